@@ -194,6 +194,15 @@ class TrainFlowConfig(OptimizerSettings, TrainingConfig):
         return self
 
     @model_validator(mode="after")
+    def _check_ranks(self) -> TrainFlowConfig:
+        if self.strategy in ("zero2", "zero3"):
+            raise ValueError(
+                f"strategy: {self.strategy} mixes up the gradients of processes whose samples have different "
+                "modalities: take fsdp2"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_preset(self) -> TrainFlowConfig:
         own = ("gated_fusion", "audio_context", "estimate_variance")
         asked = [name for name in own if name in self.model_fields_set and getattr(self, name)]

@@ -5,16 +5,18 @@ Shapes: L latents of all samples, D latent dimension, B samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from audiollm.errors import ConfigError
 from audiollm.flow.conditions.own import PictureEncoder, WordEncoder
 from audiollm.flow.conditions.words import Words
+from audiollm.flow.model.blocks import zero_of
 from audiollm.flow.model.mmdit import MMDiT, MMDiTConfig
 from audiollm.flow.model.packed import Modality, PackedConditions
 from audiollm.flow.model.rows import SampleRows
@@ -115,8 +117,10 @@ class SoundModel(nn.Module):
         latents: SampleRows,
         context_LE: Tensor | None = None,
     ) -> Tensor:
-        """The velocity `[L, D]`; see `MMDiT.forward`."""
+        """The velocity `[L, D]`; see `MMDiT.forward`. Weights of modalities that no sample has get gradients of zeros."""
         velocity_LD: Tensor = self.transformer(x_LD, t_B, self.encode(conditions), latents, context_LE)
+        if torch.is_grad_enabled():
+            velocity_LD = velocity_LD + zero_of(self._weights_outside_of_blocks())
         return velocity_LD
 
     def project(self, conditions: PackedConditions, latents: SampleRows) -> Any:
@@ -140,6 +144,12 @@ class SoundModel(nn.Module):
                     values_RC=packed.values_RC.to(self.transformer.t_embed.dtype)
                 )
         return replace(conditions, features=features)
+
+    def _weights_outside_of_blocks(self) -> Iterator[nn.Parameter]:
+        """Blocks see to theirs: elsewhere they may not be whole (FSDP2)."""
+        for name, weight in self.named_parameters():
+            if not name.startswith(("transformer.joint_blocks.", "transformer.fused_blocks.")):
+                yield weight
 
     def save_pretrained(self, folder: Path) -> None:
         """Write `config.json` and `model.safetensors`."""

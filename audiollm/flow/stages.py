@@ -100,15 +100,12 @@ def _plan_train(config: TrainFlowConfig, plans: Mapping[str, StagePlan]) -> Stag
 def _train_memory_mb(config: TrainFlowConfig, parameters: int, rows: float, devices: int) -> float:
     """Memory of a device: weights, gradients, Adam's states and averages in fp32, and its share of the activations.
 
-    FSDP2 and ZeRO 3 hold 1 / devices of the former, ZeRO 2 all weights and 1 / devices of the rest. The least is the
-    whole model, which each device has when training begins.
+    FSDP2 holds 1 / devices of the former. The least is the whole model, which each device has when training begins.
     """
     blocks = required(config.multi_stream_blocks) + required(config.single_stream_blocks)
     states = parameters * 20.0
-    if config.strategy in ("fsdp2", "zero3"):
+    if config.strategy == "fsdp2":
         states = max(states / devices, parameters * 4.0)
-    elif config.strategy == "zero2":
-        states = parameters * (4.0 + 16.0 / devices)
     activations = rows / devices * required(config.hidden_size) * blocks * 120
     return 1200 + (states + activations) / 2**20
 

@@ -173,26 +173,25 @@ class FlowTask:
         """The loss on held-out sounds at fixed times and noise: with all conditions, and without any.
 
         Of a sound longer than a window it is that of the first window. Of an edit the track before it is heard either
-        way. The first rank computes it. `conditions_gain` is the share by which the conditions lower the loss.
+        way. Every rank measures its share, in as many passes as the others: where ranks hold parts of the weights, they
+        meet in each. `conditions_gain` is the share by which the conditions lower the loss.
         """
-        if not (self._ranks.first and self._usable.test):
+        held_out, ranks = self._usable.test, self._ranks
+        if not held_out:
             return {}
-        held_out = self._usable.test
-        chosen = [held_out[place] for place in evenly(len(held_out), self.config.max_eval_samples)]
-        sums = {"loss": 0.0, "loss_unconditional": 0.0}
-        for number, (source, index) in enumerate(chosen):
-            sound = read_sound(self._sources[source][index], self._facts, self._words)
-            if self.config.window is not None and len(sound) > self.config.window:
-                sound = sound.window(0, self.config.window, self._facts.latent_rate)
-            dice = step_generator(self.config.seed, number, "evaluation")
-            noise_TD = torch.randn(sound.mean_TD.shape, generator=dice).to(self._device)
-            data_TD = sound.mean_TD.to(self._device)
-            context_TE = self._heard_channels(sound.input_mean_TD)
-            for name, conditions in (("loss", sound.conditions), ("loss_unconditional", {})):
-                sums[name] += self._loss_over_times(data_TD, noise_TD, conditions, context_TE)
-        figures = {name: total / len(chosen) for name, total in sums.items()}
-        figures["conditions_gain"] = 1 - figures["loss"] / max(figures["loss_unconditional"], 1e-9)
-        return figures
+        chosen = evenly(len(held_out), self.config.max_eval_samples)
+        sums_2 = torch.zeros(2, dtype=torch.float64, device=self._device)
+        for first in range(0, len(chosen), ranks.world):
+            number = min(first + ranks.rank, len(chosen) - 1)
+            losses_2 = self._held_out_losses(number, *held_out[chosen[number]])
+            if number == first + ranks.rank:
+                sums_2 += losses_2
+        loss, unconditional = (ranks.sum(sums_2) / len(chosen)).tolist()
+        return {
+            "loss": loss,
+            "loss_unconditional": unconditional,
+            "conditions_gain": 1 - loss / max(unconditional, 1e-9),
+        }
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
         """Conditions that the model does not use."""
@@ -233,9 +232,25 @@ class FlowTask:
         shown_T = torch.full((len(input_TD),), int(LatentState.SHOWN))
         return AudioContext(input_TD, shown_T).channels().to(self._device)
 
+    def _held_out_losses(self, number: int, source: int, index: int) -> Tensor:
+        """The loss of a held-out sound with its conditions, and without any."""
+        sound = read_sound(self._sources[source][index], self._facts, self._words)
+        if self.config.window is not None and len(sound) > self.config.window:
+            sound = sound.window(0, self.config.window, self._facts.latent_rate)
+        dice = step_generator(self.config.seed, number, "evaluation")
+        noise_TD = torch.randn(sound.mean_TD.shape, generator=dice).to(self._device)
+        data_TD = sound.mean_TD.to(self._device)
+        context_TE = self._heard_channels(sound.input_mean_TD)
+        return torch.stack(
+            [
+                self._loss_over_times(data_TD, noise_TD, conditions, context_TE)
+                for conditions in (sound.conditions, {})
+            ]
+        )
+
     def _loss_over_times(
         self, data_TD: Tensor, noise_TD: Tensor, conditions: Conditions, context_TE: Tensor | None
-    ) -> float:
+    ) -> Tensor:
         count = len(EVAL_TIMES)
         latents = rows_of([len(data_TD)] * count, self._device)
         t_B = torch.tensor(EVAL_TIMES, device=self._device)
@@ -243,7 +258,7 @@ class FlowTask:
         packed = pack_conditions([conditions] * count, self._device)
         x_LD = on_path(noise_LD, data_LD, t_B[latents.sample_R][:, None])
         context_LE = None if context_TE is None else context_TE.repeat(count, 1)
-        velocity_LD = self.model(x_LD, t_B, packed, latents, context_LE)
+        velocity_LD = self._wrapped(x_LD, t_B, packed, latents, context_LE)
         everywhere_L = torch.ones(latents.total, dtype=torch.bool, device=self._device)
         losses_B = losses_by_sample(velocity_LD, velocity_target(noise_LD, data_LD), everywhere_L, latents)
-        return float(losses_B.mean())
+        return losses_B.double().mean()

@@ -25,6 +25,7 @@ from audiollm.flow.task import FlowTask, FlowTaskConfig
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
+from audiollm.train.loop.checkpoint import trained_weights
 from audiollm.train.loop.loop import train
 
 
@@ -71,11 +72,12 @@ def train_flow(config: TrainFlowConfig, context: Context) -> dict[str, Any]:
         model, sources, facts, usable, task_config, None if given == [None] * len(given) else weights, ranks
     )
     steps = config.steps_for(sum(len(each) for each in usable.train) / required(config.batch_size))
-    # a step in which a modality is hidden everywhere leaves its weights without a gradient
-    loop = config.loop_config(steps, evaluations=8, unused_parameters=True, betas=(0.9, 0.95))
+    loop = config.loop_config(steps, evaluations=8, betas=(0.9, 0.95))
     figures = train(task, loop, context.folder, context, device)
     if ranks.first:
-        model.cpu().save_pretrained(context.folder / "model")
+        trained = SoundModel(model.config)
+        trained.load_state_dict(trained_weights(context.folder, "model"))
+        trained.save_pretrained(context.folder / "model")
         figures["set_aside"] = len(usable.bad)
         figures["sounds"] = sum(len(each) for each in usable.train)
     ranks.barrier()

@@ -8,7 +8,7 @@ Shapes: B samples, R rows of one stream, S rows of all streams, C width, H heads
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -143,7 +143,10 @@ class MultiStreamBlock(nn.Module):
         self.text_block = StreamBlock(width, num_heads, mlp_ratio, 1, pre_only)
 
     def forward(self, xs: Sequence[Tensor], streams: Sequence[Stream], joint: JointOrder) -> list[Tensor]:
-        """The rows of the three streams; a stream without any row costs nothing."""
+        """The rows of the three streams; a stream without any row costs nothing.
+
+        Its weights have gradients of zeros: ranks that hold parts of the weights (FSDP2) reduce the same ones.
+        """
         blocks: list[StreamBlock] = [getattr(self, name) for name in self.NAMES]
         there = [number for number, x_RC in enumerate(xs) if len(x_RC)]
         begun = [blocks[number].before(xs[number], streams[number]) for number in there]
@@ -151,6 +154,9 @@ class MultiStreamBlock(nn.Module):
         out = list(xs)
         for number, (_, driven), attended_RC in zip(there, begun, attended, strict=True):
             out[number] = blocks[number].after(xs[number], attended_RC, streams[number], driven)
+        absent = [blocks[number] for number in range(len(xs)) if number not in there]
+        if absent and torch.is_grad_enabled():
+            out[0] = out[0] + zero_of(weight for block in absent for weight in block.parameters())
         return out
 
 
@@ -219,6 +225,11 @@ def joint_order(streams: Sequence[SampleRows]) -> JointOrder:
     inverse_S = torch.empty_like(order_S)
     inverse_S[order_S] = torch.arange(len(order_S), device=device)
     return JointOrder(SegmentLayout.in_order(lengths, device), order_S, inverse_S)
+
+
+def zero_of(weights: Iterable[nn.Parameter]) -> Tensor:
+    """Zero, through which each of these weights gets a gradient of zeros; of none of them, a plain zero."""
+    return sum((weight.flatten()[0] * 0 for weight in weights if weight.requires_grad), torch.zeros(()))
 
 
 def rotation(positions_R: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:

@@ -113,6 +113,8 @@ class MMDiT(nn.Module):
     The last layer estimates the data (`velocity_of_estimate`).
     """
 
+    _no_split_modules = ("MultiStreamBlock", "SingleStreamBlock")
+
     def __init__(self, config: MMDiTConfig) -> None:
         super().__init__()
         self.config = config

@@ -81,6 +81,8 @@ class Projected(NamedTuple):
 class ThinkSound(nn.Module):
     """The released transformer. Its own time runs from 1 (noise) to 0; `forward` takes ours, from 0 (noise) to 1."""
 
+    _no_split_modules = ("MultiStreamBlock", "SingleStreamBlock")
+
     def __init__(self, config: ThinkSoundConfig) -> None:
         super().__init__()
         self.config = config

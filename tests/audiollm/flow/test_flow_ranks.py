@@ -1,17 +1,22 @@
-"""Training on two ranks over gloo ends with the weights of one, in float64."""
+"""Training on two ranks over gloo ends with the weights of one: in float64, and by every strategy."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 
-from audiollm.files.atomic import read_jsonl
+from audiollm.files.atomic import read_jsonl, write_json
 from audiollm.flow import training
 from audiollm.flow.corpus import open_corpus, survey_sounds
+from audiollm.flow.sound_model import SoundModel
 from audiollm.flow.stages import ENCODE_LATENTS
 from audiollm.flow.task import FlowBatch, FlowTask, FlowTaskConfig
+from audiollm.flow.training import train_flow
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.train.loop.loop import LoopConfig, train
 from tests.audiollm.flow.toy import context_of, encode_config, train_config, write_scenes
@@ -47,7 +52,7 @@ def run(folder: Path, ranks: Ranks = ALONE) -> None:
         model, sources, facts, usable, FlowTaskConfig(seed=5, batch_size=5, max_eval_samples=1), None, ranks
     )
     loop = LoopConfig(
-        steps=STEPS, learning_rate=1e-3, precision="fp32", unused_parameters=True, log_every=1, checkpoint_seconds=0,
+        steps=STEPS, learning_rate=1e-3, precision="fp32", log_every=1, checkpoint_seconds=0,
         report_to=(),
     )  # fmt: skip
     context = context_of(folder / f"of-{ranks.world}")
@@ -83,3 +88,43 @@ def test_two_ranks_log_the_figures_of_one(folder: Path, figure: str) -> None:
         for world in (1, 2)
     ]
     assert len(found[0]) == STEPS and found[0] == pytest.approx(found[1], rel=1e-9)
+
+
+def run_stage(folder: Path, ranks: Ranks = ALONE) -> None:
+    """`train_flow` with the strategy that the folder is named after: samples of a step lack different modalities."""
+    strategy = folder.name
+    config = train_config(
+        folder.parent / "shards",
+        strategy="auto" if ranks.world == 1 else strategy,
+        ema_decay=0.9,
+        dropout_video=0.5,
+        dropout_words=0.5,
+    )
+    context = replace(context_of(folder / f"of-{ranks.world}"), ranks=ranks)
+    figures = train_flow(config, context)
+    if ranks.first:
+        write_json(context.folder / "figures.json", figures)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_every_strategy_ends_with_the_model_and_the_figures_of_one_process(
+    folder: Path, strategy: str
+) -> None:
+    own = folder / strategy
+    run_stage(own)
+    on_two_ranks(run_stage, own)
+    one, two = (SoundModel.from_pretrained(own / f"of-{world}").state_dict() for world in (1, 2))
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-3, atol=2e-5, msg=name)
+    figures = [json.loads((own / f"of-{world}" / "figures.json").read_text()) for world in (1, 2)]
+    for name in ("loss", "loss_unconditional"):
+        assert figures[1][name] == pytest.approx(figures[0][name], rel=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+def test_strategies_that_need_the_same_modalities_on_all_ranks_are_refused(
+    folder: Path, strategy: str
+) -> None:
+    with pytest.raises(ValidationError, match=f"{strategy} mixes up .* take fsdp2"):
+        train_config(folder / "shards", strategy=strategy, ema_decay=0.0)

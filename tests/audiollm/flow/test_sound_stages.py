@@ -416,9 +416,9 @@ def test_windows_are_the_longest_sounds_of_a_training(encoded: Path, monkeypatch
     assert made.longest_s == pytest.approx(0.5), "longer ones are made in windows, as they were trained"
     lengths: list[int] = []
 
-    def measured(task: FlowTask, data_TD: torch.Tensor, *_: object) -> float:
+    def measured(task: FlowTask, data_TD: torch.Tensor, *_: object) -> Tensor:
         lengths.append(len(data_TD))
-        return 1.0
+        return torch.ones((), dtype=torch.float64)
 
     monkeypatch.setattr(FlowTask, "_loss_over_times", measured)
     task_config = FlowTaskConfig(seed=0, batch_size=4, window=10)
