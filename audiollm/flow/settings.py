@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import (
     BaseModel,
@@ -14,7 +14,7 @@ from pydantic import (
 
 from audiollm.recipe.stages import InputPath, InputSource, StageConfig, required
 from audiollm.train.options import OptimizerSettings
-from audiollm.train.settings import TrainingConfig
+from audiollm.train.settings import ModelTrainingConfig, TrainingConfig
 
 
 class EncodersConfig(BaseModel):
@@ -147,6 +147,8 @@ class ContextConfig(BaseModel):
 class TrainFlowConfig(OptimizerSettings, TrainingConfig):
     """Settings of `train_flow`."""
 
+    incidental: ClassVar[frozenset[str]] = ModelTrainingConfig.incidental | {"autoencoder", "eval_sounds"}
+
     latents: Annotated[list[LatentsConfig], BeforeValidator(_as_list), Field(min_length=1)]
     """Encoded sounds: a path, or a list of paths and of `{path, weight}`."""
     preset: Literal["native", "thinksound"] = "native"
@@ -185,6 +187,11 @@ class TrainFlowConfig(OptimizerSettings, TrainingConfig):
     """Decay of the averaged weights that the run ends with; 0: no averaging."""
     max_eval_samples: int = Field(64, ge=1)
     """Held-out samples (metadata `split: test`) that the loss is measured on at each evaluation."""
+    autoencoder: InputSource | None = None
+    """The autoencoder of the latents: with it held-out sounds are made at each evaluation, to be heard in the report,
+    in the studio and in TensorBoard."""
+    eval_sounds: int = Field(4, ge=0)
+    """Held-out samples whose sounds are made at each evaluation, where `autoencoder` is given."""
 
     @model_validator(mode="after")
     def _follow_dropout(self) -> TrainFlowConfig:

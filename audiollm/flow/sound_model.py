@@ -117,7 +117,7 @@ class SoundModel(nn.Module):
         latents: SampleRows,
         context_LE: Tensor | None = None,
     ) -> Tensor:
-        """The velocity `[L, D]`; see `MMDiT.forward`. Weights of modalities that no sample has get gradients of zeros."""
+        """The velocity `[L, D]`; see `MMDiT.forward`. Weights of absent modalities get gradients of zeros."""
         velocity_LD: Tensor = self.transformer(x_LD, t_B, self.encode(conditions), latents, context_LE)
         if torch.is_grad_enabled():
             velocity_LD = velocity_LD + zero_of(self._weights_outside_of_blocks())

@@ -19,6 +19,7 @@ from audiollm.data.records.shards import Shards
 from audiollm.errors import BadSample, StageError
 from audiollm.flow.conditions.words import Words
 from audiollm.flow.corpus import CorpusFacts, EncodedSound, UsableSounds, read_sound
+from audiollm.flow.eval_sounds import EvalSounds
 from audiollm.flow.model.context import (
     AudioContext,
     ContextShares,
@@ -40,6 +41,7 @@ from audiollm.flow.model.rows import SampleRows, rows_of
 from audiollm.flow.sound_model import SoundModel
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.train.loop.loop import Figures, Update, step_generator
+from audiollm.train.loop.whole import Read
 
 EVAL_TIMES = (0.0, 0.03, 0.1, 0.3, 0.7)
 """Times at which the loss on held-out sounds is measured: most of them near noise, where the conditions decide."""
@@ -97,14 +99,16 @@ class FlowTask:
         config: FlowTaskConfig,
         weights: Sequence[float] | None = None,
         ranks: Ranks = ALONE,
+        listen: EvalSounds | None = None,
     ) -> None:
+        """`listen` makes held-out sounds at every evaluation."""
         if config.batch_size < ranks.world:
             raise StageError(
                 f"batch_size is {config.batch_size}, and {ranks.world} processes train",
                 "raise batch_size to the number of processes, or start fewer",
                 2,
             )
-        self.model, self.config = model, config
+        self.model, self.config, self._listen = model, config, listen
         self._wrapped: nn.Module = model
         self._sources, self._facts, self._usable, self._ranks = sources, facts, usable, ranks
         self._words: Words | None = model.words
@@ -120,6 +124,11 @@ class FlowTask:
 
     def adopt(self, modules: Mapping[str, nn.Module]) -> None:
         self._wrapped = modules["model"]
+
+    def read_by(self, read: Read) -> None:
+        """Take `Strategy.read`."""
+        if self._listen is not None:
+            self._listen.read_by(read)
 
     def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> FlowBatch:
         size, (rank, world) = self.config.batch_size, (self._ranks.rank, self._ranks.world)
@@ -176,6 +185,8 @@ class FlowTask:
         way. Every rank measures its share, in as many passes as the others: where ranks hold parts of the weights, they
         meet in each. `conditions_gain` is the share by which the conditions lower the loss.
         """
+        if self._listen is not None:
+            self._listen(step)
         held_out, ranks = self._usable.test, self._ranks
         if not held_out:
             return {}

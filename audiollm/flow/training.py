@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from audiollm.autoencoder import load_autoencoder
+from audiollm.data.records.shards import Shards
 from audiollm.devices import default_device
 from audiollm.errors import ConfigError, StageError
 from audiollm.files.json_files import read_json_file
 from audiollm.files.set_aside import SetAside
 from audiollm.flow.conditions.words import Words
 from audiollm.flow.corpus import CorpusFacts, UsableSounds, open_corpus, survey_sounds
+from audiollm.flow.eval_sounds import EvalSounds, asked_sounds
 from audiollm.flow.model.context import ContextShares
 from audiollm.flow.model.mmdit import MMDiTConfig
 from audiollm.flow.model.objective import ConditionDropout, TimeDensity
 from audiollm.flow.model.thinksound import CAPTION_DIM, ThinkSound, ThinkSoundConfig
 from audiollm.flow.settings import TrainFlowConfig
-from audiollm.flow.sound_model import ConditionFacts, SoundModel, SoundModelConfig
+from audiollm.flow.sound_model import ConditionFacts, SoundModel, SoundModelConfig, check_autoencoder
 from audiollm.flow.task import FlowTask, FlowTaskConfig
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.runner import Context
@@ -68,9 +71,9 @@ def train_flow(config: TrainFlowConfig, context: Context) -> dict[str, Any]:
         window=_window(config, facts),
         max_eval_samples=config.max_eval_samples,
     )
-    task = FlowTask(
-        model, sources, facts, usable, task_config, None if given == [None] * len(given) else weights, ranks
-    )
+    listen = _eval_sounds(config, model, sources, facts, usable, context)
+    given_weights = None if given == [None] * len(given) else weights
+    task = FlowTask(model, sources, facts, usable, task_config, given_weights, ranks, listen)
     steps = config.steps_for(sum(len(each) for each in usable.train) / required(config.batch_size))
     loop = config.loop_config(steps, evaluations=8, betas=(0.9, 0.95))
     figures = train(task, loop, context.folder, context, device)
@@ -169,6 +172,36 @@ def sound_model_config(config: TrainFlowConfig, facts: CorpusFacts, usable: Usab
 
 
 # Private
+
+
+def _eval_sounds(
+    config: TrainFlowConfig,
+    model: SoundModel,
+    sources: Sequence[Shards],
+    facts: CorpusFacts,
+    usable: UsableSounds,
+    context: Context,
+) -> EvalSounds | None:
+    """What makes held-out sounds at evaluations; None where no autoencoder is given, or nothing is held out.
+
+    Raises:
+        ConfigError: an autoencoder that cannot be loaded, or another one than that of the latents.
+    """
+    if config.autoencoder is None or not config.eval_sounds or not usable.test:
+        return None
+    codec, ranks = load_autoencoder(config.autoencoder), context.ranks
+    check_autoencoder(model.config, codec.digest, str(config.autoencoder))
+    in_parts = ranks.world > 1 and config.strategy == "fsdp2"
+    copy = SoundModel(model.config).to(next(model.parameters()).device) if in_parts and ranks.first else None
+    asked = (
+        asked_sounds(model, sources, facts, usable, _window(config, facts), config.eval_sounds)
+        if ranks.first
+        else []
+    )
+    if not ranks.of_first(bool(asked)):
+        return None
+    folder = context.folder / "listening"
+    return EvalSounds(model, copy, codec, asked, folder, ranks, in_parts=in_parts)
 
 
 def _longest_s(config: TrainFlowConfig, facts: CorpusFacts, usable: UsableSounds) -> float:

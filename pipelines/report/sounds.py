@@ -12,6 +12,7 @@ from pipelines.report.curves import alarms_of, chart_of, drawn, facts_of
 from pipelines.report.figures import series_of
 from pipelines.report.material import Material, Row, Trace, pick_evenly
 from pipelines.report.media import Gallery, PageClip
+from pipelines.report.training import PROMPTS_SHOWN, listening
 
 TRAINED, MADE, EDITED, JUDGED = "train_flow", "generate_sound", "edit_sounds", "evaluate_sound"
 SOUND_STAGES = (TRAINED, MADE, EDITED, JUDGED)
@@ -26,7 +27,7 @@ def sounds_section(material: Material, gallery: Gallery) -> Row:
         "absent": "" if material.has(*SOUND_STAGES) else "This recipe makes no sounds by flow matching.",
         "edits": [_edits(stage, gallery, judged) for stage in material.stages(EDITED)],
         "made": [_made(stage, gallery, judged) for stage in material.stages(MADE)],
-        "trainings": [_training(stage) for stage in material.stages(TRAINED)],
+        "trainings": [_training(stage, gallery) for stage in material.stages(TRAINED)],
         "scores": [_scores(stage) for stage in material.stages(JUDGED)],
     }
 
@@ -62,7 +63,7 @@ def with_span(clip: PageClip, start_s: float, end_s: float) -> PageClip:
 # Private
 
 
-def _training(stage: Trace) -> Row:
+def _training(stage: Trace, gallery: Gallery) -> Row:
     rows = stage.rows("metrics.jsonl")
     held_out = [
         series_of(rows, f"evaluation/{key}", name, dotted=True)
@@ -88,6 +89,7 @@ def _training(stage: Trace) -> Row:
         "facts": facts,
         "charts": [chart for chart in charts if chart["svg"]],
         "alarms": alarms_of(stage),
+        "listening": listening(stage, gallery, PROMPTS_SHOWN),
     }
 
 

@@ -47,7 +47,7 @@ def _stage(material: Material, stage: Trace, gallery: Gallery, prompts: int) -> 
         "facts": facts,
         "charts": [chart for chart in charts if chart["svg"]],
         "alarms": alarms_of(stage),
-        "listening": _listening(stage, gallery, prompts),
+        "listening": listening(stage, gallery, prompts),
     }
 
 
@@ -87,7 +87,7 @@ def _codebook_chart(rows: Sequence[Row]) -> Row:
     return drawn("Audio loss by codebook", "nats per code, training", series, "codebook")
 
 
-def _listening(stage: Trace, gallery: Gallery, count: int) -> Row:
+def listening(stage: Trace, gallery: Gallery, count: int) -> Row:
     """Prompts, and the sound of each at the first evaluation, the last, and some between."""
     if not count:
         return {"prompts": [], "shown": 0, "total": 0}

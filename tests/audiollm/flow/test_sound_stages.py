@@ -416,7 +416,7 @@ def test_windows_are_the_longest_sounds_of_a_training(encoded: Path, monkeypatch
     assert made.longest_s == pytest.approx(0.5), "longer ones are made in windows, as they were trained"
     lengths: list[int] = []
 
-    def measured(task: FlowTask, data_TD: torch.Tensor, *_: object) -> Tensor:
+    def measured(task: FlowTask, data_TD: torch.Tensor, *_: object) -> torch.Tensor:
         lengths.append(len(data_TD))
         return torch.ones((), dtype=torch.float64)
 
@@ -510,6 +510,8 @@ def test_samples_are_picked_evenly() -> None:
     [
         ({"rules": [{"pattern": "*", "optimizer": "muon"}], "strategy": "fsdp2"}, "fsdp2 has no Muon"),
         ({"ema_decay": 0.9, "strategy": "zero2"}, "zero2 cannot average weights"),
+        ({"ema_decay": 0.0, "strategy": "zero2"}, "zero2 mixes up .* take fsdp2"),
+        ({"ema_decay": 0.0, "strategy": "zero3"}, "zero3 mixes up .* take fsdp2"),
     ],
 )
 def test_strategies_that_cannot_do_what_is_asked_are_refused(

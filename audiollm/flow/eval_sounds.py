@@ -1,0 +1,129 @@
+"""The same few held-out sounds, made at every evaluation: what a curve does not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from audiollm.audio import save
+from audiollm.autoencoder import Autoencoder
+from audiollm.data.records.mixture import evenly
+from audiollm.data.records.shards import Shards
+from audiollm.files.atomic import safe_name, write_jsonl
+from audiollm.flow.conditions.reading import sound_request
+from audiollm.flow.corpus import CorpusFacts, EncodedSound, UsableSounds, read_sound
+from audiollm.flow.generator import noise_generator
+from audiollm.flow.model.packed import pack_conditions
+from audiollm.flow.model.rows import rows_of
+from audiollm.flow.model.sampling import SamplerSettings, sample_latents
+from audiollm.flow.sound_model import SoundModel
+from audiollm.recipe.ranks import Ranks
+from audiollm.train.loop.whole import Read, WholeCopy
+
+
+class AskedSound(NamedTuple):
+    """A held-out sound's conditions."""
+
+    sound: EncodedSound
+    text: str
+    """What is asked of it in words."""
+
+
+class EvalSounds:
+    """Makes held-out sounds into `folder/step-000100/<name>.wav` and into TensorBoard; called on every rank.
+
+    `folder/prompts.jsonl` says what they are: the `name` of each one's files, its sample's `id`, `text`.
+
+    Args:
+        model: that is trained.
+        copy: a whole model that sounds are made with where `model` is in parts, on the first rank; None: `model` is
+            whole on every rank.
+        asked: on the first rank; empty on the others.
+    """
+
+    def __init__(
+        self,
+        model: SoundModel,
+        copy: SoundModel | None,
+        autoencoder: Autoencoder,
+        asked: Sequence[AskedSound],
+        folder: Path,
+        ranks: Ranks,
+        *,
+        in_parts: bool,
+    ) -> None:
+        self._speaker = copy or model
+        self._whole = WholeCopy(model, copy) if in_parts else None
+        self._autoencoder, self._asked, self._folder, self._ranks = autoencoder, asked, folder, ranks
+        hidden = model.config.dropout_each or model.config.dropout_together
+        self._settings = SamplerSettings() if hidden else SamplerSettings(guidance=1.0)
+        self._names = [safe_name(f"{number}-{each.sound.id}") for number, each in enumerate(asked)]
+        if ranks.first:
+            rows = [
+                {"name": name, "id": each.sound.id, "text": each.text}
+                for name, each in zip(self._names, asked, strict=True)
+            ]
+            write_jsonl(folder / "prompts.jsonl", rows)
+
+    def read_by(self, read: Read) -> None:
+        """Take `Strategy.read`."""
+        if self._whole is not None:
+            self._whole.read_by(read)
+
+    def __call__(self, step: int) -> None:
+        if self._whole is not None:
+            self._whole.fill()
+        if self._ranks.first:
+            self._make(step)
+        if self._whole is not None:
+            self._ranks.barrier()
+
+    def _make(self, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        device = next(self._speaker.parameters()).device
+        lengths = [len(each.sound) for each in self._asked]
+        noise_LD = torch.cat(
+            [
+                torch.randn(each.sound.mean_TD.shape, generator=noise_generator(each.sound.id))
+                for each in self._asked
+            ]
+        )
+        packed = pack_conditions([each.sound.conditions for each in self._asked], device)
+        with torch.autocast(device.type, enabled=False):
+            made_LD = sample_latents(
+                self._speaker, noise_LD.to(device), packed, rows_of(lengths, device), self._settings
+            ).cpu()
+        codec = self._autoencoder
+        writer = SummaryWriter(str(self._folder / "tensorboard"))
+        for name, latent_TD in zip(self._names, made_LD.split(lengths), strict=True):
+            latent_DT = codec.denormalize(latent_TD.T.contiguous())
+            samples_CN = codec.decode(latent_DT, len(latent_TD) * codec.hop_samples)
+            save(self._folder / f"step-{step:06d}" / f"{name}.wav", samples_CN, codec.sample_rate)
+            writer.add_audio(name, samples_CN.mean(0, keepdim=True), step, sample_rate=codec.sample_rate)
+        writer.close()
+
+
+def asked_sounds(
+    model: SoundModel,
+    sources: Sequence[Shards],
+    facts: CorpusFacts,
+    usable: UsableSounds,
+    window: int | None,
+    most: int,
+) -> list[AskedSound]:
+    """Held-out sounds, picked evenly among those that are no edits; of longer ones the first window."""
+    some = (usable.test[place] for place in evenly(len(usable.test), 4 * most))
+    loaded = [each for source, index in some if "input_mean" not in (each := sources[source][index]).arrays]
+    asked = []
+    for each in (loaded[place] for place in evenly(len(loaded), most)):
+        sound = read_sound(each, facts, model.words)
+        request = sound_request(each.sample, each.sample.id)
+        text = request.cot or request.caption
+        if window is not None and len(sound) > window:
+            sound, text = sound.window(0, window, facts.latent_rate), request.caption
+        asked.append(AskedSound(sound, text))
+    return asked
