@@ -42,8 +42,9 @@ from audiollm.data.records.sample import Sample
 from audiollm.evaluate.judges.classifier import ClassifierConfig, ClipClassifier, train_classifier
 from audiollm.evaluate.sound.edited_sounds import judge_edits, read_edited
 from audiollm.evaluate.sound.generated_sounds import GeneratedSound, read_generated
+from audiollm.evaluate.sound.onsets import energy_onsets
 from audiollm.evaluate.sound.sound_judges import ClassSpace, OwnClasses
-from audiollm.evaluate.sound.suite import SuiteJudges, energy_onsets, evaluate_sounds
+from audiollm.evaluate.sound.suite import SuiteJudges, evaluate_sounds
 from audiollm.files.atomic import write_jsonl
 from audiollm.flow.generator import SoundGenerator
 from audiollm.recipe.runner import run_recipe
@@ -251,6 +252,9 @@ def report(folder: Path, data: Path, seeds: Sequence[int], samples: Sequence[Sam
     ceiling = figures_of(_real(samples, folder, generator), judge, training)
     for name, value in ceiling.values.items():
         _line(f"real scenes through the autoencoder: {name}", [value], real.values.get(name))
+    chance = figures_of(_moved(read_generated(folder / "through_vae.jsonl")), judge)
+    for name, value in chance.values.items():
+        _line(f"real sounds of the next scene: {name}", [value], ceiling.values[name])
     for way in (*WAYS, EXCHANGED):
         known = training if way == "video and CoT" else []
         found = [
@@ -380,6 +384,12 @@ def _keep(path: Path, text: str) -> None:
     """Write it if it is new: stages that read a file that was written again start afresh."""
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")
+
+
+def _moved(sounds: Sequence[GeneratedSound]) -> list[GeneratedSound]:
+    """Each scene with the sound of the next one: what chance gives."""
+    others = [*sounds[1:], sounds[0]]
+    return [replace(own, path=other.path) for own, other in zip(sounds, others, strict=True)]
 
 
 def _real(samples: Sequence[Sample], folder: Path, generator: SoundGenerator | None) -> list[GeneratedSound]:

@@ -23,6 +23,7 @@ from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import share
 from audiollm.evaluate.report.suite import Example, ScoreTable, Sound
 from audiollm.evaluate.sound.generated_sounds import WantedEvent, beside_list, wanted_event
+from audiollm.evaluate.sound.onsets import ONSET_TOLERANCE_S, energy_onsets
 from audiollm.evaluate.sound.sound_judges import SoundClasses
 from audiollm.evaluate.sound.sound_measures import border_excess
 from audiollm.files.atomic import read_jsonl
@@ -34,7 +35,9 @@ DONE_PERFECTLY = "the same of a perfect edit"
 OTHERS = "other sounds still recognized"
 BORDERS = "borders as smooth as the track"
 BORDERS_PERFECT = "the same places of a perfect edit"
-MEASURES = (UNTOUCHED, DONE, DONE_PERFECTLY, OTHERS, BORDERS, BORDERS_PERFECT)
+BEGINS = f"what is added begins within {ONSET_TOLERANCE_S:g} s"
+ANOTHER = "what is added is another sound of the scene"
+MEASURES = (UNTOUCHED, DONE, DONE_PERFECTLY, OTHERS, BEGINS, ANOTHER, BORDERS, BORDERS_PERFECT)
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,10 @@ def _measured(edit: EditedSound, classes: SoundClasses | None) -> dict[str, Any]
                 )
             except MetricError as error:
                 found[f"{name}, n/a"] = error.reason
+    added = _added(after, before) if edit.operation == "add" else None
+    if added is not None:
+        near_s = np.abs(energy_onsets(added) - edit.event.start_s)
+        found[BEGINS] = bool((near_s <= ONSET_TOLERANCE_S).any())
     if classes is None or edit.event.label not in classes.labels:
         return found
     asked = edit.event.label
@@ -159,7 +166,15 @@ def _measured(edit: EditedSound, classes: SoundClasses | None) -> dict[str, Any]
     known = [other for other in edit.others if other.end_s <= before.duration_s]
     known = [other for other in known if _heard(before, other, classes) == other.label]
     found[OTHERS] = [_heard(after, other, classes) == other.label for other in known]
+    different = {other.label for other in edit.others} - {asked}
+    if added is not None and different:
+        found[ANOTHER] = _heard(added, edit.event, classes) in different
     return found
+
+
+def _added(after: Waveform, before: Waveform) -> Waveform:
+    """What lies on top of the track."""
+    return Waveform((after.samples_CN - before.samples_CN).contiguous(), after.sample_rate)
 
 
 def _is_untouched(edit: EditedSound) -> bool:

@@ -12,7 +12,7 @@ import pytest
 import soundfile
 import torch
 
-from audiollm.audio import Waveform
+from audiollm.audio import Waveform, save
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import (
     Region,
@@ -22,6 +22,8 @@ from audiollm.data.records.sample import (
 from audiollm.errors import ConfigError
 from audiollm.evaluate.report.statistics import share
 from audiollm.evaluate.sound.edited_sounds import (
+    ANOTHER,
+    BEGINS,
     BORDERS,
     BORDERS_PERFECT,
     DONE,
@@ -30,7 +32,7 @@ from audiollm.evaluate.sound.edited_sounds import (
     judge_edits,
     read_edited,
 )
-from audiollm.files.atomic import read_jsonl
+from audiollm.files.atomic import read_jsonl, write_jsonl
 from audiollm.flow.editing.operations import (
     OPERATIONS,
     EditSpan,
@@ -197,6 +199,34 @@ def test_scenes_are_edited_and_judged(trained: Path, encoded: Path, tmp_path: Pa
     assert outcome.result["add by words"][UNTOUCHED]["accuracy"] == 0.5
     assert outcome.result["remove by words"][UNTOUCHED]["accuracy"] == 1.0
     assert outcome.result["extend by words"][DONE]["n"] == 0, "nobody judges"
+
+
+def test_what_is_added_is_judged_by_itself(tmp_path: Path) -> None:
+    """Whatever the track has there: the edit minus the track is what was added."""
+    loud_CN = 0.5 * tone(60.0, 2.0)
+    high_CN = tone(200.0, 0.4, 0.1)
+    save(tmp_path / "before.wav", loud_CN, RATE)
+    rows = []
+    for number, (added_CN, start_s) in enumerate(
+        ((high_CN, 1.0), (high_CN, 0.5), (tone(60.0, 0.4, 0.1), 1.0))
+    ):
+        after_CN = loud_CN.clone()
+        first = round(start_s * RATE)
+        after_CN[:, first : first + added_CN.shape[1]] += added_CN
+        save(tmp_path / f"{number}.wav", after_CN, RATE)
+        rows.append(
+            {
+                "id": str(number), "operation": "add", "by": "object", "before": "before.wav",
+                "audio": f"{number}.wav", "span": [0.4, 1.6],
+                "event": {"label": "high", "start_s": 1.0, "end_s": 1.4},
+                "others": [{"label": "low", "start_s": 0.0, "end_s": 0.3}],
+            }
+        )  # fmt: skip
+    write_jsonl(tmp_path / "edited.jsonl", rows)
+    found = judge_edits(read_edited(tmp_path / "edited.jsonl"), Pitches()).rows
+    assert [row[BEGINS] for row in found] == [True, False, True]
+    assert [row[ANOTHER] for row in found][::2] == [False, True]
+    assert [row[DONE] for row in found] == [False, False, False], "the track drowns it"
 
 
 def test_the_span_of_an_edit_is_told_to_the_sample(trained: Path, tmp_path: Path) -> None:
