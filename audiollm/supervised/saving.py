@@ -94,15 +94,19 @@ def save_continued(model: DualFFN, tokenizer: Tokenizer, start: Path, folder: Pa
 
 
 def _stream_facts(sources: Sequence[Source], found: SourceSurvey) -> dict[str, Any]:
-    """Code frames of a chunk and the system message of the first source of streams; None: none is."""
+    """Code frames of a chunk, the system message, and whether actions are spoken, of the first source of streams; None:
+    none is."""
     for place, source in enumerate(sources):
         messages = _first_messages(source, found.used(place, held_out=False))
         if not messages or messages[-1].chunk_frames is None:
             continue
         told = [part.text for part in messages[0].content if isinstance(part, TextPart)]
         system = "".join(told) if messages[0].role == "system" else ""
-        return {"chunk_frames": messages[-1].chunk_frames, "stream_prompt": system}
-    return {"chunk_frames": None, "stream_prompt": None}
+        speaks = any(part.type == "audio" for part in messages[-1].content)
+        return {
+            "chunk_frames": messages[-1].chunk_frames, "stream_prompt": system, "stream_speaks": speaks,
+        }  # fmt: skip
+    return dict.fromkeys(("chunk_frames", "stream_prompt", "stream_speaks"))
 
 
 def _first_messages(source: Source, numbers: Iterable[int]) -> list[Message]:

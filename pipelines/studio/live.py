@@ -5,6 +5,7 @@ Shapes: N samples.
 
 from __future__ import annotations
 
+import base64
 import secrets
 import threading
 import time
@@ -140,8 +141,15 @@ def _said(actions: Any) -> list[dict[str, Any]]:
         {
             "heard_s": round(action.heard_s, 2),
             "lag_s": round(action.elapsed_s - action.heard_s, 2),
-            "text": action.text,
+            "text": action.text.strip() or "(speech)",
+            "speech": _pcm16(action.samples_1N),
         }
         for action in actions
-        if action.text.strip()
+        if action.speaks
     ]
+
+
+def _pcm16(samples_1N: torch.Tensor) -> str:
+    """Base64 of 16-bit samples; empty where nothing is spoken."""
+    whole_N = (samples_1N[0].clamp(-1, 1) * 32767).round().to(torch.int16).numpy()
+    return base64.b64encode(whole_N.astype("<i2").tobytes()).decode()

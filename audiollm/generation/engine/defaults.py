@@ -46,6 +46,8 @@ class Trained(NamedTuple):
     """Code frames of a chunk of the streams that the model was trained on."""
     stream_prompt: str | None = None
     """System message of these streams; empty for none."""
+    stream_speaks: bool | None = None
+    """Whether the actions of these streams are spoken."""
 
 
 @dataclass(frozen=True)
@@ -132,4 +134,7 @@ def read_trained(folder: Path) -> Trained:
         text = data.get(name)
         if text is not None and not isinstance(text, str):
             raise ConfigError(f"{name}: {text!r} is not a string", str(path), DAMAGED_REMEDY)
+    speaks = data.get("stream_speaks")
+    if speaks is not None and not isinstance(speaks, bool):
+        raise ConfigError(f"stream_speaks: {speaks!r} is not true or false", str(path), DAMAGED_REMEDY)
     return Trained(**{name: data.get(name) for name in Trained._fields})

@@ -30,7 +30,7 @@ def interpret_live(
     source: Annotated[str, typer.Option("--from", help="A sound file, or microphone.")] = "microphone",
     to: Annotated[
         str | None,
-        typer.Option("--to", help="A .wav for the speech, or speaker; without it the model writes."),
+        typer.Option("--to", help="A .wav for the speech, or speaker; without it words alone are shown."),
     ] = None,
     transcript: Annotated[
         Path | None, typer.Option(help="JSON lines: one per chunk, with times, text and lag.")
@@ -79,7 +79,7 @@ def interpret_live(
     loaded = LiveModel.load(model, codec, chunk_s, prompt)
     options = replace(
         loaded.options(),
-        answer="any" if to else "text",
+        answer="any" if to or loaded.speaks else "text",
         sampling=SamplingConfig(temperature=temperature, top_p=1.0, text_guidance=1.0, speaker_guidance=1.0),
         limits=Limits(max_frames=max(1, round(max_speech_s * loaded.frame_rate)), max_text_tokens=max_tokens),
         silence_bias=silence_bias,

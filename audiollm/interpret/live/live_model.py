@@ -24,6 +24,8 @@ class LiveModel:
     generator: Generator
     chunk_frames: int
     messages: tuple[Message, ...] = ()
+    speaks: bool = False
+    """Whether the model was trained to speak: asked for text alone, it writes nonsense."""
 
     @classmethod
     def load(
@@ -52,7 +54,7 @@ class LiveModel:
             frames = _whole_frames(chunk_s, generator.codec.frame_rate)
         told = prompt if prompt is not None else trained.stream_prompt
         messages = (Message(role="system", content=[TextPart(text=told)]),) if told else ()
-        return cls(generator, required(frames), messages)
+        return cls(generator, required(frames), messages, bool(trained.stream_speaks))
 
     @property
     def sample_rate(self) -> int:
@@ -66,7 +68,7 @@ class LiveModel:
 
     def options(self) -> LiveOptions:
         """How a session on this model listens and writes; `dataclasses.replace` changes it."""
-        return LiveOptions(self.chunk_frames, self.messages)
+        return LiveOptions(self.chunk_frames, self.messages, "any" if self.speaks else "text")
 
     def session(self, options: LiveOptions | None = None) -> LiveSession:
         """Begin a stream.

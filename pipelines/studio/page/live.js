@@ -2,7 +2,8 @@
 (() => {
   "use strict";
   const PIECE_S = 0.5;
-  let talk = null, stopping = false;
+  let talk = null, stopping = false, rate = 0;
+  let speaker = null, free_s = 0;
   const id = (name) => document.getElementById(`lv-${name}`);
 
   async function ask(path, body) {
@@ -12,8 +13,23 @@
     return content;
   }
 
+  // One stretch of speech after another: 16-bit samples in base64.
+  function speak(speech) {
+    const samples = new Int16Array(Uint8Array.from(atob(speech), (letter) => letter.charCodeAt(0)).buffer);
+    speaker = speaker || new AudioContext();
+    const buffer = speaker.createBuffer(1, samples.length, rate);
+    buffer.getChannelData(0).set(Float32Array.from(samples, (each) => each / 32768));
+    const source = speaker.createBufferSource();
+    source.buffer = buffer;
+    source.connect(speaker.destination);
+    free_s = Math.max(free_s, speaker.currentTime);
+    source.start(free_s);
+    free_s += buffer.duration;
+  }
+
   function say(said) {
     for (const each of said) {
+      if (each.speech) speak(each.speech);
       const item = document.createElement("li");
       const time = document.createElement("span");
       time.textContent = `${each.heard_s.toFixed(1)} s`;
@@ -31,7 +47,7 @@
     stopping = false;
     id("stop").disabled = false;
     id("microphone").disabled = id("file").disabled = true;
-    return made.sample_rate;
+    rate = made.sample_rate;
   }
 
   async function end() {
@@ -43,7 +59,7 @@
   }
 
   async function fromFile(file) {
-    const rate = await begin();
+    await begin();
     id("state").textContent = `Interpreting ${file.name} …`;
     try {
       const sound = await new OfflineAudioContext(1, rate, rate).decodeAudioData(await file.arrayBuffer());
@@ -69,7 +85,7 @@
       if (context && context.state !== "closed") await context.close();
     };
     try {
-      const rate = await begin();
+      await begin();
       context = new AudioContext({ sampleRate: rate });
       const code = "registerProcessor('pieces', class extends AudioWorkletProcessor {"
         + " process(inputs) { if (inputs[0][0]) this.port.postMessage(inputs[0][0].slice()); return true; } })";

@@ -259,11 +259,16 @@ def test_a_training_notes_the_system_message_of_its_streams(folder: Path) -> Non
     write_samples(folder / "texts.jsonl", [Sample(id="t", messages=answered, task="text")])
     sources = [ManifestSource(str(folder / name)) for name in ("texts.jsonl", "streams.jsonl")]
     facts = _stream_facts(sources, Survey())  # type: ignore[arg-type]
-    assert facts == {"chunk_frames": CHUNK, "stream_prompt": "a b"}
+    assert facts == {"chunk_frames": CHUNK, "stream_prompt": "a b", "stream_speaks": False}
     lost = required(sources[1][0].sample.audio_parts()[0].codes)
     (folder / lost).unlink()  # while the training ran, which went on without it
     assert _stream_facts(sources, Survey()) == facts  # type: ignore[arg-type]
-    assert _stream_facts(sources[:1], Survey()) == {"chunk_frames": None, "stream_prompt": None}  # type: ignore[arg-type]
+    assert set(_stream_facts(sources[:1], Survey()).values()) == {None}  # type: ignore[arg-type]
+    said = [TextPart(text="b"), AudioPart(path="b.wav")]
+    spoken = [*user, Message(role="assistant", content=said, chunk_frames=CHUNK)]
+    sample = Sample(id="s", messages=spoken, task="interpret")
+    write_samples(folder / "spoken.jsonl", [sample, sample])
+    assert _stream_facts([ManifestSource(str(folder / "spoken.jsonl"))], Survey())["stream_speaks"]  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_trained_is_refused(folder: Path) -> None:

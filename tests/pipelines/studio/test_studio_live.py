@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import gc
 import time
 import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -64,6 +66,30 @@ def test_a_talk_in_pieces(run_folder: Path) -> None:  # noqa: F811
     desk.hear("alice", again, bytes(400))
     with pytest.raises(StudioRefusal, match="has ended"):
         desk.hear("bob", again, bytes(400))
+
+
+def test_a_model_that_was_trained_to_speak_is_heard(
+    run_folder: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trained = Trained(chunk_frames=CHUNK, stream_speaks=True)
+    monkeypatch.setattr("audiollm.interpret.live.live_model.read_trained", lambda folder: trained)
+    desk = LiveDesk(LiveModel.load(run_folder / "train"))
+    talk_1N = noise(4.0, 3, desk.sample_rate)
+    generator = desk._model.generator
+    session = LiveSession(
+        generator.model, generator.template, generator.codec, LiveOptions(CHUNK, answer="any")
+    )
+    wanted = [each for each in [*session.hear(talk_1N), *session.finish()] if each.speaks]
+    name = desk.begin("alice")
+    said = [*desk.hear("alice", name, talk_1N.numpy().tobytes()), *desk.finish("alice", name)]
+    assert [each["text"] for each in said] == [each.text.strip() or "(speech)" for each in wanted]
+    spoken = 0
+    for row, action in zip(said, wanted, strict=True):
+        heard = np.frombuffer(base64.b64decode(row["speech"]), "<i2") / 32767
+        np.testing.assert_allclose(heard, action.samples_1N[0].clamp(-1, 1).numpy(), atol=2e-5)
+        spoken += len(heard)
+    assert spoken > 0, "a model of text alone would have none"
 
 
 def test_a_closed_window_is_forgotten_though_nobody_else_talks(run_folder: Path) -> None:  # noqa: F811
