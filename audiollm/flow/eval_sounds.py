@@ -1,4 +1,4 @@
-"""The same few held-out sounds, made at every evaluation: what a curve does not tell."""
+"""Sounds that a training makes of the same few held-out samples at every evaluation, to be listened to."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class AskedSound(NamedTuple):
 
     sound: EncodedSound
     text: str
-    """What is asked of it in words."""
+    """The CoT of the sample, else its caption; shown beside the sound."""
 
 
 class EvalSounds:

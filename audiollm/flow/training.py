@@ -182,7 +182,7 @@ def _eval_sounds(
     usable: UsableSounds,
     context: Context,
 ) -> EvalSounds | None:
-    """What makes held-out sounds at evaluations; None where no autoencoder is given, or nothing is held out.
+    """Build the maker of held-out sounds at evaluations; None: no autoencoder is given, or nothing is held out.
 
     Raises:
         ConfigError: an autoencoder that cannot be loaded, or another one than that of the latents.

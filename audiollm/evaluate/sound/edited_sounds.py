@@ -173,7 +173,7 @@ def _measured(edit: EditedSound, classes: SoundClasses | None) -> dict[str, Any]
 
 
 def _added(after: Waveform, before: Waveform) -> Waveform:
-    """What lies on top of the track."""
+    """The sound that an edit added: the edited track minus the track before."""
     return Waveform((after.samples_CN - before.samples_CN).contiguous(), after.sample_rate)
 
 
