@@ -56,7 +56,7 @@ class NewThinkerConfig(StageConfig):
     vision_layers: int = Field(2, ge=1)
     mel_bins: int = Field(64, ge=8)
     window_s: int = Field(10, ge=1, le=30)
-    """Longest recording in seconds."""
+    """Longest recording in seconds; the audio encoder hears it in one piece."""
     min_pixels: int = Field(56 * 56, ge=784)
     """Fewest pixels of a picture, which is scaled up to them."""
     max_pixels: int = Field(224 * 224, ge=784)
@@ -183,7 +183,7 @@ def _thinker_config(config: NewThinkerConfig, tokenizer: Any) -> Any:
             "encoder_ffn_dim": 3 * width,
             "num_mel_bins": config.mel_bins,
             "max_source_positions": 50 * config.window_s,
-            "n_window": 100,
+            "n_window": 50 * config.window_s,  # one piece: pieces of 2 s all have the same positions
             "output_dim": config.width,
         },
         vision_config={

@@ -18,7 +18,7 @@ from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, V
 from audiollm.data.records.video_clips import PictureSettings
 from audiollm.errors import ConfigError
 from audiollm.models.audio_llms.loading import load_audio_llm
-from audiollm.models.audio_llms.new_thinker import NewThinkerConfig
+from audiollm.models.audio_llms.new_thinker import NewThinkerConfig, write_thinker
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
 from audiollm.video.writing import write_video
@@ -109,6 +109,25 @@ def test_an_adapter_is_merged_into_what_is_saved(folder: Path) -> None:
     )
     assert before.keys() == after.keys() and any(not torch.equal(before[n], after[n]) for n in before)
     assert (folder / "adapter" / "adapter" / "adapter_config.json").exists()
+
+
+def test_a_sound_is_heard_in_one_piece(tmp_path: Path) -> None:
+    """Pieces of 2 s would all have the same positions: a click at 0.5 s would be as one at 2.5 s."""
+    config = NewThinkerConfig.model_validate({"samples": str(samples(tmp_path)), **SMALL, "window_s": 4})
+    write_thinker(tmp_path / "model", config, ["a"])
+    heard = []
+    for click in (50, 250):
+        mel_BMT = torch.zeros(1, 16, 400)
+        mel_BMT[..., click] = 1
+        model = load_audio_llm(tmp_path / "model").model
+        with torch.no_grad():
+            found = model.get_audio_features(
+                mel_BMT, feature_attention_mask=torch.ones(1, 400, dtype=torch.long)
+            )
+        heard.append(getattr(found, "pooler_output", found))
+    early_LD, late_LD = heard[0][:50], heard[1][50:]
+    assert early_LD.shape == late_LD.shape == (50, 32)
+    assert (early_LD - late_LD).abs().amax() > 0.05 * early_LD.abs().amax()
 
 
 def test_wrong_settings_are_refused(tmp_path: Path) -> None:
