@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from audiollm.flow.model.sampling import SamplerSettings
     from audiollm.flow.service import Job
 
-VIDEO_ENDINGS = (".mp4", ".mov", ".mkv")
-"""Endings of files that hold pictures beside the sound; FLAC in .mkv keeps 24 bits of every sample, PCM in .mov 16."""
+VIDEO_ENDINGS = {
+    ".mp4": "its sound is encoded anew (AAC): write .mkv to keep all other samples",
+    ".mov": "16 bits of all other samples are kept (PCM)",
+    ".mkv": "24 bits of all other samples are kept (FLAC)",
+}
+"""Endings of files that hold pictures beside the sound, and what an edit says of the samples outside of its span."""
 Model = Annotated[
     Path, typer.Argument(help="A train_flow stage's folder, or its run's folder.", show_default=False)
 ]
@@ -105,7 +109,7 @@ def edit_sound(
             "--out",
             "-o",
             help="The file to write, in the format of the input; or a .mp4, .mov or .mkv: the video "
-            "with the edited sound, which is encoded anew.",
+            "with the edited sound; .mkv keeps 24 bits of every other sample.",
             show_default=False,
         ),
     ],
@@ -183,11 +187,7 @@ def edit_sound(
     if layer is not None:
         result.layer.save(layer)
     where = f"{span.start / rate:.3f} to {span.end / rate:.3f} s"
-    kept = (
-        "its sound is encoded anew"
-        if out.suffix.lower() in VIDEO_ENDINGS
-        else f"all other samples are those of {track}"
-    )
+    kept = VIDEO_ENDINGS.get(out.suffix.lower(), f"all other samples are those of {track}")
     console.print(f"{out}: {wanted} {where}; {kept}", highlight=False, soft_wrap=True)
 
 

@@ -86,10 +86,23 @@ def test_the_sound_of_a_video_is_edited(trained: Path, encoded: Path, tmp_path: 
         "edit", trained, tmp_path / "in.mp4", "add", "--span", "0.2,0.6", "--video", tmp_path / "in.mp4",
         "--region", "4,4,16,16", "-o", tmp_path / "out.mp4", *FAST,
     )  # fmt: skip
-    assert "encoded anew" in told
+    assert "encoded anew (AAC): write .mkv" in told
     facts = probe_video(tmp_path / "out.mp4")
     assert facts.has_audio and facts.width == 32
     assert load(tmp_path / "out.mp4").duration_s == pytest.approx(1.0, abs=0.3)
+
+
+def test_a_video_keeps_the_rest_of_its_sound(trained: Path, encoded: Path, tmp_path: Path) -> None:
+    sound("generate", trained, "--video", encoded / "3.mp4", "-o", tmp_path / "in.mp4", *FAST)
+    told = sound(
+        "edit", trained, tmp_path / "in.mp4", "add", "--span", "0.2,0.6", "--caption", "a bell", "-o",
+        tmp_path / "out.mkv", *FAST,
+    )  # fmt: skip
+    assert "24 bits of all other samples are kept" in told
+    before, after = load(tmp_path / "in.mp4"), load(tmp_path / "out.mkv")
+    rate, moved = before.sample_rate, (after.samples_CN - before.samples_CN).abs()
+    assert moved[:, : round(0.2 * rate)].max() <= 2**-23 and moved[:, round(0.6 * rate) :].max() <= 2**-23
+    assert moved[:, round(0.2 * rate) : round(0.6 * rate)].max() > 2**-16
 
 
 def test_a_sound_is_as_long_as_the_pictures(trained: Path, tmp_path: Path) -> None:
