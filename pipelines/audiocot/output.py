@@ -41,6 +41,12 @@ CLIPS, FILTERED, COT, EDITS, THINKING = (
     "edits.jsonl",
     "thinking.jsonl",
 )
+BY_QUESTION = {
+    "clip": "thinking_clip.jsonl",
+    "region": "thinking_region.jsonl",
+    "instruction": "thinking_instruction.jsonl",
+}
+"""The samples of `thinking.jsonl` by their kind of question, for trainings that weigh the kinds."""
 REVIEW, MADE = "review.jsonl", "made"
 VERDICTS = ("accepted", "rejected")
 WHAT_IS_HEARD = "Write the chain of thought of the sound of this clip, as a JSON record."
@@ -106,7 +112,8 @@ def write_samples_of(
     """Write `cot.jsonl`, `edits.jsonl` and `thinking.jsonl`; returns the number of samples of each.
 
     `cot.jsonl` is for sound models: clips, pairs, and edits whose two sounds have one length. `edits.jsonl` has the
-    triples of all operations. `thinking.jsonl` is for models that write: clips, regions, instructions.
+    triples of all operations. `thinking.jsonl` is for models that write: clips, regions, instructions; `BY_QUESTION` names
+    the files with each kind alone.
     """
     by_id = {clip["id"]: clip for clip in clips}
     cot = [_sound_sample(clip) for clip in clips]
@@ -126,6 +133,9 @@ def write_samples_of(
     for name, samples in ((COT, cot), (EDITS, edits), (THINKING, thinking)):
         write_jsonl(folder / name, (sample.model_dump(mode="json") for sample in samples))
         counts[name.removesuffix(".jsonl")] = len(samples)
+    for question, name in BY_QUESTION.items():
+        asked = (sample for sample in thinking if sample.metadata["question"] == question)
+        write_jsonl(folder / name, (sample.model_dump(mode="json") for sample in asked))
     return counts
 
 

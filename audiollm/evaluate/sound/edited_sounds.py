@@ -18,6 +18,7 @@ from torch import Tensor
 
 from audiollm.audio import AudioError, Waveform, load
 from audiollm.errors import ConfigError
+from audiollm.evaluate.codec.signal_metrics import mel_distance
 from audiollm.evaluate.report.formats import with_interval
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import share
@@ -37,7 +38,8 @@ BORDERS = "borders as smooth as the track"
 BORDERS_PERFECT = "the same places of a perfect edit"
 BEGINS = f"what is added begins within {ONSET_TOLERANCE_S:g} s"
 ANOTHER = "what is added is another sound of the scene"
-MEASURES = (UNTOUCHED, DONE, DONE_PERFECTLY, OTHERS, BEGINS, ANOTHER, BORDERS, BORDERS_PERFECT)
+NEARER = "nearer to a perfect edit than the track was"
+MEASURES = (UNTOUCHED, DONE, DONE_PERFECTLY, OTHERS, NEARER, BEGINS, ANOTHER, BORDERS, BORDERS_PERFECT)
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,12 @@ def _measured(edit: EditedSound, classes: SoundClasses | None) -> dict[str, Any]
                 )
             except MetricError as error:
                 found[f"{name}, n/a"] = error.reason
+    if real is not None and edit.operation in ("add", "remove"):
+        try:
+            gap, gap_before = (_gap(sound, real, edit.span_s) for sound in (after, before))
+            found[NEARER] = gap < gap_before
+        except MetricError as error:
+            found[f"{NEARER}, n/a"] = error.reason
     added = _added(after, before) if edit.operation == "add" else None
     if added is not None:
         near_s = np.abs(energy_onsets(added) - edit.event.start_s)
@@ -175,6 +183,17 @@ def _measured(edit: EditedSound, classes: SoundClasses | None) -> dict[str, Any]
 def _added(after: Waveform, before: Waveform) -> Waveform:
     """The sound that an edit added: the edited track minus the track before."""
     return Waveform((after.samples_CN - before.samples_CN).contiguous(), after.sample_rate)
+
+
+def _gap(sound: Waveform, real: Waveform, span_s: tuple[float, float]) -> float:
+    """The mel distance of two tracks within the span: a removal that takes away more than was asked is far, too.
+
+    Raises:
+        MetricError: the span is shorter than a window of the distance.
+    """
+    first, last = (round(second * real.sample_rate) for second in span_s)
+    cut_1N, real_1N = (each.samples_CN[:, first:last].mean(0, keepdim=True) for each in (sound, real))
+    return mel_distance(real_1N, cut_1N, real.sample_rate)
 
 
 def _is_untouched(edit: EditedSound) -> bool:

@@ -28,6 +28,7 @@ from audiollm.evaluate.sound.edited_sounds import (
     BORDERS_PERFECT,
     DONE,
     DONE_PERFECTLY,
+    NEARER,
     UNTOUCHED,
     judge_edits,
     read_edited,
@@ -227,6 +228,38 @@ def test_what_is_added_is_judged_by_itself(tmp_path: Path) -> None:
     assert [row[BEGINS] for row in found] == [True, False, True]
     assert [row[ANOTHER] for row in found][::2] == [False, True]
     assert [row[DONE] for row in found] == [False, False, False], "the track drowns it"
+
+
+def test_a_removal_that_takes_everything_is_no_nearer_to_a_perfect_one(tmp_path: Path) -> None:
+    """An empty span holds nothing of the sound either: what else was there must stay."""
+    rest_CN, taken_CN = tone(60.0, 2.0, 0.2), tone(200.0, 1.0, 0.4)
+    before_CN = rest_CN.clone()
+    before_CN[:, : taken_CN.shape[1]] += taken_CN
+    empty_CN = rest_CN.clone()
+    empty_CN[:, : taken_CN.shape[1]] *= 1e-3
+    tracks = {
+        "before": before_CN,
+        "real": rest_CN,
+        "well": 1.02 * rest_CN,
+        "empty": empty_CN,
+        "not": before_CN,
+    }
+    for name, samples_CN in tracks.items():
+        save(tmp_path / f"{name}.wav", samples_CN, RATE)
+    write_jsonl(
+        tmp_path / "edited.jsonl",
+        [
+            {
+                "id": name, "operation": "remove", "by": "words", "before": "before.wav", "reference": "real.wav",
+                "audio": f"{name}.wav", "span": [0.0, 1.0], "event": {"label": "high", "start_s": 0.0, "end_s": 1.0},
+            }
+            for name in ("well", "empty", "not")
+        ],
+    )  # fmt: skip
+    outcome = judge_edits(read_edited(tmp_path / "edited.jsonl"), Pitches())
+    assert [row[DONE] for row in outcome.rows] == [True, True, False]
+    assert [row[NEARER] for row in outcome.rows] == [True, False, False]
+    assert outcome.result["remove by words"][NEARER]["accuracy"] == pytest.approx(1 / 3, abs=1e-3)
 
 
 def test_the_span_of_an_edit_is_told_to_the_sample(trained: Path, tmp_path: Path) -> None:

@@ -270,6 +270,13 @@ def test_no_two_samples_share_an_id(tmp_path: Path) -> None:
         assert len(ids) == len(set(ids)) == count, name
 
 
+def test_questions_of_a_kind_lie_in_files_of_their_own(run: Path) -> None:
+    questions = rows(run, "thinking.jsonl")
+    for kind in ("clip", "region", "instruction"):
+        alone = rows(run, f"thinking_{kind}.jsonl")
+        assert alone and alone == [row for row in questions if row["metadata"]["question"] == kind]
+
+
 # -------------------------------------------------------------------------------------------------- choosing
 
 
