@@ -18,7 +18,6 @@ from torch import Tensor
 
 from audiollm.audio import AudioError, Waveform, load
 from audiollm.errors import ConfigError
-from audiollm.evaluate.codec.signal_metrics import mel_distance
 from audiollm.evaluate.report.formats import with_interval
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import share
@@ -26,7 +25,7 @@ from audiollm.evaluate.report.suite import Example, ScoreTable, Sound
 from audiollm.evaluate.sound.generated_sounds import WantedEvent, beside_list, wanted_event
 from audiollm.evaluate.sound.onsets import ONSET_TOLERANCE_S, energy_onsets
 from audiollm.evaluate.sound.sound_judges import SoundClasses
-from audiollm.evaluate.sound.sound_measures import border_excess
+from audiollm.evaluate.sound.sound_measures import band_distance, border_excess
 from audiollm.files.atomic import read_jsonl
 from audiollm.flow.editing.tracks import read_track
 
@@ -186,14 +185,14 @@ def _added(after: Waveform, before: Waveform) -> Waveform:
 
 
 def _gap(sound: Waveform, real: Waveform, span_s: tuple[float, float]) -> float:
-    """The mel distance of two tracks within the span: a removal that takes away more than was asked is far, too.
+    """The distance of a track from a perfect edit within the span, in dB: to take away all is far from that, too.
 
     Raises:
-        MetricError: the span is shorter than a window of the distance.
+        MetricError: the span is shorter than the distance can tell.
     """
     first, last = (round(second * real.sample_rate) for second in span_s)
-    cut_1N, real_1N = (each.samples_CN[:, first:last].mean(0, keepdim=True) for each in (sound, real))
-    return mel_distance(real_1N, cut_1N, real.sample_rate)
+    cut_N, real_N = (each.samples_CN[:, first:last].mean(0).double().numpy() for each in (sound, real))
+    return band_distance(cut_N, real_N, real.sample_rate)
 
 
 def _is_untouched(edit: EditedSound) -> bool:

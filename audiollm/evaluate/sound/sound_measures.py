@@ -1,9 +1,9 @@
 """Measures of generated sounds as pure functions: Fréchet distance, divergence of classes, inception score, offsets.
 
-Each has a definition that others use, named in its docstring. A measure that cannot be computed raises `MetricError`
+A definition that others use is named in the docstring. A measure that cannot be computed raises `MetricError`
 with the reason; none is ever -1 or NaN.
 
-Shapes: N sounds, M other sounds, D embedding dimension, K classes, O offsets.
+Shapes: N sounds or samples, M other sounds or mel bands, D embedding dimension, K classes, O offsets, T frames.
 """
 
 from __future__ import annotations
@@ -55,6 +55,34 @@ def gaussian_distance(mean_gap_D: Values, first_DD: Values, second_DD: Values) -
     shared = 2 * np.sqrt(np.maximum(crossed, 0)).sum()
     distance = mean_gap_D @ mean_gap_D + np.trace(first_DD) + np.trace(second_DD) - shared
     return max(0.0, float(distance))
+
+
+def band_distance(first_N: Values, second_N: Values, sample_rate: int) -> float:
+    """Mean difference in dB of the energies of two sounds in 24 mel bands and fifths of a second.
+
+    So coarse that two takes of the same rain are near to each other. Energies below -70 dBFS count as -70.
+
+    Raises:
+        MetricError: sounds of different lengths, or shorter than a fifth of a second.
+    """
+    import librosa
+
+    window = 2 ** round(np.log2(0.064 * sample_rate))
+    hop = window // 4
+    frames = round(0.2 * sample_rate / hop)
+    if len(first_N) != len(second_N):
+        raise MetricError(f"{len(first_N)} and {len(second_N)} samples cannot be compared")
+    if len(first_N) < window + (frames - 1) * hop:
+        raise MetricError("shorter than a fifth of a second")
+    levels = []
+    for samples_N in (first_N, second_N):
+        power_MT = librosa.feature.melspectrogram(
+            y=samples_N, sr=sample_rate, n_fft=window, hop_length=hop, n_mels=24, center=False
+        )
+        whole = power_MT.shape[1] // frames * frames
+        mean_MT = power_MT[:, :whole].reshape(24, -1, frames).mean(axis=2) / window
+        levels.append(10 * np.log10(np.maximum(mean_MT, 1e-7)))
+    return float(np.abs(levels[0] - levels[1]).mean())
 
 
 def class_divergence(reference_NK: Values, generated_NK: Values, kind: str) -> Values:

@@ -21,6 +21,7 @@ import torch
 from audiollm.evaluate.judges.taggers import probabilities
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.sound.sound_measures import (
+    band_distance,
     border_excess,
     class_divergence,
     cosines,
@@ -195,3 +196,19 @@ def test_divergence_is_that_of_audioldm_eval_without_its_offset(
             assert ours == pytest.approx(theirs, abs=1e-4)
         else:
             assert ours > theirs + 0.1
+
+
+@pytest.mark.parametrize("rate", [8_000, 16_000, 44_100])
+def test_distance_of_bands(rate: int) -> None:
+    """A gain is its decibels; takes of one noise are near; silence is as far as the noise is above -70 dBFS."""
+    noise, other = DRAW.normal(size=(2, 2 * rate)) * 0.05
+    assert band_distance(noise, noise, rate) == 0.0
+    assert band_distance(noise, 2 * noise, rate) == pytest.approx(20 * math.log10(2), rel=1e-6)
+    assert band_distance(noise, other, rate) < 2.0
+    assert band_distance(noise, 0 * noise, rate) > 20.0
+    hum = 1e-5 * np.sin(np.arange(2 * rate))
+    assert band_distance(hum, 0 * hum, rate) == 0.0
+    with pytest.raises(MetricError, match="cannot be compared"):
+        band_distance(noise, noise[:-1], rate)
+    with pytest.raises(MetricError, match="shorter than a fifth"):
+        band_distance(noise[: rate // 8], noise[: rate // 8], rate)
