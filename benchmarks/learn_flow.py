@@ -17,7 +17,7 @@ the right order (scenes of two events without a backdrop); then edits (`edit_sou
 and by the region of its object, gaps filled, tracks extended; the distance to the nearest training scene; recognition
 and diversity at several scales of guidance (`guidance.svg`). Means over seeds with 95 % intervals.
 
-With --controls two more models are trained with the first seed: one whose context is never trained, whose edits must
+With --controls two more models are trained with the first seed: one whose context is never trained, whose removals must
 fail, and one without gated fusion.
 """
 
