@@ -112,8 +112,8 @@ def write_samples_of(
     """Write `cot.jsonl`, `edits.jsonl` and `thinking.jsonl`; returns the number of samples of each.
 
     `cot.jsonl` is for sound models: clips, pairs, and edits whose two sounds have one length. `edits.jsonl` has the
-    triples of all operations. `thinking.jsonl` is for models that write: clips, regions, instructions; `BY_QUESTION` names
-    the files with each kind alone.
+    triples of all operations. `thinking.jsonl` is for models that write: clips, regions, instructions;
+    `BY_QUESTION` names the files with each kind alone.
     """
     by_id = {clip["id"]: clip for clip in clips}
     cot = [_sound_sample(clip) for clip in clips]
