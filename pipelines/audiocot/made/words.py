@@ -16,6 +16,13 @@ _INSTRUCTIONS = {
         "It should last for {more} seconds more.",
         "Make the sound longer, until {end} seconds.",
         "Let {sound} go on for {more} seconds.",
+        "Keep it going for {more} more seconds.",
+        "Stretch it to {end} seconds.",
+        "I need {more} seconds more of this.",
+        "Make it {more} seconds longer.",
+        "It ends too early: go on until {end} seconds.",
+        "Add {more} seconds at the end.",
+        "Let {sound} continue until {end} seconds.",
     ),
     "inpaint": (
         "Fill the gap from {start} to {end} seconds.",
@@ -25,6 +32,12 @@ _INSTRUCTIONS = {
         "There is a gap from {start} to {end} seconds.",
         "From {start} to {end} seconds, make it anew.",
         "Fill {start} to {end} seconds with {sound}.",
+        "Replace the part from {start} to {end} seconds.",
+        "Repair the sound between {start} and {end} seconds.",
+        "Between {start} and {end} seconds something is broken: make it anew.",
+        "Fill in {sound} where the gap is, from {start} to {end} seconds.",
+        "The hole from {start} to {end} seconds should be {sound}.",
+        "Make {start} to {end} seconds again, with {sound}.",
     ),
     "add": (
         "Add {sound} at {start} seconds.",
@@ -33,6 +46,11 @@ _INSTRUCTIONS = {
         "There should be {sound} from {start} to {end} seconds.",
         "Let me hear {sound} at {start} seconds.",
         "At {start} seconds, add {sound}.",
+        "Mix in {sound} from {start} seconds on.",
+        "Lay {sound} over it at {start} seconds.",
+        "Between {start} and {end} seconds I want to hear {sound} as well.",
+        "Give me {sound} at {start} seconds.",
+        "Also {sound}, from {start} to {end} seconds.",
     ),
     "remove": (
         "Take out {sound}.",
@@ -41,6 +59,12 @@ _INSTRUCTIONS = {
         "There should be no {sound}.",
         "Take {sound} away.",
         "Without {sound}, please.",
+        "Get rid of {sound}.",
+        "Mute {sound}.",
+        "Delete {sound}.",
+        "No {sound}, please.",
+        "Leave out {sound}.",
+        "{sound} should be gone.",
     ),
 }
 _HELD_OUT_INSTRUCTIONS = {
@@ -48,17 +72,28 @@ _HELD_OUT_INSTRUCTIONS = {
         "Let the sound last for {more} seconds more.",
         "Go on until {end} seconds.",
         "Let {sound} last for {more} seconds more.",
+        "Make it go on until {end} seconds.",
+        "{more} seconds longer, please.",
     ),
     "inpaint": (
         "Between {start} and {end} seconds there is a gap: fill it.",
         "What is missing from {start} to {end} seconds, make it anew.",
         "Between {start} and {end} seconds, fill in {sound}.",
+        "Redo the sound from {start} to {end} seconds.",
+        "From {start} to {end} seconds the sound is lost: put {sound} there.",
     ),
     "add": (
         "Let there be {sound} at {start} seconds.",
         "I want {sound} in it, from {start} to {end} seconds.",
+        "Please add {sound} between {start} and {end} seconds.",
+        "Have {sound} come in at {start} seconds.",
     ),
-    "remove": ("Take the {sound} out, please.", "I want it without {sound}."),
+    "remove": (
+        "Take the {sound} out, please.",
+        "I want it without {sound}.",
+        "Cut out {sound}.",
+        "I could do without {sound}.",
+    ),
 }
 """Wordings that models are tested with, and not trained on."""
 _NUMBERS = (
