@@ -21,8 +21,8 @@ import learn_audiocot as bench
 def test_all_stages_are_typed(tmp_path: Path, smoke: bool) -> None:
     for folder in ("fsdd/recordings", "esc10", "flow/autoencoder", "flow/flow_1"):
         (tmp_path / folder).mkdir(parents=True)
-    for name in ("captions", "written_1", "written_2"):
-        (tmp_path / f"{name}.jsonl").touch()
+    for name in ("captions.jsonl", *bench.CAPTIONS.values(), "written_1.jsonl", "written_2.jsonl"):
+        (tmp_path / name).touch()
     seeds = [1] if smoke else [1, 2]
     stages = bench.data_stages(None if smoke else tmp_path)
     stages += [stage for seed in seeds for stage in bench.writer_stages(seed, tmp_path, smoke)]
