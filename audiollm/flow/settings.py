@@ -257,6 +257,9 @@ class SoundSamplingConfig(BaseModel):
     """Scale of each modality in this order, in place of `guidance`."""
     guide_context: bool = False
     """Existing sound is left out of the unconditional branch."""
+    guidance_rescale: float = Field(0.7, ge=0, le=1)
+    """Share of the guided estimate that has the deviation of the one without guidance; 0: guidance makes sounds
+    louder."""
 
 
 class GenerateSoundConfig(StageConfig):

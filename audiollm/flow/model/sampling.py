@@ -9,8 +9,10 @@ Shapes: B samples, L latents of all samples, D latent dimension, N steps.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -57,6 +59,9 @@ class SamplerSettings:
     """Scale of each modality, in this order, in place of `guidance`; those that are not named have the last scale."""
     guide_context: bool = False
     """Whether the audio context is left out of the unconditional branch, so that it is extrapolated, too."""
+    guidance_rescale: float = 0.7
+    """Share of the guided estimate of the data that has the deviation of the one without extrapolation, from 0 to 1:
+    guidance else makes sounds louder than those of the training (arXiv 2305.08891, section 3.4)."""
     on_step: Callable[[int], None] | None = field(default=None, compare=False)
     """Called after each step with the number of steps done; an exception that it raises ends the sampling."""
 
@@ -66,6 +71,8 @@ class SamplerSettings:
         scales = [self.guidance, *self.guidance_by.values()]
         if not all(math.isfinite(scale) and scale >= 0 for scale in scales):
             raise ValueError(f"guidance scales must be finite and not negative: {scales}")
+        if not 0 <= self.guidance_rescale <= 1:
+            raise ValueError(f"guidance_rescale must be from 0 to 1, not {self.guidance_rescale}")
 
     @property
     def is_guided(self) -> bool:
@@ -166,14 +173,40 @@ def guided_velocity(
 
     def velocity(x_LD: Tensor, t: float) -> Tensor:
         t_B = torch.full((len(latents.lengths),), t, device=x_LD.device)
-        total = None
-        for weight, each, is_bare in projected:
-            part_LD = model.velocity(x_LD, t_B, each, without if is_bare else everything) * weight
-            total = part_LD if total is None else total + part_LD
-        assert total is not None
-        return total
+        parts = [
+            model.velocity(x_LD, t_B, each, without if is_bare else everything)
+            for _, each, is_bare in projected
+        ]
+        weighted = [part_LD * weight for part_LD, (weight, _, _) in zip(parts, projected, strict=True)]
+        guided_LD = functools.reduce(operator.add, weighted)
+        if settings.guidance_rescale == 0 or len(parts) == 1:
+            return guided_LD
+        return rescaled_velocity(guided_LD, parts[-1], x_LD, t, latents, settings.guidance_rescale)
 
     return velocity
+
+
+def rescaled_velocity(
+    guided_LD: Tensor, full_LD: Tensor, x_LD: Tensor, t: float, latents: SampleRows, share: float
+) -> Tensor:
+    """The guided velocity whose estimate of the data, x + (1 - t) v, has the deviation of another one's, by `share`.
+
+    Deviations are those of all latents of a sample.
+
+    Args:
+        full_LD: the velocity with all conditions, without extrapolation.
+    """
+    if t >= 1:
+        return guided_LD
+    made = []
+    for guided, full in zip(
+        (x_LD + (1 - t) * guided_LD).split(latents.lengths),
+        (x_LD + (1 - t) * full_LD).split(latents.lengths),
+        strict=True,
+    ):
+        scale = full.std() / guided.std().clamp_min(1e-8)
+        made.append(guided * (share * scale + 1 - share))
+    return (torch.cat(made) - x_LD) / (1 - t)
 
 
 def guidance_branches(

@@ -35,6 +35,7 @@ from audiollm.flow.model.sampling import (
     guidance_branches,
     guided_velocity,
     integrate,
+    rescaled_velocity,
     sample_latents,
     schedule_times,
 )
@@ -165,7 +166,9 @@ def velocity_of(guided: tuple[MMDiT, PackedConditions], **settings: Any) -> Tens
     model, packed = guided
     x_LD = torch.randn(9, 8, dtype=torch.float64, generator=dice(1))
     with torch.no_grad():
-        return guided_velocity(model, packed, rows_of([9], CPU), SamplerSettings(**settings))(x_LD, 0.25)
+        return guided_velocity(
+            model, packed, rows_of([9], CPU), SamplerSettings(guidance_rescale=0, **settings)
+        )(x_LD, 0.25)
 
 
 def test_guidance(guided: tuple[MMDiT, PackedConditions]) -> None:
@@ -192,6 +195,34 @@ def test_guidance(guided: tuple[MMDiT, PackedConditions]) -> None:
     )
     branches = guidance_branches(packed, SamplerSettings(guidance_by=by))
     assert sum(weight for weight, _, _ in branches) == pytest.approx(1.0) and len(branches) == 3
+
+
+@pytest.mark.parametrize("share", [0.7, 1.0])
+def test_guidance_keeps_the_deviation_of_the_estimate(share: float) -> None:
+    """The estimate of each sample is scaled by share * (own deviation / guided) + 1 - share."""
+    guided_LD, full_LD, x_LD = torch.randn(3, 9, 8, dtype=torch.float64, generator=dice(6)).unbind(0)
+    guided_LD, t, latents = 5 * guided_LD, 0.25, rows_of([4, 5], CPU)
+    found_LD = x_LD + (1 - t) * rescaled_velocity(guided_LD, full_LD, x_LD, t, latents, share)
+    for rows in (slice(0, 4), slice(4, 9)):
+        wanted, own = (x_LD + (1 - t) * each for each in (guided_LD, full_LD))
+        scale = float(own[rows].std() / wanted[rows].std())
+        torch.testing.assert_close(found_LD[rows], wanted[rows] * (share * scale + 1 - share))
+        if share == 1:
+            assert float(found_LD[rows].std()) == pytest.approx(float(own[rows].std()), rel=1e-9)
+    assert torch.equal(rescaled_velocity(guided_LD, full_LD, x_LD, 1.0, latents, share), guided_LD)
+
+
+def test_guidance_is_rescaled_by_default(guided: tuple[MMDiT, PackedConditions]) -> None:
+    model, packed = guided
+    x_LD, latents = torch.randn(9, 8, dtype=torch.float64, generator=dice(1)), rows_of([9], CPU)
+    with torch.no_grad():
+        full_LD = model(x_LD, torch.tensor([0.25]), packed, latents)
+        found_LD = guided_velocity(model, packed, latents, SamplerSettings(guidance=3.0))(x_LD, 0.25)
+    plain_LD = velocity_of(guided, guidance=3.0)
+    torch.testing.assert_close(found_LD, rescaled_velocity(plain_LD, full_LD, x_LD, 0.25, latents, 0.7))
+    assert not torch.allclose(found_LD, plain_LD)
+    with pytest.raises(ValueError, match="guidance_rescale must be from 0 to 1"):
+        SamplerSettings(guidance_rescale=1.5)
 
 
 def test_modalities_without_a_scale_have_the_last_one(guided: tuple[MMDiT, PackedConditions]) -> None:
@@ -273,7 +304,7 @@ def test_the_context_is_in_both_branches_unless_it_is_guided(
     with torch.no_grad():
         full = velocity(packed, context)
         with_context, without = velocity(bare, context), velocity(bare, context.without())
-        settings = SamplerSettings(guidance=3.0, guide_context=guide_context)
+        settings = SamplerSettings(guidance=3.0, guide_context=guide_context, guidance_rescale=0)
         found = guided_velocity(model, packed, latents, settings, context)(x, 0.25)
     assert float((with_context - without).abs().mean()) > 1e-3
     start = without if guide_context else with_context
