@@ -139,7 +139,7 @@ def test_held_out_clips_have_wordings_of_their_own() -> None:
             )  # type: ignore[arg-type]  # fmt: skip
             for held_out in told:
                 told[held_out].add(instruction_of_plan(plan, held_out))
-    assert not told[False] & told[True] and len(told[False]) == 26 and len(told[True]) == 10
+    assert not told[False] & told[True] and len(told[False]) == 50 and len(told[True]) == 18
     assert "Let dog bark go on for three seconds." in told[False]
     assert "Between 1.5 and 4.5 seconds, fill in dog bark." in told[True]
 
