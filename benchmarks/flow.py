@@ -102,7 +102,11 @@ def compare(released: Any, width: int, arguments: argparse.Namespace) -> None:
         "train real": (native_trainer(native, packs, full), peer_trainer(peer, full, 0.2, len(packs))),
         "sample": (
             lambda: sample_latents(
-                sampled, full["x_LD"], unhidden, latents, SamplerSettings(arguments.steps, guidance=5.0)
+                sampled,
+                full["x_LD"],
+                unhidden,
+                latents,
+                SamplerSettings(arguments.steps, guidance=5.0, guidance_rescale=0),  # as the peer
             ),
             lambda: peer_sample(peer, full, arguments.steps),
         ),

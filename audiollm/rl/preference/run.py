@@ -116,24 +116,32 @@ def _nothing_usable(config: AnswerTrainingConfig, set_aside: SetAside) -> str:
 def make_steps(
     config: AnswerTrainingConfig, policy: Policy[Any, Any, Any], records: Records, ranks: Ranks
 ) -> StepMaker[Any, Any, Any]:
-    """The batches of a training, as its objectives need them."""
+    """The batches of a training, as its objectives need them.
+
+    Raises:
+        StageError: a source has a weight and no sample to train on.
+    """
     fields = _fields(config)
-    return StepMaker(
-        policy,
-        records.sources,
-        config.weights,
-        records.usable,
-        records.grouping,
-        required(config.batch_size),
-        required(config.max_tokens),
-        config.seed,
-        draws="draw_T" in fields or "contrast_T" in fields,
-        mismatched=any(needs.mismatched_answers for needs in config.needs),
-        altered=records.grouping.needs_recording,
-        rank=ranks.rank,
-        world=ranks.world,
-        prompts=any(needs.prompts for needs in config.needs),
-    )
+    try:
+        return StepMaker(
+            policy,
+            records.sources,
+            config.weights,
+            records.usable,
+            records.grouping,
+            required(config.batch_size),
+            required(config.max_tokens),
+            config.seed,
+            draws="draw_T" in fields or "contrast_T" in fields,
+            mismatched=any(needs.mismatched_answers for needs in config.needs),
+            altered=records.grouping.needs_recording,
+            rank=ranks.rank,
+            world=ranks.world,
+            prompts=any(needs.prompts for needs in config.needs),
+        )
+    except ValueError as error:  # weights that the sources cannot have
+        paths = ", ".join(str(source.path) for source in config.samples)
+        raise StageError(f"samples: {error}", f"the sources are {paths}", 2) from error
 
 
 def _fields(config: AnswerTrainingConfig) -> frozenset[str]:

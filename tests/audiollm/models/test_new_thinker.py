@@ -16,7 +16,7 @@ from transformers import Qwen2_5OmniThinkerForConditionalGeneration
 from audiollm.audio import Waveform
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, VideoPart, write_samples
 from audiollm.data.records.video_clips import PictureSettings
-from audiollm.errors import ConfigError
+from audiollm.errors import ConfigError, StageError
 from audiollm.models.audio_llms.loading import load_audio_llm
 from audiollm.models.audio_llms.new_thinker import NewThinkerConfig, write_thinker
 from audiollm.recipe.runner import run_recipe
@@ -128,6 +128,20 @@ def test_a_sound_is_heard_in_one_piece(tmp_path: Path) -> None:
     early_LD, late_LD = heard[0][:50], heard[1][50:]
     assert early_LD.shape == late_LD.shape == (50, 32)
     assert (early_LD - late_LD).abs().amax() > 0.05 * early_LD.abs().amax()
+
+
+def test_a_weight_without_samples_is_named(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "none.jsonl").touch()
+    given = [
+        {"path": str(samples(tmp_path)), "weight": 0.9},
+        {"path": str(tmp_path / "none.jsonl"), "weight": 0.1},
+    ]
+    train = {"model": str(folder / "whole" / "model"), "samples": given, "objective": "sft", "steps": 10}
+    train["pictures"] = {"per_second": 4, "side": 28}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump({"name": "r", "stages": [{"train_preference": train}]}))
+    with pytest.raises(StageError, match=r"source 1 has weight 0\.1 and no samples") as caught:
+        run_recipe(load_recipe(tmp_path / "r.yaml", runs=tmp_path), Console(quiet=True))
+    assert "none.jsonl" in str(caught.value)
 
 
 def test_wrong_settings_are_refused(tmp_path: Path) -> None:
