@@ -48,7 +48,7 @@ from audiollm.recipe.stages import load_recipe
 
 NAME = "learn_audiocot"
 PICTURES = {"per_second": 4.0, "side": 56}
-STEPS, BATCH, RATE = 2_000, 16, 1.0e-3
+STEPS, BATCH, RATE = 1_200, 16, 1.0e-3
 MUON = (
     "*_proj.weight", "*visual.blocks.*.attn.*.weight", "*.patch_embed.proj.weight", "*.merger.mlp.*.weight",
     "*audio_tower.conv?.weight", "*audio_tower.layers.*.fc?.weight", "*audio_tower.proj.weight",

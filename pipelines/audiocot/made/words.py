@@ -3,99 +3,140 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 from audiollm.data.records.thoughts import caption_of_record, prose_of
 from pipelines.audiocot.made.plans import MadePlan
 
-_INSTRUCTIONS = {
-    "extend": (
-        "Let it go on for {more} seconds.",
-        "Make it last until {end} seconds.",
-        "Continue the sound to {end} seconds.",
-        "Go on for {more} more seconds.",
-        "It should last for {more} seconds more.",
-        "Make the sound longer, until {end} seconds.",
-        "Let {sound} go on for {more} seconds.",
-        "Keep it going for {more} more seconds.",
-        "Stretch it to {end} seconds.",
-        "I need {more} seconds more of this.",
-        "Make it {more} seconds longer.",
-        "It ends too early: go on until {end} seconds.",
-        "Add {more} seconds at the end.",
-        "Let {sound} continue until {end} seconds.",
+_REQUESTS = (
+    "{asked} {where}.",
+    "{where}, {asked}.",
+    "please {asked} {where}.",
+    "{where}, please {asked}.",
+    "can you {asked} {where}?",
+    "I want you to {asked} {where}.",
+)
+_SPANS = ("from {start} to {end} seconds", "between {start} and {end} seconds")
+
+
+@dataclass(frozen=True)
+class _Wordings:
+    """What a person asks for, in several frames, with several ways to say where or how long.
+
+    Of each way to ask some frames are held out, so that a model knows every word of a wording that it is tested with,
+    and has never met them together. `others` fit no frame, and are for training.
+    """
+
+    frames: tuple[str, ...]
+    asked: tuple[str, ...]
+    where: tuple[str, ...]
+    others: tuple[str, ...]
+
+    def sentences(self, held_out: bool) -> list[str]:
+        found = [
+            frame.replace("{asked}", asked).replace("{where}", where)
+            for frame_number, frame in enumerate(self.frames)
+            for asked_number, asked in enumerate(self.asked)
+            if ((frame_number + asked_number) % _HELD_OUT_EVERY == 0) == held_out
+            for where in self.where
+        ]
+        return found if held_out else [*found, *self.others]
+
+
+_HELD_OUT_EVERY = 4
+"""Of the pairs of a way to ask and a frame, one in so many is held out."""
+_WORDINGS = {
+    "extend": _Wordings(
+        frames=(
+            "let it {asked} {where}.",
+            "let {sound} {asked} {where}.",
+            "make it {asked} {where}.",
+            "please let it {asked} {where}.",
+            "can you make it {asked} {where}?",
+            "I want it to {asked} {where}.",
+        ),
+        asked=("go on", "continue", "last", "run on", "keep going"),
+        where=(
+            "until {end} seconds",
+            "to {end} seconds",
+            "for {more} more seconds",
+            "for {more} seconds more",
+            "for another {more} seconds",
+        ),
+        others=(
+            "make it {more} seconds longer.",
+            "stretch it to {end} seconds.",
+            "I need {more} seconds more of this.",
+            "add {more} seconds at the end.",
+            "it ends too early: go on until {end} seconds.",
+        ),
     ),
-    "inpaint": (
-        "Fill the gap from {start} to {end} seconds.",
-        "Make the part between {start} and {end} seconds anew.",
-        "Something is missing from {start} to {end} seconds: fill it in.",
-        "Fill in what is missing between {start} and {end} seconds.",
-        "There is a gap from {start} to {end} seconds.",
-        "From {start} to {end} seconds, make it anew.",
-        "Fill {start} to {end} seconds with {sound}.",
-        "Replace the part from {start} to {end} seconds.",
-        "Repair the sound between {start} and {end} seconds.",
-        "Between {start} and {end} seconds something is broken: make it anew.",
-        "Fill in {sound} where the gap is, from {start} to {end} seconds.",
-        "The hole from {start} to {end} seconds should be {sound}.",
-        "Make {start} to {end} seconds again, with {sound}.",
+    "inpaint": _Wordings(
+        frames=_REQUESTS,
+        asked=(
+            "fill the gap",
+            "fill in what is missing",
+            "fill in {sound}",
+            "repair the sound",
+            "redo the sound",
+            "make the sound anew",
+            "replace the part",
+            "put {sound} in the gap",
+        ),
+        where=_SPANS,
+        others=(
+            "there is a gap from {start} to {end} seconds.",
+            "something is missing between {start} and {end} seconds: fill it in.",
+            "the hole from {start} to {end} seconds should be {sound}.",
+        ),
     ),
-    "add": (
-        "Add {sound} at {start} seconds.",
-        "I want to hear {sound} from {start} to {end} seconds.",
-        "Put {sound} in at {start} seconds.",
-        "There should be {sound} from {start} to {end} seconds.",
-        "Let me hear {sound} at {start} seconds.",
-        "At {start} seconds, add {sound}.",
-        "Mix in {sound} from {start} seconds on.",
-        "Lay {sound} over it at {start} seconds.",
-        "Between {start} and {end} seconds I want to hear {sound} as well.",
-        "Give me {sound} at {start} seconds.",
-        "Also {sound}, from {start} to {end} seconds.",
+    "add": _Wordings(
+        frames=_REQUESTS,
+        asked=(
+            "add {sound}",
+            "put {sound} in",
+            "mix in {sound}",
+            "let me hear {sound}",
+            "play {sound}",
+            "lay {sound} over it",
+            "insert {sound}",
+        ),
+        where=("at {start} seconds", "from {start} seconds on", *_SPANS),
+        others=(
+            "I want to hear {sound} at {start} seconds.",
+            "there should be {sound} from {start} to {end} seconds.",
+            "also {sound}, from {start} to {end} seconds.",
+        ),
     ),
-    "remove": (
-        "Take out {sound}.",
-        "Remove {sound}.",
-        "I do not want to hear {sound}.",
-        "There should be no {sound}.",
-        "Take {sound} away.",
-        "Without {sound}, please.",
-        "Get rid of {sound}.",
-        "Mute {sound}.",
-        "Delete {sound}.",
-        "No {sound}, please.",
-        "Leave out {sound}.",
-        "{sound} should be gone.",
+    "remove": _Wordings(
+        frames=(
+            "{asked}.",
+            "{asked}, please.",
+            "please {asked}.",
+            "can you {asked}?",
+            "I want you to {asked}.",
+            "you can {asked}.",
+        ),
+        asked=(
+            "take out {sound}",
+            "take {sound} away",
+            "remove {sound}",
+            "get rid of {sound}",
+            "mute {sound}",
+            "delete {sound}",
+            "leave out {sound}",
+            "cut {sound} out",
+        ),
+        where=("",),
+        others=(
+            "no {sound}, please.",
+            "I do not want to hear {sound}.",
+            "there should be no {sound}.",
+            "I could do without {sound}.",
+            "I want it without {sound}.",
+        ),
     ),
 }
-_HELD_OUT_INSTRUCTIONS = {
-    "extend": (
-        "Let the sound last for {more} seconds more.",
-        "Go on until {end} seconds.",
-        "Let {sound} last for {more} seconds more.",
-        "Make it go on until {end} seconds.",
-        "{more} seconds longer, please.",
-    ),
-    "inpaint": (
-        "Between {start} and {end} seconds there is a gap: fill it.",
-        "What is missing from {start} to {end} seconds, make it anew.",
-        "Between {start} and {end} seconds, fill in {sound}.",
-        "Redo the sound from {start} to {end} seconds.",
-        "From {start} to {end} seconds the sound is lost: put {sound} there.",
-    ),
-    "add": (
-        "Let there be {sound} at {start} seconds.",
-        "I want {sound} in it, from {start} to {end} seconds.",
-        "Please add {sound} between {start} and {end} seconds.",
-        "Have {sound} come in at {start} seconds.",
-    ),
-    "remove": (
-        "Take the {sound} out, please.",
-        "I want it without {sound}.",
-        "Cut out {sound}.",
-        "I could do without {sound}.",
-    ),
-}
-"""Wordings that models are tested with, and not trained on."""
 _NUMBERS = (
     "zero",
     "one",
@@ -134,9 +175,9 @@ def instruction_of_plan(plan: MadePlan, held_out: bool = False) -> str:
     if plan.operation == "extract":
         return _EXTRACT.format(sound=sound, avoid=" and ".join(plan.avoid) or "other sounds")
     start_s, end_s = plan.span
-    wordings = _HELD_OUT_INSTRUCTIONS if held_out else _INSTRUCTIONS
-    wording = random.Random(f"wording {plan.seed}").choice(wordings[plan.operation])
-    return wording.format(sound=sound, start=_told(start_s), end=_told(end_s), more=_told(end_s - start_s))
+    wording = random.Random(f"wording {plan.seed}").choice(_WORDINGS[plan.operation].sentences(held_out))
+    told = wording.format(sound=sound, start=_told(start_s), end=_told(end_s), more=_told(end_s - start_s))
+    return told[0].upper() + told[1:]
 
 
 def thought_of_plan(plan: MadePlan) -> str:

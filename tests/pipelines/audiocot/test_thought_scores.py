@@ -129,19 +129,22 @@ def test_controls_exchange_what_they_say_and_nothing_else(parts: list[str], vide
         exchanged_parts([asked(0)], parts)
 
 
-def test_held_out_clips_have_wordings_of_their_own() -> None:
+def test_held_out_wordings_are_new_combinations_of_known_words() -> None:
     about = ThoughtRecord(events=[ThoughtEvent(sound="dog bark", start_s=1.0, end_s=1.5)])
     told: dict[bool, set[str]] = {False: set(), True: set()}
     for operation in ("extend", "inpaint", "add", "remove"):
-        for seed in range(60):
+        for seed in range(3_000):
             plan = MadePlan(
                 "p", operation, "c", None, (), (), None, 3.0, (1.5, 4.5), about, about, (), (), f"{seed}"
             )  # type: ignore[arg-type]  # fmt: skip
             for held_out in told:
                 told[held_out].add(instruction_of_plan(plan, held_out))
-    assert not told[False] & told[True] and len(told[False]) == 50 and len(told[True]) == 18
-    assert "Let dog bark go on for three seconds." in told[False]
-    assert "Between 1.5 and 4.5 seconds, fill in dog bark." in told[True]
+    assert not told[False] & told[True] and len(told[False]) == 362 and len(told[True]) == 116
+    words = {kind: set(" ".join(each).lower().replace(",", "").split()) for kind, each in told.items()}
+    assert {word.rstrip(".?") for word in words[True]} <= {word.rstrip(".?") for word in words[False]}
+    assert "Let dog bark go on for three more seconds." in told[False]
+    assert "Between 1.5 and 4.5 seconds, redo the sound." in told[False]
+    assert "Redo the sound from 1.5 to 4.5 seconds." in told[True]
 
 
 def test_what_is_no_record_has_no_right_background_either() -> None:
