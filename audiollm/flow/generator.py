@@ -96,21 +96,24 @@ class SoundGenerator:
         place: str,
         only: Collection[Modality] | None = None,
         start_s: float = 0.0,
+        cot: str | None = None,
     ) -> Conditions:
         """The conditions of a sample that the model takes.
 
         Args:
             only: the modalities that are used; None: all.
-            start_s: the second at which a part of the sound begins. A CoT tells times from 0: a later part has none.
+            start_s: the second at which a part of the sound begins.
+            cot: of this part; None: the sample's own, which tells times from 0, so that a later part has none.
 
         Raises:
             BadSample: see `ConditionEncoders.encode`.
         """
+        sample = _from(sample, start_s, cot)
         request = sound_request(sample, place)
         if only is not None and not {"frames", "sync"} & set(only):
             sample = _without_video(sample)
-        found = dict(self.encoders.encode(_from(sample, start_s), duration_s, place))
-        for name, text in (("caption", request.caption), ("cot", "" if start_s else request.cot)):
+        found = dict(self.encoders.encode(sample, duration_s, place))
+        for name, text in (("caption", request.caption), ("cot", request.cot)):
             facts = self.model.config.conditions.get(name)
             if text and facts is not None and facts["kind"] == "words":
                 assert self.model.words is not None
@@ -251,9 +254,9 @@ def _encoders_of(model: SoundModel) -> ConditionEncoders:
     return ConditionEncoders(encoders, PicturesConfig(**pictures))
 
 
-def _from(sample: Sample, start_s: float) -> Sample:
-    """The sample from a second on, without what is said of its times."""
-    if not start_s:
+def _from(sample: Sample, start_s: float, cot: str | None) -> Sample:
+    """The sample from a second on, with the CoT of this part."""
+    if not start_s and cot is None:
         return sample
 
     def later(part: Part) -> Part:
@@ -263,8 +266,7 @@ def _from(sample: Sample, start_s: float) -> Sample:
             else part
         )
 
-    metadata = {key: value for key, value in sample.metadata.items() if key != COT}
-    return sample.with_parts(later).model_copy(update={"metadata": metadata})
+    return sample.with_parts(later).model_copy(update={"metadata": {**sample.metadata, COT: cot or ""}})
 
 
 def _without_video(sample: Sample) -> Sample:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from audiollm.autoencoder import autoencoder_of_run
 from audiollm.data.records.sample import Message, Part, Sample, TextPart, VideoPart
+from audiollm.data.records.thoughts import ThoughtRecord, prose_of
 from audiollm.errors import BadSample, ConfigError, StageError
 from audiollm.flow.conditions.edits import edit_words
 from audiollm.flow.conditions.reading import COT, TASK
@@ -30,7 +31,7 @@ from audiollm.flow.generator import SoundGenerator
 from audiollm.flow.model.context import LatentState, span_context
 from audiollm.flow.model.packed import Conditions
 from audiollm.flow.model.sampling import SamplerSettings
-from audiollm.flow.windows import fill_latents, make_in_windows
+from audiollm.flow.windows import ConditionsAt, fill_latents, make_in_windows
 from audiollm.models.pretrained import model_folder
 
 JobState = Literal["waiting", "running", "done", "failed", "stopped"]
@@ -250,7 +251,8 @@ class SoundOrder:
 
     caption: str
     duration_s: float
-    cot: str = ""
+    cot: str | ThoughtRecord = ""
+    """Words, which the first window alone is told; or a record, of which each window is told its part."""
     video: VideoPart | None = None
     place: str = "command line"
     """The video or command, for errors."""
@@ -263,11 +265,7 @@ def make_ordered(generator: SoundGenerator, order: SoundOrder, settings: Sampler
         ConfigError: the video cannot be read, or the model cannot do this.
     """
     content: list[Part] = [*([order.video] if order.video else []), TextPart(text=order.caption)]
-    asked = _sample(content, order.cot)
-
-    def conditions_at(start_s: float, length_s: float) -> Conditions:
-        return generator.conditions(asked, length_s, order.place, start_s=start_s)
-
+    conditions_at = _conditions_at(generator, content, order)
     try:
         return make_in_windows(generator, conditions_at, order.duration_s, settings, key)
     except BadSample as error:
@@ -324,11 +322,7 @@ def extract_ordered(
     mean_TD = generator.encode(heard_CN)
     context = span_context(mean_TD, 0, len(mean_TD), LatentState.SHOWN)
     words = TextPart(text=edit_words("extract", order.caption, others))
-    asked = _sample([*([order.video] if order.video else []), words], order.cot)
-
-    def conditions_at(start_s: float, length_s: float) -> Conditions:
-        return generator.conditions(asked, length_s, order.place, start_s=start_s)
-
+    conditions_at = _conditions_at(generator, [*([order.video] if order.video else []), words], order)
     try:
         latents_TD = fill_latents(generator, context, 0.0, conditions_at, settings, key)
     except BadSample as error:
@@ -370,6 +364,14 @@ def _let_go(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _sample(content: list[Part], cot: str) -> Sample:
-    message = Message(role="user", content=content)
-    return Sample(id="request", messages=[message], task=TASK, metadata={COT: cot} if cot else {})
+def _conditions_at(generator: SoundGenerator, content: list[Part], order: SoundOrder) -> ConditionsAt:
+    """The conditions of each window of an order."""
+    message, record = Message(role="user", content=content), order.cot
+    told = {COT: record} if isinstance(record, str) else {}
+    asked = Sample(id="request", messages=[message], task=TASK, metadata=told)
+
+    def conditions_at(start_s: float, length_s: float) -> Conditions:
+        cot = None if isinstance(record, str) else prose_of(record.cut(start_s, start_s + length_s))
+        return generator.conditions(asked, length_s, order.place, start_s=start_s, cot=cot)
+
+    return conditions_at

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +23,7 @@ from audiollm.data.records.thoughts import (
     prose_of,
     record_json,
 )
-from audiollm.errors import ConfigError
+from audiollm.errors import ConfigError, StageError
 from audiollm.flow.editing.operations import EditSpan, find_operation, find_span
 from audiollm.flow.editing.requests import EditRequest
 from audiollm.flow.model.sampling import SamplerSettings
@@ -38,7 +39,7 @@ from audiollm.flow.service import (
 from audiollm.video.decoders import VideoError
 from audiollm.video.writing import replace_sound
 from pipelines.audiocot.thinking import ThoughtAnswer, ThoughtRequest
-from pipelines.studio.instructions import EditKind
+from pipelines.studio.instructions import EditKind, EditPlan, read_instruction
 from pipelines.studio.intake import check_room
 from pipelines.studio.limits import StudioLimits, StudioRefusal, told_length
 from pipelines.studio.regions import RegionFinder
@@ -124,20 +125,52 @@ class SoundEditor:
 
         return self._submit(project, work, owner, "writing the chain of thought")
 
-    def understand(self, project: StoredProject, owner: str, version: SoundVersion, instruction: str) -> Job:
-        """Ask the model that writes which operation on a version an instruction is."""
+    def understand(
+        self,
+        project: StoredProject,
+        owner: str,
+        version: SoundVersion,
+        instruction: str,
+        span: tuple[float, float] | None = None,
+    ) -> Job:
+        """Ask the model that writes which operation on a version an instruction is; its words are read without it where
+        they ask for an extraction, which the model does not know, in a long sound, or where no answer can be used.
+
+        Args:
+            span: the selected seconds, which are taken in place of those that the model tells.
+        """
         heard = self.store.sound(project, version)
         video = self.store.source(project) if project.has_pictures else None
+        is_long = version.duration_s > self._limits.made_s
 
-        def work(job: Job) -> dict[str, Any]:
+        def by_words() -> EditPlan:
+            return read_instruction(instruction, self.store.thought(project), version.duration_s, span)
+
+        def by_model(job: Job) -> EditPlan:
             asked = ThoughtRequest(heard, instruction=instruction, check_stop=job.check_stop, video=video)
             answer = self._thinker.think(asked)
+            assert answer.operation is not None and answer.span is not None
+            start_s, end_s = answer.span if span is None or answer.operation == "extend" else span
+            return EditPlan(
+                find_operation(answer.operation), caption_of_record(answer.record), start_s, end_s
+            )
+
+        def work(job: Job) -> dict[str, Any]:
+            if is_long:
+                return {"plan": vars(by_words())}
+            with suppress(StudioRefusal):
+                plan = by_words()
+                if plan.kind == "extract":
+                    return {"plan": vars(plan)}
+            try:
+                plan = by_model(job)
+            except StageError as error:
+                try:
+                    plan = by_words()
+                except StudioRefusal:
+                    raise error from None
             job.check_stop()
-            start_s, end_s = answer.span or (None, None)
-            caption = caption_of_record(answer.record)
-            return {
-                "plan": {"kind": answer.operation, "caption": caption, "start_s": start_s, "end_s": end_s}
-            }
+            return {"plan": vars(plan)}
 
         return self._submit(project, work, owner, "understanding the instruction")
 
@@ -152,7 +185,7 @@ class SoundEditor:
         duration_s, record = project.shown_s, self.store.thought(project)
         check_thought(record, project.duration_s)
         if duration_s < project.duration_s:
-            record = _cut(record, duration_s)
+            record = record.cut(0.0, duration_s)
         video = self._video(project, asked.region)
         caption = asked.caption.strip() or caption_of_record(record)
         if not (caption or record.events or video):
@@ -160,8 +193,9 @@ class SoundEditor:
                 "There is nothing to make a sound from: write a caption or a chain of thought."
             )
         self._check_length(duration_s, "clip", "cut it, or edit spans of its sound")
-        prose = prose_of(record) if record.events or record.background else ""
-        order = SoundOrder(caption, duration_s, prose, video, project.name)
+        cot = record if record.events or record.background else ""
+        prose = prose_of(record) if cot else ""
+        order = SoundOrder(caption, duration_s, cot, video, project.name)
         settings = self._settings(asked.steps)
 
         def work(job: Job) -> dict[str, Any]:
@@ -396,13 +430,6 @@ def _check_named(is_named: bool) -> None:
     """
     if not is_named:
         raise StudioRefusal("There are no pictures to these seconds: name the sound.")
-
-
-def _cut(record: ThoughtRecord, end_s: float) -> ThoughtRecord:
-    """The part of a record that is heard before `end_s`."""
-    part = record.between(0.0, end_s)
-    events = [event.model_copy(update={"end_s": min(event.end_s, end_s)}) for event in part.events]
-    return part.model_copy(update={"events": events})
 
 
 def _facts(asked: MakeRequest, caption: str, cot: str) -> dict[str, Any]:

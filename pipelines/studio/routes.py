@@ -10,6 +10,7 @@ import io
 import json
 import secrets
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,7 +45,7 @@ _STATIC = Path(__file__).parent / "page"
 _STATIC_KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _EXPORTS = {".wav": "audio/wav", ".mp4": "video/mp4", ".mkv": "video/x-matroska", ".mov": "video/quicktime"}
 _SOURCE_KINDS = {".mp4": "video/mp4", ".mkv": "video/webm"}
-_THUMBNAILS, _THUMBNAIL_HEIGHT = 16, 64
+_THUMBNAILS, _THUMBNAIL_HEIGHT, _THUMBNAIL_WIDTH = 16, 64, 512
 _FRAME_SIDE = 960
 _POLL_S = 0.1
 _KEEP_ALIVE_S = 10.0
@@ -132,6 +133,9 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
     store, limits, service = editor.store, editor.store.limits, editor.service
     run = secrets.token_hex(4)  # a page may outlive the server, whose numbers begin anew
     windows = OpenWindows(editor)
+    following = threading.Semaphore(
+        limits.waiting
+    )  # one is followed at a time: more would take the server's threads
     router = APIRouter(prefix="/studio")
 
     def owner_of_request(request: Request) -> str:
@@ -285,9 +289,11 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
             steps = frame_times(0.0, project.shown_s, _THUMBNAILS / project.shown_s)
             times = [_shown_at(project, time_s) for time_s in steps]
             times = [t for n, t in enumerate(times) if n == 0 or t > times[n - 1]]
-            width = max(1, round(_THUMBNAIL_HEIGHT * project.width / project.height))
+            width = round(_THUMBNAIL_HEIGHT * project.width / project.height)
+            width = min(max(1, width), _THUMBNAIL_WIDTH)
             sheet = Image.new("RGB", (width * _THUMBNAILS, _THUMBNAIL_HEIGHT))
-            for number, picture in enumerate(read_frames(store.source(project), times)):
+            for number, time_s in enumerate(times):  # one by one: what lies between is not decoded
+                picture = next(iter(read_frames(store.source(project), [time_s])))
                 small = Image.fromarray(picture).resize((width, _THUMBNAIL_HEIGHT))
                 sheet.paste(small, (number * width, 0))
             with store.writing(project), atomic_path(path) as temporary:
@@ -311,7 +317,12 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
                 f"The clicks lie {apart_s:.0f} seconds apart, and an object is followed for {limits.followed_s:.0f} "
                 "at most: forget the object, then click it here."
             )
-        found = editor.regions.follow(store.source(project), project.shown_s, clicks)
+        if not following.acquire(blocking=False):
+            raise StudioRefusal("Other objects are being followed: click again in a moment.", 429)
+        try:
+            found = editor.regions.follow(store.source(project), project.shown_s, clicks)
+        finally:
+            following.release()
         return {"region": [box.model_dump() for box in found]}
 
     # versions
@@ -363,10 +374,11 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
     def plan(body: PlanBody, project: Project, owner: Owner) -> dict[str, Any]:
         window = window_of(owner, body.page)
         version = store.version(project, body.version)
+        span = None if body.start_s is None or body.end_s is None else (body.start_s, body.end_s)
         if editor.writer_understands:
             check_queue(window)
-            return {"job": _job(run, editor.understand(project, window, version, body.instruction), editor)}
-        span = None if body.start_s is None or body.end_s is None else (body.start_s, body.end_s)
+            job = editor.understand(project, window, version, body.instruction, span)
+            return {"job": _job(run, job, editor)}
         found = read_instruction(body.instruction, store.thought(project), version.duration_s, span)
         return {"plan": vars(found)}
 

@@ -124,6 +124,20 @@ class ThoughtRecord(_Part):
         events = [self.events[number] for number in kept]
         return ThoughtRecord(events=events, background=self.background, follows=links, avoid=self.avoid)
 
+    def cut(self, start_s: float, end_s: float) -> ThoughtRecord:
+        """The record of a span as of a clip of its own: cut to the span, whose beginning is second 0."""
+        part = self.between(start_s, end_s)
+        events = [
+            event.model_copy(
+                update={
+                    "start_s": max(0.0, event.start_s - start_s),
+                    "end_s": min(event.end_s, end_s) - start_s,
+                }
+            )
+            for event in part.events
+        ]
+        return part.model_copy(update={"events": events})
+
 
 def check_record_times(record: ThoughtRecord, duration_s: float) -> None:
     """Refuse times outside of a clip.

@@ -8,7 +8,7 @@ Shapes: F pictures, H rows, W columns of pixels, S side of SAM 2's pictures.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -149,9 +149,7 @@ class ObjectFinder:
         from transformers.models.sam2_video.modeling_sam2_video import Sam2VideoInferenceSession
 
         height, width = pictures[0].shape[:2]
-        video = torch.stack([self._scaled(picture) for picture in pictures])
         session = Sam2VideoInferenceSession(
-            video=video,
             video_height=height,
             video_width=width,
             inference_device=self._device,
@@ -159,6 +157,7 @@ class ObjectFinder:
             video_storage_device=self._device,
             dtype=torch.float32,
         )
+        session.processed_frames = ScaledPictures(pictures, self._side)
         scale = torch.tensor([self._side / width, self._side / height], device=self._device)
         for number, (left, top, right, bottom) in enumerate(boxes):
             corners = torch.tensor([[left, top], [right, bottom]], device=self._device) * scale
@@ -183,12 +182,24 @@ class ObjectFinder:
             if box is not None:
                 found[place][number] = box
 
-    def _scaled(self, picture_HWC: NDArray[np.uint8]) -> Tensor:
-        """A picture `[3, S, S]` as SAM 2 takes it."""
-        picture_1CHW = torch.from_numpy(np.array(picture_HWC)).permute(2, 0, 1)[None].float() / 255
+
+class ScaledPictures(Mapping[int, Tensor]):
+    """Pictures `[3, S, S]` as SAM 2 takes them, by number; scaled when they are read: 12 MB each at its side of 1024."""
+
+    def __init__(self, pictures: Sequence[NDArray[np.uint8]], side: int) -> None:
+        self._pictures, self._side = pictures, side
+
+    def __getitem__(self, number: int) -> Tensor:
+        picture_1CHW = torch.from_numpy(np.array(self._pictures[number])).permute(2, 0, 1)[None].float() / 255
         size = (self._side, self._side)
         scaled = torch.nn.functional.interpolate(picture_1CHW, size, mode="bilinear", antialias=True)[0]
         return (scaled - torch.tensor(_MEAN)[:, None, None]) / torch.tensor(_DEVIATION)[:, None, None]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self._pictures)))
+
+    def __len__(self) -> int:
+        return len(self._pictures)
 
 
 def box_of_mask(mask_HW: Tensor, size: tuple[int, int]) -> PictureBox | None:

@@ -99,7 +99,6 @@
     el.empty.hidden = !!project;
     sessionStorage.setItem("st-project", project ? project.id : "");  // of this tab, for when it is loaded again
     if (!project) return;
-    el.save.href = `/studio/api${here("/export")}`;
     el.stage.hidden = el.strip.hidden = !project.has_pictures;
     state.view = [0, Math.max(project.duration_s, 0.1)];
     for (const field of [el.background, el.avoid]) field.value = field.defaultValue;
@@ -192,13 +191,7 @@
     // a link saves nothing and says nothing where pictures do not go into such a file
     const film = (format, text) => {
       const button = make("button", { className: "st-button" }, text);
-      button.onclick = guarded(async () => {
-        const name = `${state.project.name.replace(/\.[^.]*$/, "")}-${version.id}.${format}`;
-        tell(`Writing ${name} …`);
-        try {
-          saveAs(name, await ask(versionPath(version.id, `/export?format=${format}`), { as: "blob" }));
-        } finally { tell(""); }
-      });
+      button.onclick = guarded(() => save(`-${version.id}.${format}`, versionPath(version.id, `/export?format=${format}`)));
       box.append(button);
     };
     link("wav", "Export WAV");
@@ -229,10 +222,15 @@
     return box;
   }
 
-  function saveAs(name, content) {
-    const a = make("a", { href: URL.createObjectURL(content), download: name });
-    a.click();
-    setTimeout(() => URL.revokeObjectURL(a.href), 60_000);
+  async function save(ending, path) {
+    const name = `${state.project.name.replace(/\.[^.]*$/, "")}${ending}`;
+    tell(`Writing ${name} …`);
+    try {
+      const content = await ask(path, { as: "blob" });
+      const a = make("a", { href: URL.createObjectURL(content), download: name });
+      a.click();
+      setTimeout(() => URL.revokeObjectURL(a.href), 60_000);
+    } finally { tell(""); }
   }
 
   function compare(other) {
@@ -924,6 +922,7 @@
       if (isOpen(id)) show(null);
       await refreshState();
     });
+    el.save.onclick = guarded(() => save(".studio.zip", here("/export")));
     el.play.onclick = play;
     el.zoomIn.onclick = () => zoom(0.6);
     el.zoomOut.onclick = () => zoom(1.7);

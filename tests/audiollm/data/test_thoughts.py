@@ -39,6 +39,10 @@ def test_a_record_is_read_as_it_was_written() -> None:
     )
     assert caption_of_record(record) == "bell, dog bark and rain"
     assert record.between(1.5, 5.0).sounds() == ["bell", "rain"] and not record.between(1.5, 5.0).follows
+    cut = [(event.sound, event.start_s, event.end_s) for event in record.cut(1.5, 5.0).events]
+    assert cut == [
+        (e.sound, max(0.0, e.start_s - 1.5), min(e.end_s, 5.0) - 1.5) for e in record.between(1.5, 5.0).events
+    ]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import transformers
 
 from audiollm.errors import ConfigError
 from pipelines.audiocot.steps.objects import Objects, ObjectsConfig
-from pipelines.audiocot.steps.tracking import ObjectFinder, box_of_mask, overlap
+from pipelines.audiocot.steps.tracking import ObjectFinder, ScaledPictures, box_of_mask, overlap
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "red", "bell", "dog", "?"]
 SIDE = 128
@@ -84,9 +84,8 @@ def test_objects_are_found_and_followed_within_the_pictures(folders: tuple[Path,
     assert finder.find(pictures, times, ["dog"], 1.0, 3) == []
 
 
-def test_a_picture_is_scaled_as_the_tracker_was_trained(folders: tuple[Path, Path]) -> None:
-    grey = np.full((20, 30, 3), 128, np.uint8)
-    scaled_CSS = ObjectFinder(*folders)._scaled(grey)
+def test_a_picture_is_scaled_as_the_tracker_was_trained() -> None:
+    scaled_CSS = ScaledPictures([np.full((20, 30, 3), 128, np.uint8)], SIDE)[0]
     expected = (128 / 255 - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])
     assert scaled_CSS.shape == (3, SIDE, SIDE)
     torch.testing.assert_close(scaled_CSS, expected[:, None, None].expand(3, SIDE, SIDE))

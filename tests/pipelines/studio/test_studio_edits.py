@@ -19,7 +19,7 @@ import torch
 from audiollm.audio import Waveform, load
 from audiollm.data.records.sample import Region
 from audiollm.data.records.thoughts import ThoughtEvent, ThoughtRecord
-from audiollm.errors import ConfigError
+from audiollm.errors import ConfigError, StageError
 from audiollm.flow.generator import SoundGenerator
 from audiollm.flow.model.sampling import sample_latents
 from audiollm.flow.service import CLIPS_REMEMBERED, JobStopped, SoundService
@@ -119,6 +119,28 @@ def test_a_long_chain_of_thought_loses_no_sound_that_was_made(editor: SoundEdito
     made = editor.generate(project, "w", MakeRequest(steps=1)).value()
     version = editor.store.version(project, made["version"])
     assert (len(version.caption), len(version.cot)) == (2000, 20_000)
+
+
+def test_each_window_of_a_long_sound_is_told_its_part_of_the_chain_of_thought(
+    editor: SoundEditor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, conditions = {}, SoundGenerator.conditions
+
+    def spied(*given: Any, start_s: float = 0.0, cot: str | None = None, **named: Any) -> Any:
+        told[round(start_s, 2)] = cot
+        return conditions(*given, start_s=start_s, cot=cot, **named)
+
+    monkeypatch.setattr(SoundGenerator, "conditions", spied)
+    project = opened(editor, write_recording(tmp_path / "sound.wav", 6.0))
+    events = [
+        ThoughtEvent(sound="bell", start_s=0.5, end_s=0.8),
+        ThoughtEvent(sound="dog", start_s=5.5, end_s=6.0),
+    ]
+    editor.store.keep_thought(project, ThoughtRecord(events=events))
+    editor.generate(project, "w", MakeRequest(steps=1)).value()
+    first, last = told[0.0], told[max(told)]
+    assert first is not None and "at 0.5 seconds, bell" in first and "dog" not in first
+    assert last is not None and f"at {5.5 - max(told):.1f} seconds, dog" in last and "bell" not in last
 
 
 def test_a_film_whose_sound_goes_on_after_its_pictures(editor: SoundEditor, tmp_path: Path) -> None:
@@ -433,6 +455,28 @@ def test_a_model_that_writes_reads_instructions_and_objects(tmp_path: Path) -> N
             film
         )  # words are about a version, with the film's pictures
         assert list(writer.asked[1].region) == [box]
+
+
+def test_words_are_read_without_the_model_where_it_cannot(tmp_path: Path) -> None:
+    limits, writer = StudioLimits(made_s=30.0), ScriptedWriter()
+    store = ProjectStore(tmp_path / "s", limits)
+    with closing(SoundEditor(SoundService(), store, RegionFinder(), writer, True, limits)) as editor:
+        project = opened(editor, write_recording(tmp_path / "sound.wav"))
+        first = editor.store.version(project, 1)
+
+        def plan(words: str, span: tuple[float, float] | None = None) -> tuple[object, ...]:
+            return tuple(editor.understand(project, "w", first, words, span).value()["plan"].values())
+
+        assert plan("keep only the bell", (0.5, 1.5)) == ("extract", "bell", 0.5, 1.5) and not writer.asked
+        assert plan("let a bell ring", (1.0, 1.5)) == ("add", "bell", 1.0, 1.5), "the selected seconds"
+        writer.problem = StageError("no answer", "train the model longer")
+        assert plan("add a bell at 1 s")[:3] == ("add", "a bell", 1.0)
+        with pytest.raises(StageError, match="no answer"):
+            plan("ring ring")
+        asked = len(writer.asked)
+        long = opened(editor, write_recording(tmp_path / "long.wav", 40.0))
+        found = editor.understand(long, "w", store.version(long, 1), "add a bell at 35 s").value()["plan"]
+        assert (found["kind"], found["start_s"]) == ("add", 35.0) and len(writer.asked) == asked
 
 
 def _packets(path: Path) -> list[bytes]:

@@ -7,6 +7,7 @@ import io
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,45 @@ def test_a_strip_that_was_cut_off_is_made_again(
         answer = client.get(f"{root}/strip")
         assert answer.status_code == 507 and "make room" in answer.json()["sentence"]
     assert client.get(f"{root}/strip").content.endswith(b"\xff\xd9")
+
+
+def test_a_very_wide_film_has_a_strip(served: Any, tmp_path: Path) -> None:
+    _, app = served
+    client = browser(app)
+    picture = np.zeros((16, 1280, 3), np.uint8)
+    write_video(tmp_path / "wide.mp4", [picture] * 8, 8, None)
+    project = upload(client, tmp_path / "wide.mp4").json()
+    answer = client.get(f"/studio/api/projects/{project['id']}/strip")
+    assert answer.status_code == 200 and answer.content.endswith(b"\xff\xd9")
+
+
+def test_clicks_of_many_people_wait_in_few_threads(
+    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editor, app = served
+    client = browser(app)
+    project = upload(client, write_film(tmp_path / "film.mp4")).json()
+    go_on, begun = threading.Event(), threading.Semaphore(0)
+
+    def slow(*given: Any) -> list[Any]:
+        begun.release()
+        go_on.wait(20)
+        return []
+
+    monkeypatch.setattr(editor.regions, "follow", slow)
+
+    def click() -> Any:
+        asked = {"clicks": [{"at_s": 1.0, "x": 42, "y": 48}]}
+        return client.post(f"/studio/api/projects/{project['id']}/region", json=asked, headers=CHANGES)
+
+    with ThreadPoolExecutor(32) as pool:
+        waiting = [pool.submit(click) for _ in range(editor.store.limits.waiting)]
+        for _ in waiting:
+            assert begun.acquire(timeout=20)
+        refused = click()
+        go_on.set()
+        assert refused.status_code == 429 and "in a moment" in refused.json()["sentence"]
+        assert all(each.result().status_code == 200 for each in waiting)
 
 
 def test_exports_leave_nothing_behind(served: Any, tmp_path: Path) -> None:

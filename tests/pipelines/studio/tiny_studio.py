@@ -131,8 +131,11 @@ class ScriptedWriter:
 
     def __init__(self) -> None:
         self.asked: list[ThoughtRequest] = []
+        self.problem: Exception | None = None
 
     def think(self, asked: ThoughtRequest) -> ThoughtAnswer:
         self.asked.append(asked)
+        if self.problem is not None:
+            raise self.problem
         record = ThoughtRecord(events=[ThoughtEvent(sound="bell", start_s=0.5, end_s=1.0)])
         return ThoughtAnswer(record, "add", (0.5, 1.0)) if asked.instruction else ThoughtAnswer(record)
