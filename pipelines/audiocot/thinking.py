@@ -35,7 +35,7 @@ Answer = TypeVar("Answer")
 _MAX_TOKENS = 1024
 _EXTEND_AT_MOST_S = 60.0
 _UNTOLD = PictureSettings(side=448)
-"""Pictures of models that do not tell how they were shown them, as of endpoints: full pictures of a film fill the memory."""
+"""For models that do not tell how they were shown pictures, as endpoints: the full ones of a film fill the memory."""
 
 
 class EditAnswer(BaseModel):

@@ -33,6 +33,14 @@ _REPORT_KINDS = {
     ".svg": "image/svg+xml", ".wav": "audio/wav", ".flac": "audio/flac", ".mp3": "audio/mpeg", ".ogg": "audio/ogg",
     ".mp4": "video/mp4",
 }  # fmt: skip
+FILM_KINDS = {
+    ".mp4": "video/mp4",
+    ".m4v": "video/mp4",
+    ".mov": "video/mp4",
+    ".webm": "video/webm",
+    ".mkv": "video/webm",
+}
+"""Endings of films that browsers play, as they are told to."""
 _STEP = re.compile(r"step-(\d+)")
 _SOUND_KINDS = (".wav", ".flac", ".mp3", ".ogg")
 _MOST_TOKENS = 20_000
@@ -261,9 +269,14 @@ def clip_html(shown: ShownFiles, row: Mapping[str, Any]) -> str:
     heard = _audio(shown, clip, name) if clip is not None else ""
     seen = ""
     if clip is not None and clip.video is not None:
-        seen = (
-            f'<img loading="lazy" alt="Picture of {name}" src="/studio/api/clips/{shown.clip(clip)}/picture">'
-        )
+        place = f"/studio/api/clips/{shown.clip(clip)}"
+        seen = f'<img loading="lazy" alt="Picture of {name}" src="{place}/picture">'
+        if clip.video.suffix.lower() in FILM_KINDS:
+            span = f"{clip.start_s:g}" if clip.end_s is None else f"{clip.start_s:g},{clip.end_s:g}"
+            seen = (
+                f'<video controls preload="none" aria-label="Film of {name}" poster="{place}/picture" '
+                f'src="{place}/film#t={span}"></video>'
+            )
     return f"{seen}<div><strong>{name}</strong> {judged}<p>{told}</p>{dropped}{heard}</div>"
 
 

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from audiollm.audio import encode_bytes, load
 from audiollm.video.frames import read_frames
-from pipelines.studio.browsing import ShownFiles, report_policy
+from pipelines.studio.browsing import FILM_KINDS, ShownFiles, report_policy
 from pipelines.studio.gate import OWNER
 from pipelines.studio.limits import StudioRefusal
 from pipelines.studio.live import LiveDesk
@@ -59,6 +59,14 @@ def add_shown_routes(app: FastAPI, shown: ShownFiles, desk: LiveDesk | None) -> 
         picture = Image.fromarray(next(iter(read_frames(clip.video, [middle_s]))))
         picture.thumbnail((_PICTURE_SIDE, _PICTURE_SIDE))
         return Response(jpeg_bytes(picture), media_type="image/jpeg")
+
+    @router.get("/api/clips/{token}/film")
+    def clip_film(token: str, owner: Owner) -> Response:
+        clip = shown.found_clip(token)
+        kind = None if clip.video is None else FILM_KINDS.get(clip.video.suffix.lower())
+        if clip.video is None or kind is None or not clip.video.is_file():
+            raise StudioRefusal("The clip has no film that a browser plays.", 404)
+        return FileResponse(clip.video, media_type=kind)
 
     @router.get("/reports/{token}/{name:path}")
     def report_file(token: str, name: str, request: Request) -> Response:

@@ -184,7 +184,7 @@ class ObjectFinder:
 
 
 class ScaledPictures(Mapping[int, Tensor]):
-    """Pictures `[3, S, S]` as SAM 2 takes them, by number; scaled when they are read: 12 MB each at its side of 1024."""
+    """Pictures `[3, S, S]` as SAM 2 takes them, by number; scaled when they are read (12 MB each at a side of 1024)."""
 
     def __init__(self, pictures: Sequence[NDArray[np.uint8]], side: int) -> None:
         self._pictures, self._side = pictures, side

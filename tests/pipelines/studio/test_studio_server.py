@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
+import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -56,7 +58,7 @@ testclient = pytest.importorskip("starlette.testclient", reason="the extra `stud
 
 from fastapi import FastAPI  # noqa: E402
 
-from pipelines.studio.gate import OWNER, StudioGate, is_allowed  # noqa: E402
+from pipelines.studio.gate import COOKIE, OWNER, StudioGate, is_allowed  # noqa: E402
 from pipelines.studio.routes import OpenWindows, add_refusals, add_routes  # noqa: E402
 from pipelines.studio.server import studio_app  # noqa: E402
 from pipelines.studio.shown_routes import add_shown_routes  # noqa: E402
@@ -553,11 +555,28 @@ def test_clips_are_filtered_and_reviewed(tmp_path: Path) -> None:
 
 
 def test_who_reviews_a_film_sees_it(tmp_path: Path) -> None:
-    part = {"id": "a", "path": "film.mp4", "start_s": 0.0, "end_s": 1.0}
-    write_jsonl(tmp_path / "clips.jsonl", [{**part, "video": "film.mp4"}])
+    path = str(write_film(tmp_path / "film.mp4"))
+    part = {"id": "a", "path": path, "start_s": 0.0, "end_s": 1.0}
+    write_jsonl(tmp_path / "clips.jsonl", [{**part, "video": path}])
     write_jsonl(tmp_path / "review.jsonl", [{**part, "verdict": None}])
     shown, row = ShownFiles(), review_next(tmp_path)
-    assert row is not None and "/picture" in clip_html(shown, row)
+    assert row is not None
+    listed = clip_html(shown, row)
+    assert "/picture" in listed and '/film#t=0,1"' in listed
+    app = FastAPI()
+    add_shown_routes(app, shown, None)
+    add_refusals(app)
+    app.add_middleware(StudioGate)
+    (place,) = re.findall(r'src="([^"#]+)/film', listed)
+    client = testclient.TestClient(app, base_url="http://127.0.0.1:7860")
+    assert client.get(f"{place}/film").status_code == 401
+    client.cookies.set(COOKIE, secrets.token_urlsafe(32))
+    film = client.get(f"{place}/film")
+    assert (
+        film.content == (tmp_path / "film.mp4").read_bytes() and film.headers["content-type"] == "video/mp4"
+    )
+    other = shown.clip(ShownClip(tmp_path / "a.wav", 0.0, 1.0, tmp_path / "clips.jsonl"))
+    assert client.get(f"/studio/api/clips/{other}/film").status_code == 404
     assert "/picture" in clips_html(shown, tmp_path, ClipFilter("to review"))[0]
     give_verdict(tmp_path, "a", "accepted", "")
     assert listed_clips(tmp_path, "to review") == [{**part, "verdict": "accepted", "note": ""}]
