@@ -65,6 +65,15 @@ def audiocot(
             show_default="no limit",
         ),
     ] = None,
+    held_out: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=0.99,
+            help="Share of the files without a split that become the split test, which no training learns from.",
+            show_default="0",
+        ),
+    ] = None,
     settings: Annotated[
         Path | None, typer.Option(help="A YAML file with any settings of the stage audiocot.")
     ] = None,
@@ -122,6 +131,7 @@ def audiocot(
         "input": inputs,
         "preset": preset.value if preset else None,
         "missing_scorer": missing_scorer,
+        "held_out": held_out,
         "workers": workers,
         "ray_address": ray_address,
         "engine": engine.value if engine else None,

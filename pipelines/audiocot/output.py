@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from audiollm.data.records.sample import AudioPart, Message, Region, Sample, TextPart, VideoPart
+from audiollm.data.records.sample import AudioPart, Message, Region, Sample, TextPart, VideoPart, holds_out
 from audiollm.data.records.thoughts import ThoughtRecord, caption_of_record, prose_of, record_json
 from audiollm.errors import StageError
 from audiollm.files.atomic import JsonLines, line_numbers, read_whole_lines, write_json, write_jsonl
@@ -308,7 +308,7 @@ def _made_sample(clip: Row, plan: MadePlan, found: Mapping[str, Any]) -> Sample:
         stage=2 if plan.operation == "extract" else 3,
         operation=plan.operation,
         span=list(plan.span),
-        instruction=instruction_of_plan(plan, clip["split"] == "test"),
+        instruction=instruction_of_plan(plan, holds_out(str(clip["split"] or ""))),
         thought=thought_of_plan(plan),
         record=record_json(plan.record),
         about=record_json(plan.about),

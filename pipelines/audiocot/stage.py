@@ -87,7 +87,7 @@ def _run(config: AudioCotConfig, context: Context, ledger: Ledger) -> dict[str, 
     spool = Spool(folder / "ledger" / "spool.sqlite")
     try:
         run = StepRun(config, context, chain.steps, ledger, "levels")
-        walks = CotWalks(chain, limits, spool)
+        walks = CotWalks(chain, limits, spool, config.held_out)
         before_walks = time.process_time()
         run.walk("thinking about sounds", len(sources.found), walks.begin(sources.found))
         walk_cpu_s = time.process_time() - before_walks

@@ -21,7 +21,7 @@ from audiollm.data.records.thoughts import (
     parse_thought,
     record_json,
 )
-from audiollm.data.records.video_clips import PictureReader, PictureSettings
+from audiollm.data.records.video_clips import MAX_PICTURES, PictureReader, PictureSettings
 from audiollm.errors import ConfigError, StageError
 from audiollm.video.frames import VideoError, frame_times, pictures_end_s
 from pipelines.audiocot.clip import SoundClip, SoundFile, Told
@@ -151,14 +151,14 @@ class ModelThinker:
     Args:
         chat: a chat of any number of turns.
         asks: the most requests.
-        pictures: how the model was shown pictures in its training.
+        pictures: how the model was shown pictures in its training; fewer a second where a clip would have too many.
         hears: whether it takes recordings; one that sees alone is shown the pictures.
     """
 
     def __init__(
         self, chat: Any, asks: int, pictures: PictureSettings | None = None, hears: bool = True
     ) -> None:
-        self._chat, self._asks, self._pictures = chat, asks, pictures or PictureSettings()
+        self._chat, self._asks, self._pictures = chat, asks, pictures or _UNTOLD
         self._hears = hears
 
     def think(self, asked: ThoughtRequest) -> ThoughtAnswer:
@@ -174,9 +174,15 @@ class ModelThinker:
                 "--model",
                 "give a model that hears",
             )
+        if asked.instruction is not None and asked.region:
+            raise ConfigError(
+                "an instruction is about the whole clip",
+                "--region",
+                "ask about the object or give the instruction",
+            )
         if asked.instruction is not None:
             prompt = f"{WHAT_TO_DO}{asked.instruction}"
-            found = self._ask(asked, clip, prompt, lambda answer: parse_edit(answer, clip.duration_s))
+            found = self._ask(asked, clip, prompt, lambda answer: _edit_of(answer, clip.duration_s))
             return ThoughtAnswer(found.record, found.operation, (found.span[0], found.span[1]))
         if asked.region and clip.video is None:
             raise ConfigError(f"{asked.source}: has no pictures", "--region", "leave it out for a recording")
@@ -204,6 +210,8 @@ class ModelThinker:
                 part = VideoPart(
                     path=clip.video, start_s=clip.start_s, end_s=end_s, region=list(asked.region)
                 )
+                most = MAX_PICTURES / (end_s - clip.start_s)
+                settings = settings.model_copy(update={"per_second": min(settings.per_second, most)})
                 shown = PictureReader(settings).read(part, asked.check_stop)
             except (VideoError, ValueError) as error:
                 raise ConfigError(
@@ -217,9 +225,14 @@ class ModelThinker:
             return ask_checked(
                 lambda turns: str(self._chat.go_on(turns, asked.check_stop)), parts, check, self._asks
             )[0]
-        except (ChatError, RefusedAnswer) as error:
+        except RefusedAnswer as error:
             raise StageError(
                 f"think: {error}", "train the model longer (recipes/audiocot_writer), or raise --asks"
+            ) from None
+        except ChatError as error:
+            raise StageError(
+                f"think: {error}",
+                "give a shorter part (--start, --end), or look after the endpoint: address, model, key",
             ) from None
 
 
@@ -234,7 +247,11 @@ def model_thinker(model: str, asks: int) -> ModelThinker:
 
     kind, _, where = model.partition("=")
     name, at, url = where.partition("@")
-    if kind == "endpoint" and name and at:
+    if kind == "endpoint":
+        if not (name and at and url):
+            raise ConfigError(
+                f"{model!r} names no endpoint", "--model", "write endpoint=MODEL@http://HOST:PORT/v1"
+            )
         return ModelThinker(EndpointChat(url, name, max_tokens=_MAX_TOKENS), asks)
     folder = model_folder(Path(model))
     chat = PretrainedChat(folder, _MAX_TOKENS)
@@ -279,6 +296,20 @@ def open_clip(asked: ThoughtRequest) -> SoundClip:
 
 
 # Private
+
+
+def _edit_of(answer: str, duration_s: float) -> EditAnswer:
+    """The operation in an answer about a whole sound, which an extension goes beyond.
+
+    Raises:
+        ThoughtError: see `parse_edit`.
+    """
+    found = parse_edit(answer, duration_s)
+    if found.operation == "extend" and found.span[1] <= duration_s:
+        raise ThoughtError(
+            f"an extension must end after {duration_s:.2f} s, and this one ends at {found.span[1]:g} s"
+        )
+    return found
 
 
 def _shown_until(clip: SoundClip, video: str, per_second: float) -> float:

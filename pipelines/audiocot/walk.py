@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,8 @@ class CotWalks:
     chain: CotChain
     thresholds: ClipThresholds
     spool: Spool
+    held_out: float = 0.0
+    """Share of the files without a split that are held out."""
 
     def begin(self, sources: Sequence[FileSource]) -> Iterator[Walk]:
         """Yield the walk of every file; a file whose content came before is only named."""
@@ -94,7 +97,7 @@ class CotWalks:
             "start_s": span.start_s,
             "end_s": span.end_s,
             "duration_s": duration_s,
-            "split": source.told.split,
+            "split": source.told.split or self._drawn_split(source),
             "text": source.told.text or "",
             "truth": source.told.truth,
             "sample_rate": probe["sample_rate"],
@@ -105,6 +108,14 @@ class CotWalks:
             row["errors"] = errors
         self.spool.put_part(file, number, {**row, "dropped": drop.as_row() if drop else None})
         return []
+
+    def _drawn_split(self, source: FileSource) -> str | None:
+        if not self.held_out:
+            return None
+        place = (
+            int.from_bytes(hashlib.sha256(f"split {source.digest}".encode()).digest()[:4], "little") / 2**32
+        )
+        return "test" if place < self.held_out else "train"
 
     def _broken_by(self, step: Step, error: str) -> Drop | None:
         """An error costs the clip where a threshold or the record waits for the value; else the value alone.

@@ -45,7 +45,9 @@ _STEP = re.compile(r"step-(\d+)")
 _SOUND_KINDS = (".wav", ".flac", ".mp3", ".ogg")
 _MOST_TOKENS = 20_000
 _MOST_CURVES = 8
-_MOST_SAMPLES = 12
+_EXAMPLES = ("examples", "samples", "audio")
+"""Folders of a stage's sounds."""
+_MOST_SAMPLES, _MOST_ANSWERS = 12, 8
 _MOST_STEPS = 8
 """Evaluations of a stage whose sounds are listed."""
 _SHOWN_CURVES = ("loss", "evaluation/loss", "reward", "accuracy", "kl", "gradient_norm", "learning_rate")
@@ -175,19 +177,25 @@ def curves_html(folder: Path | None) -> str:
     return "".join(parts) or '<p class="st-quiet">No stage of this run has curves yet.</p>'
 
 
-def curves_mark(folder: Path | None) -> str:
-    """A text that changes where a curve of a run has grown: drawing them all takes half a second."""
+def run_mark(folder: Path | None) -> str:
+    """A text that changes where a curve of a run has grown, or there is a new sound, answer or report: drawing them
+    all takes half a second."""
     if folder is None:
         return ""
-    found = sorted((path.parent.name, path.stat().st_size) for path in folder.glob("*/metrics.jsonl"))
-    return repr((folder.name, found))
+    written = [
+        path for name in ("*/metrics.jsonl", "*/answers.jsonl", "*/listening/*") for path in folder.glob(name)
+    ]
+    written += folder.glob("report.html")
+    written += [path for kind in _EXAMPLES for path in folder.glob(f"*/{kind}")]
+    facts = [(path, path.stat()) for path in sorted(written)]
+    return repr([(str(path), fact.st_size, fact.st_mtime) for path, fact in facts])
 
 
 def samples_html(shown: ShownFiles, folder: Path | None) -> str:
-    """Sounds that stages of a run made: those of evaluations, the newest step first, then other examples."""
+    """What stages of a run made: answers and sounds of evaluations, the newest step first, then other examples."""
     if folder is None:
         return ""
-    parts = []
+    parts = [_answers_html(shown, path) for path in sorted(folder.glob("*/answers.jsonl"))]
     for listening in sorted(folder.glob("*/listening")):
         texts = _prompt_texts(listening / "prompts.jsonl")
         for step, place in _evaluations(listening)[:_MOST_STEPS]:
@@ -201,12 +209,7 @@ def samples_html(shown: ShownFiles, folder: Path | None) -> str:
                     f"<h3><strong>{html.escape(listening.parent.name)}: sounds of step {step:,}</strong></h3>"
                     + _sound_list(shown, sounds)
                 )
-    found = [
-        path
-        for kind in ("examples", "samples", "audio")
-        for path in folder.glob(f"*/{kind}/**/*")
-        if _is_sound(path)
-    ]
+    found = [path for kind in _EXAMPLES for path in folder.glob(f"*/{kind}/**/*") if _is_sound(path)]
     newest = sorted(found, key=lambda path: -path.stat().st_mtime)[:_MOST_SAMPLES]
     if newest:
         parts.append(_sound_list(shown, [(path, str(path.relative_to(folder))) for path in newest]))
@@ -354,6 +357,30 @@ def _sound_list(shown: ShownFiles, sounds: Sequence[tuple[Path, str]]) -> str:
         name = html.escape(told)
         rows.append(f"<li><span>{name}</span>{_audio(shown, ShownClip(path, 0.0, None), name)}</li>")
     return f'<ul class="st-clips">{"".join(rows)}</ul>'
+
+
+def _answers_html(shown: ShownFiles, path: Path) -> str:
+    """A model's own answers to held-out prompts, the newest step first, with the sounds that it was asked about."""
+    steps: dict[int, list[str]] = {}
+    for row in read_whole_lines(path).rows:
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            continue
+        said, heard = [], []
+        for message in row.get("messages", ()):
+            for part in message.get("content", ()):
+                said += [html.escape(str(part["text"]))] if "text" in part else []
+                if "path" in part and _is_sound(sound := (path.parent / str(part["path"]))):
+                    heard.append(
+                        _audio(shown, ShownClip(sound, 0.0, None), html.escape(str(row.get("id", ""))))
+                    )
+        answer = html.escape(str(row.get("answer", "")))
+        told = f"<p>{' '.join(said)}</p>{''.join(heard)}<p><strong>{answer}</strong></p>"
+        steps.setdefault(row["step"], []).append(f"<li><div>{told}</div></li>")
+    return "".join(
+        f"<h3><strong>{html.escape(path.parent.name)}: answers of step {step:,}</strong></h3>"
+        f'<ul class="st-clips">{"".join(steps[step][:_MOST_ANSWERS])}</ul>'
+        for step in sorted(steps, reverse=True)[:_MOST_STEPS]
+    )
 
 
 def _with_pictures(folder: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

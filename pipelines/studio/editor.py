@@ -164,7 +164,7 @@ class SoundEditor:
                     return {"plan": vars(plan)}
             try:
                 plan = by_model(job)
-            except StageError as error:
+            except (StageError, ConfigError) as error:
                 try:
                     plan = by_words()
                 except StudioRefusal:

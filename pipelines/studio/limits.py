@@ -51,6 +51,8 @@ class StudioLimits:
     """Versions of a project."""
     waiting: int = 8
     """Requests of one window in the queue."""
+    patience_s: float = 15.0
+    """Seconds after which a window whose connection ended counts as closed."""
     followed_s: float = 120.0
     """Seconds between the first and the last click on an object: all pictures of them are held in memory."""
     spare_mb: float = 200.0

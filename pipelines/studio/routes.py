@@ -110,22 +110,41 @@ class ThinkBody(_Body):
 
 
 class OpenWindows:
-    """Windows of browsers that are open: the requests of one that is closed are stopped."""
+    """Windows of browsers that are open: the requests of one that is closed are stopped, after their present step.
+
+    A window tells when it is closed. One whose connection ends without that may come back: a tunnel or a network that
+    failed for a moment costs no work.
+    """
 
     def __init__(self, editor: SoundEditor) -> None:
         self._editor = editor
         self._open: dict[str, int] = {}
+        self._guard = threading.Lock()
 
     def enter(self, window: str) -> None:
         """Count a connection of a window."""
-        self._open[window] = self._open.get(window, 0) + 1
+        with self._guard:
+            self._open[window] = self._open.get(window, 0) + 1
 
     def leave(self, window: str) -> None:
-        """A connection ended; without another one the window's requests are stopped, after their present step."""
-        self._open[window] = self._open.get(window, 1) - 1
-        if self._open[window] <= 0:
-            del self._open[window]
-            self._editor.service.stop(window)
+        """A connection ended: without another one in time the window counts as closed."""
+        with self._guard:
+            self._open[window] = self._open.get(window, 1) - 1
+        waiting = threading.Timer(self._editor.store.limits.patience_s, self._give_up, [window])
+        waiting.daemon = True
+        waiting.start()
+
+    def close(self, window: str) -> None:
+        """The window was closed."""
+        self._editor.service.stop(window)
+
+    def _give_up(self, window: str) -> None:
+        with self._guard:
+            is_closed = self._open.get(window, 0) <= 0
+            if is_closed:
+                self._open.pop(window, None)
+        if is_closed:
+            self.close(window)
 
 
 def add_routes(app: FastAPI, editor: SoundEditor) -> None:
@@ -407,6 +426,11 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
                 return _job(run, job, editor)
         raise StudioRefusal("There is no such request.", 404)
 
+    @router.post("/api/close")
+    def close_window(owner: Owner, page: PageId) -> dict[str, Any]:
+        windows.close(window_of(owner, page))
+        return {}
+
     @router.get("/api/events")
     async def events(owner: Owner, page: PageId) -> Response:
         window = window_of(owner, page)
@@ -475,6 +499,7 @@ def _listed(project: StoredProject) -> dict[str, Any]:
         "id": project.id,
         "name": project.name,
         "duration_s": project.duration_s,
+        "shown_s": project.shown_s,
         "has_pictures": project.has_pictures,
         "created": project.created,
     }

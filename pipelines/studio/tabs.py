@@ -18,13 +18,13 @@ from pipelines.studio.browsing import (
     clip_html,
     clips_html,
     curves_html,
-    curves_mark,
     drop_reasons,
     give_verdict,
     listed_clips,
     report_html,
     review_next,
     run_folder,
+    run_mark,
     run_names,
     samples_html,
 )
@@ -112,7 +112,7 @@ def _runs_tab(gradio: Any, folders: StudioFolders, shown: ShownFiles) -> None:
     report = _shown_html(gradio, report_html(shown, start))
     timer = gradio.Timer(_REFRESH_S)
 
-    mark, known = gradio.State(curves_mark(start)), gradio.State(sorted(names))
+    mark, known = gradio.State(run_mark(start)), gradio.State(sorted(names))
 
     def begun(name: str | None, before: list[str]) -> Any:
         """The choices with runs that began, or were deleted, since they were listed."""
@@ -128,19 +128,19 @@ def _runs_tab(gradio: Any, folders: StudioFolders, shown: ShownFiles) -> None:
             curves_html(folder),
             samples_html(shown, folder),
             report_html(shown, folder),
-            curves_mark(folder),
+            run_mark(folder),
         )
 
     def grown(name: str | None, before: str) -> Any:
         folder = run_folder(folders.runs, name)
-        now = curves_mark(folder)
+        now = run_mark(folder)
         if now == before:
-            return gradio.skip(), gradio.skip(), gradio.skip()
-        return curves_html(folder), samples_html(shown, folder), now
+            return tuple(gradio.skip() for _ in range(4))
+        return curves_html(folder), samples_html(shown, folder), report_html(shown, folder), now
 
     quiet = {"api_visibility": "private", "show_progress": "hidden"}
     choice.change(chosen, choice, [curves, samples, report, mark], **quiet)
-    timer.tick(grown, [choice, mark], [curves, samples, mark], **quiet)
+    timer.tick(grown, [choice, mark], [curves, samples, report, mark], **quiet)
     timer.tick(begun, [choice, known], [choice, hint, known], **quiet)
 
 

@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from audiollm.data.records.manifest_source import ManifestSource
 from audiollm.data.records.mixture import evenly
@@ -16,6 +16,9 @@ from audiollm.errors import BadSample, StageError
 from audiollm.models.audio_llms.inputs import Pictures
 from pipelines.audiocot.writer.scores import QuestionKind
 from pipelines.audiocot.writer.settings import EvaluateThoughtsConfig
+
+if TYPE_CHECKING:
+    from audiollm.rl.rollouts.protocol import RolloutSettings
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,9 @@ def read_thought_questions(config: EvaluateThoughtsConfig) -> list[ThoughtQuesti
             continue
         sample, facts = loaded.sample, loaded.sample.metadata
         kind = facts.get("question")
-        if kind not in by_kind or (config.split is not None and facts.get("split", "train") != config.split):
+        if kind not in by_kind:
+            continue
+        if config.split is not None and sample.is_held_out != (config.split == "test"):
             continue
         try:
             truth, duration_s = json.loads(sample.texts("assistant")[-1]), float(facts["duration_s"])
@@ -69,7 +74,7 @@ def read_thought_questions(config: EvaluateThoughtsConfig) -> list[ThoughtQuesti
     if not found:
         raise StageError(
             f"evaluate_thoughts: {config.samples.name} has no question of the split {config.split or 'any'}",
-            "give thinking.jsonl of a run of audiocot on scenes with held-out ones, or set split",
+            "give thinking.jsonl of an audiocot run with held-out clips (`--held-out 0.05`), or set split",
             2,
         )
     return exchanged_parts(found, config.exchange) if config.exchange else found
@@ -139,12 +144,23 @@ class ThoughtWriter:
             batch = questions[first : first + size]
             prompts = [self._prompted(question) for question in batch]
             usable = [place for place, prompt in enumerate(prompts) if prompt is not None]
-            asked = [prompts[place] for place in usable]
-            said = self._engine.sample(asked, [[0]] * len(asked), settings) if asked else []
-            texts = {place: group[0].text for place, group in zip(usable, said, strict=True)}
+            said = self._said([prompts[place] for place in usable], settings)
+            texts = dict(zip(usable, said, strict=True))
             found += [texts.get(place, "") for place in range(len(batch))]
             advance(len(batch))
         return found
+
+    def _said(self, prompts: Sequence[Any], settings: RolloutSettings) -> list[str]:
+        """Answers to a batch; where the model's processor refuses one, they are asked one by one."""
+        if not prompts:
+            return []
+        try:
+            return [group[0].text for group in self._engine.sample(prompts, [[0]] * len(prompts), settings)]
+        except BadSample as error:
+            if len(prompts) > 1:
+                return [text for prompt in prompts for text in self._said([prompt], settings)]
+            self.problems[prompts[0].id] = error.reason
+            return [""]
 
     def _prompted(self, question: ThoughtQuestion) -> Any:
         from audiollm.rl.preference.ptx import with_last_message_as_answer

@@ -22,7 +22,8 @@ class EvaluateThoughtsConfig(StageConfig):
     """How the pictures of videos are shown; null: as in the model's training, which its `pictures.json` tells. Where
     it tells nothing, the samples must have no videos."""
     split: Literal["test", "train"] | None = "test"
-    """Split whose questions are asked; null: all questions."""
+    """Ask about clips that no training learns from (`test`, also where they are called `validation` or the like), or
+    about those that one does; null: about all."""
     questions: list[QuestionKind] = Field(["clip", "region", "instruction"], min_length=1)
     exchange: list[Literal["video", "sound"]] = Field(default=[])
     """Control: parts of each question that are replaced by those of another clip's question of the same kind."""
@@ -30,7 +31,8 @@ class EvaluateThoughtsConfig(StageConfig):
     """Control: show the pictures of each video in random order."""
     max_questions: int = Field(300, ge=1)
     """Most questions of each kind, evenly picked."""
-    max_answer_tokens: int = Field(512, ge=16)
+    max_answer_tokens: int = Field(1024, ge=16)
+    """As `audiollm think`."""
     batch_size: int = Field(16, ge=1)
     """Questions that are answered at a time."""
     examples: int = Field(12, ge=0)

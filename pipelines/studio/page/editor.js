@@ -486,8 +486,8 @@
     const shownWidth = piece * 48 / state.strip.height;
     for (let x = 0; x < width; x += shownWidth) {
       const time = toTime(x + shownWidth / 2);
-      if (time > state.project.duration_s) break;
-      const number = Math.min(count - 1, Math.floor((time / state.project.duration_s) * count));
+      if (time > state.project.shown_s) break;
+      const number = Math.min(count - 1, Math.floor((time / state.project.shown_s) * count));
       pen.drawImage(state.strip, number * piece, 0, piece, state.strip.height, x, 0, shownWidth, 48);
     }
   }
@@ -971,6 +971,9 @@
     }).observe(root);
     const events = new EventSource(`/studio/api/events?page=${page}`);
     events.onmessage = (event) => takeJobs(JSON.parse(event.data));
+    addEventListener("pagehide", () => {
+      fetch(`/studio/api/close?page=${page}`, { method: "POST", headers: { "x-studio": "1" }, keepalive: true });
+    });
     guarded(async () => {
       const found = await refreshState();
       if (!found.projects.length) return;

@@ -308,6 +308,21 @@ def test_every_file_is_kept_filtered_or_failed_by_name(tmp_path: Path) -> None:
     assert "could not be made" not in page and "too short" in page
 
 
+def test_files_without_a_split_are_held_out_by_their_content(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    for number in range(12):
+        save(made(folder / f"{number}.wav"), tone(0.6, 300 + 20 * number), RATE)
+    think(tmp_path / "none", folder, clip_s=0.6)
+    assert {row["split"] for row in rows(tmp_path / "none", "clips.jsonl")} == {None}
+    think(tmp_path / "third", folder, clip_s=0.6, held_out=0.34)
+    drawn = {row["digest"]: row["split"] for row in rows(tmp_path / "third", "clips.jsonl")}
+    assert {"train", "test"} == set(drawn.values()) and 1 <= list(drawn.values()).count("test") <= 8
+    (folder / "0.wav").unlink()
+    think(tmp_path / "fewer", folder, clip_s=0.6, held_out=0.34)
+    fewer = {row["digest"]: row["split"] for row in rows(tmp_path / "fewer", "clips.jsonl")}
+    assert len(fewer) == 11 and fewer.items() <= drawn.items()
+
+
 def test_a_moved_video_has_its_pictures_where_it_is(tmp_path: Path) -> None:
     """What was measured is known by content; where the file lies is not."""
     frames = [np.full((32, 32, 3), 20 * n, np.uint8) for n in range(8)]

@@ -14,11 +14,14 @@ import yaml
 from rich.console import Console
 
 from audiollm.audio import Waveform
+from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, VideoPart, write_samples
+from audiollm.models.audio_llms.inputs import InputsError
 from audiollm.models.audio_llms.loading import load_audio_llm
 from audiollm.models.audio_llms.new_thinker import NewThinkerConfig, write_thinker
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
+from audiollm.rl.rollouts import by_transformers
 from audiollm.video.writing import write_video
 from pipelines.audiocot.writer.answering import ThoughtWriter, read_thought_questions
 from pipelines.audiocot.writer.settings import EvaluateThoughtsConfig
@@ -95,6 +98,41 @@ def test_answers_in_batches_are_those_of_single_questions(folder: Path) -> None:
     missing = replace(questions[1].loaded, videos=(VideoPart(path="nothing.mkv"),))
     found = writer.answers([questions[0], replace(questions[1], loaded=missing), *questions[2:]])
     assert found == [together[0], "", *together[2:]] and "nothing.mkv" in writer.problems["clip-2"]
+
+
+def test_what_the_processor_refuses_takes_nobody_elses_answer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = read_thought_questions(config_of(folder))
+    writer = ThoughtWriter(config_of(folder, batch_size=6))
+    wanted = writer.answers(questions)
+    encode = by_transformers.encode_prompt
+
+    def refusing(processor: Any, prompt: Any) -> Any:
+        if prompt.id == "clip-2":
+            raise InputsError("too long", "too long")
+        return encode(processor, prompt)
+
+    monkeypatch.setattr(by_transformers, "encode_prompt", refusing)
+    assert writer.answers(questions) == [wanted[0], "", *wanted[2:]]
+    assert writer.problems == {"clip-2": "too long"}
+
+
+def test_splits_of_other_names_are_held_out_too(folder: Path, tmp_path: Path) -> None:
+    samples = read_samples(folder / "thinking.jsonl")[0]
+    for sample in samples:
+        sample.metadata["split"] = {"test": "validation", "train": "train-clean"}[sample.metadata["split"]]
+    write_samples(folder / "renamed.jsonl", samples)
+    asked = {
+        split: [
+            each.id
+            for each in read_thought_questions(
+                config_of(folder, samples=str(folder / "renamed.jsonl"), split=split)
+            )
+        ]
+        for split in ("test", "train")
+    }
+    assert len(asked["test"]) == 6 and asked["train"] == ["clip-0", "instruction-0"]
 
 
 def test_a_model_that_sees_alone_is_asked_without_the_sound(folder: Path, tmp_path: Path) -> None:

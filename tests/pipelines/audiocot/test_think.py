@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from audiollm.audio.files import save
 from audiollm.audio.samples import Waveform
@@ -82,12 +85,45 @@ def test_an_instruction_becomes_an_operation_and_wrong_spans_are_asked_again(
 ) -> None:
     late = {"operation": "inpaint", "span": [0.5, 4.0], "record": {}}
     right = {"operation": "extend", "span": [1.0, 4.0], "record": {}}
-    script.replies = [json.dumps({**late, "operation": "explode"}), json.dumps(late), json.dumps(right)]
+    early = {"operation": "extend", "span": [0.2, 0.9], "record": {}}
+    script.replies = [json.dumps(each) for each in ({**late, "operation": "explode"}, late, early, right)]
     asked = ThoughtRequest(clip, instruction="let it go on for three seconds")
-    answer = model_thinker(f"endpoint=m@{server.url}", 3).think(asked)
+    answer = model_thinker(f"endpoint=m@{server.url}", 4).think(asked)
     assert (answer.operation, answer.span) == ("extend", (1.0, 4.0))
     assert f"{WHAT_TO_DO}let it go on" in texts_of(server.requests[0])
     assert "does not lie in the clip of 1.00 s" in texts_of(server.requests[2])
+    assert "must end after 1.00 s" in texts_of(server.requests[3])
+
+
+def test_a_long_film_is_shown_in_as_many_pictures_as_a_model_takes(
+    server: ChatServer, script: Script, clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.audiocot.thinking.MAX_PICTURES", 3)
+    script.replies = [json.dumps(RECORD)]
+    asked = ThoughtRequest(clip, pictures=PictureSettings(per_second=8, side=32))
+    model_thinker(f"endpoint=m@{server.url}", 1).think(asked)
+    kinds = [part["type"] for part in server.requests[0]["messages"][0]["content"]]
+    assert kinds.count("image_url") == 3
+    (first, *_) = [
+        part for part in server.requests[0]["messages"][0]["content"] if part["type"] == "image_url"
+    ]
+    picture = Image.open(io.BytesIO(base64.b64decode(first["image_url"]["url"].partition(",")[2])))
+    assert picture.size == (32, 32)
+
+
+def test_an_endpoint_is_shown_small_pictures(server: ChatServer, script: Script, clip: Path) -> None:
+    script.replies = [json.dumps(RECORD)]
+    model_thinker(f"endpoint=m@{server.url}", 1).think(ThoughtRequest(clip))
+    (first, *_) = [
+        part for part in server.requests[0]["messages"][0]["content"] if part["type"] == "image_url"
+    ]
+    picture = Image.open(io.BytesIO(base64.b64decode(first["image_url"]["url"].partition(",")[2])))
+    assert picture.size == (448, 448)
+
+
+def test_an_endpoint_that_is_down_is_not_told_to_be_trained(clip: Path) -> None:
+    with pytest.raises(StageError, match="look after the endpoint"):
+        model_thinker("endpoint=m@http://127.0.0.1:9/v1", 1).think(ThoughtRequest(clip))
 
 
 def test_a_sound_is_heard_beside_the_pictures_of_another_file(
@@ -171,6 +207,11 @@ def test_measurements_find_the_sound(tmp_path: Path, capsys: pytest.CaptureFixtu
         ({"tagger": Path("nothing.tflite")}, "nothing.tflite"),
         ({"tagger": Path("nothing.tflite"), "model": "writer"}, "a model measures nothing"),
         ({"asks": 2}, "give --model"),
+        (
+            {"region": "1,2,3,4", "instruction": "louder", "model": "endpoint=m@http://127.0.0.1:9/v1"},
+            "whole clip",
+        ),
+        ({"model": "endpoint=http://127.0.0.1:9/v1"}, "names no endpoint"),
         ({"frame_rate": 2.0}, "give --model"),
     ],
 )

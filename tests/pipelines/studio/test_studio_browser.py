@@ -162,13 +162,14 @@ def test_two_people_and_one_who_closes_the_window(server: Server, chromium: Any,
     bob.page.wait_for_function("document.getElementById('st-jobs').textContent.includes('1 before it')")
     bob.screen("10-queue")
     before = bob.finished()
-    alice.context.close()
+    alice.page.close(run_before_unload=True)
     bob.wait_finished(before + 1)
     assert len(bob.versions()) == 2
     made = [json.loads(path.read_text()) for path in server.folder.glob("projects/*/versions/*.json")]
     assert not any(version["steps"] == 500 for version in made)  # the closed window's request was stopped
     bob.check()
-    bob.context.close()
+    for person in (alice, bob):
+        person.context.close()
 
 
 def test_after_a_kill_finished_versions_are_there(server: Server, chromium: Any, tmp_path: Path) -> None:

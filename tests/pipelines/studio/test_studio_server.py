@@ -31,13 +31,13 @@ from pipelines.studio.browsing import (
     clip_html,
     clips_html,
     curves_html,
-    curves_mark,
     drop_reasons,
     give_verdict,
     listed_clips,
     report_html,
     review_next,
     run_folder,
+    run_mark,
     samples_html,
 )
 from pipelines.studio.editor import MakeRequest, sentence_of
@@ -72,7 +72,7 @@ CHANGES = {"x-studio": "1"}
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The editor and the whole app with Gradio's page."""
     folder = tmp_path_factory.mktemp("studio")
-    limits = StudioLimits(upload_mb=2, followed_s=1.5)
+    limits = StudioLimits(upload_mb=2, followed_s=1.5, patience_s=0.2)
     editor = made_editor(folder / "work", tiny_generator(folder / "model"), limits)
     app = studio_app(editor, folder / "runs", (folder / "data",))
     yield editor, app
@@ -398,10 +398,13 @@ def test_a_closed_window_stops_its_requests_and_no_others(served: Any, tmp_path:
     closed = editor.edit(project, "a/1", first, "add", MakeRequest("rain", steps=500))
     other = editor.edit(project, "b/2", first, "add", MakeRequest("rain", steps=2))
     windows.leave("a/1")
-    assert not closed._stop.is_set()  # the window has another connection
     while closed.step < 2:
         time.sleep(0.005)
     windows.leave("a/1")
+    windows.enter("a/1")
+    time.sleep(0.5)
+    assert not closed._stop.is_set()  # the window has come back
+    windows.close("a/1")
     step = closed.step
     other.value()
     assert closed.state == "stopped" and closed.step <= step + 2 and other.state == "done"
@@ -633,11 +636,14 @@ def test_curves_grow_with_the_metrics(tmp_path: Path) -> None:
     )
     drawn = curves_html(tmp_path / "run")
     assert "train: step 2" in drawn and "<svg" in drawn and "<script" not in drawn
-    mark = curves_mark(tmp_path / "run")
-    assert mark == curves_mark(tmp_path / "run")
+    mark = run_mark(tmp_path / "run")
+    assert mark == run_mark(tmp_path / "run")
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('ss": 0.5}\n')
-    assert mark != curves_mark(tmp_path / "run") and "train: step 3" in curves_html(tmp_path / "run")
+    assert mark != run_mark(tmp_path / "run") and "train: step 3" in curves_html(tmp_path / "run")
+    mark = run_mark(tmp_path / "run")
+    (tmp_path / "run" / "report.html").write_text("<p>done</p>")
+    assert mark != run_mark(tmp_path / "run")
 
 
 def test_what_a_model_said_is_listed_by_step_the_newest_first(tmp_path: Path) -> None:
@@ -649,13 +655,26 @@ def test_what_a_model_said_is_listed_by_step_the_newest_first(tmp_path: Path) ->
     (tmp_path / "run" / "tokenizer" / "examples").mkdir(parents=True)
     save(tmp_path / "run" / "tokenizer" / "examples" / "a.wav", tone(100.0, 0.1), 8000)
     (listening / "step-001000" / "out.wav").symlink_to("/etc/passwd")
+    asked = [
+        {"role": "user", "content": [{"type": "audio", "path": "a.wav"}, {"type": "text", "text": "What?"}]}
+    ]
+    rows = [{"step": step, "messages": asked, "answer": f"<i>{step}</i>"} for step in (0, 1200)]
+    write_jsonl(tmp_path / "run" / "train" / "answers.jsonl", rows)
+    save(tmp_path / "run" / "train" / "a.wav", tone(100.0, 0.1), 8000)
     listed = samples_html(ShownFiles(), tmp_path / "run")
+    assert "&lt;i&gt;1200" in listed and "What?" in listed
     places = [
         listed.index(each)
-        for each in ("sounds of step 1,000", "sounds of step 900", "tokenizer/examples/a.wav")
+        for each in (
+            "answers of step 1,200",
+            "answers of step 0",
+            "sounds of step 1,000",
+            "sounds of step 900",
+            "tokenizer/examples/a.wav",
+        )
     ]
     assert places == sorted(places)
-    assert listed.count("<audio") == 3 and listed.count("seven &lt;b&gt;rains") == 4 and "out" not in listed
+    assert listed.count("<audio") == 5 and listed.count("seven &lt;b&gt;rains") == 4 and "out" not in listed
     assert samples_html(ShownFiles(), tmp_path) == ""
 
 
