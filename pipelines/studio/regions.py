@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -33,6 +32,8 @@ _SIDE = 320
 """Longer side of the pictures that are compared."""
 _OBJECT_SIDE = 28
 """Longer side of a template: larger objects are compared in smaller pictures."""
+_EDGE = 0.12
+"""Share of the longer side of an object by which its template is wider on each side."""
 _LARGEST_SHARE = 0.3
 """Share of the picture above which what was clicked is the background."""
 _FEWEST_PIXELS = 12
@@ -144,12 +145,12 @@ def correlated_boxes(pictures: Sequence[NDArray[np.uint8]], box: PictureBox) -> 
     longest = max(box[2] - box[0], box[3] - box[1])
     scale = min(1.0, _OBJECT_SIDE / longest)
     opening_HWC = _resized(pictures[0], scale)
-    left, top = round(box[0] * scale), round(box[1] * scale)
-    width, height = max(4, round((box[2] - box[0]) * scale)), max(4, round((box[3] - box[1]) * scale))
-    left, top = (
-        min(max(0, left), max(0, opening_HWC.shape[1] - width)),
-        min(max(0, top), max(0, opening_HWC.shape[0] - height)),
-    )
+    # with an edge of what is around it: an object of one colour has nothing else to be known by
+    edge = max(2.0, _EDGE * longest * scale)
+    left, top = max(0, round(box[0] * scale - edge)), max(0, round(box[1] * scale - edge))
+    width = min(opening_HWC.shape[1], max(left + 4, round(box[2] * scale + edge))) - left
+    height = min(opening_HWC.shape[0], max(top + 4, round(box[3] * scale + edge))) - top
+    begun_x, begun_y = left, top
     first_hwC = opening_HWC[top : top + height, left : left + width]
     latest_hwC, kept = first_hwC, [box]
     moved_x, moved_y = 0, 0
@@ -167,25 +168,30 @@ def correlated_boxes(pictures: Sequence[NDArray[np.uint8]], box: PictureBox) -> 
         new_left, new_top = x0 + int(x), y0 + int(y)
         moved_x, moved_y, left, top = new_left - left, new_top - top, new_left, new_top
         latest_hwC = 0.8 * latest_hwC + 0.2 * picture[top : top + height, left : left + width]
-        kept.append(
-            (left / scale, top / scale, left / scale + box[2] - box[0], top / scale + box[3] - box[1])
-        )
+        x, y = (left - begun_x) / scale, (top - begun_y) / scale
+        kept.append((box[0] + x, box[1] + y, box[2] + x, box[3] + y))
     return kept
 
 
 def correlation(area_HWC: NDArray[Any], template_hwC: NDArray[Any]) -> NDArray[np.float64]:
     """Correlation, from -1 to 1, of a template with every place of an area."""
+    from scipy.ndimage import uniform_filter
+    from scipy.signal import fftconvolve
+
     height, width = template_hwC.shape[:2]
-    centred = template_hwC - template_hwC.mean(axis=(0, 1))
-    norm = np.sqrt((centred**2).sum()) + 1e-6
-    windows = sliding_window_view(area_HWC, (height, width), axis=(0, 1))  # [Y, X, C, h, w]
-    products = np.einsum("yxchw,hwc->yx", windows, centred, optimize=True)
-    count = height * width
-    sums = windows.sum(axis=(3, 4))
-    squares = sliding_window_view(area_HWC**2, (height, width), axis=(0, 1)).sum(axis=(3, 4))
-    power = np.maximum((squares - sums**2 / count).sum(axis=2), 0.0)
-    found: NDArray[np.float64] = products / (norm * (np.sqrt(power) + 1e-6))
-    return found
+    centred_hwC = template_hwC - template_hwC.mean(axis=(0, 1))
+    norm = np.sqrt((centred_hwC**2).sum()) + 1e-6
+    products_YX = fftconvolve(area_HWC, centred_hwC[::-1, ::-1], mode="valid", axes=(0, 1)).sum(axis=2)
+
+    def mean_YXC(values_HWC: NDArray[Any]) -> NDArray[Any]:
+        blurred = uniform_filter(values_HWC, (height, width, 1), origin=(-(height // 2), -(width // 2), 0))
+        return blurred[: values_HWC.shape[0] - height + 1, : values_HWC.shape[1] - width + 1]
+
+    variance_YXC = mean_YXC(area_HWC**2) - mean_YXC(area_HWC) ** 2
+    power_YX = np.maximum(variance_YXC.sum(axis=2) * height * width, 0.0)
+    # below a grey level of deviation there is nothing to compare
+    found_YX: NDArray[np.float64] = products_YX / (norm * np.sqrt(np.maximum(power_YX, height * width)))
+    return found_YX
 
 
 # Private

@@ -29,7 +29,7 @@ from pipelines.audiocot.thinking import model_thinker
 from pipelines.studio.editor import MakeRequest, SoundEditor
 from pipelines.studio.instructions import read_instruction
 from pipelines.studio.limits import StudioLimits, StudioRefusal
-from pipelines.studio.regions import PictureClick, RegionFinder, Sam2Tracker
+from pipelines.studio.regions import PictureClick, RegionFinder, Sam2Tracker, correlation
 from pipelines.studio.server import load_editor
 from pipelines.studio.store import ProjectStore
 from tests.audiollm.flow.toy import RATE, tone
@@ -358,6 +358,32 @@ def test_a_clicked_object_is_followed_and_corrected(tmp_path: Path) -> None:
         ):
             with pytest.raises(StudioRefusal, match=sentence):
                 editor.regions.follow(source, project.duration_s, [click])
+
+
+def test_an_object_of_one_colour_is_followed(tmp_path: Path) -> None:
+    pictures = []
+    for number in range(40):
+        picture = np.full((180, 320, 3), 90, np.uint8)
+        picture[60:110, 20 + 4 * number : 70 + 4 * number] = (220, 30, 30)
+        pictures.append(picture)
+    write_video(tmp_path / "flat.mp4", pictures, 8, None)
+    region = RegionFinder().follow(tmp_path / "flat.mp4", 5.0, [PictureClick(2.5, 125, 85)])
+    assert len(region) == 40
+    for box in region:
+        assert abs(box.x + box.width / 2 - (45 + 4 * int(box.at_s * 8 + 1e-6))) < 3
+
+
+def test_correlations_are_those_of_each_place() -> None:
+    dice = np.random.default_rng(0)
+    area_HWC, template_hwC = dice.uniform(0, 255, (14, 17, 3)), dice.uniform(0, 255, (5, 6, 3))
+    found_YX = correlation(area_HWC, template_hwC)
+    assert found_YX.shape == (10, 12)
+    for y, x in ((0, 0), (9, 11), (4, 7)):
+        part_hwC = area_HWC[y : y + 5, x : x + 6]
+        one, other = (each - each.mean(axis=(0, 1)) for each in (part_hwC, template_hwC))
+        wanted = (one * other).sum() / np.sqrt((one**2).sum() * (other**2).sum())
+        assert found_YX[y, x] == pytest.approx(wanted, abs=1e-9)
+    assert np.abs(correlation(np.full((14, 17, 3), 50.0), template_hwC)).max() < 1e-6, "nothing to compare"
 
 
 def test_an_object_is_followed_by_a_sam_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
