@@ -210,7 +210,7 @@ class ModelThinker:
                 part = VideoPart(
                     path=clip.video, start_s=clip.start_s, end_s=end_s, region=list(asked.region)
                 )
-                most = MAX_PICTURES / (end_s - clip.start_s)
+                most = MAX_PICTURES / max(end_s - clip.start_s, 1e-3)
                 settings = settings.model_copy(update={"per_second": min(settings.per_second, most)})
                 shown = PictureReader(settings).read(part, asked.check_stop)
             except (VideoError, ValueError) as error:

@@ -158,17 +158,15 @@ class SoundEditor:
         def work(job: Job) -> dict[str, Any]:
             if is_long:
                 return {"plan": vars(by_words())}
+            plan: EditPlan | None = None
             with suppress(StudioRefusal):
                 plan = by_words()
-                if plan.kind == "extract":
-                    return {"plan": vars(plan)}
-            try:
-                plan = by_model(job)
-            except (StageError, ConfigError) as error:
+            if plan is None or plan.kind != "extract":
                 try:
-                    plan = by_words()
-                except StudioRefusal:
-                    raise error from None
+                    plan = by_model(job)
+                except (StageError, ConfigError):
+                    if plan is None:
+                        raise
             job.check_stop()
             return {"plan": vars(plan)}
 
