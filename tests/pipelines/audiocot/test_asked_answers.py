@@ -17,7 +17,7 @@ import torch
 
 from audiollm.audio.files import save
 from audiollm.audio.samples import Waveform
-from audiollm.data.records.thoughts import parse_thought
+from audiollm.data.records.thoughts import ThoughtEvent, ThoughtRecord, parse_thought
 from audiollm.endpoints import Budget
 from audiollm.errors import StageError
 from audiollm.evaluate.subjects.chat import ChatError, ChatReply, EndpointChat, PretrainedChat
@@ -408,3 +408,31 @@ def test_a_model_in_a_folder_is_asked_checked_and_kept_as_an_endpoint_is(
 def test_contradictions_with_what_was_measured(evidence: Evidence, said: str | None) -> None:
     problem = contradiction(parse_thought(json.dumps(RIGHT), DURATION_S), evidence)
     assert problem is None if said is None else problem is not None and said in problem
+
+
+@pytest.mark.parametrize(
+    ("sounds", "evidence", "said"),
+    [
+        (["bird song"], Evidence(5.0, ("Bird",), {"voice": 0.0, "music": 0.0}), None),
+        (
+            ["person walking on gravel"],
+            Evidence(5.0, ("Walk, footsteps",), {"voice": 0.0, "music": 0.0}),
+            None,
+        ),
+        (["church bell"], Evidence(5.0, ("Bell",), {"voice": 0.0, "music": 0.9}), None),
+        (["grunt"], Evidence(5.0, ("Grunt",), {"voice": 0.9, "music": 0.0}), None),
+        (["opera singing"], Evidence(5.0, ("Opera",), {"voice": 0.0, "music": 0.9}), None),
+        (["woman singing"], Evidence(5.0, ("Music",), {"voice": 0.3, "music": 0.9}), None),
+        (["woman singing"], Evidence(5.0, ("Dog",), {"voice": 0.0, "music": 0.0}), "no voice was heard"),
+        (["bird song"], Evidence(5.0, ("Speech",), {"voice": 0.9, "music": 0.0}), "no voice is named"),
+        (["footsteps"], Evidence(5.0, ("Screaming",), {"voice": 0.9, "music": 0.0}), "no voice is named"),
+    ],
+)
+def test_voice_and_music_in_answers(sounds: list[str], evidence: Evidence, said: str | None) -> None:
+    problem = contradiction(ThoughtRecord(background=sounds), evidence)
+    assert problem is None if said is None else problem is not None and said in problem
+
+
+def test_what_makes_a_sound_tells_its_kind() -> None:
+    sung = ThoughtRecord(events=[ThoughtEvent(sound="song", start_s=0.0, end_s=1.0, source="a bird")])
+    assert contradiction(sung, Evidence(5.0, (), {"voice": 0.0, "music": 0.0})) is None
