@@ -139,7 +139,7 @@ def test_answers_about_pictures_that_are_never_right_set_the_clip_aside(
 HANGS = "timed out"
 
 
-@pytest.mark.parametrize("status", [429, 500, 401, HANGS])
+@pytest.mark.parametrize("status", [429, 500, 401, 403, 404, HANGS])
 def test_a_run_stops_when_nobody_answers_and_goes_on_later(
     server: ChatServer, replies: Replies, clips: Path, tmp_path: Path, status: int | str
 ) -> None:
@@ -160,12 +160,23 @@ def test_a_run_stops_when_nobody_answers_and_goes_on_later(
     goes_on.set()
     assert str(status) in str(stopped.value) and KEY not in str(stopped.value)
     before = len(server.requests)
-    assert before == (2 if status == 401 else 3)  # an answer, and the attempts of the next request
+    assert before == (
+        2 if status in (401, 403, 404) else 3
+    )  # an answer, and the attempts of the next request
     replies.reply = json.dumps(HEARD)
     funnel = think(tmp_path / "out", clips, steps={"listen": server.step()}, **PLAIN)
     assert funnel["segments"] == 3 and len(server.requests) == before + 2
     for path in (tmp_path / "out").rglob("*"):
         assert not path.is_file() or KEY.encode() not in path.read_bytes()
+
+
+@pytest.mark.parametrize("status", [400, 413])
+def test_a_refused_request_costs_its_clip_alone(
+    server: ChatServer, replies: Replies, clips: Path, tmp_path: Path, status: int
+) -> None:
+    replies.reply = lambda request: status if len(server.requests) == 1 else json.dumps(HEARD)
+    funnel = think(tmp_path / "out", clips, steps={"listen": server.step()}, **PLAIN)
+    assert (funnel["segments"], len(server.requests)) == (2, 3)
 
 
 def test_a_spent_budget_stops_the_run_and_nothing_is_paid_for_twice(
