@@ -27,8 +27,13 @@ MAX_EXCERPT_CHARACTERS = 200
 CHUNK_BYTES = 65_536
 TRANSIENT_STATUS = (408, 409, 425, 429)
 """Besides 500 and above: the same request may succeed later."""
-ACCOUNT_STATUS = (401, 402)
-"""The key or the account is refused: no request is answered until a person has mended it."""
+WHAT_TO_CHECK = {
+    401: "check the key in {key_variable}",
+    402: "check the credit of the account",
+    403: "check that the key in {key_variable} has the right to use the model",
+    404: "check the address {base_url} and the name of the model",
+}
+"""Statuses by which every request is refused until a person has mended something, and what to check."""
 REDACTED = "[key]"
 _CHECK_EVERY_S = 0.1
 """Seconds between two looks at whether a caller still wants the reply."""
@@ -39,7 +44,8 @@ class EndpointError(Exception):
 
 
 class EndpointUnavailable(EndpointError, TransientError):
-    """The endpoint does not answer now: no connection, a time-out, overload, an error of the server, a refused key."""
+    """The endpoint does not answer now: no connection, a time-out, overload, an error of the server; or it
+    refuses every request (`WHAT_TO_CHECK`)."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +89,8 @@ class EndpointClient:
                 itself. None: wait to the end.
 
         Raises:
-            EndpointUnavailable: the last attempt failed, and a later one may succeed; or the key is refused.
-            EndpointError: the request was refused.
+            EndpointUnavailable: the last attempt failed, and a later one may succeed; or every request is refused.
+            EndpointError: this request was refused.
         """
         for attempt in range(1, self.attempts + 1):
             try:
@@ -94,11 +100,13 @@ class EndpointClient:
             except urllib.error.HTTPError as error:
                 reason = f"HTTP {error.code}: {self._said(error)}"
                 transient = error.code in TRANSIENT_STATUS or error.code >= 500
-                refuses_key = error.code in ACCOUNT_STATUS
+                refuses_all = error.code in WHAT_TO_CHECK
+                if refuses_all:
+                    reason += f"; {self._what_to_check(error.code)}"
             except (OSError, http.client.HTTPException) as error:  # refused, reset, timed out, cut short
                 reason = f"no connection: {self.redact(str(error) or type(error).__name__)}"
-                transient, refuses_key = True, False
-            if refuses_key or (transient and attempt == self.attempts):
+                transient, refuses_all = True, False
+            if refuses_all or (transient and attempt == self.attempts):
                 raise EndpointUnavailable(reason)
             if not transient:
                 raise EndpointError(reason)
@@ -117,6 +125,10 @@ class EndpointClient:
             if written:
                 text = text.replace(written, REDACTED)
         return text
+
+    def _what_to_check(self, status: int) -> str:
+        check = WHAT_TO_CHECK[status]
+        return self.redact(check.format(key_variable=self.key_variable, base_url=self.base_url))
 
     def _key(self) -> str:
         return os.environ.get(self.key_variable, "").strip()

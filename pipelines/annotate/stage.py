@@ -34,7 +34,7 @@ from pipelines.annotate.measurements.duplicates import DuplicateConfig
 from pipelines.annotate.output.columns import make_columns
 from pipelines.annotate.output.rows import write_output
 from pipelines.annotate.recognizers.choice import STRONGER, PocketsphinxConfig
-from pipelines.execution.engine import EngineError
+from pipelines.execution.engine import EngineError, RunHalted
 from pipelines.execution.ledger import Ledger, LedgerError
 from pipelines.steps.chain import Missing
 from pipelines.steps.facts import write_rules, write_timings
@@ -51,7 +51,8 @@ def run_annotation(config: AnnotationConfig, context: Context) -> dict[str, Any]
 
     Raises:
         StageError: inputs, transcripts or a grammar that cannot be used, or a scorer that is missing (exit code 2),
-            before the work; workers that cannot be set up.
+            before the work; workers that cannot be set up; an endpoint that does not answer, after which the run can
+            be continued.
     """
     try:
         with Ledger(own := context.folder / "ledger" / "ledger.sqlite") as ledger:
@@ -66,6 +67,10 @@ def run_annotation(config: AnnotationConfig, context: Context) -> dict[str, Any]
             request_report(config, context, ledger)
     except (TranscriptError, InputError, AudioError) as error:
         raise StageError(f"annotate: {error}", exit_code=2) from None
+    except RunHalted as halt:
+        raise StageError(
+            f"annotate stopped: {halt}", "all that was measured and answered is kept: run again to go on"
+        ) from None
     except EngineError as error:
         raise StageError(f"annotate: {error}", "audiollm doctor says what is missing") from None
     except LedgerError as error:

@@ -47,7 +47,7 @@ BY_QUESTION = {
     "instruction": "thinking_instruction.jsonl",
 }
 """The samples of `thinking.jsonl` by their kind of question, for trainings that weigh the kinds."""
-REVIEW, MADE = "review.jsonl", "made"
+REVIEW, JUDGED, MADE = "review.jsonl", "judged.jsonl", "made"
 VERDICTS = ("accepted", "rejected")
 WHAT_IS_HEARD = "Write the chain of thought of the sound of this clip, as a JSON record."
 WHAT_THE_OBJECT_SOUNDS = "Write the chain of thought of the sound of this object, as a JSON record."
@@ -142,18 +142,22 @@ def write_samples_of(
 def write_review(folder: Path, clips: Sequence[Row], share: float, seed: int) -> dict[str, Any]:
     """Write `review.jsonl`: a drawn share of the clips, and those that a person has judged with the same record.
 
+    All verdicts are kept in `judged.jsonl`, those on clips that are not kept now, too.
+
     Returns:
-        The counts of verdicts.
+        The counts of verdicts on the clips that are kept now.
 
     Raises:
-        StageError: the file is there, and a person's verdict in it cannot be read.
+        StageError: a file is there, and a person's verdict in it cannot be read.
     """
-    path = folder / REVIEW
-    given = _verdicts(path)
+    judged = [*_read_verdicts(folder / JUDGED), *_read_verdicts(folder / REVIEW)]
+    last = {_judged_key(row): row for row in judged}  # a verdict that was taken back has become null
+    given = {key: row for key, row in last.items() if row.get("verdict")}
+    write_jsonl(folder / JUDGED, given.values())
     chosen = review_ids(clips, share, seed)
     rows = []
     for clip in clips:
-        known = given.get((clip["id"], json.dumps(clip["record"], sort_keys=True)), {})
+        known = given.get(_judged_key(clip), {})
         if clip["id"] not in chosen and not known:
             continue
         rows.append(
@@ -163,10 +167,10 @@ def write_review(folder: Path, clips: Sequence[Row], share: float, seed: int) ->
                 "note": known.get("note", ""),
             }
         )
-    write_jsonl(path, rows)
+    write_jsonl(folder / REVIEW, rows)
     counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in VERDICTS}
-    judged = sum(counts.values())
-    share_accepted = round(counts["accepted"] / judged, 4) if judged else None
+    total = sum(counts.values())
+    share_accepted = round(counts["accepted"] / total, 4) if total else None
     return {"listed": len(rows), **counts, "agreement": share_accepted}
 
 
@@ -237,8 +241,13 @@ def _other_id(plan: MadePlan) -> str:
     return f"{plan.id}-{sha256(plan.seed.encode()).hexdigest()[:10]}"
 
 
-def _verdicts(path: Path) -> dict[tuple[str, str], Row]:
-    """The rows that a person has judged, by clip and record.
+def _judged_key(row: Row) -> tuple[str, str]:
+    """What a verdict is about: a clip and its record."""
+    return str(row.get("id")), json.dumps(row.get("record"), sort_keys=True)
+
+
+def _read_verdicts(path: Path) -> list[Row]:
+    """The rows of `review.jsonl` or `judged.jsonl`; none where there is no file.
 
     Raises:
         StageError: a line that is no JSON, or another verdict than the two that there are.
@@ -246,15 +255,12 @@ def _verdicts(path: Path) -> dict[tuple[str, str], Row]:
     before = read_whole_lines(path) if path.exists() else JsonLines([], [])
     if before.broken:
         raise StageError(f"{path}: {line_numbers(before.broken)}: not JSON", "correct it and run again")
-    given = {}
     for row in before.rows:
         verdict = row.get("verdict")
         if verdict and verdict not in VERDICTS:
             remedy = f"write {' or '.join(VERDICTS)}, and run again"
             raise StageError(f"{path}: the verdict {verdict!r} of {row.get('id')} is none", remedy)
-        if verdict:
-            given[str(row.get("id")), json.dumps(row.get("record"), sort_keys=True)] = row
-    return given
+    return before.rows
 
 
 def _with_record(row: Row) -> Row:

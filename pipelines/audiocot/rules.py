@@ -17,7 +17,7 @@ class ClipThresholds(BaseModel):
     min_level_dbfs: float | None = None
     """Quieter clips are silent."""
     max_voice: float | None = Field(None, ge=0, le=1)
-    """Highest score of voice: speech, singing and shouts."""
+    """Highest score of human voice: speech, singing, shouts, laughter and crying."""
     max_music: float | None = Field(None, ge=0, le=1)
     """Highest score of music."""
     min_sound_text: float | None = Field(None, ge=-1, le=1)

@@ -22,7 +22,9 @@ from pipelines.audiocot.corpus import balance_drops
 from pipelines.audiocot.made.carrying import MadeForm, carry_out
 from pipelines.audiocot.made.plans import MadePlan
 from pipelines.audiocot.output import (
+    JUDGED,
     MADE,
+    REVIEW,
     plan_made,
     read_kept,
     remove_stale,
@@ -295,5 +297,5 @@ STAGE = Stage(
     },
     help="write chains of thought about the sound of videos and recordings",
     plan=plan_audiocot,
-    keeps=("ledger", "fetched", "shards", MADE, "review.jsonl"),
+    keeps=("ledger", "fetched", "shards", MADE, REVIEW, JUDGED),
 )

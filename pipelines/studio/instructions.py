@@ -10,39 +10,86 @@ from audiollm.data.records.thoughts import ThoughtRecord
 from pipelines.studio.limits import StudioRefusal
 
 EditKind = Literal["extend", "inpaint", "add", "remove", "extract"]
-_COUNTS = {
-    "a": 1.0, "an": 1.0, "one": 1.0, "two": 2.0, "three": 3.0, "four": 4.0, "five": 5.0, "six": 6.0, "seven": 7.0,
-    "eight": 8.0, "nine": 9.0, "ten": 10.0, "twelve": 12.0, "fifteen": 15.0, "twenty": 20.0, "thirty": 30.0,
-    "half a": 0.5,
+_COUNTS: dict[str, float] = {
+    "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
+    "ten": 10, "eleven": 11, "twelve": 12, "fifteen": 15, "twenty": 20, "thirty": 30, "half a": 0.5, "half an": 0.5,
 }  # fmt: skip
-_NUMBER = rf"(\d+(?:[.,]\d+)?|half an?|{'|'.join(name for name in _COUNTS if name != 'half a')})"
-_SECONDS = r"\s*(?:s|sec|secs|seconds?)?"
-_UNIT = r"\s*(?:s|sec|secs|seconds?)\b"
-_BETWEEN = re.compile(
-    rf"\b(?:from|between)\s+{_NUMBER}{_SECONDS}\s+(?:to|until|till|and|-|–)\s+{_NUMBER}{_SECONDS}\b"
+_COUNT = "|".join(_COUNTS)
+_DIGITS = r"(\d+(?:\.\d+)?)"
+_SECONDS = r"\s*(?:s|secs?|seconds?)\b"
+_MINUTES = r"\s*(?:(?:mins?|minutes?)\b|m(?=\s*\d))"
+_UNIT = r"(?:seconds?|secs?|minutes?|mins?)\b"
+_TO = r"\s*(?:-|–|\b(?:to|until|till|and)\b)\s*"
+# ways to write times, which become one, "90 s"
+_HALVES = re.compile(rf"\b(\d+|{_COUNT})\s+and\s+a\s+half(?=\s+{_UNIT})")
+_COUNTED = re.compile(rf"\b({_COUNT})(?=\s+(?:more\s+)?{_UNIT}|{_TO}(?:\d|{_COUNT}))")
+_SINGLE = re.compile(
+    rf"(\b(?:for|by|until|till|after|before)\s+(?=an?\b|another\b)|\b(?:first|last)\s+)(?:(?:an?|another)\s+)?(?={_UNIT})"
+    rf"|\b(?:an?|another)\s+(?={_UNIT}\s+(?:more|longer)\b)"
 )
-_DASH = re.compile(rf"\b(?:from\s+|at\s+)?(\d+(?:[.,]\d+)?)\s*(?:-|–|to)\s*(\d+(?:[.,]\d+)?){_UNIT}")
-_AT = re.compile(rf"\b(?:at|from|after)\s+(?:second\s+)?(\d+(?:[.,]\d+)?){_SECONDS}\b")
-_UNTIL = re.compile(rf"\b(?:until|till|before|up to)\s+(\d+(?:[.,]\d+)?){_SECONDS}\b")
-_FOR = re.compile(rf"\b(?:for|by)\s+(?:another\s+)?{_NUMBER}\s*(?:more\s+)?{_UNIT}")
-_MORE = re.compile(rf"\b{_NUMBER}\s*(?:more\s+)?{_UNIT}\s+(?:more|longer)")
-_FIRST = re.compile(rf"\b(?:in |during )?the (first|last)\s+{_NUMBER}?{_UNIT}")
+_MORE_FIRST = re.compile(rf"\b(\d+(?:\.\d+)?)\s+more\s+({_UNIT})")
+_CLOCK = re.compile(rf"\b(?:(\d+):)?(\d+):([0-5]\d(?:\.\d+)?)\b(?:{_MINUTES})?")
+_BOTH_MINUTES = re.compile(rf"\b{_DIGITS}(?={_TO}{_DIGITS}{_MINUTES})")
+_IN_MINUTES = re.compile(rf"\b{_DIGITS}{_MINUTES}(?:\s*(?:and\s+)?{_DIGITS}{_SECONDS})?")
+
+_BETWEEN = re.compile(rf"\b(?:from|between)\s+{_DIGITS}(?:{_SECONDS})?{_TO}{_DIGITS}(?:{_SECONDS}|\b)")
+_DASH = re.compile(rf"\b(?:at\s+)?{_DIGITS}(?:{_SECONDS})?\s*(?:-|–|to|until|till)\s*{_DIGITS}{_SECONDS}")
+_AT = re.compile(
+    rf"\b(?:starting |beginning )?(at|from|after)\s+{_DIGITS}(?:{_SECONDS}|\b)(?:\s+on(?:wards?)?\b)?"
+)
+_UNTIL = re.compile(
+    rf"\b(?:until|till|before|up to|to(?=\s+\d[\d.]*(?:{_SECONDS}|$)))\s+{_DIGITS}(?:{_SECONDS}|\b)"
+)
+_FOR = re.compile(rf"\b(?:for|by)\s+(?:another\s+)?{_DIGITS}{_SECONDS}(?:\s+more\b)?")
+_MORE = re.compile(rf"\b(?:another\s+)?{_DIGITS}{_SECONDS}\s+(?:more|longer|of)\b")
+_LENGTH = re.compile(rf"\b(?:another\s+)?{_DIGITS}{_SECONDS}")
+_FIRST = re.compile(rf"\b(?:in |during )?the (first|last)\s+{_DIGITS}{_SECONDS}")
 _EDGE = re.compile(r"\bat the (beginning|start|end)\b")
-_VERBS: tuple[tuple[EditKind, re.Pattern[str]], ...] = (
-    ("extract", re.compile(r"\b(?:extract|isolate|keep only|only keep|solo|i want only|just keep)\b")),
-    ("inpaint", re.compile(r"\b(?:fill in|fill|replace|regenerate|redo|inpaint|repair|mend|swap|exchange)\b")),
-    ("remove", re.compile(
-        r"\b(?:remove|delete|erase|take out|take away|get rid of|cut out|mute|silence|drop|without|take\b(?=.*\bout\b)"
-        r"|no more)\b")),
-    ("extend", re.compile(
-        r"\b(?:extend|continue|go on|goes on|carry on|lengthen|prolong|keep going|longer"
-        r"|let it\b(?=.*\b(?:on|for)\b)|let the\b(?=.*\bon\b)|make it last)\b")),
-    ("add", re.compile(r"\b(?:add|put in|put|insert|overlay|include|mix in|let there be|i want|give me|with|let)\b")),
+
+_WISH = r"i (?:want|need|would like)|i'd like"
+_GO_ON = r"(?:go|goes|run|runs|carry) on|continues?|keep (?:on|going)"
+_NOT_WANTED = r"(?:do not|don't|dont) (?:want|need)(?! (?:you|it to|to (?!hear\b)))(?: to hear)?"
+_VERBS: tuple[tuple[EditKind, str], ...] = (
+    ("extract", r"extract|isolate|solo|(?:only|just) keep|(?:keep|play|let me hear|i want|i want to hear) (?:only|just)"
+                r"|i only want"),
+    ("inpaint", r"fill in|fill|replace|regenerate|redo|inpaint|repair|mend|swap|exchange|make\b(?=.*\banew\b)"
+                r"|put\b(?=.*\bin(?:to)? the (?:gap|hole)\b)"),
+    ("remove", r"remove|delete|erase|take\b(?=.*\b(?:out|away|off)\b)|leave\b(?=.*\bout\b)|cut\b(?=.*\b(?:out|away)\b)"
+               rf"|get rid of|mute|silence|drop(?! in\b)|without|no(?! longer\b|,)|{_NOT_WANTED}"
+               rf"|(?:{_WISH})\b(?=.*\b(?:removed|deleted|gone)\b)"),
+    ("extend", rf"extend|lengthen|prolong|stretch|longer|{_GO_ON}"
+               rf"|(?:{_WISH}|let|make)\b(?! (?:me|you|to hear)\b)(?=.*\b(?:{_GO_ON}|last)\b)"
+               r"|let\b(?! me\b)(?=.*\bon\s*(?:for\b|until\b|till\b|to \d|$))|let it\b(?=.*\b(?:for|until|till)\b)"
+               rf"|(?:add|append|put) (?:another )?{_DIGITS}{_SECONDS}(?=\s*(?:more\b|at the end|to (?:it|the)\b|$))"
+               rf"|(?:{_WISH}|give me) (?:another )?{_DIGITS}{_SECONDS} (?:more|longer)"
+               rf"|{_DIGITS}{_SECONDS} (?:more|longer)"),
+    ("add", rf"(?:{_WISH})(?! (?:you|it|only|no)\b)(?: to hear)?|add|put in|put|insert|overlay|lay|include|mix in|mix"
+            r"|play|drop in|let me hear|let there be|let|give me"),
 )  # fmt: skip
-_FILLERS = re.compile(
-    r"\b(?:please|can you|could you|would you|the sound of|sound of|sounds of|out|away|of it|in it|it|again|there"
-    r"|on|to the track|from the track|to it|from it|and|then|now|me|so that|make|longer|more|last|go|everything)\b"
+"""What asks for an operation; of several in a sentence, the first one."""
+_ANY_VERB = "|".join(verb for _, verb in _VERBS)
+_STATEMENTS: tuple[tuple[EditKind, str], ...] = (
+    ("inpaint", r"gap|hole|missing"),
+    ("add", rf"(?:also|there should be|^with)(?!\W+(?:please )?(?:{_ANY_VERB})\b)"),
 )
+"""What asks for an operation without a verb."""
+_ASKED = tuple((kind, re.compile(rf"\b(?:{words})\b")) for kind, words in (*_VERBS, *_STATEMENTS))
+_NEGATION = re.compile(r"\b(?:don'?t|do not|doesn't|never|not|mustn't|shouldn't|won't|can't|cannot)\b")
+_FRAME = re.compile(r"^(?:i|it|this|that|you|can|could|would|will|something|there|please)\b")
+_FILLERS = re.compile(
+    r"\b(?:please|the sound of|sounds? of|(?:of|in|over|to|from) it|(?:to|from) the track|again|then|now)\b"
+)
+_FILLERS_OF: dict[EditKind, re.Pattern[str]] = {
+    "extend": re.compile(
+        rf"\b(?:{_GO_ON}|let|make|add|append|put|{_WISH}|give me|last|longer|more|another|to|on|at the end"
+        r"|should|must)\b"
+    ),
+    "inpaint": re.compile(
+        r"\b(?:(?:in )?the (?:gap|hole|part|sound)|(?:(?:what|something) )?is missing|anew|should be|there is an?"
+        r"|fill it in)\b"
+    ),
+    "remove": re.compile(r"\b(?:out|away|off|to be|removed|deleted|gone)\b"),
+}
 _POINTED = re.compile(r"\b(?:this|that|these|it|here)\b")
 
 
@@ -68,15 +115,10 @@ def read_instruction(
         span: the selected seconds, which are taken where the words name none.
 
     Raises:
-        StudioRefusal: they fit no operation, or name times that the track does not have.
+        StudioRefusal: they fit no operation, deny one, or name times that the track does not have.
     """
-    words = " ".join(text.lower().replace(",", ".").split()).strip(" .!?") if text else ""
-    kind = next((kind for kind, verb in _VERBS if verb.search(words)), None)
-    if kind is None:
-        raise StudioRefusal(
-            "The words fit no operation: say what to add, remove, extract, fill or extend, as in "
-            "“add a bell at 2 s”, “take the dog out”, “fill 3 to 4 s with rain”, “let it rain on for three seconds”."
-        )
+    words = _in_seconds(text)
+    kind = _asked_kind(words)
     start_s, end_s, rest = _times(words, kind, duration_s)
     caption = _sound(rest, kind)
     if kind == "extend":
@@ -85,10 +127,11 @@ def read_instruction(
     if start_s is None:
         start_s, end_s = _placed(rest, kind, caption, record, span)
     if start_s is not None and end_s is not None:
+        named_end_s = end_s
         end_s = min(end_s, duration_s) if end_s - duration_s < 0.05 or kind != "inpaint" else end_s
         if not 0 <= start_s < end_s <= duration_s + 0.05:
             raise StudioRefusal(
-                f"The words name {start_s:g} to {end_s:g} s, and the track has {duration_s:.1f} s: "
+                f"The words name {start_s:g} to {named_end_s:g} s, and the track has {duration_s:.1f} s: "
                 "name times inside of it, or extend it first."
             )
     if kind == "inpaint" and start_s is None:
@@ -105,22 +148,64 @@ def read_instruction(
 # Private
 
 
-def _number(text: str) -> float:
-    return _COUNTS.get(text.replace("half an", "half a"), 0.0) or float(text.replace(",", "."))
+def _in_seconds(text: str) -> str:
+    """The words in lower case, with times as seconds in digits: "90 s" for 1:30."""
+    words = " ".join(text.lower().replace("’", "'").split()).strip(" .!?")
+    words = re.sub(r"(?<=\d),(?=\d)", ".", words)
+    words = re.sub(r"\bsecond (?=\d)", "", words)
+    words = _HALVES.sub(lambda match: f"{_count(match[1]) + 0.5:g}", words)
+    words = _COUNTED.sub(lambda match: f"{_count(match[1]):g}", words)
+    words = _SINGLE.sub(lambda match: f"{match[1] or ''}1 ", words)
+    words = _MORE_FIRST.sub(r"\1 \2 more", words)
+    words = _CLOCK.sub(
+        lambda match: _seconds(3600 * float(match[1] or 0) + 60 * float(match[2]) + float(match[3])), words
+    )
+    words = _BOTH_MINUTES.sub(lambda match: _seconds(60 * float(match[1])), words)
+    return _IN_MINUTES.sub(lambda match: _seconds(60 * float(match[1]) + float(match[2] or 0)), words)
+
+
+def _count(text: str) -> float:
+    return float(_COUNTS.get(text, text))
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.10g} s"
+
+
+def _asked_kind(words: str) -> EditKind:
+    """
+    Raises:
+        StudioRefusal: nothing is asked for, or that something is not to be done.
+    """
+    for pattern in (_BETWEEN, _DASH, _AT, _FIRST):  # "from 2 s on" and "the last 2 s" are no verbs
+        words = pattern.sub(" ", words)
+    found = [(match, kind) for kind, pattern in _ASKED for match in pattern.finditer(words)]
+    if not found:
+        raise StudioRefusal(
+            "The words fit no operation: say what to add, remove, extract, fill or extend, as in "
+            "“add a bell at 2 s”, “take the dog out”, “fill 3 to 4 s with rain”, “let it rain on for three seconds”."
+        )
+    match, kind = min(found, key=lambda each: (each[0].start(), -each[0].end()))
+    if denied := _NEGATION.search(words[: match.start()] + " " + words[match.end() :]):
+        raise StudioRefusal(
+            f"“{denied[0]}” says what is not to be done: write only what to do, as in “add a bell at 2 s”, "
+            "“take the dog out” or “keep only the rain”."
+        )
+    return kind
 
 
 def _times(words: str, kind: EditKind, duration_s: float) -> tuple[float | None, float | None, str]:
     """Beginning, end, and the words without them; for `extend` the end alone, or a length as (None, length)."""
     for pattern in (_BETWEEN, _DASH):
         if match := pattern.search(words):
-            return _number(match[1]), _number(match[2]), words.replace(match[0], " ")
+            return float(match[1]), float(match[2]), words.replace(match[0], " ")
     length = None
     for pattern in (_FOR, _MORE):
         if match := pattern.search(words):
-            length, words = _number(match[1]), words.replace(match[0], " ")
+            length, words = float(match[1]), words.replace(match[0], " ")
             break
     if match := _FIRST.search(words):
-        seconds = _number(match[2]) if match[2] else 1.0
+        seconds = float(match[2])
         words = words.replace(match[0], " ")
         return (
             (0.0, seconds, words)
@@ -128,14 +213,19 @@ def _times(words: str, kind: EditKind, duration_s: float) -> tuple[float | None,
             else (max(0.0, duration_s - seconds), duration_s, words)
         )
     if match := _AT.search(words):
-        start_s = _number(match[1])
+        start_s = float(match[2])
         end_s = start_s + (length or 1.0)
+        to_the_end = match[1] == "from" or (match[1] == "after" and kind != "add")
+        if to_the_end and length is None:
+            end_s = max(end_s, duration_s)
         if kind != "extend" and start_s < duration_s:
             end_s = min(end_s, duration_s)
         return start_s, end_s, words.replace(match[0], " ")
     if match := _UNTIL.search(words):
-        return 0.0, _number(match[1]), words.replace(match[0], " ")
+        return 0.0, float(match[1]), words.replace(match[0], " ")
     if kind == "extend":
+        if length is None and (match := _LENGTH.search(words)):
+            length, words = float(match[1]), words.replace(match[0], " ")
         return None, length, words
     if match := _EDGE.search(words):
         seconds, words = min(length or 1.0, duration_s), words.replace(match[0], " ")
@@ -163,17 +253,24 @@ def _extended_to(start_s: float | None, end_s: float | None, duration_s: float) 
 
 
 def _sound(words: str, kind: EditKind) -> str:
-    for _, verb in _VERBS:
-        match = verb.search(words)
-        if match and (verb is dict(_VERBS)[kind]):
-            words = words[: match.start()] + " " + words[match.end() :]
-            break
+    """The sound that is named: behind what asks for the operation, or before it."""
+    asking = (match for each, pattern in _ASKED if each == kind for match in pattern.finditer(words))
+    match = min(asking, key=lambda each: (each.start(), -each.end()), default=None)
+    if match is None:
+        return _named_sound(words, kind)
+    before, after = words[: match.start()], words[match.end() :]
+    return _named_sound(after, kind) or ("" if _FRAME.match(before) else _named_sound(before, kind))
+
+
+def _named_sound(words: str, kind: EditKind) -> str:
     if kind == "inpaint":
-        after = re.split(r"\b(?:with|by|through|into)\b", words, maxsplit=1)
-        words = after[1] if len(after) == 2 else words
+        words = re.split(r"\b(?:with|by|through|into)\b", words, maxsplit=1)[-1]
     words = _FILLERS.sub(" ", words)
-    words = _POINTED.sub(" ", words) if kind != "extend" else words
-    kept = " ".join(words.split()).strip(" .,;:-–")
+    if kind in _FILLERS_OF:
+        words = _FILLERS_OF[kind].sub(" ", words)
+    words = _POINTED.sub(" ", words)
+    kept = re.sub(r"\s+(?=,)", "", " ".join(words.split())).strip(" .,;:-–?")
+    kept = re.sub(r"^(?:(?:and|in|of)\b[ ,]*)+|(?:[ ,]*\b(?:and|in|over))+$", "", kept)
     kept = re.sub(r"^(?:the|some|any|all)\s+", "", kept) if kind in ("remove", "extract", "extend") else kept
     return kept[:160]
 

@@ -12,7 +12,13 @@ from typing import Any
 
 import pytest
 
-from audiollm.endpoints import MAX_ERROR_BYTES, EndpointClient, EndpointError, check_address
+from audiollm.endpoints import (
+    MAX_ERROR_BYTES,
+    EndpointClient,
+    EndpointError,
+    EndpointUnavailable,
+    check_address,
+)
 
 KEY = 'sk-"secret"/1234567890'
 Behave = Callable[[BaseHTTPRequestHandler], None]
@@ -100,12 +106,38 @@ def test_what_may_pass_is_tried_again(server: Server) -> None:
     assert [headers["Authorization"] for headers in server.seen] == [f"Bearer {KEY}"] * 4
 
 
-@pytest.mark.parametrize(("status", "tries"), [(500, 3), (401, 1), (302, 1)])
+@pytest.mark.parametrize(("status", "tries"), [(500, 3), (400, 1), (413, 1), (302, 1)])
 def test_the_last_failure_is_told(server: Server, status: int, tries: int) -> None:
     server.behaviours = [answer(status, b"out of\n order")] * tries
     with pytest.raises(EndpointError, match=f"^HTTP {status}: out of order$"):
         client(server, attempts=3).post_json("x", {})
     assert len(server.seen) == tries
+
+
+@pytest.mark.parametrize(
+    ("status", "check"),
+    [
+        (401, "the key in A_KEY"),
+        (402, "the credit"),
+        (403, "the right to use the model"),
+        (404, r"the address http://127\.0\.0\.1:\d+/v1 and the name of the model"),
+    ],
+)
+def test_what_every_request_would_get_is_told_apart_with_what_to_check(
+    server: Server, status: int, check: str
+) -> None:
+    server.behaviours = [answer(status, b"out of order")]
+    with pytest.raises(EndpointUnavailable, match=f"^HTTP {status}: out of order; check .*{check}"):
+        client(server, attempts=3).post_json("x", {})
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_refused_request_is_its_own_fault(server: Server, status: int) -> None:
+    server.behaviours = [answer(status)]
+    with pytest.raises(EndpointError, match=f"^HTTP {status}: ") as caught:
+        client(server).post_json("x", {})
+    assert not isinstance(caught.value, EndpointUnavailable)
 
 
 @pytest.mark.parametrize("behave", [hang, drip])

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from audiollm.data.records.thoughts import NO_OTHERS, ThoughtEvent, ThoughtRecord
-from pipelines.audiocot.answers.evidence import ABSENT, LEVEL_STEP_S, kinds_of
+from pipelines.audiocot.answers.evidence import ABSENT, LEVEL_STEP_S
+from pipelines.audiocot.answers.kinds import kinds_of_class
 from pipelines.steps.step import Value
 
 _NEAR_ONSET_S = 0.6
@@ -96,7 +97,7 @@ def heard_record(values: Mapping[str, Value], duration_s: float) -> ThoughtRecor
     events = sorted(_one_by_name(found), key=lambda event: (event.start_s, event.sound))[:32]
     background = [name for name in dict.fromkeys(background) if name not in {e.sound for e in events}]
     absent = [_AVOIDED[kind] for kind, score in tagged["kinds"].items() if score < ABSENT]
-    named = {kind for name in [*background, *(e.sound for e in events)] for kind in kinds_of(name)}
+    named = {kind for event in tagged["events"] for kind in kinds_of_class(event["label"])}
     avoid = [name for kind, name in _AVOIDED.items() if name in absent and kind not in named]
     return ThoughtRecord(events=events, background=background[:8], avoid=avoid)
 

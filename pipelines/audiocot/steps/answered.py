@@ -65,7 +65,7 @@ class _Answered:
     name = ""
     level: ClassVar[Literal["clip"]] = "clip"
     needs: tuple[str, ...] = ()
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     def __init__(self, config: AnswererConfig, place: AnswerPlace) -> None:
         self._config, self._place = config, place

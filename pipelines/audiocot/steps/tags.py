@@ -20,7 +20,7 @@ class Tags:
     name = "tags"
     level: ClassVar[Literal["clip"]] = "clip"
     needs: tuple[str, ...] = ()
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     def __init__(self, config: TagsConfig) -> None:
         self._events = Events(config)

@@ -33,6 +33,7 @@ from pipelines.annotate.input.synthetic import SAMPLE_RATE, CorpusConfig, speak_
 from pipelines.annotate.stage import STAGE
 from pipelines.steps import step as step_module
 from pipelines.steps.results import dropped_part_row, merge_set_aside, open_lines, part_ids, put_line
+from tests.pipelines.audiocot.cot_run import ChatServer
 
 SHARED = Path(
     os.environ.get("AUDIOLLM_SHARED_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data"
@@ -287,6 +288,24 @@ def test_odd_formats(tmp_path: Path) -> None:
 
 
 # ----------------------------------------------------------------------------------------------- settings
+
+
+def test_an_endpoint_that_refuses_every_request_ends_the_run_and_it_goes_on_later(
+    tmp_path: Path, spoken: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    shutil.copy(spoken / "one_anna_0.wav", tmp_path / "in")
+    replies: list[str | int] = [404, "one"]
+    server = ChatServer(lambda request: replies.pop(0))
+    endpoint = {"kind": "chat_endpoint", "url": server.url, "model": "m"}
+    settings: dict[str, Any] = {"input": str(tmp_path / "in"), "recognizers": [endpoint]}
+    try:
+        with pytest.raises(StageError, match=r"annotate stopped: m: HTTP 404: .*; check the address"):
+            _annotate(tmp_path / "out", **settings)
+        _annotate(tmp_path / "out", **settings)
+    finally:
+        server.close()
+    assert replies == []
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import torch
 
 from audiollm.audio.files import save
 from audiollm.audio.samples import Waveform
-from audiollm.data.records.thoughts import parse_thought
+from audiollm.data.records.thoughts import ThoughtEvent, ThoughtRecord, parse_thought
 from audiollm.endpoints import Budget
 from audiollm.errors import StageError
 from audiollm.evaluate.subjects.chat import ChatError, ChatReply, EndpointChat, PretrainedChat
@@ -139,7 +139,7 @@ def test_answers_about_pictures_that_are_never_right_set_the_clip_aside(
 HANGS = "timed out"
 
 
-@pytest.mark.parametrize("status", [429, 500, 401, HANGS])
+@pytest.mark.parametrize("status", [429, 500, 401, 403, 404, HANGS])
 def test_a_run_stops_when_nobody_answers_and_goes_on_later(
     server: ChatServer, replies: Replies, clips: Path, tmp_path: Path, status: int | str
 ) -> None:
@@ -160,12 +160,23 @@ def test_a_run_stops_when_nobody_answers_and_goes_on_later(
     goes_on.set()
     assert str(status) in str(stopped.value) and KEY not in str(stopped.value)
     before = len(server.requests)
-    assert before == (2 if status == 401 else 3)  # an answer, and the attempts of the next request
+    assert before == (
+        2 if status in (401, 403, 404) else 3
+    )  # an answer, and the attempts of the next request
     replies.reply = json.dumps(HEARD)
     funnel = think(tmp_path / "out", clips, steps={"listen": server.step()}, **PLAIN)
     assert funnel["segments"] == 3 and len(server.requests) == before + 2
     for path in (tmp_path / "out").rglob("*"):
         assert not path.is_file() or KEY.encode() not in path.read_bytes()
+
+
+@pytest.mark.parametrize("status", [400, 413])
+def test_a_refused_request_costs_its_clip_alone(
+    server: ChatServer, replies: Replies, clips: Path, tmp_path: Path, status: int
+) -> None:
+    replies.reply = lambda request: status if len(server.requests) == 1 else json.dumps(HEARD)
+    funnel = think(tmp_path / "out", clips, steps={"listen": server.step()}, **PLAIN)
+    assert (funnel["segments"], len(server.requests)) == (2, 3)
 
 
 def test_a_spent_budget_stops_the_run_and_nothing_is_paid_for_twice(
@@ -408,3 +419,31 @@ def test_a_model_in_a_folder_is_asked_checked_and_kept_as_an_endpoint_is(
 def test_contradictions_with_what_was_measured(evidence: Evidence, said: str | None) -> None:
     problem = contradiction(parse_thought(json.dumps(RIGHT), DURATION_S), evidence)
     assert problem is None if said is None else problem is not None and said in problem
+
+
+@pytest.mark.parametrize(
+    ("sounds", "evidence", "said"),
+    [
+        (["bird song"], Evidence(5.0, ("Bird",), {"voice": 0.0, "music": 0.0}), None),
+        (
+            ["person walking on gravel"],
+            Evidence(5.0, ("Walk, footsteps",), {"voice": 0.0, "music": 0.0}),
+            None,
+        ),
+        (["church bell"], Evidence(5.0, ("Bell",), {"voice": 0.0, "music": 0.9}), None),
+        (["grunt"], Evidence(5.0, ("Grunt",), {"voice": 0.9, "music": 0.0}), None),
+        (["opera singing"], Evidence(5.0, ("Opera",), {"voice": 0.0, "music": 0.9}), None),
+        (["woman singing"], Evidence(5.0, ("Music",), {"voice": 0.3, "music": 0.9}), None),
+        (["woman singing"], Evidence(5.0, ("Dog",), {"voice": 0.0, "music": 0.0}), "no voice was heard"),
+        (["bird song"], Evidence(5.0, ("Speech",), {"voice": 0.9, "music": 0.0}), "no voice is named"),
+        (["footsteps"], Evidence(5.0, ("Screaming",), {"voice": 0.9, "music": 0.0}), "no voice is named"),
+    ],
+)
+def test_voice_and_music_in_answers(sounds: list[str], evidence: Evidence, said: str | None) -> None:
+    problem = contradiction(ThoughtRecord(background=sounds), evidence)
+    assert problem is None if said is None else problem is not None and said in problem
+
+
+def test_what_makes_a_sound_tells_its_kind() -> None:
+    sung = ThoughtRecord(events=[ThoughtEvent(sound="song", start_s=0.0, end_s=1.0, source="a bird")])
+    assert contradiction(sung, Evidence(5.0, (), {"voice": 0.0, "music": 0.0})) is None

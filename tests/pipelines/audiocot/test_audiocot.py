@@ -425,6 +425,27 @@ def test_a_review_keeps_verdicts_while_the_record_is_the_same(
         assert (out / "review.jsonl").read_text() == wrong
 
 
+def test_a_verdict_survives_a_run_that_does_not_keep_its_clip(scenes: Path, tmp_path: Path) -> None:
+    out, plain = tmp_path / "out", {"shards": False, "made": {"edits": [], "pairs": False}}
+    think(out, scenes, review_share=1.0, **plain)
+    listed = rows(out, "review.jsonl")
+    levels = {row["id"]: row["measured"]["levels"]["level_dbfs"] for row in rows(out, "clips.jsonl")}
+    quiet, loud = sorted(listed, key=lambda row: levels[row["id"]])[:: len(listed) - 1]
+    quiet |= {"verdict": "rejected", "note": "no bell"}
+    loud |= {"verdict": "accepted"}
+    (out / "review.jsonl").write_text("".join(json.dumps(row) + "\n" for row in listed))
+    strict = {"thresholds": {"min_level_dbfs": levels[loud["id"]]}}
+    funnel = think(out, scenes, review_share=1.0, **plain, **strict)
+    assert funnel["review"] == {"listed": 1, "accepted": 1, "rejected": 0, "agreement": 1.0}
+    funnel = think(out, scenes, review_share=1.0, **plain)
+    assert funnel["review"] == {"listed": len(listed), "accepted": 1, "rejected": 1, "agreement": 0.5}
+    (again,) = [row for row in rows(out, "review.jsonl") if row["id"] == quiet["id"]]
+    assert (again["verdict"], again["note"]) == ("rejected", "no bell")
+    text = (out / "review.jsonl").read_text()
+    (out / "review.jsonl").write_text(text.replace('"rejected"', "null"))
+    assert think(out, scenes, review_share=1.0, **plain)["review"]["rejected"] == 0
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -25,6 +25,7 @@ from audiollm.flow.model.sampling import sample_latents
 from audiollm.flow.service import CLIPS_REMEMBERED, JobStopped, SoundService
 from audiollm.video import frames
 from audiollm.video.writing import write_video
+from pipelines.audiocot.made.words import _WORDINGS
 from pipelines.audiocot.thinking import model_thinker
 from pipelines.studio.editor import MakeRequest, SoundEditor
 from pipelines.studio.instructions import read_instruction
@@ -439,6 +440,24 @@ RECORD = ThoughtRecord(
         ("keep only the bell", ("extract", "bell", None, None)),
         ("add thunder in the last two seconds", ("add", "thunder", 3.0, 5.0)),
         ("add this", ("add", "", None, None)),
+        ("add a water drop at 2 s", ("add", "a water drop", 2.0, 3.0)),
+        ("add a mute trumpet", ("add", "a mute trumpet", None, None)),
+        ("drop in a bell at 2 s", ("add", "a bell", 2.0, 3.0)),
+        ("add a door repair at 3 s", ("add", "a door repair", 3.0, 4.0)),
+        (
+            "add a bell, a drum and rain on a roof at 2 s",
+            ("add", "a bell, a drum and rain on a roof", 2.0, 3.0),
+        ),
+        ("there should be no dog", ("remove", "dog", 1.0, 2.0)),
+        ("I don't want the dog", ("remove", "dog", 1.0, 2.0)),
+        ("also remove the dog", ("remove", "dog", 1.0, 2.0)),
+        ("let me hear only the bell", ("extract", "bell", None, None)),
+        ("remove the dog after 3 s", ("remove", "dog", 3.0, 5.0)),
+        ("remove the dog from 3 s on", ("remove", "dog", 3.0, 5.0)),
+        ("add a bell after 3 s", ("add", "a bell", 3.0, 4.0)),
+        ("add a second bell at 2 s", ("add", "a second bell", 2.0, 3.0)),
+        ("add two seconds at the end", ("extend", "rain", 5.0, 7.0)),
+        ("add two seconds of thunder at 2 s", ("add", "thunder", 2.0, 4.0)),
     ],
 )
 def test_everyday_words_become_operations(words: str, wanted: tuple[object, ...]) -> None:
@@ -447,11 +466,56 @@ def test_everyday_words_become_operations(words: str, wanted: tuple[object, ...]
 
 
 @pytest.mark.parametrize(
+    ("when", "start_s", "end_s"),
+    [
+        ("at 2 minutes", 120.0, 121.0), ("at 1:30", 90.0, 91.0), ("at 1:30 min", 90.0, 91.0), ("at 1m30s", 90.0, 91.0),
+        ("at 1 minute and 30 seconds", 90.0, 91.0), ("at one and a half minutes", 90.0, 91.0),
+        ("from 1 to 2 minutes", 60.0, 120.0), ("from 0:50 to 1:02.5", 50.0, 62.5),
+        ("from 50 s to 1 minute", 50.0, 60.0),
+        ("in the last half a minute", 170.0, 200.0), ("in the first minute", 0.0, 60.0), ("at 0:01:30", 90.0, 91.0),
+        ("at 1:30 for a minute", 90.0, 150.0), ("after 3 minutes", 180.0, 200.0), ("until 1:10", 0.0, 70.0),
+        ("at 2,5 s", 2.5, 3.5), ("after second 2", 2.0, 200.0), ("until second 3", 0.0, 3.0),
+    ],
+)  # fmt: skip
+def test_times_are_read_in_minutes_too(when: str, start_s: float, end_s: float) -> None:
+    for words in (f"mute the dog {when}", f"{when} mute the dog"):
+        plan = read_instruction(words, RECORD, 200.0, None)
+        assert (plan.kind, plan.caption, plan.start_s, plan.end_s) == ("remove", "dog", start_s, end_s)
+
+
+@pytest.mark.parametrize("sound", ["bell", "water drop", "car door repair", "dog bark and rain"])
+def test_all_wordings_of_made_edits_are_read(sound: str) -> None:
+    """The sound is right, too, and where the span begins."""
+    told = {"sound": sound, "start": "one", "end": "2.5", "more": "two"}
+    right = total = 0
+    for operation, wordings in _WORDINGS.items():
+        spoken = told | {"end": "seven"} if operation == "extend" else told
+        for sentence in (*wordings.sentences(held_out=False), *wordings.sentences(held_out=True)):
+            plan = read_instruction(sentence.format(**spoken), ThoughtRecord(), 5.0, None)
+            total += 1
+            right += plan.kind == operation
+            assert plan.caption in (sound, "") and (plan.caption == sound or "{sound}" not in sentence)
+            starts = {"extend": 5.0, "remove": None}
+            assert plan.start_s == starts.get(operation, 1.0)
+    assert total >= 478 and right >= 478
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["don't remove the dog", "Don’t remove the dog", "do not add a bell", "I do not want you to remove the dog",
+     "never mute the dog", "add a bell, but do not remove the rain"],
+)  # fmt: skip
+def test_words_that_deny_an_edit_are_answered_with_what_to_write(words: str) -> None:
+    with pytest.raises(StudioRefusal, match="write only what to do, as in “add a bell at 2 s”"):
+        read_instruction(words, RECORD, 5.0, None)
+
+
+@pytest.mark.parametrize(
     ("words", "sentence"),
     [
         ("", "fit no operation"),
         ("what a nice day", "fit no operation"),
-        ("add a bell at 9 s", "extend it first"),
+        ("add a bell at 9 s", "name 9 to 10 s.*extend it first"),
         ("add", "Say which sound"),
         ("fill it", "which seconds"),
         ("extend it", "by how much"),
