@@ -36,6 +36,7 @@ _BETWEEN = re.compile(rf"\b(?:from|between)\s+{_DIGITS}(?:{_SECONDS})?{_TO}{_DIG
 _DASH = re.compile(rf"\b(?:at\s+)?{_DIGITS}(?:{_SECONDS})?\s*(?:-|–|to|until|till)\s*{_DIGITS}{_SECONDS}")
 _AT = re.compile(
     rf"\b(?:starting |beginning )?(at|from|after)\s+{_DIGITS}(?:{_SECONDS}|\b)(?:\s+on(?:wards?)?\b)?"
+    r"(?:\s+(?:to|until|till) the end\b)?"
 )
 _UNTIL = re.compile(
     rf"\b(?:until|till|before|up to|to(?=\s+\d[\d.]*(?:{_SECONDS}|$)))\s+{_DIGITS}(?:{_SECONDS}|\b)"
