@@ -473,7 +473,8 @@ def test_everyday_words_become_operations(words: str, wanted: tuple[object, ...]
         ("from 1 to 2 minutes", 60.0, 120.0), ("from 0:50 to 1:02.5", 50.0, 62.5),
         ("from 50 s to 1 minute", 50.0, 60.0),
         ("in the last half a minute", 170.0, 200.0), ("in the first minute", 0.0, 60.0), ("at 0:01:30", 90.0, 91.0),
-        ("at 1:30 for a minute", 90.0, 150.0), ("after 3 minutes", 180.0, 200.0), ("until 1:10", 0.0, 70.0), ("from 2 s to the end", 2.0, 200.0),
+        ("at 1:30 for a minute", 90.0, 150.0), ("after 3 minutes", 180.0, 200.0), ("until 1:10", 0.0, 70.0),
+        ("from 2 s to the end", 2.0, 200.0),
         ("at 2,5 s", 2.5, 3.5), ("after second 2", 2.0, 200.0), ("until second 3", 0.0, 3.0),
     ],
 )  # fmt: skip
