@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from audiollm.data.records.thoughts import ThoughtRecord
-from pipelines.audiocot.answers.kinds import KINDS, kinds_of, kinds_of_class, words_of
+from pipelines.audiocot.answers.kinds import KINDS, kinds_of, kinds_of_class, word_forms
 from pipelines.steps.step import Value
 
 LEVEL_STEP_S = 0.1
@@ -74,7 +74,7 @@ def kind_scores(events: Sequence[Mapping[str, Any]], tags: Sequence[Mapping[str,
 
 def name_words(sound: str) -> set[str]:
     """Return the words of a name that tell it from others, with and without the plural's s."""
-    return words_of(sound) - _SMALL_WORDS
+    return word_forms(sound) - _SMALL_WORDS
 
 
 def contradiction(record: ThoughtRecord, evidence: Evidence) -> str | None:

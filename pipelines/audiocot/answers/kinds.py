@@ -113,7 +113,7 @@ def kinds_of(sound: str, source: str = "") -> list[str]:
 
     Singing names music, too, which accompanies it in most recordings.
     """
-    words, makers = words_of(sound), words_of(f"{sound} {source}")
+    words, makers = word_forms(sound), word_forms(f"{sound} {source}")
     by_person = bool(makers & _PERSONS)
     by_other = bool(makers & _OTHERS) and not by_person
     found = []
@@ -127,7 +127,7 @@ def kinds_of(sound: str, source: str = "") -> list[str]:
     return found
 
 
-def words_of(name: str) -> set[str]:
+def word_forms(name: str) -> set[str]:
     """Return the words of a name, those with a plural's s also without it."""
     words = set(re.findall(r"[^\W\d_]+", name.casefold()))
     return words | {word[:-1] for word in words if word.endswith("s") and len(word) > 3}
