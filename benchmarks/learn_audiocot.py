@@ -57,7 +57,8 @@ MUON = (
 WEIGHTS = {"clip": 0.5, "region": 0.1, "instruction": 0.4}
 """Shares of the kinds of questions in training: by number a clip's are 14 %, and an object's, of 29 %, are easy."""
 CAPTIONS = {kind: f"captions_{kind}.jsonl" for kind in WEIGHTS}
-MAX_ANSWER_TOKENS = 256
+MAX_ANSWER_TOKENS, MAX_QUESTIONS = 256, 400
+"""Questions of each kind: all instructions about the held-out scenes."""
 EDITS, MAX_EXTENDED_S = 20, 10.0
 SAMPLING = learn_flow.SAMPLING
 AUTOENCODER = learn_flow.AUTOENCODER
@@ -194,6 +195,7 @@ def writer_stages(seed: int, folder: Path, smoke: bool) -> list[dict[str, Any]]:
             "samples": samples,
             "pictures": pictures,
             "max_answer_tokens": MAX_ANSWER_TOKENS,
+            "max_questions": MAX_QUESTIONS,
             **(SMOKE["asked"] if smoke else {}),
         }
         stages += [

@@ -6,10 +6,10 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from audiollm.data.records.manifest_source import ManifestSource
-from audiollm.data.records.mixture import evenly
 from audiollm.data.records.source import LoadedSample
 from audiollm.data.records.video_clips import PictureSettings
 from audiollm.errors import BadSample, StageError
@@ -39,7 +39,7 @@ class ThoughtQuestion:
 
 
 def read_thought_questions(config: EvaluateThoughtsConfig) -> list[ThoughtQuestion]:
-    """Read the questions of the split, evenly picked by kind, in the order of the file.
+    """Read the questions of the split, as many of each kind as are wanted, in the order of the file.
 
     Raises:
         StageError: there is none, one without its answer, or too few to exchange their parts.
@@ -66,11 +66,7 @@ def read_thought_questions(config: EvaluateThoughtsConfig) -> list[ThoughtQuesti
                 2,
             ) from None
         by_kind[kind].append(ThoughtQuestion(loaded, kind, truth, duration_s, loaded))
-    found = [
-        by_kind[kind][place]
-        for kind in config.questions
-        for place in evenly(len(by_kind[kind]), config.max_questions)
-    ]
+    found = [each for kind in config.questions for each in _drawn(by_kind[kind], config.max_questions)]
     if not found:
         raise StageError(
             f"evaluate_thoughts: {config.samples.name} has no question of the split {config.split or 'any'}",
@@ -178,6 +174,12 @@ class ThoughtWriter:
 
 
 # Private
+
+
+def _drawn(questions: Sequence[ThoughtQuestion], most: int) -> list[ThoughtQuestion]:
+    """At most so many questions, drawn by their ids: where operations take turns, every fourth one may be a removal."""
+    drawn = sorted(range(len(questions)), key=lambda place: sha256(questions[place].id.encode()).digest())
+    return [questions[place] for place in sorted(drawn[:most])]
 
 
 def _may_lend(other: ThoughtQuestion, question: ThoughtQuestion) -> bool:

@@ -30,7 +30,7 @@ class EvaluateThoughtsConfig(StageConfig):
     shuffle_frames: bool = False
     """Control: show the pictures of each video in random order."""
     max_questions: int = Field(300, ge=1)
-    """Most questions of each kind, evenly picked."""
+    """Most questions of each kind, drawn by their ids."""
     max_answer_tokens: int = Field(1024, ge=16)
     """As `audiollm think`."""
     batch_size: int = Field(16, ge=1)

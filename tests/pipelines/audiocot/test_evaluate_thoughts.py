@@ -118,6 +118,23 @@ def test_what_the_processor_refuses_takes_nobody_elses_answer(
     assert writer.problems == {"clip-2": "too long"}
 
 
+def test_of_operations_that_take_turns_none_is_left_out(tmp_path: Path) -> None:
+    operations, made = ("extend", "inpaint", "add", "remove"), []
+    for number in range(40):
+        answer = {"operation": operations[number % 4], "span": [0.1, 0.4], "record": RECORD}
+        messages = [
+            Message(role="user", content=[TextPart(text="?")]),
+            Message(role="assistant", content=[TextPart(text=json.dumps(answer))]),
+        ]
+        facts = {"clip": str(number), "question": "instruction", "duration_s": 1.0, "split": "test"}
+        made.append(Sample(id=f"q-{number}", task="think", messages=messages, metadata=facts))
+    write_samples(tmp_path / "thinking.jsonl", made)
+    (tmp_path / "model").mkdir()
+    asked = read_thought_questions(config_of(tmp_path, max_questions=30))
+    assert len(asked) == 30 and {each.truth["operation"] for each in asked} == set(operations)
+    assert [each.id for each in asked] == sorted((each.id for each in asked), key=lambda id: int(id[2:]))
+
+
 def test_splits_of_other_names_are_held_out_too(folder: Path, tmp_path: Path) -> None:
     samples = read_samples(folder / "thinking.jsonl")[0]
     for sample in samples:
