@@ -314,7 +314,7 @@ def _made_sample(clip: Row, plan: MadePlan, found: Mapping[str, Any]) -> Sample:
         stage=2 if plan.operation == "extract" else 3,
         operation=plan.operation,
         span=list(plan.span),
-        instruction=instruction_of_plan(plan, holds_out(str(clip["split"] or ""))),
+        instruction=_instruction(clip, plan),
         thought=thought_of_plan(plan),
         record=record_json(plan.record),
         about=record_json(plan.about),
@@ -359,10 +359,15 @@ def _region_question(clip: Row, plan: MadePlan) -> Sample:
     return _question(f"{plan.id}-think", clip, "region", content, record)
 
 
+def _instruction(clip: Row, plan: MadePlan) -> str:
+    return instruction_of_plan(plan, holds_out(str(clip["split"] or "")))
+
+
 def _instruction_question(clip: Row, plan: MadePlan, found: Mapping[str, Any]) -> Sample:
     span = [round(second, 2) for second in plan.span]
-    answer = {"operation": plan.operation, "span": span, "record": in_hundredths(record_json(plan.about))}
-    prompt = f"{WHAT_TO_DO}{instruction_of_plan(plan, clip['split'] == 'test')}"
+    # the span last: a sound that is to go is looked for where a clip's own are, at its name
+    answer = {"operation": plan.operation, "record": in_hundredths(record_json(plan.about)), "span": span}
+    prompt = f"{WHAT_TO_DO}{_instruction(clip, plan)}"
     content = [*_parts(clip), AudioPart(path=found["input"]), TextPart(text=prompt)]
     return _question(f"{plan.id}-think", clip, "instruction", content, answer)
 
