@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from hashlib import sha256
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -174,10 +176,15 @@ def write_review(folder: Path, clips: Sequence[Row], share: float, seed: int) ->
     return {"listed": len(rows), **counts, "agreement": share_accepted}
 
 
-def write_sound_shards(folder: Path, samples_per_shard: int, on_done: Callable[[], None]) -> int:
+def write_sound_shards(
+    folder: Path, samples_per_shard: int, workers: int, on_done: Callable[[], None]
+) -> int:
     """Write the questions about sound alone, with their sound, as shards; returns their number.
 
     `train` reads these. A shard that is there is kept where it was made of the same samples and sounds.
+
+    Args:
+        workers: sounds that are encoded at a time.
     """
     from audiollm.audio import AudioError, encode_bytes, load
     from audiollm.data.records.manifest import read_samples
@@ -197,17 +204,25 @@ def write_sound_shards(folder: Path, samples_per_shard: int, on_done: Callable[[
         shutil.rmtree(shards, ignore_errors=True)
         write_json(note, made_of)
     writer = ShardWriter(shards, samples_per_shard)
-    for number, sample in enumerate(heard):
-        on_done()
-        if writer.has(number):
-            continue
-        (part,) = sample.audio("user")
+
+    def encoded(number: int) -> bytes | None:
+        (part,) = heard[number].audio("user")
         try:
             sound = load(part.path, part.start_s, part.end_s)
         except AudioError:  # it was read before: a file that went away meanwhile is missed by whoever trains
-            continue
-        flac = encode_bytes(sound.samples_CN, sound.sample_rate, "flac")
-        writer.write(number, _heard_alone(sample), [], {"0.flac": flac})
+            return None
+        return encode_bytes(sound.samples_CN, sound.sample_rate, "flac")
+
+    with ThreadPoolExecutor(workers) as pool:
+        for first in range(0, len(heard), samples_per_shard):
+            numbers = range(first, min(first + samples_per_shard, len(heard)))
+            is_there = writer.has(first)
+            for number, flac in zip(
+                numbers, repeat(None) if is_there else pool.map(encoded, numbers), strict=False
+            ):
+                on_done()
+                if flac is not None:
+                    writer.write(number, _heard_alone(heard[number]), [], {"0.flac": flac})
     return writer.close({}).get("samples", 0)
 
 

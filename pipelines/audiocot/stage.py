@@ -112,7 +112,7 @@ def _run(config: AudioCotConfig, context: Context, ledger: Ledger) -> dict[str, 
     if config.shards:
         with context.progress("writing shards", len(clips)) as bar:
             funnel["shard_samples"] = write_sound_shards(
-                folder, config.samples_per_shard, lambda: bar.advance(TaskID(0))
+                folder, config.samples_per_shard, config.num_workers, lambda: bar.advance(TaskID(0))
             )
     write_json(folder / "funnel.json", funnel)
     took = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import cache
 
 from audiollm.data.records.thoughts import caption_of_record, prose_of
 from pipelines.audiocot.made.plans import MadePlan
@@ -32,7 +33,7 @@ class _Wordings:
     where: tuple[str, ...]
     others: tuple[str, ...]
 
-    def sentences(self, held_out: bool) -> list[str]:
+    def sentences(self, held_out: bool) -> tuple[str, ...]:
         found = [
             frame.replace("{asked}", asked).replace("{where}", where)
             for frame_number, frame in enumerate(self.frames)
@@ -40,7 +41,7 @@ class _Wordings:
             if ((frame_number + asked_number) % _HELD_OUT_EVERY == 0) == held_out
             for where in self.where
         ]
-        return found if held_out else [*found, *self.others]
+        return tuple(found if held_out else [*found, *self.others])
 
 
 _HELD_OUT_EVERY = 4
@@ -175,7 +176,7 @@ def instruction_of_plan(plan: MadePlan, held_out: bool = False) -> str:
     if plan.operation == "extract":
         return _EXTRACT.format(sound=sound, avoid=" and ".join(plan.avoid) or "other sounds")
     start_s, end_s = plan.span
-    wording = random.Random(f"wording {plan.seed}").choice(_WORDINGS[plan.operation].sentences(held_out))
+    wording = random.Random(f"wording {plan.seed}").choice(_sentences(plan.operation, held_out))
     told = wording.format(sound=sound, start=_told(start_s), end=_told(end_s), more=_told(end_s - start_s))
     return told[0].upper() + told[1:]
 
@@ -188,6 +189,11 @@ def thought_of_plan(plan: MadePlan) -> str:
 
 
 # Private
+
+
+@cache
+def _sentences(operation: str, held_out: bool) -> tuple[str, ...]:
+    return _WORDINGS[operation].sentences(held_out)
 
 
 def _told(seconds: float) -> str:
