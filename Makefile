@@ -96,7 +96,7 @@ learn-interpret-speech: $(READY)  ## spoken digits answered in German order, in 
 learn-flow: $(READY)  ## sounds from video, words and thought, and edits, of recordings never heard: DATA=, SEEDS="1 2 3", CONTROLS=1 (two hours)
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_flow.py $(if $(DATA),--data $(DATA)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(CONTROLS),--controls)
 
-learn-audiocot: $(READY)  ## a model writes chains of thought of scenes never heard, with controls; sounds and edits from them: DATA=, SEEDS=, FLOW=runs/learn_flow (four hours of one core, by estimate)
+learn-audiocot: $(READY)  ## a model writes chains of thought of scenes never heard, with controls; sounds and edits from them: DATA=, SEEDS=, FLOW=runs/learn_flow (two and a half hours of one core)
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_audiocot.py $(if $(DATA),--data $(DATA)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FLOW),--flow $(FLOW))
 
 tokenizer-speed: $(READY)  ## CPU-seconds and memory against Mimi and Higgs at published shapes
