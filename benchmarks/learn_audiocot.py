@@ -29,7 +29,7 @@ from rich.console import Console
 from scipy import stats
 
 from audiollm.data.records.manifest import read_samples
-from audiollm.data.records.sample import Message, Sample, TextPart
+from audiollm.data.records.sample import Message, Sample, TextPart, VideoPart
 from audiollm.data.records.thoughts import ThoughtRecord, caption_of_record, prose_of
 from audiollm.errors import BadSample, ConfigError
 from audiollm.evaluate.judges.classifier import ClipClassifier
@@ -330,7 +330,7 @@ def report_edits(
     folder: Path, seeds: Sequence[int], generator: SoundGenerator, judge: ClipClassifier, steps: int
 ) -> None:
     """The share of instructions that were done, and of tracks that are unchanged elsewhere."""
-    done, untouched = [], []
+    done, untouched, by_operation = [], [], dict[str, list[bool]]()
     for seed in seeds:
         edits, failed = carry_out_edits(folder, seed, generator, steps)
         total = len(edits) + failed
@@ -338,16 +338,23 @@ def report_edits(
             continue
         rows = judge_edits(edits, OwnClasses(judge)).rows if edits else []
         done.append(sum(bool(row.get(DONE)) for row in rows) / total)
+        for edit, row in zip(edits, rows, strict=True):
+            by_operation.setdefault(edit.operation, []).append(bool(row.get(DONE)))
         if rows:
             untouched.append(sum(bool(row[UNTOUCHED]) for row in rows) / len(rows))
     _line("edits in plain words: done", done, 0.6)
+    for operation, found in by_operation.items():
+        _line(
+            f"edits in plain words: {operation}: done, of those that were carried out", [np.mean(found)], None
+        )
     _line("edits in plain words: the rest of the track is unchanged", untouched, 1.0)
 
 
 def carry_out_edits(folder: Path, seed: int, generator: SoundGenerator, steps: int) -> tuple[list[Any], int]:
     """From instruction to track, by what the writer understood; returns the edits, and how many it made nothing of.
 
-    Instructions about a sound with a name are taken, evenly over the operations.
+    Instructions about a sound with a name are taken, evenly over the operations. As in the studio the flow model is
+    shown the pictures.
     """
     out = folder / f"plain_edits_{seed}"
     out.mkdir(exist_ok=True)
@@ -364,7 +371,9 @@ def carry_out_edits(folder: Path, seed: int, generator: SoundGenerator, steps: i
         known = next((each for each in scene.metadata["events"] if each["name"] == event["sound"]), None)
         path = out / f"{answer['id'].replace('/', '_')}.flac"
         try:
-            row = _carried_out(answer, before, path, generator, settings, f"{seed}/{answer['id']}")
+            row = _carried_out(
+                answer, before, question.video_parts()[0], path, generator, settings, f"{seed}/{answer['id']}"
+            )
         except (ConfigError, BadSample, ValueError):
             failed += 1
             continue
@@ -398,7 +407,13 @@ def plain_instructions(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
 
 
 def _carried_out(
-    answer: Mapping[str, Any], before: Path, path: Path, generator: SoundGenerator, settings: Any, key: str
+    answer: Mapping[str, Any],
+    before: Path,
+    video: VideoPart,
+    path: Path,
+    generator: SoundGenerator,
+    settings: Any,
+    key: str,
 ) -> dict[str, Any]:
     """
     Raises:
@@ -420,7 +435,7 @@ def _carried_out(
         span = find_span(track, operation, start_s, min(end_s, track.duration_s))
     cot = "" if operation in ("add", "remove") else prose_of(record)
     request = EditRequest(
-        operation, caption, span.start / track.sample_rate, span.end / track.sample_rate, cot
+        operation, caption, span.start / track.sample_rate, span.end / track.sample_rate, cot, video
     )
     conditions = edit_conditions(generator, request, str(before))
     edit_track(generator, track, operation, span, conditions, settings, key).track.save(path)
