@@ -380,8 +380,7 @@ def _instruction(clip: Row, plan: MadePlan) -> str:
 
 def _instruction_question(clip: Row, plan: MadePlan, found: Mapping[str, Any]) -> Sample:
     span = [round(second, 2) for second in plan.span]
-    # the span last: a sound that is to go is looked for where a clip's own are, at its name
-    answer = {"operation": plan.operation, "record": in_hundredths(record_json(plan.about)), "span": span}
+    answer = {"operation": plan.operation, "span": span, "record": in_hundredths(record_json(plan.about))}
     prompt = f"{WHAT_TO_DO}{_instruction(clip, plan)}"
     content = [*_parts(clip), AudioPart(path=found["input"]), TextPart(text=prompt)]
     return _question(f"{plan.id}-think", clip, "instruction", content, answer)

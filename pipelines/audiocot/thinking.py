@@ -90,7 +90,7 @@ class ThoughtAnswer:
         """The answer as JSON values."""
         if self.operation is None or self.span is None:
             return record_json(self.record)
-        return {"operation": self.operation, "record": record_json(self.record), "span": list(self.span)}
+        return {"operation": self.operation, "span": list(self.span), "record": record_json(self.record)}
 
 
 def parse_edit(answer: str, duration_s: float) -> EditAnswer:
