@@ -345,7 +345,9 @@ def report_edits(
     _line("edits in plain words: done", done, 0.6)
     for operation, found in by_operation.items():
         _line(
-            f"edits in plain words: {operation}: done, of those that were carried out", [np.mean(found)], None
+            f"edits in plain words: {operation}: done, of those that were carried out",
+            [float(np.mean(found))],
+            None,
         )
     _line("edits in plain words: the rest of the track is unchanged", untouched, 1.0)
 
