@@ -257,7 +257,7 @@ def _other_id(plan: MadePlan) -> str:
 
 
 def _judged_key(row: Row) -> tuple[str, str]:
-    """What a verdict is about: a clip and its record."""
+    """The clip and the record that a verdict is about."""
     return str(row.get("id")), json.dumps(row.get("record"), sort_keys=True)
 
 

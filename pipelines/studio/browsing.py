@@ -192,7 +192,7 @@ def run_mark(folder: Path | None) -> str:
 
 
 def samples_html(shown: ShownFiles, folder: Path | None) -> str:
-    """What stages of a run made: answers and sounds of evaluations, the newest step first, then other examples."""
+    """Answers and sounds of a run's stages: those of evaluations, the newest step first, then other examples."""
     if folder is None:
         return ""
     parts = [_answers_html(shown, path) for path in sorted(folder.glob("*/answers.jsonl"))]

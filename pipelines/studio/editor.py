@@ -39,7 +39,7 @@ from audiollm.flow.service import (
 from audiollm.video.decoders import VideoError
 from audiollm.video.writing import replace_sound
 from pipelines.audiocot.thinking import ThoughtAnswer, ThoughtRequest
-from pipelines.studio.instructions import EditKind, EditPlan, read_instruction
+from pipelines.studio.instructions import EditKind, EditPlan, names_times, read_instruction
 from pipelines.studio.intake import check_room
 from pipelines.studio.limits import StudioLimits, StudioRefusal, told_length
 from pipelines.studio.regions import RegionFinder
@@ -137,7 +137,7 @@ class SoundEditor:
         they ask for an extraction, which the model does not know, in a long sound, or where no answer can be used.
 
         Args:
-            span: the selected seconds, which are taken in place of those that the model tells.
+            span: the selected seconds, which are taken where the words name none.
         """
         heard = self.store.sound(project, version)
         video = self.store.source(project) if project.has_pictures else None
@@ -150,7 +150,9 @@ class SoundEditor:
             asked = ThoughtRequest(heard, instruction=instruction, check_stop=job.check_stop, video=video)
             answer = self._thinker.think(asked)
             assert answer.operation is not None and answer.span is not None
-            start_s, end_s = answer.span if span is None or answer.operation == "extend" else span
+            start_s, end_s = answer.span
+            if span is not None and answer.operation != "extend" and not names_times(instruction):
+                start_s, end_s = span
             return EditPlan(
                 find_operation(answer.operation), caption_of_record(answer.record), start_s, end_s
             )

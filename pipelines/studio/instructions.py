@@ -67,13 +67,13 @@ _VERBS: tuple[tuple[EditKind, str], ...] = (
     ("add", rf"(?:{_WISH})(?! (?:you|it|only|no)\b)(?: to hear)?|add|put in|put|insert|overlay|lay|include|mix in|mix"
             r"|play|drop in|let me hear|let there be|let|give me"),
 )  # fmt: skip
-"""What asks for an operation; of several in a sentence, the first one."""
+"""Verbs that ask for each operation; the first one in a sentence decides."""
 _ANY_VERB = "|".join(verb for _, verb in _VERBS)
 _STATEMENTS: tuple[tuple[EditKind, str], ...] = (
     ("inpaint", r"gap|hole|missing"),
     ("add", rf"(?:also|there should be|^with)(?!\W+(?:please )?(?:{_ANY_VERB})\b)"),
 )
-"""What asks for an operation without a verb."""
+"""Words that ask for an operation without a verb."""
 _ASKED = tuple((kind, re.compile(rf"\b(?:{words})\b")) for kind, words in (*_VERBS, *_STATEMENTS))
 _NEGATION = re.compile(r"\b(?:don'?t|do not|doesn't|never|not|mustn't|shouldn't|won't|can't|cannot)\b")
 _FRAME = re.compile(r"^(?:i|it|this|that|you|can|could|would|will|something|there|please)\b")
@@ -144,6 +144,12 @@ def read_instruction(
             f"Say which sound to {kind}, as in “{kind} a bell”, or click its object in the picture."
         )
     return EditPlan(kind, caption, start_s, end_s)
+
+
+def names_times(text: str) -> bool:
+    """Whether words say where in a track something is to be."""
+    words = _in_seconds(text)
+    return any(pattern.search(words) for pattern in (_BETWEEN, _DASH, _AT, _UNTIL, _FIRST, _EDGE))
 
 
 # Private

@@ -22,7 +22,7 @@ _SPANS = ("from {start} to {end} seconds", "between {start} and {end} seconds")
 
 @dataclass(frozen=True)
 class _Wordings:
-    """What a person asks for, in several frames, with several ways to say where or how long.
+    """Wordings of an operation: ways to ask for it, in several frames, with several ways to say where or how long.
 
     Of each way to ask some frames are held out, so that a model knows every word of a wording that it is tested with,
     and has never met them together. `others` fit no frame, and are for training.
@@ -45,7 +45,7 @@ class _Wordings:
 
 
 _HELD_OUT_EVERY = 4
-"""Of the pairs of a way to ask and a frame, one in so many is held out."""
+"""One in so many pairs of a way to ask and a frame is held out."""
 _WORDINGS = {
     "extend": _Wordings(
         frames=(

@@ -32,7 +32,7 @@ class EvaluateThoughtsConfig(StageConfig):
     max_questions: int = Field(300, ge=1)
     """Most questions of each kind, drawn by their ids."""
     max_answer_tokens: int = Field(1024, ge=16)
-    """As `audiollm think`."""
+    """Tokens after which an answer is cut; `audiollm think` has the same limit."""
     batch_size: int = Field(16, ge=1)
     """Questions that are answered at a time."""
     examples: int = Field(12, ge=0)

@@ -560,6 +560,8 @@ def test_words_are_read_without_the_model_where_it_cannot(tmp_path: Path) -> Non
 
         assert plan("keep only the bell", (0.5, 1.5)) == ("extract", "bell", 0.5, 1.5) and not writer.asked
         assert plan("let a bell ring", (1.0, 1.5)) == ("add", "bell", 1.0, 1.5), "the selected seconds"
+        # a span stays selected after an edit
+        assert plan("let a bell ring at 0.5 s", (1.0, 1.5)) == ("add", "bell", 0.5, 1.0)
         writer.problem = StageError("no answer", "train the model longer")
         assert plan("add a bell at 1 s")[:3] == ("add", "a bell", 1.0)
         with pytest.raises(StageError, match="no answer"):
