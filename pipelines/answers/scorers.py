@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from audiollm.data.chat.question_prompts import answer_form
 from audiollm.data.records.part_codes import load_encodings
 from audiollm.data.records.sample import AudioPart, RatedAnswer, Sample, refuse_video
 from audiollm.data.records.source import AudioClip, LoadedSample
@@ -26,6 +27,7 @@ from audiollm.evaluate.judges.choosing import (
 )
 from audiollm.evaluate.judges.judging import Recognizer, VoiceJudge, cosine, embed, load_clip, recognize
 from audiollm.evaluate.judges.recognizers import choose_grammar
+from audiollm.evaluate.listening.answer_parts import answer_in_form, read_answer
 from audiollm.evaluate.listening.audio_qa import read_choice
 from audiollm.evaluate.listening.stage import choices_of
 from audiollm.evaluate.report.metric_error import MetricError
@@ -195,7 +197,7 @@ def check_labels(names: Sequence[str], samples: Sequence[Sample], where: str) ->
 
 
 class ChoiceJudge:
-    """1 where an answer names the right one of the choices, else 0."""
+    """1 where an answer names the right one of the choices where the prompt wants the answer, else 0."""
 
     fingerprint = None
 
@@ -209,16 +211,17 @@ class ChoiceJudge:
 
     def score(self, sample: Sample, numbers: Sequence[int]) -> list[Score]:
         """See `AnswerJudge.score`."""
-        right = _right(sample)
+        right = read_answer(_right(sample)).answer
         question = " ".join(" ".join(sample.texts("user")).split())
         choices = sample.metadata.get("choices") or self._told.get(question, ())
         if right not in choices:
             raise BadSample(
                 "", sample.id, "the right answer is none of the choices: give metadata.choices", "no choices"
             )
-        wanted = list(choices).index(right)
-        texts = [text_of(sample.answers[number]) for number in numbers]
-        return [Score(float(read_choice(text, list(choices)) == wanted)) for text in texts]
+        wanted, form = list(choices).index(right), answer_form(sample)
+        replies = [answer_in_form(text_of(sample.answers[number]), form) for number in numbers]
+        named = [None if reply is None else read_choice(reply, choices, form == "free") for reply in replies]
+        return [Score(float(choice == wanted)) for choice in named]
 
 
 class ExactJudge:

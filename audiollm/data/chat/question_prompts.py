@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from string import Formatter
+from typing import Literal
 
+from audiollm.data.records.sample import Sample, TextPart
 from audiollm.errors import ConfigError, suggestion
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -24,6 +26,8 @@ PROMPTS: Mapping[str, str] = {
     "r1_aqa": f"{_LISTED} Output the final answer in <answer> </answer>.",
 }
 """Prompts by name. `{options}` is the list as Python writes it, `{lettered}` a line for each option: `(A) rain`."""
+AnswerForm = Literal["tags", "boxed", "free"]
+"""Where a prompt wants the answer: in `<answer> </answer>`, in `\\boxed{}`, or in free text."""
 FIELDS = ("question", "options", "lettered", "max_words")
 
 
@@ -67,6 +71,19 @@ def prompt_text(prompt: str) -> str:
 def asks_for_tags(prompt: str) -> bool:
     """Whether a prompt asks for the answer in `<answer> </answer>`."""
     return "<answer>" in prompt_text(prompt)
+
+
+def answer_form(sample: Sample) -> AnswerForm:
+    """The form in which a sample wants its answer, by the words of its prompt.
+
+    The right answer tells it, too, where it is written in tags that the prompt does not ask for.
+    """
+    wording = " ".join(text for role in ("system", "user") for text in sample.texts(role))
+    if sample.messages[-1].role == "assistant":
+        wording += " ".join(part.text for part in sample.messages[-1].content if isinstance(part, TextPart))
+    if "<answer>" in wording:
+        return "tags"
+    return "boxed" if r"\boxed" in wording else "free"
 
 
 _REMEDY = f"a name ({', '.join(PROMPTS)}), or a text with {{question}} and {{options}} or {{lettered}}"

@@ -113,16 +113,19 @@ def evaluate_audio_qa(
     )
 
 
-def read_choice(reply: str, choices: Sequence[str]) -> int | None:
+def read_choice(reply: str, choices: Sequence[str], is_free: bool = True) -> int | None:
     """The option that a reply names; None where it names none or more than one.
 
     In turn: the reply is an option's text; it is a letter, or begins with one that is marked (`B.`, `(B) ...`); it
     says that the answer is a letter (which may begin an option, as in `A major`); it holds one marked letter; it holds
     the text of one option as whole words, an option within a longer one aside. Of a reply with tags the answer alone is
     looked at (`read_answer`).
+
+    Args:
+        is_free: the reply may be a free text; False: it is the text of an option, or its letter, and nothing else.
     """
     text = read_answer(reply).answer
-    for rule in _RULES:
+    for rule in _RULES if is_free else _STRICT_RULES:
         found = {choices.index(choices[place]) for place in rule(text, choices)}  # options may be there twice
         if found:
             return found.pop() if len(found) == 1 else None
@@ -155,6 +158,14 @@ def _is_text(text: str, choices: Sequence[str]) -> set[int]:
 def _is_letter(text: str, choices: Sequence[str]) -> set[int]:
     match = re.fullmatch(r"\(?([A-Z])\)?[.:]?", text.upper()) or re.match(r"\(?([A-Z])[).:](?=\s|$)", text)
     return _places([match[1]], choices) | _marked_letter(text, choices) if match else set()
+
+
+def _is_lettered(text: str, choices: Sequence[str]) -> set[int]:
+    """A letter alone, or before the text of its option: `(B) a dog`."""
+    mark = re.match(r"\(?([A-Za-z])(?:\)[.:]?|[.:]|$)", text)
+    named = _places([mark[1].upper()], choices) if mark else set[int]()
+    rest = text[mark.end() :].strip() if mark else ""
+    return named if not rest or named == _is_text(rest, choices) else set()
 
 
 def _says_letter(text: str, choices: Sequence[str]) -> set[int]:
@@ -203,6 +214,8 @@ def _places(letters: Sequence[str], choices: Sequence[str]) -> set[int]:
 _RULES: tuple[Callable[[str, Sequence[str]], set[int]], ...] = (
     _is_text, _is_letter, _says_letter, _marked_letter, _holds_text,
 )  # fmt: skip
+
+_STRICT_RULES = (_is_text, _is_lettered)
 
 
 def _row(question: Question, reply: Reply) -> Row:

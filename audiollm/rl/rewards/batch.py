@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from audiollm.data.chat.question_prompts import AnswerForm, answer_form
 from audiollm.data.records.sample import Sample, TextPart
 from audiollm.evaluate.listening.answer_parts import AnswerParts, read_answer
 
@@ -52,6 +53,11 @@ class SampledAnswer:
     def choices(self) -> list[str]:
         """The options of the question, of `metadata.choices`; empty where it has none."""
         return [str(choice) for choice in self.sample.metadata.get("choices") or ()]
+
+    @property
+    def form(self) -> AnswerForm:
+        """The form in which the prompt wants the answer."""
+        return answer_form(self.sample)
 
     @property
     def parts(self) -> AnswerParts:

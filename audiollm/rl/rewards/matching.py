@@ -36,14 +36,20 @@ _PROBES = (0.37, 1.61, 2.93)
 MAX_FORMULA_CHARACTERS = 200
 
 
-def is_right(answer: str, key: str, choices: Sequence[str], match: Match, tolerance: float) -> bool:
-    """Compare the answer part of a reply with the key; see `AccuracySettings.match`."""
+def is_right(
+    answer: str, key: str, choices: Sequence[str], match: Match, tolerance: float, is_free: bool = True
+) -> bool:
+    """Compare the answer part of a reply with the key; see `AccuracySettings.match`.
+
+    Args:
+        is_free: the answer may be a free text that names an option; False: it is the option alone.
+    """
     if match == "auto":
         match = "letter" if choices else "number" if read_number(key) else "text"
     if match == "exact":
         return answer.strip() == key.strip()
     if match == "letter":
-        chosen = read_choice(answer, choices)
+        chosen = read_choice(answer, choices, is_free)
         return chosen is not None and choices[chosen] == key
     if match == "number":
         return _same_number(answer, key, tolerance)

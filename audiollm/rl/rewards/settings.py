@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Match = Literal["auto", "exact", "letter", "text", "number", "math"]
+ReadForm = Literal["prompt", "tags", "boxed", "free"]
 StepSplit = Literal["sentences", "lines", "numbered"]
 
 
@@ -25,6 +26,9 @@ class AccuracySettings(RewardSettings):
     is one, else `text`."""
     tolerance: float = Field(1e-6, ge=0)
     """Largest relative error of a right number (`number`, `math`)."""
+    form: ReadForm = "prompt"
+    """Where the answer stands. `prompt`: where the prompt wants it, which is `tags` (the first `<answer>...</answer>`),
+    `boxed` (the last `\\boxed{...}`) or `free` (the text, with or without tags). An answer in another form is wrong."""
 
 
 class FormatSettings(RewardSettings):
@@ -52,6 +56,8 @@ class CosineSettings(RewardSettings):
     wrong_long: float = -0.5
     match: Match = "auto"
     """How answer and key are compared: see `accuracy`."""
+    form: ReadForm = "prompt"
+    """Where the answer stands: see `accuracy`."""
 
 
 class RepetitionSettings(RewardSettings):

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from audiollm.evaluate.listening.answer_parts import THINK
 from audiollm.rl.rewards.batch import SampledAnswer
 from audiollm.rl.rewards.settings import StepSplit
 
@@ -29,17 +28,8 @@ class ThoughtStep:
 
 def thought_steps(answer: SampledAnswer, split: StepSplit = "sentences") -> list[ThoughtStep]:
     """Return the steps of an answer's thought, without the empty ones."""
-    start = _thought_start(answer.text)
-    thought = answer.parts.thought
-    begin = answer.text.find(thought, start)
-    return [ThoughtStep(text, begin + end) for text, end in _parts(thought, split)]
-
-
-def _thought_start(text: str) -> int:
-    """Return the place behind the `<think>` that opens the thought; 0 where there is none."""
-    before, closing, _ = text.rpartition(THINK[1])
-    place = (before if closing else text).find(THINK[0])
-    return place + len(THINK[0]) if place >= 0 else 0
+    parts = answer.parts
+    return [ThoughtStep(text, parts.thought_start + end) for text, end in _parts(parts.thought, split)]
 
 
 def _parts(thought: str, split: StepSplit) -> Iterator[tuple[str, int]]:

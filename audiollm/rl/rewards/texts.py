@@ -8,6 +8,7 @@ from typing import Any
 
 from audiollm.data.text.forms import language_of, recognition_form
 from audiollm.data.text.words import words_of
+from audiollm.evaluate.listening.answer_parts import answer_in_form
 from audiollm.rl.rewards import settings as s
 from audiollm.rl.rewards.batch import SampledAnswer, ScoredStep
 from audiollm.rl.rewards.matching import is_right
@@ -15,15 +16,19 @@ from audiollm.rl.rewards.steps import thought_steps
 
 
 def accuracy(answer: SampledAnswer, settings: s.AccuracySettings) -> float | None:
-    """1 where the answer part is the key, else 0; None without a key."""
+    """1 where the answer is the key, and where the prompt wants it, else 0; None without a key."""
     if answer.key is None:
         return None
-    given = answer.parts.answer
-    return float(is_right(given, answer.key, answer.choices, settings.match, settings.tolerance))
+    form = answer.form if settings.form == "prompt" else settings.form
+    reply = answer_in_form(answer.text, form)
+    if reply is None:
+        return 0.0
+    is_free = form == "free"
+    return float(is_right(reply, answer.key, answer.choices, settings.match, settings.tolerance, is_free))
 
 
 def form(answer: SampledAnswer, settings: s.FormatSettings) -> float:
-    """1 where each tag stands once, in order, with nothing before or behind them, else 0.
+    """1 where each tag stands once, in order and around at least a word, with nothing before or behind them, else 0.
 
     Ke-Omni-R's pattern `<think>.*?</think>\\s*<answer>.*?</answer>` also accepts doubled tags.
     """
@@ -32,8 +37,9 @@ def form(answer: SampledAnswer, settings: s.FormatSettings) -> float:
 
 
 def think(answer: SampledAnswer, settings: s.ThinkSettings) -> float:
-    """1 where the thought has between 1 and `max_words` words, else 0."""
-    return float(1 <= answer.parts.thought_words <= settings.max_words)
+    """1 where the thought is closed and has between 1 and `max_words` words, else 0."""
+    parts = answer.parts
+    return float(parts.has_thought and parts.thought_words <= settings.max_words)
 
 
 def cosine_length(answer: SampledAnswer, settings: s.CosineSettings) -> float | None:
@@ -41,7 +47,7 @@ def cosine_length(answer: SampledAnswer, settings: s.CosineSettings) -> float | 
 
     Source: arXiv 2502.03373.
     """
-    right = accuracy(answer, s.AccuracySettings(match=settings.match))
+    right = accuracy(answer, s.AccuracySettings(match=settings.match, form=settings.form))
     if right is None:
         return None
     short, long = (

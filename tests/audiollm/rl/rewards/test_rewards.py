@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from audiollm.audio import Waveform
+from audiollm.data.chat.question_prompts import answer_form, question_prompt
 from audiollm.data.records.sample import Message, Sample, TextPart
 from audiollm.errors import ConfigError, StageError
 from audiollm.evaluate.listening.answer_parts import read_answer
@@ -87,7 +88,22 @@ def batch_of(count: int) -> RewardBatch:
             "Woman",
             False,
         ),
-        ("<answer>a</answer><think>b</think>", "b", "", False),
+        ("<answer>a</answer><think>b</think>", "b", "a", False),
+        ("<think>a</think><answer>Woman</answer><answer>Man</answer>", "a", "Woman", False),
+        (
+            "<think>no <answer>Man</answer></think><answer>Woman</answer>",
+            "no <answer>Man</answer>",
+            "Woman",
+            False,
+        ),
+        ("<think></think><answer>Woman</answer>", "", "Woman", False),
+        ("<think>...</think><answer>Woman</answer>", "...", "Woman", False),
+        ("<think>a</think><answer> </answer>", "a", "", False),
+        ("<thinking>Man?</thinking>Woman", "Man?", "Woman", False),
+        ("<THINK>Man?</THINK><RESPONSE>Woman</RESPONSE>", "Man?", "Woman", False),
+        ("Man?</thinking>Woman", "Man?", "Woman", False),
+        ("<THINK>Man? cut off", "Man? cut off", "", False),
+        ("Woman<|im_end|>", "", "Woman", False),
     ],
 )
 def test_a_reply_is_taken_apart(reply: str, thought: str, said: str, well: bool) -> None:
@@ -149,6 +165,76 @@ def test_a_number_without_options_is_compared_as_one() -> None:
 def test_an_answer_of_several_lines_is_read() -> None:
     """Ke-Omni-R's `<answer>(.*?)</answer>` stops at the end of a line, and compares the whole reply then."""
     assert values_of({"accuracy": 1}, answer("<think>x</think><answer>\nWoman\n</answer>")) == [1.0]
+
+
+TAGS_ASKED = "Who speaks? Output the final answer in <answer> </answer>."
+
+
+def asked(wording: str, key: str = "Woman", **metadata: Any) -> Sample:
+    """A prompt with a wording that asks for a form."""
+    sample = prompt(key, **metadata)
+    question = Message(role="user", content=[TextPart(text=wording)])
+    return sample.model_copy(update={"messages": [question, *sample.messages[1:]]})
+
+
+@pytest.mark.parametrize("name", ["ke_omni_r", "ke_omni_r_direct", "r1_aqa"])
+@pytest.mark.parametrize(
+    ("reply", "right"),
+    [
+        (GOOD, 1.0),
+        ("<answer>Woman</answer>", 1.0),
+        ("<answer>(B)</answer>", 1.0),
+        ("<answer>b</answer>", 1.0),
+        ("<answer>(B) Woman</answer>", 1.0),
+        ("<answer>Woman</answer><answer>Man</answer>", 1.0),
+        ("<answer>Man</answer><answer>Woman</answer>", 0.0),
+        ("<think>a <answer>Woman</answer>", 1.0),
+        ("Woman", 0.0),
+        ("think high Woman the the", 0.0),
+        ("<think>Woman</think>", 0.0),
+        ("<think>a</think>Woman", 0.0),
+        ("<think>a</think><answer>Woman", 0.0),
+        ("<answer>the of Woman is is the</answer>", 0.0),
+        ("<answer>(B) Man</answer>", 0.0),
+        ("<answer>Man or Woman</answer>", 0.0),
+    ],
+)
+def test_accuracy_is_paid_where_the_prompt_wants_the_answer(name: str, reply: str, right: float) -> None:
+    sample = asked(question_prompt("Who speaks?", VOICES, name))
+    assert values_of({"accuracy": 1}, answer(reply, sample)) == [right]
+    assert values_of({"cosine": 1}, answer(reply, sample, num_tokens=0)) == [1.0 if right else -1.0]
+
+
+def test_the_form_of_an_answer_is_told_by_prompt_and_key_or_by_the_setting() -> None:
+    assert answer_form(asked("Who?")) == "free"
+    assert answer_form(asked(TAGS_ASKED)) == answer_form(asked("Who?", "<answer>Woman</answer>")) == "tags"
+    boxed = asked(r"Who? Put the answer in \boxed{}.")
+    assert answer_form(boxed) == "boxed"
+    replies = [r"\boxed{Woman}", "Woman", r"\boxed{Man} no, \boxed{\text{Woman}}", r"\boxed{Woman"]
+    assert values_of({"accuracy": 1}, *(answer(reply, boxed) for reply in replies)) == [1.0, 0.0, 1.0, 0.0]
+    loose, strict = answer("Woman", asked(TAGS_ASKED)), answer("Woman", asked("Who?"))
+    assert values_of({"accuracy": {"form": "free"}}, loose) == [1.0]
+    assert values_of({"accuracy": {"form": "tags"}}, strict) == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("reply", "value"),
+    [
+        ("<think>a high voice</think><answer>Woman</answer>", 1.0),
+        ("<think></think><answer>Woman</answer>", 0.0),
+        ("<think> \n</think><answer>Woman</answer>", 0.0),
+        ("<think>...</think><answer>Woman</answer>", 0.0),
+        ("<think>a high voice", 0.0),
+        ("<think>a high voice<answer>Woman</answer>", 0.0),
+        ("<answer>Woman</answer>", 0.0),
+    ],
+)
+def test_a_thought_counts_where_it_is_closed_and_holds_a_word(reply: str, value: float) -> None:
+    text = Path("recipes/audio_reasoner/README.md").read_text()
+    example: dict[str, Any] = {}
+    exec(text.split("```python\n")[1].split("```")[0], example)
+    assert values_of({"think": 1}, answer(reply)) == values_of({"format": 1}, answer(reply)) == [value]
+    assert example["brevity"](RewardBatch([answer(reply)])) == [value]
 
 
 def test_doubled_tags_are_no_form() -> None:
