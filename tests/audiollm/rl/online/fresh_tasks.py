@@ -62,6 +62,12 @@ def now_and_then(batch: RewardBatch) -> list[float | None]:
     return [float(sum(map(ord, answer.text)) % 4 == 0) for answer in batch]
 
 
+def gaps(batch: RewardBatch) -> list[float | None]:
+    """No value for about a third of the answers."""
+    sums = [sum(map(ord, answer.text)) for answer in batch]
+    return [float(total % 7) if total % 3 else None for total in sums]
+
+
 def even_codes(batch: RewardBatch) -> list[float | None]:
     """The share of even codes."""
     return [
@@ -105,15 +111,16 @@ def make_task(
     max_tokens: int = 100_000,
     ranks: Ranks = ALONE,
     place: str = "rollouts",
+    strict: bool = True,
 ) -> tuple[PolicyTask, Any]:
-    """A task with the settings of a recipe, and its policy."""
+    """A task with the settings of a recipe, and its policy; `strict`: an answer without a reward raises."""
     given: dict[str, Any] = {
         "samples": str(folder / "prompts.jsonl"), "model": folder / model, "steps": 10, "batch_size": 4,
         "group_size": 3, "max_answer_tokens": 9, "temperature": 0.9, "max_tokens": max_tokens, "seed": 4, **settings,
     }  # fmt: skip
     config = PolicyTrainingConfig(**given)
     policy = load_policy(folder, model)
-    set_aside = SetAside(folder / f"set_aside-{ranks.rank}.jsonl", "test", strict=True)
+    set_aside = SetAside(folder / f"set_aside-{ranks.rank}.jsonl", "test", strict=strict)
     prompts = PromptMaker(
         policy,
         [ManifestSource(str(folder / "prompts.jsonl"))],

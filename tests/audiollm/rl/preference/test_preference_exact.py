@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -194,3 +195,67 @@ def test_cross_entropy_over_prompts_is_a_mean_over_all_their_tokens(folder: Path
     assert read_json(folder / "parts.json")["figures"]["sft"] == pytest.approx(
         float(-total / tokens), rel=1e-9
     )
+
+
+def draws_of_step(task: PreferenceTask, step: int) -> dict[tuple[tuple[int, int], int], list[float]]:
+    """SamPO's random numbers of a step, by record and number of the answer among the record's used ones."""
+    draws: dict[tuple[tuple[int, int], int], list[float]] = {}
+    for micro in task.batch(step, torch.Generator()).micro:
+        assert micro.draw_T is not None
+        by_answer = iter(micro.draw_T.split(micro.length_A.tolist()))
+        for record in dict.fromkeys(origin.record for origin in micro.origins):
+            used = {n for origin in micro.origins if origin.record == record for n in origin.answers}
+            draws |= {(record, n): next(by_answer).tolist() for n in range(len(used))}
+        assert not list(by_answer)
+    return draws
+
+
+def test_sampo_draws_anew_for_every_step_and_answer(folder: Path) -> None:
+    """Two epochs of eight records; packing and a second pass over a step change no draw."""
+    task = make_task(folder, "sampo", 100_000, ALONE)
+    steps = [draws_of_step(task, step) for step in range(4)]
+    first_epoch, second_epoch = {**steps[0], **steps[1]}, {**steps[2], **steps[3]}
+    assert first_epoch.keys() == second_epoch.keys()
+    for key, draws in first_epoch.items():
+        assert len(draws) == len(second_epoch[key]) and set(draws).isdisjoint(second_epoch[key])
+    numbers = [number for draws in first_epoch.values() for number in draws]
+    assert len(set(numbers)) == len(numbers), "answers share random numbers"
+    packed = make_task(folder, "sampo", 64, ALONE)
+    assert [draws_of_step(packed, step) for step in range(4)] == steps
+
+
+def test_the_kl_of_kto_is_that_of_answers_behind_the_next_records_prompt(folder: Path) -> None:
+    """`max(0, mean log ratio)` of the mismatched answers, each computed alone, and KTO's loss at it."""
+    task = make_task(folder, "kto", 64, ALONE)
+    steps, step = task._steps, 2
+    places = [
+        (item.source, int(steps._usable.train[item.source][item.index]))
+        for item in steps.mixture.items(4 * step, 4 * step + 4)
+    ]
+    policy = TransformersPolicy.load(folder / "llm", dtype=torch.float64)
+    root = task.modules()["policy"]
+
+    def log_ratios(prompt: Any, record: Any, answers: list[int]) -> list[float]:
+        encoded = policy.encode(policy.take_beside(prompt, record, answers))
+        with torch.no_grad():
+            logprobs = [
+                policy.answer_logprobs(root, policy.batch([answer]), TokenRequest()) for answer in encoded
+            ]
+        return [float(answer.ratios_A) for answer in logprobs]
+
+    beside: list[float] = []
+    rewards: list[tuple[float, bool]] = []
+    for place, following in zip(places, [*places[1:], places[0]], strict=True):
+        (record, groups), (prompt, _) = steps.read(place), steps.read(following)
+        answers = [group.answer for group in groups]  # type: ignore[union-attr]
+        beside += log_ratios(prompt, record, answers)
+        desirable = [group.desirable for group in groups]  # type: ignore[union-attr]
+        rewards += zip(log_ratios(record, record, answers), desirable, strict=True)
+    point, matched = sum(beside) / len(beside), sum(ratio for ratio, _ in rewards) / len(rewards)
+    assert point > 0 and abs(point - matched) > 1e-3
+    losses = [
+        1 / (1 + math.exp(0.1 * (ratio - point) * (1 if desirable else -1))) for ratio, desirable in rewards
+    ]
+    (update,) = task.updates(task.batch(step, torch.Generator()), step, 3)
+    total = sum(float(loss.detach()) for loss in update.loss)
+    assert total == pytest.approx(sum(losses) / len(losses), rel=1e-9)
