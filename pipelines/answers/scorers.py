@@ -25,15 +25,16 @@ from audiollm.evaluate.judges.choosing import (
     choose_recognizer,
     choose_speaker_judge,
 )
-from audiollm.evaluate.judges.judging import Recognizer, VoiceJudge, cosine, embed, load_clip, recognize
+from audiollm.evaluate.judges.judging import Recognizer, VoiceJudge, cosine, embed, load_clip
 from audiollm.evaluate.judges.recognizers import choose_grammar
+from audiollm.evaluate.judges.single_scores import words_score
 from audiollm.evaluate.listening.answer_parts import answer_in_form, read_answer
 from audiollm.evaluate.listening.audio_qa import read_choice
 from audiollm.evaluate.listening.stage import choices_of
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.report.suite import spread_items
-from audiollm.evaluate.report.text_errors import TextForm, choose_form, count_errors
+from audiollm.evaluate.report.text_errors import TextForm, choose_form
 from audiollm.files.atomic import folder_digest
 from audiollm.generation.run import text_and_speaker
 from audiollm.models.pretrained import model_folder
@@ -263,7 +264,7 @@ class RewardJudge:
 
 
 class WordsJudge:
-    """1 less the word error rate of what a recognizer hears in a spoken answer, at least 0."""
+    """The reward `words_score` of a spoken answer, with the recognizer's transcript."""
 
     def __init__(self, recognizer: ChosenJudge[Recognizer], form: TextForm) -> None:
         self._recognizer, self._form = recognizer.judge, form
@@ -278,16 +279,16 @@ class WordsJudge:
 
     def score(self, sample: Sample, numbers: Sequence[int]) -> list[Score]:
         """See `AnswerJudge.score`."""
-        text = self.about(sample)
+        self.about(sample)  # raises where there is no text
+        text = text_and_speaker(sample)[0]
         return [self._score(text, spoken_part(sample.answers[number])) for number in numbers]
 
     def _score(self, text: str, part: AudioPart) -> Score:
         try:
-            heard = recognize(self._recognizer, load_clip(Path(part.path), part.start_s, part.end_s))
-            rate = count_errors(text, self._form.apply(heard)).rate
+            wave = load_clip(Path(part.path), part.start_s, part.end_s)
+            return Score(*words_score(self._recognizer, self._form, wave, text))
         except MetricError as error:
             return Score(None, error.reason)
-        return Score(max(0.0, 1.0 - rate), heard)
 
 
 class LikenessJudge:

@@ -16,7 +16,7 @@ LOADERS = {
     "speaker judge": "from audiollm.evaluate.judges.pretrained import PretrainedSpeakerJudge as J; J(folder)",
     "emotion judge": "from audiollm.evaluate.judges.pretrained import PretrainedEmotionJudge as J; J(folder)",
     "tagger": "from audiollm.evaluate.judges.taggers import TransformersTagger as T; T(folder)",
-    "CTC": "from pipelines.annotate.words.ctc import CtcModel; CtcModel(folder, 'cpu')",
+    "CTC": "from audiollm.models.recognition.ctc import CtcModel; CtcModel(folder, 'cpu')",
     "teacher": "from tokenizer.teacher.model import load_teacher; load_teacher(folder)",
 }
 

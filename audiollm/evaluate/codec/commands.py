@@ -228,9 +228,24 @@ def _print(result: dict[str, Any], console: Console) -> None:
             table.add_row(f"{metric.title} {arrow}", *(_cell(cell, metric.digits) for cell in cells))
         console.print(table)
     _print_codecs(result, console)
+    _print_reasons(result, console)
     for item in result["set_aside"]:
         line = f"set aside  {item['path']}: {item['reason']}"
         console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_reasons(result: dict[str, Any], console: Console) -> None:
+    """Why a metric has no value for some of the clips, such as loops of the recognizer, which are not scored."""
+    from audiollm.evaluate.codec.scores import METRICS
+
+    tables = {"original": result["original"]}
+    tables |= {name: scores["kinds"] for name, scores in result["codecs"].items()}
+    for name, kinds in tables.items():
+        for kind, metrics in kinds.items():
+            for metric, cell in metrics.items():
+                for reason, count in cell["reasons"].items() if cell["n"] else ():
+                    line = f"n/a  {METRICS[metric].title} of {count} {kind} clips, {name}: {reason}"
+                    console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_codecs(result: dict[str, Any], console: Console) -> None:

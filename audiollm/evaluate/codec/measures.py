@@ -19,7 +19,7 @@ from audiollm.data.text.forms import recognition_form, spoken_form
 from audiollm.evaluate.codec import signal_metrics
 from audiollm.evaluate.codec.scores import METRICS
 from audiollm.evaluate.judges import voicing
-from audiollm.evaluate.judges.judging import Recognizer, VoiceJudge, failures_of
+from audiollm.evaluate.judges.judging import Recognizer, VoiceJudge, failures_of, recognize
 from audiollm.evaluate.judges.voicing import Voicing, track_voicing
 from audiollm.evaluate.report.metric_error import MetricError
 
@@ -110,14 +110,12 @@ def _word_error_rate(reference: ReferenceClip, decoded: DecodedClip) -> float:
     """Word errors over the words of the transcript (jiwer), both sides in `recognition_form`."""
     from jiwer import wer
 
-    judge = reference.judges.recognizer
-    if judge is None:
+    if reference.judges.recognizer is None:
         raise MetricError("no judge given")
     if not reference.num_words:
         raise MetricError("no transcript")
     _need_finite(decoded.samples_1N)
-    with failures_of(judge.name):
-        heard = judge.recognize(decoded.samples_1N, decoded.sample_rate)
+    heard = recognize(reference.judges.recognizer, Waveform(decoded.samples_1N, decoded.sample_rate))
     return float(wer(reference.text, recognition_form(spoken_form(heard))))
 
 

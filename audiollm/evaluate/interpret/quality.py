@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from audiollm.evaluate.interpret.logged_outputs import LoggedOutput
-from audiollm.evaluate.judges.judging import Recognizer
+from audiollm.evaluate.judges.judging import LoopRefused, Recognizer, recognize
 from audiollm.evaluate.judges.text_scorers import Translation, bleu_tokenizer
 from audiollm.evaluate.report.text_errors import TextForm
 
@@ -52,7 +52,7 @@ def hear(output: LoggedOutput, folder: Path, recognizer: Recognizer) -> HeardOut
     Args:
         folder: the folder that relative paths of sound are relative to.
     """
-    from audiollm.audio import AudioError, load
+    from audiollm.audio import AudioError, Waveform, load
     from audiollm.generation.speaking.long_text import trim
 
     path = folder / output.prediction
@@ -62,7 +62,11 @@ def hear(output: LoggedOutput, folder: Path, recognizer: Recognizer) -> HeardOut
         wave = load(path, mono=True)
     except AudioError as error:
         return HeardOutput("", error.reason)
-    return HeardOutput(recognizer.recognize(trim(wave.samples_CN, wave.sample_rate), wave.sample_rate))
+    trimmed = Waveform(trim(wave.samples_CN, wave.sample_rate), wave.sample_rate)
+    try:
+        return HeardOutput(recognize(recognizer, trimmed))
+    except LoopRefused as refusal:
+        return HeardOutput("", refusal.reason)
 
 
 def in_form(translation: Translation, form: TextForm) -> Translation:

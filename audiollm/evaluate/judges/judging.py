@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from audiollm.audio import AudioError, Waveform, load
+from audiollm.data.text.repeated_words import loop_reason
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.files.atomic import file_digest
 
@@ -24,6 +25,18 @@ MAX_CLIP_S = 600.0
 """Seconds of a clip that are judged, where the judges set no other limit."""
 NO_JUDGE = MetricError("no judge given")
 Value = TypeVar("Value")
+
+
+class LoopRefused(MetricError):
+    """A transcript that is a loop of the recognizer, and is not scored as if it were text.
+
+    Attributes:
+        text: the loop, as the recognizer wrote it.
+    """
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(reason)
+        self.text = text
 
 
 @runtime_checkable
@@ -156,6 +169,8 @@ def value_of(answer: Value | MetricError) -> Value:
     Raises:
         MetricError: there is none.
     """
+    if isinstance(answer, LoopRefused):
+        raise LoopRefused(answer.reason, answer.text)
     if isinstance(answer, MetricError):
         raise MetricError(answer.reason)
     return answer
@@ -198,15 +213,20 @@ def digest(path: Path) -> str:
 
 
 def recognize(judge: Recognizer | None, wave: Waveform) -> str:
-    """A recognizer's transcript of a clip.
+    """A recognizer's transcript of a clip: every score of words is counted on what this returns.
 
     Raises:
         MetricError: there is no recognizer, or it fails on this clip.
+        LoopRefused: it repeats itself, or writes more than the clip can hold.
     """
     if judge is None:
         raise MetricError(NO_JUDGE.reason)
     with failures_of(judge.name):
-        return judge.recognize(wave.samples_CN, wave.sample_rate)
+        text = judge.recognize(wave.samples_CN, wave.sample_rate)
+    reason = loop_reason(text, wave.duration_s)
+    if reason is not None:
+        raise LoopRefused(f"{judge.name} loops: {reason}", text)
+    return text
 
 
 def embed(judge: VoiceJudge | None, wave: Waveform) -> Tensor:

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from audiollm.audio import resample, to_mono
-from audiollm.errors import ConfigError
 from audiollm.files.json_files import OFFLINE
+from audiollm.files.transformers_folders import fit_inputs, open_model, opening
 
 
 class PretrainedRecognizer:
-    """A speech recognizer of transformers (CTC or Whisper-like) in a local folder.
+    """A `SpeechRecognizer` (CTC or Whisper-like, of transformers) in a local folder.
 
     Args:
         language: the spoken language (`en`, `zh`), for a multilingual model; None: the model detects it.
@@ -29,32 +29,15 @@ class PretrainedRecognizer:
     """
 
     def __init__(self, folder: Path, language: str | None = None) -> None:
-        from transformers import pipeline
+        from audiollm.models.recognition.recognizer import SpeechRecognizer
 
         self.name = folder.name
-        try:
-            if not folder.is_dir():  # else the name would be looked up on the hub
-                raise OSError("no such folder")
-            self._pipeline = pipeline(
-                "automatic-speech-recognition",
-                model=str(folder),
-                trust_remote_code=False,
-                model_kwargs={"use_safetensors": True},
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _not_a_judge(folder, "speech recognizer", error) from error
-        self._rate = int(self._pipeline.feature_extractor.sampling_rate)
-        known = getattr(getattr(self._pipeline.model, "generation_config", None), "lang_to_id", None) or {}
-        told = language is not None and f"<|{language}|>" in known
-        self._told: dict[str, Any] = (
-            {"generate_kwargs": {"language": language, "task": "transcribe"}} if told else {}
-        )
+        self._recognizer = SpeechRecognizer(folder, language)
 
     def recognize(self, samples_CN: Tensor, sample_rate: int) -> str:
         """The transcript, as the model writes it."""
-        mono_1N = resample(to_mono(samples_CN), sample_rate, self._rate)
-        sound = {"raw": mono_1N[0].numpy(), "sampling_rate": self._rate}
-        return str(self._pipeline(sound, **self._told)["text"])
+        mono_1N = resample(to_mono(samples_CN), sample_rate, self._recognizer.sample_rate)
+        return self._recognizer.transcribe([mono_1N[0].numpy()])[0].text
 
 
 class PretrainedSpeakerJudge:
@@ -93,10 +76,8 @@ class ClassifierSpeakerJudge:
         from audiollm.evaluate.judges.classifier import ClipClassifier
 
         self.name = f"{folder.parent.parent.name}/{folder.name}"
-        try:
+        with opening(folder, "trained classifier", "give the folder of a classifier that `evaluate` trained"):
             self._classifier = ClipClassifier.load(folder)
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-            raise _not_a_judge(folder, "trained classifier", error) from error
 
     def embed(self, samples_1N: Tensor, sample_rate: int) -> Tensor:
         """The embedding of the voice, float32 `[K]`, K training speakers: the logits, less their mean.
@@ -145,23 +126,13 @@ def _pretrained(folder: Path, model_class: Any, what: str) -> tuple[Any, Callabl
     """
     from transformers import AutoFeatureExtractor
 
-    try:
+    with opening(folder, what):
         extractor = AutoFeatureExtractor.from_pretrained(str(folder), **OFFLINE)
-        model = model_class.from_pretrained(str(folder), **OFFLINE, use_safetensors=True).eval()
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _not_a_judge(folder, what, error) from error
+        model = open_model(model_class, folder)
     rate = int(extractor.sampling_rate)
 
     def inputs(samples_1N: Tensor, sample_rate: int) -> Any:
         mono_1N = resample(samples_1N, sample_rate, rate)
-        return extractor(mono_1N[0].numpy(), sampling_rate=rate, return_tensors="pt")
+        return fit_inputs(model, extractor(mono_1N[0].numpy(), sampling_rate=rate, return_tensors="pt"))
 
     return model, inputs
-
-
-def _not_a_judge(folder: Path, what: str, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"no {what} loads from {folder}: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
-        str(folder),
-        "give a folder that transformers' from_pretrained reads, with safetensors weights",
-    )

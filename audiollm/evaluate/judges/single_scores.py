@@ -5,21 +5,28 @@ from __future__ import annotations
 import re
 
 from audiollm.audio import Waveform
-from audiollm.evaluate.judges.judging import Recognizer, VoiceJudge, cosine, embed, recognize
+from audiollm.evaluate.judges.judging import LoopRefused, Recognizer, VoiceJudge, cosine, embed, recognize
 from audiollm.evaluate.report.text_errors import TextForm, count_errors
 
 MAX_POINTS = 10.0
 _POINTS = re.compile(r"\bscore\b\W*(\d+(?:\.\d+)?)", re.IGNORECASE)
 
 
-def words_score(recognizer: Recognizer, form: TextForm, wave: Waveform, text: str) -> float:
-    """1 less the word error rate of what a recognizer hears, at least 0.
+def words_score(recognizer: Recognizer, form: TextForm, wave: Waveform, text: str) -> tuple[float, str]:
+    """1 less the word error rate of a recognizer's transcript, at least 0, and the transcript.
+
+    A loop of the recognizer scores 0: left out, speech that makes a recognizer loop would escape its judgement.
 
     Raises:
         MetricError: the recognizer fails on this recording, or the text has no words.
     """
-    heard = recognize(recognizer, wave)
-    return max(0.0, 1.0 - count_errors(form.apply(text), form.apply(heard)).rate)
+    reference = form.apply(text)
+    try:
+        transcript = recognize(recognizer, wave)
+    except LoopRefused as refusal:
+        count_errors(reference, "")  # a text without words has no score, whatever the recognizer writes
+        return 0.0, refusal.reason
+    return max(0.0, 1.0 - count_errors(reference, form.apply(transcript)).rate), transcript
 
 
 def voice_score(judge: VoiceJudge, wave: Waveform, reference: Waveform) -> float:

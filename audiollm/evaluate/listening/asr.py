@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from audiollm.audio import AudioError, probe
 from audiollm.data.records.sample import Sample
+from audiollm.data.text.repeated_words import loop_reason
 from audiollm.errors import BadSample, ConfigError, suggestion
 from audiollm.evaluate.listening.replies import Inquiry, Reply
 from audiollm.evaluate.report.lists import need_unique, read_rows
@@ -85,6 +88,7 @@ def evaluate_asr(
     """Compare replies with the texts that are said.
 
     Args:
+        replies: by the recordings' ids. A loop (`loop_reason`) is not scored, and counts as a missing reply.
         form: how texts are compared, one of `text_errors.FORMS`, in each recording's language.
         by: conditions to tell apart (`speaker`, ...).
 
@@ -206,6 +210,9 @@ def _row(recording: TranscribedRecording, reply: Reply, form: TextForm) -> Row:
     }
     if reply.problem:
         return {**about, "heard": None, "errors": reply.problem, "missing": True}
+    loop = loop_reason(reply.text, _duration_s(recording))
+    if loop is not None:
+        return {**about, "heard": reply.text, "errors": f"a loop: {loop}", "missing": True}
     compared = {"text_form": form.apply(recording.text), "heard_form": form.apply(reply.text)}
     return {
         **about,
@@ -213,6 +220,17 @@ def _row(recording: TranscribedRecording, reply: Reply, form: TextForm) -> Row:
         **compared,
         "errors": transcript_errors(recording.text, reply.text, form),
     }
+
+
+def _duration_s(recording: TranscribedRecording) -> float:
+    """Length of a recording's span; infinite where its file cannot be read: hypotheses may come without the sound."""
+    if recording.end_s is not None:
+        return recording.end_s - recording.start_s
+    try:
+        length_s = probe(recording.path).duration_s
+    except AudioError:
+        length_s = None
+    return math.inf if length_s is None else length_s - recording.start_s
 
 
 def _by_character(rows: Sequence[Row]) -> dict[str, Any]:

@@ -192,7 +192,8 @@ def _words(dialogue: Dialogue, turns: Sequence[JudgedClip] | None, bench: Bench)
         errors = _summed([each["errors"] for each in heard]) or transcript_errors(
             dialogue.text, joined, bench.form
         )
-    return {"heard": joined if not missing else None, "errors": errors, "turns": heard}
+    row = {"heard": joined if not missing else None, "errors": errors, "turns": heard}
+    return {**row, "missing": True} if any(each.get("missing") for each in heard) else row
 
 
 def _summed(errors: Sequence[dict[str, int] | str]) -> dict[str, int] | None:

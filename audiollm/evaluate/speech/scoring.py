@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from audiollm.evaluate.judges.judging import JudgedClip, SpeechJudges
+from audiollm.evaluate.judges.judging import JudgedClip, LoopRefused, SpeechJudges
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.store import Row, RowStore
 from audiollm.evaluate.report.text_errors import Errors, TextForm, count_errors, error_table
@@ -26,9 +26,14 @@ class Bench:
 
 
 def word_errors(judged: JudgedClip, text: str, form: TextForm) -> dict[str, Any]:
-    """The transcript `heard`, and its `errors` against a text as counts or as the reason why there are none."""
+    """The transcript `heard`, and its `errors` against a text as counts or as the reason why there are none.
+
+    A loop of the recognizer is no transcript: the row counts as missing, and keeps the loop under `loop`.
+    """
     if judged.problem:
         return {"heard": None, "errors": judged.problem}
+    if isinstance(judged.words, LoopRefused):
+        return {"heard": None, "errors": judged.words.reason, "missing": True, "loop": judged.words.text}
     if isinstance(judged.words, MetricError):
         return {"heard": None, "errors": judged.words.reason}
     return {"heard": judged.words, "errors": transcript_errors(text, judged.words, form)}
@@ -45,8 +50,8 @@ def transcript_errors(text: str, heard: str, form: TextForm) -> dict[str, int] |
 def error_summary(rows: Sequence[Row], form: TextForm) -> dict[str, Any]:
     """`error_table` of the rows that have errors, with the reasons why the others have none.
 
-    `rate_with_missing` counts every text of a row without a clip as deleted: a model that fails on hard texts does
-    not gain by it. It is None where no clip is missing.
+    `rate_with_missing` counts every text of a row without a clip, or with a loop for a transcript, as deleted: a model
+    that fails on hard texts does not gain by it. It is None where none is missing.
     """
     known = [Errors(**row["errors"]) for row in rows if isinstance(row["errors"], dict)]
     reasons: dict[str, int] = {}

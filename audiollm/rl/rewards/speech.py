@@ -43,7 +43,7 @@ def words_reward(settings: s.WordsSettings) -> Callable[[SampledAnswer], float |
             return None
         if not answer.recording.num_samples:
             return 0.0
-        return words_score(recognizer, form, answer.recording, text_to_say(answer))
+        return words_score(recognizer, form, answer.recording, text_to_say(answer))[0]
 
     return score
 

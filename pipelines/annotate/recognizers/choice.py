@@ -1,7 +1,8 @@
 """Choice of recognizers: any number of them, of any kind, each a step that transcribes a segment.
 
-Value of each: `text, language, language_probability, words: [{word, start_s, end_s, confidence}], confidence`. Times
-are in seconds from the start of the segment. What a recognizer does not tell is None, and `words` may be empty.
+Value of each: `text, language, language_probability, words: [{word, start_s, end_s, confidence}], confidence,
+mean_log_probability, no_speech_probability, compression_ratio`. Times are in seconds from the start of the segment. A
+signal that a recognizer does not have is None, and `words` may be empty.
 
 Shapes: N samples at 16 kHz.
 """
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from audiollm.models.recognition.transcript import SpokenWord, mean_confidence
 from pipelines.annotate.recognizers.asked import AudioLlm, AudioLlmConfig
 from pipelines.annotate.recognizers.endpoint import (
     ChatEndpoint,
@@ -21,7 +23,7 @@ from pipelines.annotate.recognizers.endpoint import (
     EndpointConfig,
 )
 from pipelines.annotate.recognizers.transformers import TransformersConfig, TransformersRecognizer
-from pipelines.annotate.recognizers.value import RecognizerConfig, SpokenWord, heard, mean_confidence
+from pipelines.annotate.recognizers.value import RecognizerConfig, heard
 from pipelines.annotate.recognizers.whisper import FasterWhisper, FasterWhisperConfig
 from pipelines.annotate.step import Segment
 from pipelines.steps.step import Resources, Step, Value

@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from audiollm.endpoints import EndpointClient, EndpointError, check_address
+from audiollm.models.recognition.transcript import SpokenWord
 from pipelines.annotate.recognizers.asked import PROMPT, unquoted
-from pipelines.annotate.recognizers.value import RecognizerConfig, SpokenWord, heard
+from pipelines.annotate.recognizers.value import RecognizerConfig, heard
 from pipelines.annotate.step import Segment
 from pipelines.steps.step import Resources, Value
 

@@ -1,17 +1,15 @@
-"""Parts that all recognizers share: base settings, the value, and the cutting of long sound for those that need it.
-
-Shapes: N samples.
-"""
+"""Parts that all recognizers share: base settings, the value, and the check of a model's folder."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import Field
 
+from audiollm.data.text.repeated_words import compression_ratio
+from audiollm.models.recognition.transcript import SpokenWord
 from pipelines.steps.step import StepConfig, Value
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
@@ -24,21 +22,14 @@ class RecognizerConfig(StepConfig):
     """Name of the recognizer's value; None: its kind. Two recognizers of a run need two names."""
 
 
-class SpokenWord(NamedTuple):
-    """A recognized word; times are in seconds from the start of the segment, None where unknown."""
-
-    word: str
-    start_s: float | None
-    end_s: float | None
-    confidence: float | None
-
-
 def heard(
     text: str,
     words: Sequence[SpokenWord] = (),
     language: str | None = None,
     language_probability: float | None = None,
     confidence: float | None = None,
+    mean_log_probability: float | None = None,
+    no_speech_probability: float | None = None,
 ) -> Value:
     """Make a recognizer's value.
 
@@ -47,9 +38,12 @@ def heard(
         words: of the text, as far as it tells about them; may be empty.
         language: a code such as `en`.
         confidence: of the whole, in [0, 1].
+        mean_log_probability: mean over the tokens, in nats (Whisper's `avg_logprob`).
+        no_speech_probability: the model's probability that nobody speaks.
     """
+    single = " ".join(text.split())
     return {
-        "text": " ".join(text.split()),
+        "text": single,
         "language": language,
         "language_probability": _share(language_probability),
         "words": [
@@ -62,13 +56,10 @@ def heard(
             for word in words
         ],
         "confidence": _share(confidence),
+        "mean_log_probability": _rounded(mean_log_probability),
+        "no_speech_probability": _share(no_speech_probability),
+        "compression_ratio": round(compression_ratio(single), 3) if single else None,
     }
-
-
-def mean_confidence(words: Sequence[SpokenWord]) -> float | None:
-    """The mean over the words that have one."""
-    known = [word.confidence for word in words if word.confidence is not None]
-    return sum(known) / len(known) if known else None
 
 
 def missing_folder(where: str, folder: Path, files: Sequence[str], what: str) -> str | None:
@@ -90,6 +81,10 @@ def missing_folder(where: str, folder: Path, files: Sequence[str], what: str) ->
 
 def _share(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else round(float(min(max(value, 0.0), 1.0)), 4)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else round(float(value), 4)
 
 
 def _seconds(value: float | None) -> float | None:

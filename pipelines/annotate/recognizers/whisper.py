@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from pipelines.annotate.recognizers.value import RecognizerConfig, SpokenWord, heard, missing_folder
+from audiollm.models.recognition.transcript import SpokenWord
+from pipelines.annotate.recognizers.value import RecognizerConfig, heard, missing_folder
 from pipelines.annotate.step import Segment
 from pipelines.steps.step import Resources, Value
 

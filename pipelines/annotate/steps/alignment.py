@@ -27,7 +27,7 @@ from pipelines.steps.step import Resources, StepConfig, Value
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pipelines.annotate.words.ctc import CtcModel
+    from audiollm.models.recognition.ctc import CtcModel
 
 POCKETSPHINX_RATE = 16000
 _FILES = ("config.json", "preprocessor_config.json")
@@ -84,7 +84,7 @@ class Alignment:
         if self._config.model is None:
             self._aligner = _PocketsphinxAligner()
         else:
-            from pipelines.annotate.words.ctc import CtcModel
+            from audiollm.models.recognition.ctc import CtcModel
 
             self._aligner = _CtcAligner(CtcModel(self._config.model, "cuda" if self._config.gpus else "cpu"))
 

@@ -12,11 +12,11 @@ from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
+from audiollm.data.text.repeated_words import longest_loop
 from audiollm.data.text.words import is_unspaced, words_of
 from pipelines.annotate.step import Segment
 from pipelines.steps.step import Resources, StepConfig, Value
 
-_LONGEST_PERIOD = 20
 PHRASES = {
     "en": (
         "thank you",
@@ -225,14 +225,3 @@ def max_ngram_count(words: Sequence[str], size: int) -> int:
     """How often the most frequent sequence of `size` words occurs; 0 of fewer words."""
     counts = Counter(tuple(words[start : start + size]) for start in range(len(words) - size + 1))
     return max(counts.values(), default=0)
-
-
-def longest_loop(words: Sequence[str]) -> int:
-    """Return the most repetitions in a row of one to twenty words; 0 without words."""
-    longest = 1 if words else 0
-    for period in range(1, min(_LONGEST_PERIOD, len(words) // 2) + 1):
-        same = 0
-        for place in range(len(words) - period):
-            same = same + 1 if words[place] == words[place + period] else 0
-            longest = max(longest, same // period + 1)
-    return longest

@@ -1,1 +1,1 @@
-"""Words: hypotheses put to the vote, written forms, CTC, syllables."""
+"""Words: hypotheses put to the vote, written forms, syllables."""

@@ -239,11 +239,13 @@ def test_pretrained_judges_hear_what_their_models_hear(tmp_path: Path) -> None:
     (tmp_path / "vocabulary.json").write_text(json.dumps(vocabulary))
     letters = transformers.Wav2Vec2CTCTokenizer(str(tmp_path / "vocabulary.json"))
     words = transformers.Wav2Vec2ForCTC(transformers.Wav2Vec2Config(**shape)).eval()
+    words.lm_head.bias.data[1:4] = -1000.0  # no special tokens
     for part in (words, letters, extractor):
         part.save_pretrained(tmp_path / "words")
     with torch.no_grad():
         heard = letters.decode(words(normal).logits[0].argmax(dim=1))
-    assert PretrainedRecognizer(tmp_path / "words").recognize(samples_1N, 24_000) == heard
+    transcript = PretrainedRecognizer(tmp_path / "words").recognize(samples_1N, 24_000)
+    assert len(transcript) > 20 and transcript == " ".join(heard.split())
     with pytest.raises(ConfigError, match="no speaker judge"):
         PretrainedSpeakerJudge(tmp_path / "words" / "none")
 

@@ -16,6 +16,7 @@ import pytest
 import soundfile
 from rich.console import Console
 
+from audiollm.models.recognition.transcript import SpokenWord
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from pipelines.annotate.execution.config import AnnotationConfig
@@ -23,7 +24,7 @@ from pipelines.annotate.execution.presets import PRESETS
 from pipelines.annotate.execution.rules import Thresholds
 from pipelines.annotate.execution.trust import judge_text
 from pipelines.annotate.input.synthetic import CorpusConfig, speak_corpus
-from pipelines.annotate.recognizers.value import SpokenWord, heard
+from pipelines.annotate.recognizers.value import heard
 from pipelines.annotate.stage import STAGE
 from pipelines.compose.stage import STAGE as COMPOSE
 from pipelines.compose.stage import ComposeConfig

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import zlib
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,12 +18,13 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from audiollm.errors import ConfigError
+from audiollm.models.recognition.ctc import joined_tokens
+from audiollm.models.recognition.cutting import cut_points
+from audiollm.models.recognition.transcript import SpokenWord
 from pipelines.annotate.recognizers.asked import unquoted
 from pipelines.annotate.recognizers.choice import RecognizerChoice, make_recognizer
-from pipelines.annotate.recognizers.transformers import joined_tokens
-from pipelines.annotate.recognizers.value import SpokenWord, heard
+from pipelines.annotate.recognizers.value import heard
 from pipelines.annotate.step import Given, Segment
-from pipelines.annotate.words.cutting import cut_points
 from pipelines.steps.step import Listener
 from tests.audiollm.supervised.heard_samples import small_model, small_template
 from tests.pipelines.annotate.steps.tiny_recognizers import check, ctc_folder, made, segment, whisper_folder
@@ -73,7 +75,7 @@ def test_a_name_cannot_leave_its_folder() -> None:
 
 def test_broken_figures_are_left_out_of_a_value() -> None:
     words = [SpokenWord(" a", float("nan"), -1.0, 1.2), SpokenWord("b", 0.12345, float("inf"), None)]
-    value = heard(" a \n b ", words, "en", float("nan"), -0.1)
+    value = heard(" a \n b ", words, "en", float("nan"), -0.1, float("-inf"), 1.5)
     assert value == {
         "text": "a b",
         "language": "en",
@@ -83,6 +85,9 @@ def test_broken_figures_are_left_out_of_a_value() -> None:
             {"word": "b", "start_s": 0.123, "end_s": None, "confidence": None},
         ],
         "confidence": 0.0,
+        "mean_log_probability": None,
+        "no_speech_probability": 1.0,
+        "compression_ratio": round(3 / len(zlib.compress(b"a b")), 3),
     }
 
 

@@ -17,7 +17,8 @@ from pipelines.annotate.recognizers.choice import RecognizerChoice, make_recogni
 from pipelines.annotate.step import Given, Segment
 from pipelines.steps.step import Listener, Value
 
-KEYS = {"text", "language", "language_probability", "words", "confidence"}
+KEYS = {"text", "language", "language_probability", "words", "confidence", "mean_log_probability"}
+KEYS |= {"no_speech_probability", "compression_ratio"}
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ'"
 
 

@@ -1,4 +1,4 @@
-"""CTC models of transformers in a folder: log probabilities by frame. Nothing is downloaded, no code of it runs.
+"""CTC models of transformers in a folder: log probabilities by frame, and their greedy decoding.
 
 Shapes: B clips, N samples, T frames, V tokens of the vocabulary.
 """
@@ -15,12 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from audiollm.errors import ConfigError
 from audiollm.files.json_files import OFFLINE
-from pipelines.annotate.words.cutting import cut_points
+from audiollm.files.transformers_folders import fit_inputs, open_model, opening
+from audiollm.models.recognition.cutting import cut_points
+from audiollm.models.recognition.transcript import SpokenWord, Transcript, mean_confidence
 
 LONGEST_S = 30.0
 """Longest sound per forward pass; a longer one is cut at quiet places (attention's memory grows with the square)."""
+SPACES = (" ", "▁", "Ġ")
+"""First characters of tokens that begin a word."""
 
 
 class Emissions(NamedTuple):
@@ -44,20 +47,11 @@ class CtcModel:
     def __init__(self, folder: Path, device: str) -> None:
         from transformers import AutoFeatureExtractor, AutoModelForCTC, AutoTokenizer
 
-        try:
-            if not folder.is_dir():  # otherwise transformers would look the name up on the hub
-                raise OSError("no such folder")
+        remedy = "give a folder with config.json, preprocessor_config.json, a tokenizer and model.safetensors"
+        with opening(folder, "CTC model", remedy):
             self._extractor = AutoFeatureExtractor.from_pretrained(str(folder), **OFFLINE)
             self.tokenizer = AutoTokenizer.from_pretrained(str(folder), **OFFLINE)
-            model = AutoModelForCTC.from_pretrained(str(folder), **OFFLINE, use_safetensors=True)
-        except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-            said = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ConfigError(
-                f"no CTC model loads from {folder}: {said}",
-                str(folder),
-                "give a folder with config.json, preprocessor_config.json, a tokenizer and model.safetensors",
-            ) from error
-        self._model: Any = model.eval().to(device)
+            self._model: Any = open_model(AutoModelForCTC, folder, device)
         self.sample_rate = int(self._extractor.sampling_rate)
         self.blank = int(self._model.config.pad_token_id)
         self._pads = bool(getattr(self._extractor, "return_attention_mask", False))
@@ -92,7 +86,7 @@ class CtcModel:
             padding=True,
             return_attention_mask=self._pads,
         )
-        logits_BTV = self._model(**inputs.to(self._model.device)).logits.float()
+        logits_BTV = self._model(**fit_inputs(self._model, inputs)).logits.float()
         log_probs_BTV = logits_BTV.log_softmax(dim=-1).cpu()
         longest = max(sizes)
         frames = [max(round(log_probs_BTV.shape[1] * size / longest), 1) for size in sizes]
@@ -105,3 +99,57 @@ class CtcModel:
             for piece_TV, (start_s, end_s) in zip(pieces, pairwise(seconds), strict=True)
         ]
         return Emissions(torch.cat(list(pieces)), np.concatenate([*times, seconds[-1:]]))
+
+
+class CtcRecognizer:
+    """Greedy CTC decoding: the likeliest token of every frame, without repeats and blanks; words have times.
+
+    Args:
+        language: of the speech, which the model does not tell.
+    """
+
+    def __init__(self, model: CtcModel, language: str | None) -> None:
+        self._model, self._language = model, language
+        self.sample_rate = model.sample_rate
+        vocabulary = model.tokenizer.get_vocab()
+        self._tokens = {index: token for token, index in vocabulary.items()}
+        silent = set(model.tokenizer.all_special_ids) - {vocabulary.get(model.delimiter)} | {model.blank}
+        self._silent = {int(index) for index in silent if index is not None}
+
+    def transcribe(self, clips: Sequence[NDArray[np.float32]]) -> list[Transcript]:
+        """Recognize mono clips at `sample_rate`."""
+        return [self._decode(emissions) for emissions in self._model.emissions(clips)]
+
+    def _decode(self, emissions: Emissions) -> Transcript:
+        best_T = emissions.log_probs_TV.argmax(dim=-1).tolist()
+        likelihoods_T = emissions.log_probs_TV.max(dim=-1).values.exp().tolist()
+        tokens: list[SpokenWord] = []
+        start = 0
+        for frame in range(1, len(best_T) + 1):
+            if frame < len(best_T) and best_T[frame] == best_T[start]:
+                continue
+            if best_T[start] not in self._silent:
+                likelihood = sum(likelihoods_T[start:frame]) / (frame - start)
+                span = float(emissions.times_T[start]), float(emissions.times_T[frame])
+                tokens.append(SpokenWord(self._tokens[best_T[start]], *span, likelihood))
+            start = frame
+        words = tuple(joined_tokens(tokens, self._model.delimiter))
+        return Transcript(" ".join(word.word for word in words), words, self._language)
+
+
+def joined_tokens(tokens: Sequence[SpokenWord], delimiter: str | None) -> list[SpokenWord]:
+    """Join tokens to words: cut at `delimiter`, and before tokens that begin with a space (" ", "▁", "Ġ")."""
+    groups: list[list[SpokenWord]] = [[]]
+    for token in tokens:
+        if token.word == delimiter:
+            groups.append([])
+            continue
+        if token.word[:1] in SPACES:
+            groups.append([])
+        groups[-1].append(token._replace(word=token.word.lstrip(" ▁Ġ")))
+    spelled = [(group, "".join(token.word for token in group).strip()) for group in groups]
+    return [
+        SpokenWord(word, group[0].start_s, group[-1].end_s, mean_confidence(group))
+        for group, word in spelled
+        if word
+    ]
