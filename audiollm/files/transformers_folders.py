@@ -69,11 +69,11 @@ def open_model(
     check_tensors(folder)
     model, info = model_class.from_pretrained(
         str(folder),
+        **options,
         **OFFLINE,
         use_safetensors=True,
         dtype=working_dtype(device) if dtype is None else dtype,
         output_loading_info=True,
-        **options,
     )
     absent = [*info["missing_keys"], *info.get("mismatched_keys", ())]
     missing = sorted(str(name) for name in absent if not str(name).endswith(_PRETRAINING_ONLY))

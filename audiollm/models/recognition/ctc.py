@@ -18,7 +18,7 @@ from torch import Tensor
 from audiollm.files.json_files import OFFLINE
 from audiollm.files.transformers_folders import fit_inputs, open_model, opening
 from audiollm.models.recognition.cutting import cut_points
-from audiollm.models.recognition.transcript import SpokenWord, Transcript, mean_confidence
+from audiollm.models.recognition.transcript import RecognizedSpeech, SpokenWord, mean_confidence
 
 LONGEST_S = 30.0
 """Longest sound per forward pass; a longer one is cut at quiet places (attention's memory grows with the square)."""
@@ -116,11 +116,11 @@ class CtcRecognizer:
         silent = set(model.tokenizer.all_special_ids) - {vocabulary.get(model.delimiter)} | {model.blank}
         self._silent = {int(index) for index in silent if index is not None}
 
-    def transcribe(self, clips: Sequence[NDArray[np.float32]]) -> list[Transcript]:
+    def transcribe(self, clips: Sequence[NDArray[np.float32]]) -> list[RecognizedSpeech]:
         """Recognize mono clips at `sample_rate`."""
         return [self._decode(emissions) for emissions in self._model.emissions(clips)]
 
-    def _decode(self, emissions: Emissions) -> Transcript:
+    def _decode(self, emissions: Emissions) -> RecognizedSpeech:
         best_T = emissions.log_probs_TV.argmax(dim=-1).tolist()
         likelihoods_T = emissions.log_probs_TV.max(dim=-1).values.exp().tolist()
         tokens: list[SpokenWord] = []
@@ -134,7 +134,7 @@ class CtcRecognizer:
                 tokens.append(SpokenWord(self._tokens[best_T[start]], *span, likelihood))
             start = frame
         words = tuple(joined_tokens(tokens, self._model.delimiter))
-        return Transcript(" ".join(word.word for word in words), words, self._language)
+        return RecognizedSpeech(" ".join(word.word for word in words), words, self._language)
 
 
 def joined_tokens(tokens: Sequence[SpokenWord], delimiter: str | None) -> list[SpokenWord]:

@@ -19,7 +19,7 @@ from audiollm.files.json_files import OFFLINE
 from audiollm.files.transformers_folders import fit_inputs, open_model, opening
 from audiollm.models.recognition.ctc import SPACES
 from audiollm.models.recognition.cutting import cut_points
-from audiollm.models.recognition.transcript import SpokenWord, Transcript, join_transcripts
+from audiollm.models.recognition.transcript import RecognizedSpeech, SpokenWord, join_transcripts
 
 LONGEST_S = 30.0
 """Longest piece, in seconds, where the feature extractor names none."""
@@ -73,7 +73,7 @@ class DecoderRecognizer:
         self._language = language or ("en" if is_english else None)
         self._prompt_language = self._known_language(language)
 
-    def transcribe(self, clips: Sequence[NDArray[np.float32]]) -> list[Transcript]:
+    def transcribe(self, clips: Sequence[NDArray[np.float32]]) -> list[RecognizedSpeech]:
         """Recognize mono clips at `sample_rate`."""
         cuts = [cut_points(clip_N, self.sample_rate, self._longest_s) for clip_N in clips]
         pieces = [clip_N[a:b] for clip_N, at in zip(clips, cuts, strict=True) for a, b in pairwise(at)]
@@ -117,7 +117,7 @@ class DecoderRecognizer:
         codes = (code, code.replace("_", "-").split("-")[0])
         return next((code for code in codes if f"<|{code}|>" in self._languages), None)
 
-    def _write(self, pieces: Sequence[NDArray[np.float32]]) -> list[Transcript]:
+    def _write(self, pieces: Sequence[NDArray[np.float32]]) -> list[RecognizedSpeech]:
         features = self._extractor(
             list(pieces), sampling_rate=self.sample_rate, return_tensors="pt", return_attention_mask=True
         )
@@ -144,12 +144,12 @@ class DecoderRecognizer:
         language: str | None,
         language_probability: float | None,
         no_speech_probability: float | None,
-    ) -> Transcript:
+    ) -> RecognizedSpeech:
         text, words = self._text(tokens_S, np.exp(scores_S).tolist())
         end = self._model.generation_config.eos_token_id
         count = tokens_S.index(end) + 1 if end in tokens_S else len(tokens_S)
         mean = sum(scores_S[:count]) / count if count else None
-        return Transcript(
+        return RecognizedSpeech(
             text, tuple(words), language, language_probability, mean, count, no_speech_probability
         )
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from audiollm.files.json_files import read_json_file
 from audiollm.files.transformers_folders import opening
-from audiollm.models.recognition.transcript import Transcript
+from audiollm.models.recognition.transcript import RecognizedSpeech
 
 if TYPE_CHECKING:
     from audiollm.models.recognition.ctc import CtcRecognizer
@@ -53,7 +53,7 @@ class SpeechRecognizer:
             self._model = DecoderRecognizer(folder, language, device, max_tokens)
         self.sample_rate = self._model.sample_rate
 
-    def transcribe(self, clips: Sequence[NDArray[np.float32]]) -> list[Transcript]:
+    def transcribe(self, clips: Sequence[NDArray[np.float32]]) -> list[RecognizedSpeech]:
         """Recognize mono clips `[N]` at `sample_rate`, together as one batch."""
         return self._model.transcribe(clips)
 

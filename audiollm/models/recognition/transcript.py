@@ -18,7 +18,7 @@ class SpokenWord(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Transcript:
+class RecognizedSpeech:
     """The text of a clip as a recognizer writes it. A signal that the model does not have is None."""
 
     text: str
@@ -46,7 +46,7 @@ def mean_confidence(words: Sequence[SpokenWord]) -> float | None:
     return sum(confidences) / len(confidences) if confidences else None
 
 
-def join_transcripts(pieces: Sequence[Transcript]) -> Transcript:
+def join_transcripts(pieces: Sequence[RecognizedSpeech]) -> RecognizedSpeech:
     """The transcript of a clip that was recognized in pieces.
 
     The language is that of the first piece, and nobody speaks in the clip only where nobody speaks in any piece.
@@ -58,7 +58,7 @@ def join_transcripts(pieces: Sequence[Transcript]) -> Transcript:
     if tokens and None not in log_probabilities:
         totals = (p.num_tokens * p.mean_log_probability for p in pieces if p.mean_log_probability is not None)
         mean = math.fsum(totals) / tokens
-    return Transcript(
+    return RecognizedSpeech(
         " ".join(" ".join(piece.text for piece in pieces).split()),
         tuple(word for piece in pieces for word in piece.words),
         pieces[0].language,

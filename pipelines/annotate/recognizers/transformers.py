@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from audiollm.models.recognition.transcript import Transcript
+from audiollm.models.recognition.transcript import RecognizedSpeech
 from pipelines.annotate.recognizers.value import RecognizerConfig, heard, missing_folder
 from pipelines.annotate.step import Segment
 from pipelines.steps.step import Resources, Value
@@ -65,7 +65,7 @@ class TransformersRecognizer:
         return [_value(transcript) for transcript in self._recognizer.transcribe(clips)]
 
 
-def _value(transcript: Transcript) -> Value:
+def _value(transcript: RecognizedSpeech) -> Value:
     return heard(
         transcript.text,
         transcript.words,

@@ -18,7 +18,7 @@ from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.choosing import choose_recognizer
 from audiollm.evaluate.report.text_errors import choose_form
 from audiollm.models.recognition.recognizer import SpeechRecognizer
-from audiollm.models.recognition.transcript import SpokenWord, Transcript, join_transcripts
+from audiollm.models.recognition.transcript import RecognizedSpeech, SpokenWord, join_transcripts
 from tests.audiollm.half_precision import DTYPES, stored_as
 from tests.pipelines.annotate.steps.tiny_recognizers import ctc_folder, made, segment, whisper_folder
 
@@ -131,8 +131,8 @@ def test_long_clips_are_heard_to_their_end(tmp_path: Path) -> None:
 
 
 def test_signals_of_pieces_are_joined() -> None:
-    first = Transcript(" a", (SpokenWord("a", None, None, 0.5),), "en", 0.9, -0.2, 3, 0.8)
-    second = Transcript(" b ", (), "fr", 0.6, -0.5, 1, 0.1)
+    first = RecognizedSpeech(" a", (SpokenWord("a", None, None, 0.5),), "en", 0.9, -0.2, 3, 0.8)
+    second = RecognizedSpeech(" b ", (), "fr", 0.6, -0.5, 1, 0.1)
     joined = join_transcripts([first, second])
     assert (joined.text, joined.language, joined.num_tokens) == ("a b", "en", 4)
     assert joined.mean_log_probability == pytest.approx((3 * -0.2 - 0.5) / 4)
