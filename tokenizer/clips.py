@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from audiollm.audio import AudioError, find_audio, load, normalize_rms, pitch, probe, resample
+from audiollm.audio import AudioError, find_audio, load, normalize_rms, pitch, probe, resample, to_mono
 from audiollm.data.records.manifest import read_samples
 from audiollm.errors import BadSample, StageError
 from audiollm.files.atomic import is_unicode
@@ -148,7 +148,7 @@ class RandomClips(ABC):
         """Pitch of a clip `[F]` in steps of `PITCH_STEP_S` from its start, 0 where there is no voice; tracked once."""
         if index not in self._pitch_hz:
             samples = self[index]
-            mono_N = samples if samples.ndim == 1 else samples.mean(dim=0)
+            mono_N = samples if samples.ndim == 1 else to_mono(samples)[0]
             self._pitch_hz[index] = _track(mono_N, self.sample_rate, self.highest_pitch_hz)
         return self._pitch_hz[index]
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from audiollm.audio.files import load_bytes as load_bytes
     from audiollm.audio.files import probe as probe
     from audiollm.audio.files import save as save
+    from audiollm.audio.mixing import to_mono as to_mono
+    from audiollm.audio.samples import LevelMeter as LevelMeter
     from audiollm.audio.samples import Waveform as Waveform
     from audiollm.audio.samples import integrated_loudness_lufs as integrated_loudness_lufs
     from audiollm.audio.samples import normalize_rms as normalize_rms
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from audiollm.audio.samples import resample as resample
     from audiollm.audio.samples import rms_dbfs as rms_dbfs
     from audiollm.audio.samples import set_channels as set_channels
-    from audiollm.audio.samples import to_mono as to_mono
 
 _NAMES = {
     "decoding": ("AudioInfo",),
@@ -41,6 +42,7 @@ _NAMES = {
     ),
     "files": ("SOUND_ENDINGS", "encode_bytes", "load", "load_bytes", "probe", "save"),
     "samples": (
+        "LevelMeter",
         "Waveform",
         "integrated_loudness_lufs",
         "normalize_rms",
@@ -48,8 +50,8 @@ _NAMES = {
         "resample",
         "rms_dbfs",
         "set_channels",
-        "to_mono",
     ),
+    "mixing": ("to_mono",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = list(_MODULES)

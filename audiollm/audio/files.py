@@ -31,7 +31,9 @@ from audiollm.audio.discovery import (
     find_audio,
     looks_like_audio,
 )
+from audiollm.audio.mixing import to_mono
 from audiollm.audio.samples import (
+    LevelMeter,
     Waveform,
     integrated_loudness_lufs,
     normalize_rms,
@@ -39,7 +41,6 @@ from audiollm.audio.samples import (
     resample,
     rms_dbfs,
     set_channels,
-    to_mono,
 )
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "SOUND_ENDINGS",
     "AudioError",
     "AudioInfo",
+    "LevelMeter",
     "Waveform",
     "encode_bytes",
     "find_audio",
@@ -118,7 +120,7 @@ def load(
         start_s: where the span starts, in seconds.
         end_s: where it ends; None, or beyond the end: the end of the file.
         sample_rate: resample to this rate in Hz (after the span is cut out); None keeps the file's.
-        mono: return the mean of the channels.
+        mono: return one channel: the mean, or the loudest where the channels cancel each other in the span.
 
     Returns:
         The waveform, [C, N], never empty. A file cut short loads as far as it goes.

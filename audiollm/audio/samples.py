@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from audiollm.audio.discovery import is_rate
+from audiollm.audio.mixing import to_mono
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,7 @@ class Waveform:
         return self.num_samples / self.sample_rate
 
     def mono(self) -> Waveform:
-        """The mean of the channels, as one channel."""
+        """One channel: the mean of the channels, or the loudest where they cancel each other."""
         return Waveform(to_mono(self.samples_CN), self.sample_rate)
 
     def resample(self, sample_rate: int) -> Waveform:
@@ -103,13 +104,8 @@ def resample(samples_CN: Tensor, orig_rate: int, new_rate: int) -> Tensor:
     return resampled_CM[:, :num_resampled].contiguous()
 
 
-def to_mono(samples_CN: Tensor) -> Tensor:
-    """The mean of the channels, [1, N]."""
-    return samples_CN.mean(dim=0, keepdim=True) if samples_CN.shape[0] != 1 else samples_CN
-
-
 def set_channels(samples_CN: Tensor, num_channels: int) -> Tensor:
-    """[C, N] as [num_channels, N]: any number to mono by the mean, mono to any number by copies.
+    """[C, N] as [num_channels, N]: any number to mono by `to_mono`, mono to any number by copies.
 
     Raises:
         ValueError: another change (6 to 2, say), which would need a mixing rule.
@@ -125,19 +121,54 @@ def set_channels(samples_CN: Tensor, num_channels: int) -> Tensor:
 
 # Loudness
 
+SILENCE_DBFS = -60.0
+"""Peak level below which a recording counts as silent."""
+
+
+class LevelMeter:
+    """Measures the level of sound that comes in pieces, as it is heard: many channels are mixed to mono.
+
+    Pieces of many channels are mixed one by one; a recording's channels are mixed before (`audiollm.audio.streams`).
+    """
+
+    def __init__(self) -> None:
+        self._energy = self._peak = 0.0
+        self.num_samples = 0
+
+    def push(self, samples_CN: Tensor) -> None:
+        samples_N = to_mono(samples_CN)[0].double() if samples_CN.numel() else samples_CN.reshape(-1)
+        self._energy += float(samples_N.square().sum())
+        self._peak = max(self._peak, float(samples_N.abs().max()) if len(samples_N) else 0.0)
+        self.num_samples += len(samples_N)
+
+    @property
+    def rms_dbfs(self) -> float:
+        """Root mean square in dB re full scale 1.0; -inf for silence.
+
+        A full-scale sine is at -3.01 dBFS (some meters, after AES17, call that 0).
+        """
+        return _decibels(math.sqrt(self._energy / self.num_samples)) if self.num_samples else -math.inf
+
+    @property
+    def peak_dbfs(self) -> float:
+        """The largest absolute sample, in dB re full scale 1.0; -inf for silence."""
+        return _decibels(self._peak)
+
+    def gain_to(self, target_dbfs: float, peak_limit: float) -> float:
+        """The gain that brings the sound to an RMS of `target_dbfs`, or its peak to `peak_limit`; 1 for silence."""
+        if self.rms_dbfs == -math.inf:
+            return 1.0
+        return min(10 ** ((target_dbfs - self.rms_dbfs) / 20), peak_limit / self._peak)
+
 
 def rms_dbfs(samples_CN: Tensor) -> float:
-    """Root mean square over all channels and samples, in dB re full scale 1.0; -inf for silence.
-
-    A full-scale sine is at -3.01 dBFS (some meters, after AES17, call that 0).
-    """
-    mean_square = float(samples_CN.double().square().mean()) if samples_CN.numel() else 0.0
-    return _decibels(math.sqrt(mean_square))
+    """Root mean square of the sound in mono, in dB re full scale 1.0; -inf for silence."""
+    return _metered(samples_CN).rms_dbfs
 
 
 def peak_dbfs(samples_CN: Tensor) -> float:
-    """The largest absolute sample, in dB re full scale 1.0; -inf for silence."""
-    return _decibels(_peak(samples_CN))
+    """The largest absolute sample of the sound in mono, in dB re full scale 1.0; -inf for silence."""
+    return _metered(samples_CN).peak_dbfs
 
 
 def integrated_loudness_lufs(waveform: Waveform) -> float:
@@ -169,17 +200,18 @@ def integrated_loudness_lufs(waveform: Waveform) -> float:
 
 
 def normalize_rms(samples_CN: Tensor, target_dbfs: float, peak_limit: float = 0.99) -> Tensor:
-    """Scale to an RMS of `target_dbfs`, or as near as the peak allows: no sample exceeds `peak_limit`.
+    """Scale to an RMS of `target_dbfs` in mono, or as near as the peak allows: no sample exceeds `peak_limit`.
 
     One gain for all samples, so nothing is clipped. Silence comes back unchanged.
 
     Returns:
         [C, N] like the input.
     """
-    level_dbfs = rms_dbfs(samples_CN)
-    if level_dbfs == -math.inf:
+    meter = _metered(samples_CN)
+    if meter.rms_dbfs == -math.inf:
         return samples_CN
-    gain = min(10 ** ((target_dbfs - level_dbfs) / 20), peak_limit / _peak(samples_CN))
+    # channels may be louder than their mix
+    gain = min(meter.gain_to(target_dbfs, peak_limit), peak_limit / float(samples_CN.abs().max()))
     # float64, where no gain overflows; the clamp takes only the last rounding
     return (samples_CN.double() * gain).to(samples_CN.dtype).clamp(-peak_limit, peak_limit)
 
@@ -209,8 +241,10 @@ def _k_weighting(sample_rate: int) -> list[list[float]]:
     return [[value / section[3] for value in section] for section in (shelf, low_cut)]
 
 
-def _peak(samples_CN: Tensor) -> float:
-    return float(samples_CN.abs().max()) if samples_CN.numel() else 0.0
+def _metered(samples_CN: Tensor) -> LevelMeter:
+    meter = LevelMeter()
+    meter.push(samples_CN)
+    return meter
 
 
 def _decibels(amplitude: float) -> float:

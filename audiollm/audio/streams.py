@@ -1,14 +1,15 @@
 """Sound files read and written piece by piece: hours of sound at constant memory.
 
 What `stream_mono` gives, end to end, is what `audio.load(..., sample_rate, mono=True)` gives: the same decoders,
-the same mixdown and soxr at the same quality, whose streaming form returns the same numbers.
+the same mixdown and soxr at the same quality, whose streaming form returns the same numbers. Whether channels cancel
+each other is known when all of them were read: several channels are decoded twice.
 
 Shapes: C channels, N samples at the file's rate, M samples at the rate asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from torch import Tensor
 
 from audiollm.audio.decoding import BLOCK_FRAMES, DecodeRequest, decoded_blocks
 from audiollm.audio.discovery import check_readable
-from audiollm.audio.files import AudioError, load, to_mono
+from audiollm.audio.files import AudioError, load
+from audiollm.audio.mixing import Mixdown, mix
 from audiollm.files.atomic import atomic_path
 
 WHOLE_SPAN_S = 600.0
@@ -47,7 +49,11 @@ def stream_mono(
     request.check()
     check_readable(path)
     whole = replace(request, start_s=0.0, end_s=None, block_frames=BLOCK_FRAMES)
-    yield from _resampled(_checked(_span(decoded_blocks(whole), request), path), sample_rate)
+
+    def blocks() -> Iterator[tuple[Tensor, int]]:
+        return _checked(_span(decoded_blocks(whole), request), path)
+
+    yield from _resampled(_mixed(blocks), sample_rate)
 
 
 def save_stream(path: str | Path, pieces_1N: Iterable[Tensor], sample_rate: int) -> int:
@@ -103,11 +109,28 @@ def _span(blocks: Iterator[tuple[Tensor, int]], request: DecodeRequest) -> Itera
 
 
 def _checked(blocks: Iterator[tuple[Tensor, int]], path: Path) -> Iterator[tuple[Tensor, int]]:
-    """Finite, clipped to [-1, 1] and mixed down, as `audio_decoding.decode` does."""
+    """Finite and clipped to [-1, 1], as `audio_decoding.decode` does."""
     for block_CN, rate in blocks:
         if not bool(torch.isfinite(block_CN).all()):
             raise AudioError(path, "holds NaN or infinite samples: write the file anew from its origin")
-        yield to_mono(block_CN.clamp(-1.0, 1.0)), rate
+        yield block_CN.clamp(-1.0, 1.0), rate
+
+
+def _mixed(blocks: Callable[[], Iterator[tuple[Tensor, int]]]) -> Iterator[tuple[Tensor, int]]:
+    """Mix to mono as `audiollm.audio.to_mono` mixes the whole; `blocks` begins to read each time that it is called."""
+    reading = blocks()
+    first_CN, rate = next(reading)
+    if len(first_CN) == 1:
+        yield first_CN, rate
+        yield from reading
+        return
+    mixdown = Mixdown()
+    mixdown.push(first_CN)
+    for block_CN, _ in reading:
+        mixdown.push(block_CN)
+    channel = mixdown.channel()
+    for block_CN, rate in blocks():
+        yield mix(block_CN, channel), rate
 
 
 def _resampled(blocks: Iterator[tuple[Tensor, int]], sample_rate: int) -> Iterator[Tensor]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from audiollm.audio import save
+from audiollm.audio import save, to_mono
 from audiollm.autoencoder import Autoencoder
 from audiollm.data.records.mixture import evenly
 from audiollm.data.records.shards import Shards
@@ -103,7 +103,7 @@ class EvalSounds:
             latent_DT = codec.denormalize(latent_TD.T.contiguous())
             samples_CN = codec.decode(latent_DT, len(latent_TD) * codec.hop_samples)
             save(self._folder / f"step-{step:06d}" / f"{name}.wav", samples_CN, codec.sample_rate)
-            writer.add_audio(name, samples_CN.mean(0, keepdim=True), step, sample_rate=codec.sample_rate)
+            writer.add_audio(name, to_mono(samples_CN), step, sample_rate=codec.sample_rate)
         writer.close()
 
 

@@ -64,8 +64,8 @@ class Gallery:
     def clip_of(self, waveform: Waveform) -> PageClip:
         """Sound that is in no file, mono, at most half a minute."""
         cut = waveform.duration_s > _MAX_CLIP_S
-        samples_CN = waveform.samples_CN.mean(0, keepdim=True)[:, : round(_MAX_CLIP_S * waveform.sample_rate)]
-        mono = type(waveform)(samples_CN, waveform.sample_rate)
+        samples_CN = waveform.samples_CN[:, : round(_MAX_CLIP_S * waveform.sample_rate)]
+        mono = type(waveform)(samples_CN, waveform.sample_rate).mono()
         return self._clip(mono if mono.sample_rate in _MP3_RATES else mono.resample(PAGE_RATE), cut)
 
     def _clip(self, waveform: Waveform, cut: bool) -> PageClip:

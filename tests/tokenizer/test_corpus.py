@@ -15,7 +15,7 @@ from torch import Tensor
 
 from audiollm.audio import load, normalize_rms, save
 from audiollm.codec import Codec, codec_digest, load_codec
-from audiollm.data.records.sample import AudioPart, Message, Sample
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
 from audiollm.data.records.shards import ShardWriter, read_index, read_shards
 from audiollm.errors import ConfigError, StageError
 from tokenizer import AudioTokenizer, TokenizerConfig
@@ -105,6 +105,24 @@ def test_spans_prefixes_and_levels(tmp_path: Path, codec: Codec, codec_folder: P
     vectors_KVD = load_file(tmp_path / "out/codebooks.safetensors")["vectors_KVD"]
     assert torch.equal(vectors_KVD, codec.codebook_vectors_KVD[:3])
     assert read_index(tmp_path / "out")["codec"]["digest"] == codec_digest(codec, 3) != codec_digest(codec)
+
+
+def test_codes_of_silence_are_not_taught_as_words(tmp_path: Path, codec: Codec, codec_folder: Path) -> None:
+    """A sound whose channels cancel each other has words in one of them; silence, and a whisper of noise, have none."""
+    voice = sound(tmp_path / "voice.wav", 1.0)
+    voice_1N = load(voice).samples_CN
+    silent, faint = tmp_path / "silent.wav", tmp_path / "faint.wav"
+    save(silent, 0 * voice_1N, 24_000)
+    save(faint, 1e-3 * voice_1N, 24_000)
+    save(tmp_path / "inverted.wav", torch.cat([voice_1N, -voice_1N]), 24_000)
+    question = Message(role="user", content=[TextPart(text="Say: one.")])
+    plain = [sample(path) for path in (voice, silent, faint, tmp_path / "inverted.wav")]
+    with_words = [row.model_copy(update={"messages": [question, *row.messages]}) for row in plain]
+    _, bad = encode(codec, with_words, tmp_path / "out", Coding(codec_folder))
+    assert {row["id"]: row["kind"] for row in bad} == {"silent": "silent", "faint": "silent"}
+    first, last = read_shards(tmp_path / "out")
+    assert np.array_equal(first.encodings[0][0], last.encodings[0][0])
+    assert encode(codec, plain, tmp_path / "plain", Coding(codec_folder))[1] == []  # nothing is said of them
 
 
 def bad_files(folder: Path) -> dict[Path, str]:

@@ -26,10 +26,11 @@ from pydantic import BaseModel, Field
 from safetensors.torch import save_file
 from torch import Tensor
 
-from audiollm.audio import AudioError, probe
+from audiollm.audio import AudioError, LevelMeter, probe
+from audiollm.audio.samples import SILENCE_DBFS
 from audiollm.audio.streams import stream_mono
 from audiollm.codec import Codec, codec_digest, load_codec
-from audiollm.data.records.sample import AudioPart, Sample
+from audiollm.data.records.sample import AudioPart, Sample, TextPart
 from audiollm.data.records.shards import ShardWriter
 from audiollm.devices import one_thread
 from audiollm.errors import BadSample, ConfigError, StageError
@@ -41,6 +42,8 @@ LONG_S = 600.0
 SHARD_S = 3600.0
 """Seconds of audio per shard by default: a kill loses at most this much work."""
 PEAK = 0.99
+SILENT = "silent"
+"""Kind of the samples with words and a silent recording."""
 CODED_AUDIO = "coded_audio"
 """The key of a sample's metadata that holds a `CodedAudio` for each audio part."""
 
@@ -134,6 +137,25 @@ def refused_by_codec(sample: Sample, error: ValueError) -> BadSample:
     """A sample whose sound the codec does not take: too short, or too long."""
     place = ", ".join(part.path for part in sample.audio_parts())
     return BadSample(place, sample.id, f"cannot be encoded: {error}", "cannot be encoded")
+
+
+def teaches_words(sample: Sample) -> bool:
+    """Return whether the sample has words of a user or an assistant: codes of silence would be taught as them."""
+    roles = ("user", "assistant")
+    return any(text.strip() for role in roles for text in sample.texts(role)) or any(
+        isinstance(part, TextPart) and part.text.strip()
+        for answer in sample.answers
+        for part in answer.content
+    )
+
+
+def silent_part(sample: Sample, path: str, level_dbfs: float) -> BadSample:
+    """A sample whose words go with a recording in which nothing is heard."""
+    reason = (
+        f"is silent (its peak is at {level_dbfs:.0f} dBFS, the limit is {SILENCE_DBFS:.0f}) and the sample has words: "
+        "get the recording anew, or leave it out"
+    )
+    return BadSample(path, sample.id, reason, SILENT)
 
 
 def check_record(path: Path, record: Mapping[str, Any]) -> None:
@@ -273,8 +295,14 @@ def _attempt(codec: Codec, sample: Sample, coding: Coding, advance: Advance) -> 
     place = ", ".join(part.path for part in parts) or sample.id
     if not parts:
         return BadSample(place, sample.id, "holds no audio part", "no audio")
+    has_words = teaches_words(sample)
+    pairs = []
     try:
-        pairs = [_encode_part(codec, part, coding, advance) for part in parts]
+        for part in parts:
+            codes_KT, about, meter = _encode_part(codec, part, coding, advance)
+            if has_words and meter.peak_dbfs < SILENCE_DBFS:
+                return silent_part(sample, part.path, meter.peak_dbfs)
+            pairs.append((codes_KT, about))
     except AudioError as error:
         return BadSample(place, sample.id, error.reason, UNREADABLE)
     except ValueError as error:  # the codec refuses it: too short, or too long
@@ -285,19 +313,18 @@ def _attempt(codec: Codec, sample: Sample, coding: Coding, advance: Advance) -> 
 
 def _encode_part(
     codec: Codec, part: AudioPart, coding: Coding, advance: Advance
-) -> tuple[np.ndarray, CodedAudio]:
-    """Codes `[K, T]` of an audio part, at constant memory where the codec can."""
+) -> tuple[np.ndarray, CodedAudio, LevelMeter]:
+    """Codes `[K, T]` of an audio part, at constant memory where the codec can, and the level of its sound."""
 
     def pieces() -> Iterator[Tensor]:
         return stream_mono(part.path, codec.sample_rate, part.start_s, part.end_s)
 
-    gain = 1.0 if coding.level_dbfs is None else _gain_to_level(pieces(), coding.level_dbfs)
-    num_samples = 0
+    gain = 1.0 if coding.level_dbfs is None else _metered(pieces()).gain_to(coding.level_dbfs, PEAK)
+    meter = LevelMeter()
 
     def levelled() -> Iterator[Tensor]:
-        nonlocal num_samples
         for piece_1N in pieces():
-            num_samples += piece_1N.shape[1]
+            meter.push(piece_1N)
             yield piece_1N if gain == 1.0 else (piece_1N.double() * gain).float().clamp(-PEAK, PEAK)
             advance(piece_1N.shape[1] / codec.sample_rate)
 
@@ -305,18 +332,15 @@ def _encode_part(
         codes_KT = torch.cat(list(codec.encode_stream(levelled())), dim=1)
     else:
         codes_KT = codec.encode(torch.cat(list(levelled()), dim=1))
-    about = CodedAudio(path=part.path, num_samples=num_samples, gain_db=20 * math.log10(gain))
-    return stored_codes(codes_KT[: coding.num_codebooks], codec), about
+    about = CodedAudio(path=part.path, num_samples=meter.num_samples, gain_db=20 * math.log10(gain))
+    return stored_codes(codes_KT[: coding.num_codebooks], codec), about, meter
 
 
-def _gain_to_level(pieces_1N: Iterable[Tensor], level_dbfs: float) -> float:
-    """The gain of `audio.normalize_rms` for a waveform in pieces; 1 for silence."""
-    energy, peak, count = 0.0, 0.0, 0
+def _metered(pieces_1N: Iterable[Tensor]) -> LevelMeter:
+    meter = LevelMeter()
     for piece_1N in pieces_1N:
-        energy += float(piece_1N.double().square().sum())
-        peak = max(peak, float(piece_1N.abs().max()))
-        count += piece_1N.shape[1]
-    return min(10 ** (level_dbfs / 20) / math.sqrt(energy / count), PEAK / peak) if energy else 1.0
+        meter.push(piece_1N)
+    return meter
 
 
 # Private: in processes

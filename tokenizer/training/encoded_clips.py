@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from audiollm.audio import load
+from audiollm.audio import load, normalize_rms, peak_dbfs
 from audiollm.audio.level import running_level
 from audiollm.codec import Codec, codec_digest
 from audiollm.data.records.sample import AudioPart, Sample
 from audiollm.data.records.shards import Shards
 from audiollm.errors import StageError
-from tokenizer.clips import Clip, load_levelled
+from tokenizer.clips import LEVEL_DBFS, Clip
 from tokenizer.corpus.encoding import stored_codes
 
 
@@ -26,16 +26,18 @@ class EncodedClip:
     is_live: bool
     """Whether it goes through the running level of the live loop, as what a stream hears; else it is levelled whole."""
 
-    def load(self, sample_rate: int) -> Tensor:
-        """Read its mono samples `[N]`, at their level.
+    def load(self, sample_rate: int) -> tuple[Tensor, float]:
+        """Read its mono samples `[N]`, at their level, and the peak in dBFS that they had before.
 
         Raises:
             AudioError: it cannot be read.
         """
-        if not self.is_live:
-            return load_levelled(self.clip, sample_rate)
         where = self.clip.path, self.clip.start_s, self.clip.end_s
-        return running_level(load(*where, sample_rate=sample_rate, mono=True).samples_CN, sample_rate)[0]
+        samples_1N = load(*where, sample_rate=sample_rate, mono=True).samples_CN
+        levelled_1N = (
+            running_level(samples_1N, sample_rate) if self.is_live else normalize_rms(samples_1N, LEVEL_DBFS)
+        )
+        return levelled_1N[0], peak_dbfs(samples_1N)
 
 
 def encoded_clips(sample: Sample) -> list[EncodedClip]:

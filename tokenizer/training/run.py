@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from audiollm.audio import AudioError, encode_bytes, load, save
+from audiollm.audio.samples import SILENCE_DBFS
 from audiollm.codec import Codec, codec_digest, load_codec
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import AudioPart, Part, Sample
@@ -26,7 +27,13 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.train.loop.loop import step_generator, train
 from tokenizer.clips import DITHER, ClipStore, augment_waveform, find_training_clips
-from tokenizer.corpus.encoding import begin_set_aside, refused_by_codec, stored_codes
+from tokenizer.corpus.encoding import (
+    begin_set_aside,
+    refused_by_codec,
+    silent_part,
+    stored_codes,
+    teaches_words,
+)
 from tokenizer.higgs import HiggsTokenizer, new_higgs
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 from tokenizer.quantizers.codebooks import copy_from_rank_0
@@ -205,6 +212,9 @@ def tokenize_samples(config: TokenizeConfig, context: Context) -> dict[str, Any]
             except AudioError as error:
                 set_aside.add([BadSample(str(error.path), samples[index].id, error.reason, UNREADABLE)])
                 continue
+            except BadSample as error:
+                set_aside.add([error])
+                continue
             except ValueError as error:
                 set_aside.add([refused_by_codec(samples[index], error)])
                 continue
@@ -234,7 +244,12 @@ def _encode_sample(
     clips = encoded_clips(sample)
     plain = {clip: None if earlier is None else earlier.find(clip) for clip in dict.fromkeys(clips)}
     needed = [clip for clip, found in plain.items() if found is None or count > 1]
-    sounds = {clip: clip.load(codec.sample_rate) for clip in needed}
+    sounds = {}
+    has_words = teaches_words(sample)
+    for clip in needed:
+        sounds[clip], level_dbfs = clip.load(codec.sample_rate)
+        if has_words and level_dbfs < SILENCE_DBFS:
+            raise silent_part(sample, str(clip.clip.path), level_dbfs)
     result = []
     for variant in range(count):
         codes = {} if variant else {clip: found for clip, found in plain.items() if found is not None}

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from audiollm.audio.mixing import mix, mono_channel
 from audiollm.evaluate.judges.voicing import (
     Voicing,
     close_pitch_share,
@@ -46,11 +47,9 @@ def voicing_figures(reconstruct: Callable[[Tensor], Tensor], clips: RandomClips)
     for _, samples in clips.picked(len(clips)):
         real_CN = torch.atleast_2d(samples)[:, : round(MAX_CLIP_S * clips.sample_rate)]
         made_CN = reconstruct(real_CN)[:, : real_CN.shape[1]]
+        channel = mono_channel(real_CN)
         try:
-            real, made = (
-                track_voicing(x_CN.mean(dim=0, keepdim=True), clips.sample_rate)
-                for x_CN in (real_CN, made_CN)
-            )
+            real, made = (track_voicing(mix(x_CN, channel), clips.sample_rate) for x_CN in (real_CN, made_CN))
         except MetricError:
             continue  # too short to have a pitch
         for name, value in _measures(real, made).items():

@@ -41,7 +41,7 @@ class AudioClip:
 
         Args:
             sample_rate: resample to this rate in Hz; None keeps the file's.
-            mono: the mean of the channels.
+            mono: one channel, as `audiollm.audio.load` mixes it.
 
         Raises:
             BadSample: there is no sound, or none that can be decoded.

@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from audiollm.audio import AudioError, Waveform, load
+from audiollm.audio.mixing import mix, mono_channel
 from audiollm.errors import ConfigError
 from audiollm.evaluate.report.formats import with_interval
 from audiollm.evaluate.report.metric_error import MetricError
@@ -145,7 +146,7 @@ def _measured(edit: EditedSound, classes: SoundClasses | None) -> dict[str, Any]
         if sound is not None:
             try:
                 found[name] = (
-                    border_excess(sound.samples_CN.mean(0).numpy(), sound.sample_rate, edit.span_s) <= 1
+                    border_excess(sound.mono().samples_CN[0].numpy(), sound.sample_rate, edit.span_s) <= 1
                 )
             except MetricError as error:
                 found[f"{name}, n/a"] = error.reason
@@ -191,7 +192,10 @@ def _gap(sound: Waveform, real: Waveform, span_s: tuple[float, float]) -> float:
         MetricError: the span is shorter than the distance can tell.
     """
     first, last = (round(second * real.sample_rate) for second in span_s)
-    cut_N, real_N = (each.samples_CN[:, first:last].mean(0).double().numpy() for each in (sound, real))
+    channel = mono_channel(real.samples_CN)
+    cut_N, real_N = (
+        mix(track.samples_CN[:, first:last], channel)[0].double().numpy() for track in (sound, real)
+    )
     return band_distance(cut_N, real_N, real.sample_rate)
 
 

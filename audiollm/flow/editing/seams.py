@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter, lfiltic
 from torch import Tensor
 
+from audiollm.audio.mixing import mix, mono_channel
+
 FADE_S = 0.02
 """Length of a fade."""
 WINDOW_S = 0.1
@@ -30,7 +32,8 @@ def best_lag(track_CN: Tensor, made_CN: Tensor, most: int) -> int:
         track_CN: the last samples before a border.
         made_CN: made sound of the same time, with `most` more samples on both sides.
     """
-    track_N, made_N = track_CN.mean(dim=0).double(), made_CN.mean(dim=0).double()
+    channel = mono_channel(track_CN)
+    track_N, made_N = (mix(samples_CN, channel)[0].double() for samples_CN in (track_CN, made_CN))
     width = len(track_N)
     if most < 1 or not width or float(track_N.abs().max()) == 0.0:
         return 0

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from audiollm.audio import AudioError, Waveform, load, normalize_rms, peak_dbfs, probe
+from audiollm.audio.samples import SILENCE_DBFS
 from audiollm.codec import Codec
 from audiollm.data.records.sample import AudioPart
 from audiollm.data.text.forms import prompt_form
@@ -20,8 +21,6 @@ from audiollm.generation.speaking.long_text import trim
 
 LONGEST_REFERENCE_S, SHORTEST_REFERENCE_S = 15.0, 0.2
 """Bounds of a reference. More than 15 s of a voice tells a model little more, and costs a row per 40 ms."""
-SILENCE_DBFS = -60.0
-"""Peak level below which a recording counts as silent."""
 LEVEL_DBFS = -23.0
 """RMS level that codecs and models of the recipes are trained at."""
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from audiollm.audio import Waveform, encode_bytes, resample
+from audiollm.audio import Waveform, encode_bytes, resample, to_mono
 from audiollm.data.records.sample import AudioPart, Message, TextPart, VideoPart, refuse_video
 
 
@@ -285,7 +285,7 @@ def _mistral_content(part: TurnPart, rate: int) -> dict[str, Any]:
 
 
 def _mono(recording: Waveform, rate: int) -> Tensor:
-    return resample(recording.samples_CN.mean(dim=0, keepdim=True), recording.sample_rate, rate)
+    return resample(to_mono(recording.samples_CN), recording.sample_rate, rate)
 
 
 def _check_recordings(processor: Any, recordings: Sequence[Waveform], names: Sequence[str]) -> None:

@@ -199,9 +199,17 @@ def _segment_row(
     }
     if errors:
         row["errors"] = dict(errors)
-    if part.get("note"):
-        row["note"] = part["note"]
+    notes = [part.get("note"), _channel_note(signal)]
+    if any(notes):
+        row["note"] = "; ".join(filter(None, notes))
     return row
+
+
+def _channel_note(signal: Value) -> str | None:
+    """Say that one channel is heard in place of the mean of all."""
+    if signal.get("channel") is None:
+        return None
+    return f"its channels cancel each other: channel {signal['channel']} alone is heard"
 
 
 def _file_row(source: RecordingSource, values: Mapping[str, Value]) -> Row:

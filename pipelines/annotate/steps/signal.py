@@ -16,12 +16,12 @@ class SignalConfig(StepConfig):
 
 
 class Signal:
-    """Level, peak, loudness and clipping of a segment, as it was recorded."""
+    """Level, peak and loudness of a segment as it is heard in mono; clipping as it was recorded."""
 
     name = "signal"
     level: ClassVar[Literal["segment"]] = "segment"
     needs: tuple[str, ...] = ()
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     resources = Resources()
 
     def __init__(self, config: SignalConfig) -> None:
@@ -34,15 +34,20 @@ class Signal:
         """Nothing to load."""
 
     def process(self, item: Segment) -> Value:
-        """`loudness_lufs` by ITU-R BS.1770; null where the segment is too short or too quiet for it."""
+        """`loudness_lufs` by ITU-R BS.1770; null where the segment is too short or too quiet for it. `channel`, from 1:
+        the one that is heard, where the channels cancel each other and their mean would be silence; else null."""
+        from audiollm.audio import Waveform
+        from audiollm.audio.mixing import mix, mono_channel
         from audiollm.audio.samples import integrated_loudness_lufs, peak_dbfs, rms_dbfs
 
-        waveform = item.waveform()
-        samples_CN = waveform.samples_CN
-        loudness = integrated_loudness_lufs(waveform if waveform.num_channels <= 5 else waveform.mono())
+        recorded = item.waveform()
+        channel = mono_channel(recorded.samples_CN)
+        mono = Waveform(mix(recorded.samples_CN, channel), recorded.sample_rate)
+        loudness = integrated_loudness_lufs(mono)
         return {
-            "level_dbfs": round(max(rms_dbfs(samples_CN), _FLOOR_DBFS), 2),
-            "peak_dbfs": round(max(peak_dbfs(samples_CN), _FLOOR_DBFS), 2),
+            "level_dbfs": round(max(rms_dbfs(mono.samples_CN), _FLOOR_DBFS), 2),
+            "peak_dbfs": round(max(peak_dbfs(mono.samples_CN), _FLOOR_DBFS), 2),
             "loudness_lufs": round(loudness, 2) if loudness > _FLOOR_DBFS else None,
-            "clipped_share": round(float((samples_CN.abs() >= _CLIPPING_LEVEL).double().mean()), 6),
+            "clipped_share": round(float((recorded.samples_CN.abs() >= _CLIPPING_LEVEL).double().mean()), 6),
+            "channel": None if channel is None else channel + 1,
         }

@@ -37,7 +37,7 @@ class VoiceActivityStep:
     name = "voice_activity"
     level: ClassVar[Literal["recording"]] = "recording"
     needs: tuple[str, ...] = ("probe",)
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     resources = Resources()
 
     def __init__(self, config: VoiceActivityConfig) -> None:

@@ -27,7 +27,7 @@ class Levels:
     name = "levels"
     level: ClassVar[Literal["clip"]] = "clip"
     needs: tuple[str, ...] = ()
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     shared: ClassVar[bool] = True
     resources = Resources()
 
@@ -47,14 +47,14 @@ class Levels:
         energy_onsets(Waveform(torch.linspace(0, 1, _RATE // 4)[None], _RATE))
 
     def process(self, item: SoundClip) -> Value:
-        """`{level_dbfs, peak_dbfs, curve_dbfs: [one per LEVEL_STEP_S], onsets_s: [...]}`."""
+        """Measure the sound in mono: `{level_dbfs, peak_dbfs, curve_dbfs: [one per LEVEL_STEP_S], onsets_s: [...]}`."""
         import torch
 
         from audiollm.audio import Waveform
         from audiollm.audio.samples import peak_dbfs, rms_dbfs
         from audiollm.evaluate.sound.onsets import energy_onsets
 
-        whole = item.waveform().samples_CN
+        mono_1N = item.waveform().mono().samples_CN
         samples_N = np.array(item.samples(_RATE))
         step = round(LEVEL_STEP_S * _RATE)
         padded_N = np.pad(samples_N.astype(np.float64), (0, -len(samples_N) % step))
@@ -62,8 +62,8 @@ class Levels:
         curve_T = 10 * np.log10(np.maximum(power_T, 10 ** (FLOOR_DBFS / 10)))
         onsets_s = energy_onsets(Waveform(torch.from_numpy(samples_N)[None], _RATE))
         return {
-            "level_dbfs": round(max(rms_dbfs(whole), FLOOR_DBFS), 2),
-            "peak_dbfs": round(max(peak_dbfs(whole), FLOOR_DBFS), 2),
+            "level_dbfs": round(max(rms_dbfs(mono_1N), FLOOR_DBFS), 2),
+            "peak_dbfs": round(max(peak_dbfs(mono_1N), FLOOR_DBFS), 2),
             "curve_dbfs": [round(float(value), 1) for value in curve_T],
             "onsets_s": [round(float(value), 3) for value in onsets_s],
         }

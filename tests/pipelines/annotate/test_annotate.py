@@ -191,6 +191,25 @@ def test_only_long_edges_without_speech_are_trimmed(tmp_path: Path, spoken: Path
     assert "no speech" in rows["noise.wav"]["note"] and "note" not in rows["long.wav"]
 
 
+def test_channels_that_cancel_each_other_are_measured_as_they_are_heard(tmp_path: Path, spoken: Path) -> None:
+    """Their mean is silence: its level was that of the channels, and the text stayed beside silence."""
+    voice_1N = torch.cat([_clip(spoken, "seven_anna_1")] * 2, dim=1)
+    sounds = {
+        "seven": torch.cat([voice_1N, -voice_1N]),
+        "nine": torch.cat([voice_1N, voice_1N]),
+        "one": torch.zeros(2, voice_1N.shape[1]),
+    }
+    for name, samples_CN in sounds.items():
+        save(tmp_path / "in" / f"{name}.wav", samples_CN, SAMPLE_RATE)
+    _annotate(tmp_path / "out", input=str(tmp_path / "in"), transcripts="{text}.wav", recognizers=[])
+    rows = {row["text"]: row for row in _rows(tmp_path / "out")}
+    (silent,) = _rows(tmp_path / "out", "filtered")
+    assert (silent["text"], silent["dropped"]["kind"]) == ("one", "too quiet")
+    assert rows["seven"]["level_dbfs"] == rows["nine"]["level_dbfs"] > -40
+    assert rows["seven"]["speech_s"] == rows["nine"]["speech_s"] > 0.3
+    assert "channel 1 alone is heard" in rows["seven"]["note"] and "note" not in rows["nine"]
+
+
 # ----------------------------------------------------------------------------------- without transcripts
 
 
