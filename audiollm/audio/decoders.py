@@ -12,9 +12,10 @@ import io
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,6 +24,8 @@ import soundfile
 from numpy.typing import NDArray
 
 from audiollm.audio.discovery import AudioError, is_rate
+from audiollm.audio.lengths import AudioInfo, header_frames, holds_facts, stream_lengths, uncounted_sound
+from audiollm.audio.ogg import OggLink, link_content, ogg_links
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
@@ -43,19 +46,6 @@ _SAMPLE_TYPES = {"u8": "u1", "s16": "i2", "s32": "i4", "s64": "i8", "flt": "f4",
 
 Block: TypeAlias = "tuple[NDArray[np.float32], int]"
 """Samples `[C, N]`, of which there may be none, and their rate."""
-
-
-@dataclass(frozen=True)
-class AudioInfo:
-    """Format facts from a file's header. A length is None where the header has none; `duration_s` is an estimate from
-    the bit rate in streams without a length (ADTS, MP3 without a Xing header)."""
-
-    sample_rate: int
-    num_channels: int
-    num_samples: int | None
-    duration_s: float | None
-    format: str
-    codec: str
 
 
 @dataclass(frozen=True)
@@ -118,6 +108,8 @@ def soundfile_blocks(request: DecodeRequest) -> Iterator[Block]:
         Exception: libsndfile has something against the file, which FFmpeg may still read.
     """
     with open_soundfile(request.source) as handle:
+        if handle.format == "OGG" and len(ogg_links(request.source)) > 1:
+            raise ValueError("left to FFmpeg: a chain of Ogg streams")
         rate, num_frames = handle.samplerate, handle.frames
         start, stop = request.in_samples(rate)
         stop = min(stop, num_frames)
@@ -142,11 +134,20 @@ def soundfile_blocks(request: DecodeRequest) -> Iterator[Block]:
 def soundfile_info(source: str | bytes) -> AudioInfo:
     """Read the header with libsndfile, which raises for formats that it does not read."""
     with open_soundfile(source) as handle:
-        known = handle.frames < _UNKNOWN_FRAMES
-        num_samples = handle.frames if known else None
-        duration_s = handle.frames / handle.samplerate if known else None
+        links = ogg_links(source) if handle.format == "OGG" else ()
+        if len(links) > 1:
+            return _chain_info(source, "<chain>", links)
+        rate, known = handle.samplerate, handle.frames < _UNKNOWN_FRAMES
+        header = header_frames(handle, source) if known and not links else None
         return AudioInfo(
-            handle.samplerate, handle.channels, num_samples, duration_s, handle.format, handle.subtype
+            rate,
+            handle.channels,
+            handle.frames if known else None,
+            handle.frames / rate if known else None,
+            handle.format,
+            handle.subtype,
+            None if header is None else header / rate,
+            _ogg_damage(links) or uncounted_sound(handle, source),
         )
 
 
@@ -163,6 +164,10 @@ def av_blocks(request: DecodeRequest, may_seek: bool = True) -> Iterator[Block]:
         AudioError: it cannot be read, or the request does not fit the file.
     """
     name, start_s = request.name, request.start_s
+    links = ogg_links(request.source)
+    if len(links) > 1:
+        yield from _chained_blocks(request, links)
+        return
     with open_av(request.source, name) as (container, stream):
         frames = av_frames(container, stream, name)
         first = next(frames, None)
@@ -216,6 +221,9 @@ def av_info(source: str | bytes, name: str | Path) -> AudioInfo:
     Raises:
         AudioError: it cannot be read.
     """
+    links = ogg_links(source)
+    if len(links) > 1:
+        return _chain_info(source, name, links)
     with open_av(source, name) as (container, stream):
         context = stream.codec_context
         if not context.sample_rate:
@@ -224,8 +232,9 @@ def av_info(source: str | bytes, name: str | Path) -> AudioInfo:
         if stream.duration is not None and stream.time_base is not None:
             begins_s = float((stream.start_time or 0) * stream.time_base)
             duration_s = float(stream.duration * stream.time_base) + _late_s(container, begins_s)
-        kind = (container.format.name, context.name)
-        return AudioInfo(context.sample_rate, context.channels, None, duration_s, *kind)
+        rate, channels, kind = context.sample_rate, context.channels, (container.format.name, context.name)
+        duration_s, header_s = stream_lengths(container, stream, source, duration_s)
+        return AudioInfo(rate, channels, None, duration_s, *kind, header_s, _ogg_damage(links))
 
 
 @contextmanager
@@ -276,7 +285,8 @@ def av_frames(
         try:
             frames = packet.decode()
         except av.FFmpegError:
-            is_broken = end_s is not None
+            # one MP3 behind another begins with a frame of facts, which is no hole
+            is_broken = is_broken or (end_s is not None and not holds_facts(bytes(packet)))
             continue
         for frame in frames:
             time_s = (end_s or 0.0) if frame.time is None else frame.time
@@ -303,6 +313,119 @@ def frame_samples(frame: AudioFrame) -> NDArray[np.float32]:
         full_scale = 2.0 ** (8 * dtype.itemsize - 1)
         samples_CN = (samples_CN - (full_scale if dtype.kind == "u" else 0.0)) / full_scale
     return np.ascontiguousarray(samples_CN, dtype=np.float32)
+
+
+# Either
+
+
+def blocks_of_either(by_soundfile: Iterator[Block], by_av: Callable[[], Iterator[Block]]) -> Iterator[Block]:
+    """Blocks of libsndfile and, from where it fails, those of FFmpeg, which decides whatever the first has against it.
+
+    Raises:
+        AudioError: the sound cannot be read, or not on from here.
+    """
+    done = 0
+    try:
+        for block_CN, rate in by_soundfile:
+            done += block_CN.shape[1]
+            yield block_CN, rate
+        return
+    except AudioError:
+        raise
+    except Exception:  # FFmpeg decides
+        pass
+    for block_CN, rate in by_av():
+        fresh_CN = block_CN[:, done:]
+        done = max(0, done - block_CN.shape[1])
+        if fresh_CN.shape[1]:
+            yield fresh_CN, rate
+
+
+def info_of_either(source: str | bytes, name: str | Path) -> AudioInfo:
+    """Read the header by libsndfile, or else by FFmpeg.
+
+    Raises:
+        AudioError: it is not audio.
+    """
+    try:
+        return soundfile_info(source)
+    except Exception:  # FFmpeg decides
+        return av_info(source, name)
+
+
+# Chains of Ogg streams
+
+
+def _chained_blocks(request: DecodeRequest, links: Sequence[OggLink]) -> Iterator[Block]:
+    """Decode the requested span of Ogg streams that follow each other, one after the other.
+
+    Raises:
+        AudioError: none can be read, or one has another rate or other channels than the first.
+    """
+    infos = _link_infos(request.source, request.name, links)
+    rate, position = next(iter(infos.values())).sample_rate, 0
+    start, stop = request.in_samples(rate)
+    for link, info in infos.items():
+        length = round((info.duration_s or 0.0) * rate) if info.num_samples is None else info.num_samples
+        if position + length > start and position < stop:
+            span = replace(
+                request,
+                source=link_content(request.source, link),
+                start_s=max(0, start - position) / rate,
+                end_s=(stop - position) / rate if stop < position + length else None,
+            )
+            yield from blocks_of_either(soundfile_blocks(span), partial(av_blocks, span))
+        position += length
+    if position <= start:
+        raise request.starts_beyond(position / rate)
+
+
+def _chain_info(source: str | bytes, name: str | Path, links: Sequence[OggLink]) -> AudioInfo:
+    """
+    Raises:
+        AudioError: no stream can be read, or one has another rate or other channels than the first.
+    """
+    infos = list(_link_infos(source, name, links).values())
+    samples = [info.num_samples for info in infos if info.num_samples is not None]
+    return replace(
+        infos[0],
+        num_samples=sum(samples) if len(samples) == len(infos) else None,
+        duration_s=sum(info.duration_s or 0.0 for info in infos),
+        header_s=None,
+        damage=_ogg_damage(links),
+    )
+
+
+def _link_infos(source: str | bytes, name: str | Path, links: Sequence[OggLink]) -> dict[OggLink, AudioInfo]:
+    """Format facts of the streams. One that was cut off before its first sample is left out: `damage` names it.
+
+    Raises:
+        AudioError: as `_chain_info`.
+    """
+    infos: dict[OggLink, AudioInfo] = {}
+    for link in links:
+        try:
+            infos[link] = info_of_either(link_content(source, link), name)
+        except AudioError:
+            if link.is_whole or (link is links[-1] and not infos):
+                raise
+    kinds = list(dict.fromkeys((info.sample_rate, info.num_channels) for info in infos.values()))
+    if len(kinds) > 1:
+        forms = ", then ".join(f"{rate} Hz with {channels} channels" for rate, channels in kinds)
+        reason = f"chains Ogg streams of several forms ({forms}): convert it, ffmpeg -i IN OUT.wav"
+        raise AudioError(name, reason)
+    return infos
+
+
+def _ogg_damage(links: Sequence[OggLink]) -> str | None:
+    """Name a missing end; None where all of an Ogg file's streams end with their last page, and for other files."""
+    number = sum(not link.is_whole for link in links)
+    if not number:
+        return None
+    which = (
+        "its last page" if len(links) == 1 else f"the last page of {number} of its {len(links)} Ogg streams"
+    )
+    return f"is cut off: {which} is missing"
 
 
 # Private

@@ -38,9 +38,8 @@ from audiollm.audio.decoders import (
     Block,
     DecodeRequest,
     av_blocks,
-    av_info,
+    info_of_either,
     soundfile_blocks,
-    soundfile_info,
 )
 from audiollm.audio.discovery import AudioError
 
@@ -328,10 +327,7 @@ def _to_desk(desk: mmap.mmap, block_CN: NDArray[np.float32], rate: int) -> tuple
 
 
 def _info(request: DecodeRequest) -> Iterator[AudioInfo]:
-    try:
-        yield soundfile_info(request.source)
-    except Exception:  # whatever libsndfile has against the file, FFmpeg decides
-        yield av_info(request.source, request.name)
+    yield info_of_either(request.source, request.name)
 
 
 def _function(kind: str) -> Callable[[Any], Iterator[Any]]:

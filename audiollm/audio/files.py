@@ -89,7 +89,8 @@ _PCM_BITS = {"PCM_U8": 8, "PCM_S8": 8, "PCM_16": 16, "PCM_24": 24, "PCM_32": 32}
 
 
 def probe(path: str | Path) -> AudioInfo:
-    """Rate, channels, length and codec of a file from its header, without decoding it.
+    """Rate, channels, length and codec of a file, without decoding it: from its header, and of an Ogg file or an MP3,
+    whose headers do not tell or lie, from those of its pages or frames.
 
     Raises:
         AudioError: the file cannot be opened, is not audio, or is raw samples without a header.
@@ -123,7 +124,8 @@ def load(
         mono: return one channel: the mean, or the loudest where the channels cancel each other in the span.
 
     Returns:
-        The waveform, [C, N], never empty. A file cut short loads as far as it goes.
+        The waveform, [C, N], never empty. A file cut short loads as far as it goes, and a difference between its
+        length and the length that its header promises is logged (logger `audiollm.audio`).
 
     Raises:
         AudioError: not a readable audio file, no samples, NaN or infinite samples, damaged in the middle,

@@ -39,7 +39,7 @@ from pipelines.execution.ledger import Ledger, LedgerError
 from pipelines.steps.chain import Missing
 from pipelines.steps.facts import write_rules, write_timings
 from pipelines.steps.inputs import InputError, digests
-from pipelines.steps.results import part_ids
+from pipelines.steps.results import not_whole_sentence, part_ids
 from pipelines.steps.spool import Spool
 
 _LARGEST_AUTO_GRAMMAR = 60
@@ -257,6 +257,8 @@ def _summarize(funnel: Mapping[str, Any], context: Context) -> None:
         f"from {funnel['files_kept']} of {funnel['audio_files']} recordings"
         + (f"; set aside: {reasons}" if reasons else "")
     )
+    if funnel["files_not_whole"]:
+        context.say(not_whole_sentence(funnel["files_not_whole"]))
     texts = funnel["recognized_texts"]
     if texts["refused"]:
         why = ", ".join(f"{count} {reason}" for reason, count in texts["reasons"].items())

@@ -64,7 +64,8 @@ class CotWalks:
             values[step.name] = outcome.value
         probe = values["probe"]
         form = {name: probe[name] for name in ("codec", "sample_rate", "num_channels")}
-        self.spool.put_file(file, {**_named(source), "duration_s": probe["duration_s"], "form": form})
+        facts = {"duration_s": probe["duration_s"], "length": probe["length"], "form": form}
+        self.spool.put_file(file, {**_named(source), **facts})
         spans = [ClipSpan(*cut) for cut in values["clips"]["clips"]]
         return [self._clip(file, number, source, span, probe) for number, span in enumerate(spans)]
 

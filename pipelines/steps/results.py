@@ -136,7 +136,8 @@ class FileFates:
                 reason = ", ".join(f"{count} {kind}" for kind, count in reasons.most_common())
             else:
                 status, reason = "kept", ""
-            yield {**row, "status": status, "reason": reason, "form": file.get("form")}, whole
+            facts = {"form": file.get("form"), "length": file.get("length")}
+            yield {**row, "status": status, "reason": reason, **facts}, whole
         for each in rejected:
             yield (
                 {
@@ -150,6 +151,7 @@ class FileFates:
                     "status": "filtered" if each["kind"] in self.filtered_kinds else "failed",
                     "reason": each["reason"],
                     "form": None,
+                    "length": None,
                 },
                 None,
             )
@@ -181,6 +183,7 @@ def funnel_counts(
         "files_kept": status["kept"],
         "files_filtered": status["filtered"],
         "files_failed": status["failed"],
+        "files_not_whole": sum(row["length"] is not None for row in files),
         "segments_found": tally.found,
         "segments": tally.kept,
         "seconds_seen": round(sum(row["duration_s"] or 0.0 for row in files), 3),
@@ -190,6 +193,14 @@ def funnel_counts(
         "stages": tally.stages(rules, thresholds),
         "errors": dict(sorted(tally.errors.items())),
     }
+
+
+def not_whole_sentence(count: int) -> str:
+    """Say on the console that files differ in length from their headers."""
+    return (
+        f"{count} files hold less or more sound than their headers promise, or were cut off: files.jsonl says which, "
+        "under length"
+    )
 
 
 def part_ids(places: Sequence[Place], names: Mapping[int, str]) -> dict[Place, str]:

@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from audiollm.audio import AudioError, LevelMeter, probe
+from audiollm.audio.decoding import length_difference
 from audiollm.audio.samples import SILENCE_DBFS
 from audiollm.audio.streams import stream_mono
 from audiollm.codec import Codec, codec_digest, load_codec
@@ -66,6 +67,8 @@ class CodedAudio(BaseModel):
     path: str
     num_samples: int = Field(gt=0)
     """At the codec's rate."""
+    length: str | None = Field(None, exclude_if=lambda value: value is None)
+    """Sentence that names the difference where the file's header promises another duration than was decoded."""
     gain_db: float = Field(0.0, ge=-300, le=300, allow_inf_nan=False)
     """Gain applied before encoding; decoding undoes it."""
 
@@ -332,7 +335,13 @@ def _encode_part(
         codes_KT = torch.cat(list(codec.encode_stream(levelled())), dim=1)
     else:
         codes_KT = codec.encode(torch.cat(list(levelled()), dim=1))
-    about = CodedAudio(path=part.path, num_samples=meter.num_samples, gain_db=20 * math.log10(gain))
+    seconds = meter.num_samples / codec.sample_rate
+    about = CodedAudio(
+        path=part.path,
+        num_samples=meter.num_samples,
+        length=length_difference(part.path, part.path, part.start_s, part.end_s, seconds),
+        gain_db=20 * math.log10(gain),
+    )
     return stored_codes(codes_KT[: coding.num_codebooks], codec), about, meter
 
 

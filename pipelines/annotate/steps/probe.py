@@ -18,7 +18,7 @@ class Probe:
     name = "probe"
     level: ClassVar[Literal["recording"]] = "recording"
     needs: tuple[str, ...] = ()
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     resources = Resources()
 
     def __init__(self, config: ProbeConfig) -> None:
@@ -31,7 +31,7 @@ class Probe:
         """Nothing to load."""
 
     def process(self, item: Recording) -> Value:
-        """`duration_s` is null where the header does not say it.
+        """`duration_s` is null where neither the header nor the frames tell it; `header_s` is what the header promises.
 
         Raises:
             AudioError: no sound, or of no form that is known.
@@ -44,4 +44,6 @@ class Probe:
             "sample_rate": info.sample_rate,
             "num_channels": info.num_channels,
             "codec": info.codec,
+            "header_s": None if info.header_s is None else round(info.header_s, 6),
+            "damage": info.damage,
         }

@@ -51,7 +51,7 @@ class Segments:
     name = "segments"
     level: ClassVar[Literal["recording"]] = "recording"
     needs: tuple[str, ...] = ("voice_activity", "speakers")
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     resources = Resources()
 
     def __init__(self, config: SegmentsConfig) -> None:
@@ -70,8 +70,9 @@ class Segments:
         spans = [VoicedSpan(*span) for span in activity["spans"]]
         if item.given.text is not None:
             whole = _row(_trim(duration_s, spans), "speech", item.given.speaker, spans, 0.0)
-            if not spans:
-                whole["note"] = "no speech heard in it, kept whole"
+            notes = [activity["length"], None if spans else "no speech heard in it, kept whole"]
+            if any(notes):
+                whole["note"] = "; ".join(filter(None, notes))
             return {"segments": [whole]}
         turns = (item.values.get("speakers") or {}).get("turns")
         pieces = _by_turns(spans, turns) if turns else [_Piece(span, None, False) for span in spans]

@@ -54,7 +54,8 @@ class VoiceActivityStep:
         self._after_noise = self._network.state
 
     def process(self, item: Recording) -> Value:
-        """`{duration_s, spans: [[start_s, end_s], ...], probabilities}`, the last packed by `encode_probabilities`.
+        """`{duration_s, spans: [[start_s, end_s], ...], probabilities}`, the last packed by `encode_probabilities`; and
+        `length`, a sentence where the header promises another duration than what was decoded, else null.
 
         Raises:
             AudioError: the recording is damaged, here or further on.
@@ -67,7 +68,8 @@ class VoiceActivityStep:
             parts.append(self._network.probabilities(block_N))
         probabilities_F = np.concatenate(parts) if parts else np.zeros(0, np.float32)
         duration_s = num_samples / SAMPLE_RATE
-        told_s = item.values.get("probe", {}).get("duration_s")
+        header = item.values.get("probe", {})
+        told_s = header.get("duration_s")
         if told_s is not None and abs(told_s - duration_s) <= 1.0 / SAMPLE_RATE:
             duration_s = told_s  # the same, but for the rounding of another rate
         spans = speech_spans(
@@ -77,7 +79,26 @@ class VoiceActivityStep:
             "duration_s": round(duration_s, 6),
             "spans": [[round(span.start_s, 6), round(span.end_s, 6)] for span in spans],
             "probabilities": encode_probabilities(probabilities_F),
+            "length": _difference(header, duration_s),
         }
+
+
+def _difference(header: Value, decoded_s: float) -> str | None:
+    from audiollm.audio import AudioInfo
+
+    if not header:
+        return None
+    info = AudioInfo(
+        header["sample_rate"],
+        header["num_channels"],
+        num_samples=None,
+        duration_s=header["duration_s"],
+        format="",
+        codec=header["codec"],
+        header_s=header["header_s"],
+        damage=header["damage"],
+    )
+    return info.difference(decoded_s)
 
 
 def encode_probabilities(probabilities_F: NDArray[np.float32]) -> str:

@@ -25,7 +25,7 @@ class SourceProbe:
     name = "probe"
     level: ClassVar[Literal["file"]] = "file"
     needs: tuple[str, ...] = ()
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     shared: ClassVar[bool] = True
     resources = Resources()
 
@@ -41,7 +41,8 @@ class SourceProbe:
             import_module(name)
 
     def process(self, item: SoundFile) -> Value:
-        """`duration_s` is that of the sound that is there. No path is told: values are kept by content.
+        """`duration_s` is that of the sound that is there; `length`, a sentence where its header promises another.
+        No path is told: values are kept by content.
 
         Raises:
             AudioError: no sound, or of no form that is known.
@@ -52,8 +53,10 @@ class SourceProbe:
 
         info = probe(item.path)
         heard_s = sum(piece_1N.shape[1] for piece_1N in stream_mono(item.path, info.sample_rate))
+        duration_s = heard_s / info.sample_rate
         found: Value = {
-            "duration_s": round(heard_s / info.sample_rate, 6),
+            "duration_s": round(duration_s, 6),
+            "length": info.difference(duration_s),
             "sample_rate": info.sample_rate,
             "num_channels": info.num_channels,
             "codec": info.codec,

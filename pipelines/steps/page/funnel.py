@@ -33,6 +33,9 @@ class Files:
     failed: list[Row] = field(default_factory=list)
     filtered: list[Row] = field(default_factory=list)
     """Names and reasons, at most `FILES_SHOWN` of each."""
+    not_whole: list[Row] = field(default_factory=list)
+    """Files whose length differs from their headers, at most `FILES_SHOWN`."""
+    num_not_whole: int = 0
     aside: list[Row] = field(default_factory=list)
     aside_kinds: dict[str, int] = field(default_factory=dict)
 
@@ -41,6 +44,7 @@ class Files:
         """Rows of each list that are not shown."""
         listed = {"failed": self.failed, "filtered": self.filtered}
         more = {status: self.counts.get(status, 0) - len(rows) for status, rows in listed.items()}
+        more["not_whole"] = self.num_not_whole - len(self.not_whole)
         return more | {"aside": sum(self.aside_kinds.values()) - len(self.aside)}
 
 
@@ -51,12 +55,13 @@ def read_files(folder: Folder) -> Files:
         status = named(row.get("status")) if row.get("status") in _STATES else "unknown"
         files.counts[status] = files.counts.get(status, 0) + 1
         files.seconds += finite_number(row.get("duration_s")) or 0.0
+        if row.get("length"):
+            files.num_not_whole += 1
+            if len(files.not_whole) < FILES_SHOWN:
+                files.not_whole.append(_listed(row, "length"))
         rows = {"failed": files.failed, "filtered": files.filtered}.get(status)
         if rows is not None and len(rows) < FILES_SHOWN:
-            reason = said(without_home(str(row.get("reason") or "")), 300)
-            rows.append(
-                {"name": file_name(row), "reason": reason, "duration_s": finite_number(row.get("duration_s"))}
-            )
+            rows.append(_listed(row, "reason"))
     for row in folder.rows("set_aside.jsonl"):
         kind = named(row.get("kind") or "", 120)
         if kind in files.aside_kinds or len(files.aside_kinds) < FILES_SHOWN:
@@ -68,6 +73,12 @@ def read_files(folder: Folder) -> Files:
             }
             files.aside.append({**texts, "kind": kind})
     return files
+
+
+def _listed(row: Row, key: str) -> Row:
+    """A file of `files.jsonl` in a list of the page, with the text under `key` as its reason."""
+    reason = said(without_home(str(row.get(key) or "")), 300)
+    return {"name": file_name(row), "reason": reason, "duration_s": finite_number(row.get("duration_s"))}
 
 
 def read_counts(
@@ -154,6 +165,7 @@ def files_section(files: Files) -> Row:
         "counts": files.counts,
         "failed": files.failed,
         "filtered": files.filtered,
+        "not_whole": files.not_whole,
         "aside": files.aside,
         "aside_total": sum(files.aside_kinds.values()),
         "more": files.more,
