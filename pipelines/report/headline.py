@@ -51,6 +51,15 @@ def headline(material: Material, summary: Mapping[str, Any]) -> list[Row]:
     return [tile for tile in tiles if tile is not None]
 
 
+def warnings_of(material: Material) -> list[Row]:
+    """What stages warn of: models that are worse than their start, trainings that were stopped."""
+    return [
+        {"stage": name, "text": str(text)}
+        for name, result in material.results.items()
+        for text in (result.figures or {}).get("warnings") or ()
+    ]
+
+
 def _tile(value: str, title: str, note: str) -> Row:
     return {"value": value, "title": title, "note": note}
 

@@ -18,7 +18,7 @@ from audiollm.recipe.runner import Context
 from pipelines.report.answers import answers_section
 from pipelines.report.codec import TOKENIZER_STAGES, tokenizer_section
 from pipelines.report.figures import DYNAMIC_RANGE_DB
-from pipelines.report.headline import headline
+from pipelines.report.headline import headline, warnings_of
 from pipelines.report.material import Material, Row, without_home
 from pipelines.report.media import Gallery
 from pipelines.report.policies.history import KINDS as FRESH
@@ -136,6 +136,7 @@ def render_page(material: Material, summary: Row, sections: Mapping[str, Row], g
         about=_about(material),
         failed=summary["failed"],
         tiles=headline(material, summary),
+        warnings=warnings_of(material),
         titles={name: title for name, title in TITLES.items() if name in sections} | {"run": "Run"},
         num_silent=gallery.num_silent,
         dynamic_range=f"{DYNAMIC_RANGE_DB:g}",

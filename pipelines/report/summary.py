@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipelines.report.headline import warnings_of
 from pipelines.report.material import Material, plain, without_home
 
 SCORES = (
@@ -61,6 +62,7 @@ def summarize_run(
         "name": recipe.name,
         "size": recipe.size,
         "seed": recipe.seed,
+        "warnings": warnings_of(material),
         "failed": {"stage": failed.name, "message": without_home(failed.error)} if failed else None,
         "seconds": {**_rounded(seconds), "total": round(sum(seconds.values()), 1)},
         "memory_mb": _rounded(memory_mb),

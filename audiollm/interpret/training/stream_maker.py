@@ -34,6 +34,10 @@ class StreamMaker:
         """Sample and reward the rollouts of each stream."""
         return self._made(prompts, range(self._group_size), self._at(step, self._settings.temperature))
 
+    def sampled(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
+        """See `SamplesSteps.sampled`."""
+        return self(prompts, step)
+
     def greedy(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
         """Take the likeliest actions of each stream once, and reward them."""
         return self._made(prompts, [0], self._at(step, 0.0))

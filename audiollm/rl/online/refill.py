@@ -41,7 +41,10 @@ class SamplesSteps(Protocol):
     """Samples and rewards the answers of a step."""
 
     def __call__(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
-        """Sample and reward a group for each prompt."""
+        """Sample and reward a group for each prompt; a refill may put others in the place of some."""
+
+    def sampled(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
+        """Sample and reward a group for each prompt, and for no other."""
 
     def greedy(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
         """Answer each prompt once, greedily, and reward the answers."""
@@ -68,6 +71,10 @@ class RefillingMaker:
     ) -> None:
         self._maker, self._prompts, self._most = maker, prompts, most
         self._teaches, self._ranks = teaches, ranks
+
+    def sampled(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
+        """See `SamplesSteps.sampled`."""
+        return self._maker(prompts, step)
 
     def greedy(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
         """See `RolloutMaker.greedy`: nothing is refilled."""

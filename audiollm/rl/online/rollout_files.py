@@ -16,6 +16,7 @@ from torch import Tensor
 from audiollm.files.atomic import atomic_path, write_jsonl
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.recipe.ranks import Ranks
+from audiollm.rl.online.held_out_progress import StartMeasure
 from audiollm.rl.online.rollout_step import RolloutStep
 from audiollm.rl.preference.eval_answers import AnswersFile
 
@@ -78,11 +79,29 @@ class GreedyAnswerFiles:
 
     def __init__(self, folder: Path, ranks: Ranks) -> None:
         self._file, self._folder, self._ranks = AnswersFile(folder), folder / "answers", ranks
+        self._stage_folder = folder
 
     @property
     def has_begun(self) -> bool:
         """Whether the model that the training begins from has answered. Called on every rank."""
         return bool(self._ranks.of_first(bool(self._ranks.first and self._file.before(1))))
+
+    @property
+    def start(self) -> StartMeasure | None:
+        """The measure of the start, where it has been written. Called on every rank."""
+        start: StartMeasure | None = self._ranks.of_first(
+            StartMeasure.read(self._stage_folder) if self._ranks.first else None
+        )
+        return start
+
+    def write_start(self, start: StartMeasure) -> None:
+        """Write the measure of the start, `start.json`. Called on every rank."""
+        if self._ranks.first:
+            start.write(self._stage_folder)
+
+    def rows_until(self, step: int) -> list[dict[str, Any]]:
+        """Return the rows of the evaluations up to a step; other ranks than the first have none."""
+        return self._file.before(step + 1) if self._ranks.first else []
 
     def write(self, step: int, made: RolloutStep) -> None:
         """Write a row for each answer, behind those of earlier evaluations. Called on every rank."""

@@ -134,6 +134,10 @@ class RolloutMaker:
         made = RolloutStep(groups, scores, baseline, [*bad, *missing_rewards(scores)], seconds)
         return made if self._steps is None else replace(made, steps=self._steps(made.rollouts, scores))
 
+    def sampled(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
+        """See `SamplesSteps.sampled`."""
+        return self(prompts, step)
+
     def start(self, prompts: Sequence[Prompt], step: int) -> None:
         """Ask an engine that works beside this process for the answers of a step; `__call__` takes them."""
         assert isinstance(self._engine, ProcessRollouts)

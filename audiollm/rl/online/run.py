@@ -21,6 +21,7 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.rl.lagged.ahead import SamplesAhead
 from audiollm.rl.lagged.refresh import ReferenceRefresh
+from audiollm.rl.online.held_out_progress import outcome_of
 from audiollm.rl.online.prompts import PromptMaker
 from audiollm.rl.online.refill import SamplesSteps, maker_of
 from audiollm.rl.online.rollout_files import GreedyAnswerFiles, RolloutFiles
@@ -125,6 +126,12 @@ def _train(
             policy.share_frozen()
     if not prompts.trained:
         raise StageError("no record of the train split can be asked", "see set_aside.jsonl", 2)
+    if config.keep_best and not prompts.held_out:
+        raise StageError(
+            "keep_best is set, and no prompt is held out that could tell the best weights",
+            "hold samples out (metadata `split: test`; `audiollm convert --held-out 0.1`), or set keep_best: false",
+            2,
+        )
     ptx = supervised_maker(
         config.ptx,
         policy,
@@ -165,6 +172,8 @@ def _train(
     loop = config.loop_config(
         config.steps_for(prompts.trained / required(config.batch_size)),
         evaluations=config.evaluations,
+        best="reward" if config.keep_best else "",
+        best_is="higher",
         log_every=1,
         rules=(*config.rules, *rules),
     )
@@ -177,13 +186,17 @@ def _train(
             config, policy, prompts, early, files, controller, set_aside, ranks, weights, own, ptx, answers,
             refresh, ahead, maker, reference, of_audio,
         )  # fmt: skip
-        task.begin()
+        task.begin(context.say)
         figures = train(task, loop, context.folder, context, task.device)
+        changes = task.changes(figures["steps"])
     if ranks.first:
         _save(config, context.folder)
     ranks.barrier()
+    outcome = outcome_of(changes, figures.get("best_step"), figures.get("stopped"))
+    for warning in outcome.get("warnings", ()):
+        context.say(warning)
     counts = {"prompts": prompts.trained, "held_out_prompts": prompts.held_out}
-    return {**figures, **counts, "set_aside": len(set_aside.rows)}
+    return {**figures, **outcome, **counts, "set_aside": len(set_aside.rows)}
 
 
 def _engine(

@@ -206,6 +206,11 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     """Evaluations on the held-out samples (metadata `split: test`), evenly over the steps."""
     eval_prompts: int = Field(64, ge=1)
     """Held-out prompts that are answered at each evaluation, greedily."""
+    keep_best: bool = Field(False, exclude_if=lambda value: not value)
+    """End with the weights of the best held-out reward, the start's included, and not of the last step."""
+    patience: int = Field(3, ge=0, exclude_if=lambda value: value == 3)
+    """Evaluations in a row below the start's held-out reward, or without its format, that end the training; 0: none do.
+    Without `keep_best` that is an error."""
     ema_decay: float = Field(0.0, ge=0, lt=1)
     """Decay of the averaged weights that the run ends with; 0: no averaging."""
     weight_decay: float = Field(0.0, ge=0)

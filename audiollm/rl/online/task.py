@@ -27,6 +27,13 @@ from audiollm.rl.lagged.refresh import ReferenceRefresh
 from audiollm.rl.objectives.answers import AnswerLogprobs
 from audiollm.rl.online.entropies import mean_entropy, step_threshold
 from audiollm.rl.online.fresh_losses import PackLogprobs, StepLoss, fresh_loss
+from audiollm.rl.online.held_out_progress import (
+    EntropyBounds,
+    HeldOutChange,
+    StartMeasure,
+    changes_since_start,
+    collapse,
+)
 from audiollm.rl.online.prompts import PromptMaker
 from audiollm.rl.online.refill import SamplesSteps
 from audiollm.rl.online.rollout_files import GreedyAnswerFiles, RolloutFiles
@@ -60,6 +67,10 @@ from audiollm.rl.rollouts.weights import SampledWeights
 from audiollm.train.loop.task import PHASE_PREFIX, Update
 
 
+MAX_START_PROMPTS = 16
+"""Prompts whose sampled answers tell whether the start is fit to begin, at most."""
+
+
 class PackedStep(NamedTuple):
     """This rank's answers of a step, and the packs that they are trained in."""
 
@@ -80,7 +91,8 @@ class PolicyTask:
         weights: those that `maker` samples from; None: those of the policy itself.
         critic: trained beside the policy, in one root with it; None: the policy alone is trained.
         ptx: the supervised samples of each step; None: there are none.
-        answers: where the answers to held-out prompts are written at every evaluation; None: nowhere.
+        answers: where the answers to held-out prompts are written at every evaluation, which tells how the training
+            goes; None: nowhere.
         refresh: refreshes the reference; None: it stays as it is.
         ahead: keeps the weights that `maker` samples from, and has it sample the next step; None: `maker` samples from
             the weights of now.
@@ -122,6 +134,9 @@ class PolicyTask:
         self._make_advantages = AdvantageMaker(config, ranks, self._kl_weight)
         self._loss = fresh_loss(config, ranks)
         self._skips = SkippedSteps(config.max_skipped_steps)
+        self._entropy = EntropyBounds()
+        self._start: StartMeasure | None = None
+        self._start_figures: Mapping[str, float] | None = None
         self._failed_reward: BadSample | None = None
         self.device = next(policy.root.parameters()).device
 
@@ -130,6 +145,7 @@ class PolicyTask:
             "policy": self._trained,
             "controller": self._controller,
             "skips": self._skips,
+            "entropy": self._entropy,
         }
         if self._audio_controller is not None:
             own["audio_controller"] = self._audio_controller
@@ -190,6 +206,7 @@ class PolicyTask:
         loss = self._loss.of_step([fresh_answers(each) for each in scored], counts)
         figures |= {**self._figures_of(made.sampled), **made.figures, "skipped": float(not loss.is_trained)}
         figures["entropy"] = mean_entropy(self._entropies(scored), self._ranks)
+        self._entropy.add(figures["entropy"])
         spent = {**made.seconds, "score": time.monotonic() - began}
         figures |= {f"{PHASE_PREFIX}{name}": seconds for name, seconds in spent.items()}
         figures["tokens"] = float(sum(len(each.answer_T) for each in scored) * (1 + self._config.updates))
@@ -216,17 +233,47 @@ class PolicyTask:
             if not number and self._kl is not None and "kl" in found:
                 self._update_controllers(found, int(self._total(len(made.rollouts))))
 
-    def begin(self) -> None:
-        """Answer the held-out prompts with the model that the training begins from, as step 0.
+    def begin(self, say: Callable[[str], None] = lambda text: None) -> None:
+        """Answer the held-out prompts with the model that the training begins from, as step 0, and measure its rewards.
 
         A resumed run has done so. Called on every rank, before the loop.
+
+        Args:
+            say: told of the start's rewards, and whether the policy is fit to begin.
         """
-        if self._answers is not None and not self._answers.has_begun:
-            self.evaluate(0)
+        if self._answers is None:
+            return
+        if not self._answers.has_begun:
+            self._start_figures = self.evaluate(0)
+        self._start = self._answers.start
+        if self._start is None:
+            self._start = self._measured_start()
+            self._answers.write_start(self._start)
+            say(self._start.text())
+            if fault := self._start.fault(self._learns_from_differences):
+                say(fault)
+
+    @torch.no_grad()
+    def _measured_start(self) -> StartMeasure:
+        """Rewards of greedy and of sampled answers; without held-out prompts, to those of the first step."""
+        prompts, _ = self._prompts.held_out_prompts(min(MAX_START_PROMPTS, self._config.eval_prompts))
+        is_held_out = self._prompts.held_out > 0
+        if not is_held_out:
+            prompts, _ = self._prompts(0)
+        self._fill()
+        sampled = self._greedy.sampled(prompts, 0)
+        greedy = self._start_figures
+        if greedy is None or not is_held_out:
+            greedy = self._means(self._rows_of(self._greedy.greedy(prompts, 0)))
+        figures = self._figures_of(sampled)
+        flat = figures.pop("groups_without_variance")
+        return StartMeasure(dict(greedy), figures, flat, int(self._total(len(prompts))), is_held_out)
 
     @torch.no_grad()
     def evaluate(self, step: int) -> Mapping[str, float]:
         """Mean rewards of greedy answers to the held-out prompts, and their length."""
+        if not step and self._start_figures is not None:
+            return self._start_figures
         prompts, bad = self._prompts.held_out_prompts(self._config.eval_prompts)
         self._fill()
         made = self._greedy.greedy(prompts, step)
@@ -235,9 +282,20 @@ class PolicyTask:
             self._answers.write(step, made)
         return self._means(self._rows_of(made))
 
+    def stop_reason(self, step: int) -> str | None:
+        """See `StopsEarly`: the policy has collapsed."""
+        return collapse(self.changes(step), self._config.patience, self._entropy)
+
+    def changes(self, step: int) -> list[HeldOutChange]:
+        """Return the changes of the held-out rewards since the start, up to a step. Called on every rank."""
+        if self._answers is None:
+            return []
+        rows: list[dict[str, Any]] = self._ranks.of_first(self._answers.rows_until(step))
+        return changes_since_start(rows)
+
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
         """Tell of rewards that fail, steps that teach nothing, and answers sampled from another distribution."""
-        found = {}
+        found = dict(self._progress_alarms(figures, step))
         failed = self._failed_reward
         if failed is not None:
             found["failed reward"] = (
@@ -263,6 +321,31 @@ class PolicyTask:
         if figures.get("truncated", 0.0) > 0.5:
             found["truncated"] = "more than half of the answers are cut by a limit: raise max_answer_tokens"
         return found
+
+    def _progress_alarms(self, figures: Mapping[str, float], step: int) -> Iterator[tuple[str, str]]:
+        """Alarms of a start that is not fit, and of a policy that becomes worse than its start."""
+        if self._start is not None and (fault := self._start.fault(self._learns_from_differences)):
+            yield "unfit start", fault
+        if bound := self._entropy.alarm():
+            yield "entropy", bound
+        if "evaluation/reward" not in figures or self._answers is None:
+            return
+        changes = changes_since_start(self._answers.rows_until(step))
+        if not changes:
+            return
+        last = changes[-1]
+        if last.is_clearly_below:
+            yield (
+                "worse than the start",
+                f"the held-out reward is {last.after:.3f}, {last.before:.3f} at the start: lower the learning rate, "
+                "raise kl, or train the start for more steps",
+            )
+        if last.lost_format:
+            yield (
+                "format lost",
+                f"{last.format_after:.0%} of the held-out answers are well formed, {last.format_before:.0%} at the "
+                "start: lower the learning rate, raise kl, or give format more weight",
+            )
 
     @property
     def _learns_from_differences(self) -> bool:

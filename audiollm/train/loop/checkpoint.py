@@ -201,15 +201,18 @@ class Best:
 
     def settle(self) -> None:
         """Prepare for a resumed run: check what is kept, and remove what a kill left beside it."""
-        self.figures()
+        self.state()
         if self.ranks.first:
             for path in _generations(self.folder)[1:]:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def figures(self) -> dict[str, float] | None:
-        """Those of the weights that are kept, if any are. Raises: StageError: they are damaged."""
-        state = read_state(self.folder, self.ranks)
-        return None if state is None else dict(state["figures"])
+    def state(self) -> dict[str, Any] | None:
+        """`step`, `value` and `figures` of the weights that are kept, if any are.
+
+        Raises:
+            StageError: they are damaged.
+        """
+        return read_state(self.folder, self.ranks)
 
 
 def trained_weights(folder: Path, module: str) -> dict[str, Tensor]:

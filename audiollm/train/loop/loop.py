@@ -35,6 +35,7 @@ from audiollm.train.loop.task import (
     PHASE_PREFIX,
     Figures,
     ReadsWeights,
+    StopsEarly,
     Task,
     Update,
     check_groups,
@@ -44,6 +45,8 @@ from audiollm.train.options import LoopConfig
 from audiollm.train.parallel.deepspeed_internals import num_elements
 from audiollm.train.parallel.strategy import Optimizers, choose_strategy
 
+STOPPED = "stopped"
+"""Kind of the alarm of a training that its task ended before the last step."""
 REMEDY = "raise rollbacks to go on from the last checkpoint, or lower the learning rate to begin again"
 
 __all__ = ["Figures", "LoopConfig", "Task", "Update", "step_generator", "train"]
@@ -58,8 +61,10 @@ def train(
     modules end in parts too: `checkpoint.trained_weights` reads them as a whole.
 
     Returns:
-        figures: `steps`, `parameters` and `cpu_seconds`, the CPU time of the training steps (evaluation and
+        figures: `steps` (those done), `parameters` and `cpu_seconds`, the CPU time of the training steps (evaluation and
             checkpoints not counted; over all attempts, without what a kill undid); `tokens` where the task tells;
+            `best_step` where the best weights are kept: the step that they are of, 0 for those that the run began from;
+            `stopped` where the task ended the run before its last step: the reason;
             and what the task's `evaluate` gave for the weights that the run ends with, by the same names.
 
     Raises:
@@ -73,11 +78,17 @@ def train(
     run.restore()
     started, first = time.monotonic(), run.step
     run.go()
-    seconds = (time.monotonic() - started - run.speed.paused_seconds) / max(1, run.steps - first)
+    seconds = (time.monotonic() - started - run.speed.paused_seconds) / max(1, run.step - first)
     parameters = run.finish()
-    context.say(f"{parameters / 1e6:.1f} M parameters, {run.steps} steps, {seconds * 1000:.0f} ms a step")
-    figures = {"steps": run.steps, "parameters": parameters, "cpu_seconds": round(run.cpu_seconds, 3)}
-    return {**run.evaluated, **figures, **({"tokens": int(run.tokens)} if run.tokens else {})}
+    context.say(f"{parameters / 1e6:.1f} M parameters, {run.step} steps, {seconds * 1000:.0f} ms a step")
+    figures: dict[str, Any] = {"steps": run.step, "parameters": parameters, "cpu_seconds": round(run.cpu_seconds, 3)}
+    if run.tokens:
+        figures["tokens"] = int(run.tokens)
+    if run.best_step is not None:
+        figures["best_step"] = run.best_step
+    if run.stopped is not None:
+        figures["stopped"] = run.stopped
+    return {**run.evaluated, **figures}
 
 
 class _Run:
@@ -116,6 +127,10 @@ class _Run:
         self.guard = Guard(config.spike_deviations, self.ranks)
         self.left_out = LeftOut(folder / "left_out.jsonl")
         self.monitor: Monitor | None = None
+        self.best_step: int | None = None
+        """Step of the weights that the run ends with, where the best are kept."""
+        self.stopped: str | None = None
+        """Why the task ended the training before its last step."""
         self.connected: set[str] = set()
         """Optimizers all of whose parameters have been seen to get gradients."""
 
@@ -135,8 +150,8 @@ class _Run:
             self.context.say(f"resuming at step {self.step} of {self.steps}")
             if self.best:
                 self.best.settle()
-        elif self.best:
-            self.best.check(self._figures_of_evaluation())  # hours later would be late
+        elif self.best:  # the weights that the run begins from may stay the best
+            self.best.keep(self._figures_of_evaluation(), 0, self._readers_of(self._tensors()))
         if not found and config.rollbacks:
             self._save()  # what the first rollback goes back to
         self._open_monitor()
@@ -144,8 +159,9 @@ class _Run:
     def go(self) -> None:
         """Train to the end."""
         self.speed, self.last_saved = Speed(self.device, self.ranks.world), time.monotonic()
+        self._check_stop()  # a resumed run may have stopped before
         with self.context.progress("training", self.steps) as bar:
-            while self.step < self.steps:
+            while self.step < self.steps and self.stopped is None:
                 bar.update(bar.task_ids[0], completed=self.step)
                 bad = self._train_step()
                 last = self.step == self.steps
@@ -162,7 +178,8 @@ class _Run:
                         continue
                     if evaluate:
                         self._evaluate()
-                    if save:
+                        self._check_stop()
+                    if save or self.stopped is not None:
                         self._save()
             bar.update(bar.task_ids[0], completed=self.step)
 
@@ -170,9 +187,9 @@ class _Run:
         """Put the weights that the run ends with into the modules; returns how many parameters there are."""
         if self.monitor:
             self.monitor.close()
-        figures = self.best.figures() if self.best else None
-        if self.best and figures is not None:
-            self.evaluated = figures
+        state = self.best.state() if self.best else None
+        if self.best and state is not None:
+            self.evaluated, self.best_step = dict(state["figures"]), int(state["step"])
             load_part(self.best.folder, "modules", self._tensors(), self.strategy.write)
             announce_weights(self.modules.values())
         else:
@@ -287,6 +304,27 @@ class _Run:
             raise ValueError(f"an update says it has {update.losses} losses and gives more")
         assert total is not None
         return total
+
+    def _check_stop(self) -> None:
+        """Ask a task that can end the training whether this is the end.
+
+        Raises:
+            StageError: it is, and no better weights are kept that the run could end with.
+        """
+        if not isinstance(self.task, StopsEarly) or not self.step or self.step == self.steps:
+            return
+        reason = self.task.stop_reason(self.step)
+        if reason is None:
+            return
+        self.stopped = reason
+        text = f"{reason}; stopped at step {self.step} of {self.steps}"
+        is_new = self.monitor is not None and self.monitor.alarm(self.step - 1, STOPPED, text)
+        if self.best is None:
+            raise StageError(
+                text, "lower the learning rate, or train the start longer; keep_best: true ends with its best weights"
+            )
+        if is_new:
+            self.context.say(f"alarm at step {self.step}, {STOPPED}: {text}")
 
     def _log(self) -> None:
         """The figures of the last step: losses summed over ranks, others averaged; and how fast it goes."""

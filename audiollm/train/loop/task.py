@@ -99,6 +99,18 @@ class ReadsWeights(Protocol):
         """Take `Strategy.read`, which gathers a parameter or buffer when all ranks call it; called after `adopt`."""
 
 
+@runtime_checkable
+class StopsEarly(Protocol):
+    """A task that can end a training before its last step."""
+
+    def stop_reason(self, step: int) -> str | None:
+        """Return why the training ends after the evaluation at `step`, or None where it goes on.
+
+        Called on every rank after each evaluation and when a run resumes; every rank must return the same, and a
+        resumed run the same as the run that was killed.
+        """
+
+
 def step_generator(seed: int, step: int, purpose: str = "", rank: int = 0) -> torch.Generator:
     """A generator that depends on (seed, purpose, step, rank) alone."""
     text = f"{seed}/{purpose}/{step}" + (f"/{rank}" if rank else "")
