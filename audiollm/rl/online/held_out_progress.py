@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -207,9 +207,11 @@ def outcome_of(
     change = changes[-1] if changes else None
     if best_step is not None:
         change = next((change for change in changes if change.step == best_step), None)
+    if best_step == 0 and changes:
+        change = replace(changes[0], step=0, after=changes[0].before, error=0.0)
     if best_step == 0:
         warnings.append("no evaluation beat the start: the model handed over is the one that the training began from")
-    elif change is not None and change.mean < 0:
+    elif change is not None and change.mean < 0:  # also within the noise: it is no better
         warnings.append(
             f"the model handed over is worse than its start: held-out reward {change.after:.3f}, {change.before:.3f} "
             "at the start; keep_best: true hands over the best instead"

@@ -191,10 +191,14 @@ def test_a_loss_in_parts_is_the_loss(tmp_path: Path) -> None:
             run_seeded(tmp_path / f"told{told}", Parts(4, told))
 
 
-def run_seeded(folder: Path, task: Parts, **changes: object) -> dict[str, Tensor]:
+def begin_seeded(task: Parts) -> None:
     torch.manual_seed(5)
     for parameter in task.model.parameters():
         nn.init.normal_(parameter, std=0.1)
+
+
+def run_seeded(folder: Path, task: Parts, **changes: object) -> dict[str, Tensor]:
+    begin_seeded(task)
     return run(folder, task, **changes)
 
 
@@ -213,11 +217,14 @@ def test_the_best_weights_end_the_run(tmp_path: Path) -> None:
     for best_is, pick in (("lower", min), ("higher", max)):
         folder = tmp_path / best_is
         task = Parts(1)
-        run_seeded(folder, task, best="ones", best_is=best_is, evaluate_every=5)
+        begin_seeded(task)
+        start = task.evaluate(0)["ones"]
+        run(folder, task, best="ones", best_is=best_is, evaluate_every=5)
         rows = [row for row in read_jsonl(folder / "metrics.jsonl") if "evaluation/ones" in row]
-        best = pick(rows, key=lambda row: row["evaluation/ones"])
+        values = {0: start, **{row["step"] + 1: row["evaluation/ones"] for row in rows}}
         state = read_json(folder / "best" / "state.json")
-        assert state["step"] - 1 == best["step"] and state["figures"] == {"ones": state["value"]}
+        assert state["step"] == pick(values, key=lambda step: values[step])
+        assert state["figures"] == {"ones": state["value"]}
         assert task.evaluate(0)["ones"] == pytest.approx(state["value"], abs=1e-12)
     unborn = Parts(1)
     unborn.kill_at = 0
@@ -226,6 +233,32 @@ def test_the_best_weights_end_the_run(tmp_path: Path) -> None:
     assert caught.value.exit_code == 2
     with pytest.raises(ValueError, match="evaluate_every and evaluations are 0"):
         config(best="ones", evaluate_every=0)
+
+
+class Stops(Parts):
+    """Asks for the end at the evaluation of a step."""
+
+    def __init__(self, stop_at: int) -> None:
+        super().__init__(1)
+        self.stop_at = stop_at
+
+    def stop_reason(self, step: int) -> str | None:
+        return "enough" if step >= self.stop_at else None
+
+
+def test_a_task_can_end_the_run_with_its_best_weights(tmp_path: Path) -> None:
+    """The run ends after the evaluation, saves, and says why; run again, it comes to the same end at once."""
+    for attempt in range(2):
+        task = Stops(10)
+        begin_seeded(task)
+        settings = config(best="ones", best_is="higher", evaluate_every=5)
+        figures = train(task, settings, tmp_path / "stops", context_of(tmp_path / "stops"), CPU)
+        assert figures["steps"] == 10 and figures["stopped"] == "enough" and figures["best_step"] in (0, 5, 10)
+        assert read_json(tmp_path / "stops" / "checkpoint" / "state.json")["step"] == 10, attempt
+    (alarm,) = read_jsonl(tmp_path / "stops" / "alarms.jsonl")
+    assert alarm["kind"] == "stopped" and alarm["text"] == "enough; stopped at step 10 of 40"
+    with pytest.raises(StageError, match=r"enough; stopped at step 10 of 40\n.*keep_best"):
+        run(tmp_path / "without", Stops(10), evaluate_every=5)
 
 
 def test_fp16_scales_its_losses_and_lets_overflows_pass(tmp_path: Path) -> None:

@@ -34,6 +34,11 @@ def brevity(batch: RewardBatch) -> list[float | None]:
     return [-float(answer.num_tokens) for answer in batch]
 
 
+def brevity_where_trained(batch: RewardBatch) -> list[float | None]:
+    """The shorter the better for training prompts, the longer the better for held-out ones."""
+    return [float(answer.num_tokens) * (1 if answer.sample.is_held_out else -1) for answer in batch]
+
+
 def evenness(batch: RewardBatch) -> list[float | None]:
     """Of the characters' numbers; says nothing that could be learned."""
     return [float(sum(map(ord, answer.text)) % 7) for answer in batch]
