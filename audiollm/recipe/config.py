@@ -21,6 +21,8 @@ Targets = dict[str, tuple[dict[str, Any], KeyPath]]
 """Names that an override may begin with: the settings that it changes, and their place in the document."""
 
 REQUIRED = "???"
+BUDGETS = ("steps", "passes", "minutes", "cpu_minutes")
+"""Settings of a training stage of which one may be given: on the command line, it takes the place of the recipe's."""
 _REFERENCE = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
 
 
@@ -30,6 +32,8 @@ class Document:
 
     data: dict[str, Any]
     origins: dict[KeyPath, str] = field(default_factory=dict)
+    replaced: list[Any] = field(default_factory=list)
+    """Values that the command line took out; what they refer to counts as used."""
 
     def where(self, path: KeyPath) -> str:
         """The origin of the longest known prefix of `path`."""
@@ -75,6 +79,10 @@ def resolve(document: Document, used: set[str]) -> Document:
         used: receives the top-level keys that were referred to.
     """
     resolved = Document(dict(document.data), document.origins)
+    for value in document.replaced:
+        reference = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+        if reference is not None and reference.group(1) is not None:
+            used.add(reference.group(1))
     for key, value in document.data.items():
         if key == "stages":
             continue
@@ -278,6 +286,15 @@ def _write_override(document: Document, parts: list[str], value: Any, targets: T
         container, path = inner, (*path, part)
     container[rest[-1]] = value
     document.origins[(*path, rest[-1])] = where
+    if path and rest[-1] in BUDGETS and value is not None:
+        _drop_budgets(document, container, path, rest[-1])
+
+
+def _drop_budgets(document: Document, container: dict[str, Any], path: KeyPath, given: str) -> None:
+    """Take the recipe's own budget out of a stage whose command line gives one of another kind."""
+    for budget in BUDGETS:
+        if budget != given and document.origins.get((*path, budget)) != "command line":
+            document.replaced.append(container.pop(budget, None))
 
 
 # -------------------------------------------------------------------------------------------- resolving

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from audiollm.recipe.config import BUDGETS
 from audiollm.recipe.stages import Size, StageConfig
 from audiollm.train.options import (
     LoopConfig,
@@ -62,8 +63,7 @@ class TrainingConfig(RunSettings, StepSettings, TimeBudget, StepBudget):
         Raises:
             ValueError: more than one budget.
         """
-        budgets = ("steps", "passes", "minutes", "cpu_minutes")
-        given = [name for name in budgets if getattr(self, name) is not None]
+        given = [name for name in BUDGETS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"give one budget, not {' and '.join(given)}")
         if not given:

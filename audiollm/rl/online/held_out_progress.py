@@ -210,7 +210,9 @@ def outcome_of(
     if best_step == 0 and changes:
         change = replace(changes[0], step=0, after=changes[0].before, error=0.0)
     if best_step == 0:
-        warnings.append("no evaluation beat the start: the model handed over is the one that the training began from")
+        warnings.append(
+            "no evaluation beat the start: the model handed over is the one that the training began from"
+        )
     elif change is not None and change.mean < 0:  # also within the noise: it is no better
         warnings.append(
             f"the model handed over is worse than its start: held-out reward {change.after:.3f}, {change.before:.3f} "
@@ -266,7 +268,9 @@ class EntropyBounds(nn.Module):
         values = f"{last:.3g} nats a token, {first:.3g} at the first step"
         if bound == "floor":
             return f"entropy at its floor ({values}): all answers to a prompt become the same; raise entropy_weight or kl"
-        return f"entropy at its ceiling ({values}): answers become random; lower the learning rate, or raise kl"
+        return (
+            f"entropy at its ceiling ({values}): answers become random; lower the learning rate, or raise kl"
+        )
 
 
 def _number(means: Mapping[str, float], name: str) -> str:

@@ -81,7 +81,11 @@ def train(
     seconds = (time.monotonic() - started - run.speed.paused_seconds) / max(1, run.step - first)
     parameters = run.finish()
     context.say(f"{parameters / 1e6:.1f} M parameters, {run.step} steps, {seconds * 1000:.0f} ms a step")
-    figures: dict[str, Any] = {"steps": run.step, "parameters": parameters, "cpu_seconds": round(run.cpu_seconds, 3)}
+    figures: dict[str, Any] = {
+        "steps": run.step,
+        "parameters": parameters,
+        "cpu_seconds": round(run.cpu_seconds, 3),
+    }
     if run.tokens:
         figures["tokens"] = int(run.tokens)
     if run.best_step is not None:
@@ -321,7 +325,8 @@ class _Run:
         is_new = self.monitor is not None and self.monitor.alarm(self.step - 1, STOPPED, text)
         if self.best is None:
             raise StageError(
-                text, "lower the learning rate, or train the start longer; keep_best: true ends with its best weights"
+                text,
+                "lower the learning rate, or train the start longer; keep_best: true ends with its best weights",
             )
         if is_new:
             self.context.say(f"alarm at step {self.step}, {STOPPED}: {text}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from audiollm.errors import ConfigError
+from audiollm.recipe.config import BUDGETS
 from audiollm.recipe.stages import Recipe, load_recipe
 
 GOOD = """\
@@ -43,6 +45,32 @@ def test_references_overrides_and_names(tmp_path: Path) -> None:
     assert settings(recipe, "compose")["split"] == "file"
     assert settings(recipe, "compose")["segments"] == str(tmp_path / "demo" / "annotate" / "segments.jsonl")
     assert recipe.stages[2].upstream == ("annotate",)
+
+
+def test_a_budget_on_the_command_line_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
+    recipe = """\
+name: budgets
+size: tiny
+seed: 0
+steps: 20
+any: ???
+stages:
+  - train: {shards: "${any}", steps: "${steps}"}
+"""
+    (tmp_path / "any.jsonl").touch()
+
+    def budgets(*overrides: str) -> dict[str, Any]:
+        config = (
+            load_recipe(write(tmp_path, recipe), [f"any={tmp_path / 'any.jsonl'}", *overrides], runs=tmp_path)
+            .stages[0]
+            .config
+        )
+        return {name: getattr(config, name) for name in BUDGETS if getattr(config, name) is not None}
+
+    assert budgets() == {"steps": 20} and budgets("steps=30") == {"steps": 30}
+    assert budgets("train.minutes=2") == {"minutes": 2} and budgets("train.passes=3") == {"passes": 3}
+    with pytest.raises(ConfigError, match="give one budget, not minutes and cpu_minutes"):
+        budgets("train.minutes=2", "train.cpu_minutes=3")
 
 
 def test_base_is_merged_by_stage_name(tmp_path: Path) -> None:

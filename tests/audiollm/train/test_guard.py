@@ -253,7 +253,9 @@ def test_a_task_can_end_the_run_with_its_best_weights(tmp_path: Path) -> None:
         begin_seeded(task)
         settings = config(best="ones", best_is="higher", evaluate_every=5)
         figures = train(task, settings, tmp_path / "stops", context_of(tmp_path / "stops"), CPU)
-        assert figures["steps"] == 10 and figures["stopped"] == "enough" and figures["best_step"] in (0, 5, 10)
+        assert (
+            figures["steps"] == 10 and figures["stopped"] == "enough" and figures["best_step"] in (0, 5, 10)
+        )
         assert read_json(tmp_path / "stops" / "checkpoint" / "state.json")["step"] == 10, attempt
     (alarm,) = read_jsonl(tmp_path / "stops" / "alarms.jsonl")
     assert alarm["kind"] == "stopped" and alarm["text"] == "enough; stopped at step 10 of 40"

@@ -55,7 +55,10 @@ def test_a_policy_has_collapsed_after_so_many_evaluations_in_a_row() -> None:
     assert verdict(low) is None and verdict(low, high, low) is None
     assert verdict(low, high, low, low, patience=0) is None
     reason = verdict(high, low, low)
-    assert reason is not None and "below the start's at 2 evaluations in a row (0.975 at the start, 0.025 now)" in reason
+    assert (
+        reason is not None
+        and "below the start's at 2 evaluations in a row (0.975 at the start, 0.025 now)" in reason
+    )
     lost = [*start, *rows(10, high, 0.4), *rows(20, high, 0.1)]
     reason = collapse(changes_since_start(lost), 2, CALM)
     assert reason is not None and "the format is lost" in reason and "100% at the start, 10% now" in reason
@@ -95,9 +98,16 @@ def test_the_outcome_says_first_that_a_model_is_worse() -> None:
     changes = changes_since_start([*rows(0, [1.0, 1.0]), *rows(5, [2.0, 1.5]), *rows(10, [0.0, 0.5])])
     (warning,) = outcome_of(changes, None, None)["warnings"]
     assert "worse than its start: held-out reward 0.250, 1.000 at the start" in warning
-    assert outcome_of(changes, 5, None) == {"start_reward": 1.0, "reward_change": 0.75, "reward_change_error": 0.25}
+    assert outcome_of(changes, 5, None) == {
+        "start_reward": 1.0,
+        "reward_change": 0.75,
+        "reward_change_error": 0.25,
+    }
     figures = outcome_of(changes, 0, "it collapsed")
-    assert figures["warnings"][0].endswith("it collapsed") and "the training began from" in figures["warnings"][1]
+    assert (
+        figures["warnings"][0].endswith("it collapsed")
+        and "the training began from" in figures["warnings"][1]
+    )
 
 
 @pytest.fixture
