@@ -16,7 +16,7 @@ from torch import Tensor
 from audiollm.files.atomic import atomic_path, write_jsonl
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.recipe.ranks import Ranks
-from audiollm.rl.online.held_out_progress import StartMeasure
+from audiollm.rl.online.progress.held_out import StartMeasure
 from audiollm.rl.online.rollout_step import RolloutStep
 from audiollm.rl.preference.eval_answers import AnswersFile
 

@@ -21,7 +21,7 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.rl.lagged.ahead import SamplesAhead
 from audiollm.rl.lagged.refresh import ReferenceRefresh
-from audiollm.rl.online.held_out_progress import outcome_of
+from audiollm.rl.online.progress.held_out import outcome_of
 from audiollm.rl.online.prompts import PromptMaker
 from audiollm.rl.online.refill import SamplesSteps, maker_of
 from audiollm.rl.online.rollout_files import GreedyAnswerFiles, RolloutFiles

@@ -27,13 +27,14 @@ from audiollm.rl.lagged.refresh import ReferenceRefresh
 from audiollm.rl.objectives.answers import AnswerLogprobs
 from audiollm.rl.online.entropies import mean_entropy, step_threshold
 from audiollm.rl.online.fresh_losses import PackLogprobs, StepLoss, fresh_loss
-from audiollm.rl.online.held_out_progress import (
-    EntropyBounds,
+from audiollm.rl.online.progress.entropy_bounds import EntropyBounds
+from audiollm.rl.online.progress.held_out import (
     HeldOutChange,
     StartMeasure,
     changes_since_start,
     collapse,
 )
+from audiollm.rl.online.progress.skips import SkippedSteps
 from audiollm.rl.online.prompts import PromptMaker
 from audiollm.rl.online.refill import SamplesSteps
 from audiollm.rl.online.rollout_files import GreedyAnswerFiles, RolloutFiles
@@ -47,7 +48,6 @@ from audiollm.rl.online.scored_packs import (
     sum_of,
 )
 from audiollm.rl.online.settings import PolicyTrainingConfig
-from audiollm.rl.online.skips import SkippedSteps
 from audiollm.rl.placement.reference_actors import ReferenceActors
 from audiollm.rl.policy.critic import ActorCritic, Critic
 from audiollm.rl.policy.protocol import Policy
@@ -65,7 +65,6 @@ from audiollm.rl.policy_gradient.settings import (
 from audiollm.rl.preference.ptx import SupervisedMaker, SupervisedPacks
 from audiollm.rl.rollouts.weights import SampledWeights
 from audiollm.train.loop.task import PHASE_PREFIX, Update
-
 
 MAX_START_PROMPTS = 16
 """Prompts whose sampled answers tell whether the start is fit to begin, at most."""

@@ -61,8 +61,8 @@ def train(
     modules end in parts too: `checkpoint.trained_weights` reads them as a whole.
 
     Returns:
-        figures: `steps` (those done), `parameters` and `cpu_seconds`, the CPU time of the training steps (evaluation and
-            checkpoints not counted; over all attempts, without what a kill undid); `tokens` where the task tells;
+        figures: `steps` (those done), `parameters` and `cpu_seconds`, the CPU time of the training steps (evaluation
+            and checkpoints not counted; over all attempts, without what a kill undid); `tokens` where the task tells;
             `best_step` where the best weights are kept: the step that they are of, 0 for those that the run began from;
             `stopped` where the task ended the run before its last step: the reason;
             and what the task's `evaluate` gave for the weights that the run ends with, by the same names.

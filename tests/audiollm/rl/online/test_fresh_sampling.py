@@ -20,9 +20,9 @@ from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from audiollm.rl.online import task as online_task
+from audiollm.rl.online.progress.skips import SkippedSteps
 from audiollm.rl.online.run import train_policy
 from audiollm.rl.online.settings import PolicyTrainingConfig
-from audiollm.rl.online.skips import SkippedSteps
 from audiollm.rl.online.steps import StepRewarder, placed_steps
 from audiollm.rl.reward.model import RewardModel
 from audiollm.rl.rewards.batch import RewardBatch, SampledAnswer

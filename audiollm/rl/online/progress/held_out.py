@@ -12,10 +12,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import torch
-from torch import nn
-
 from audiollm.files.atomic import read_record, write_json
+from audiollm.rl.online.progress.entropy_bounds import EntropyBounds
 
 START_FILE = "start.json"
 MIN_SAMPLED_SHARE = 0.1
@@ -30,10 +28,6 @@ FORMAT_LOSS = 0.5
 """Share of the start's format below which the format is lost."""
 CLEAR_ERRORS = 2.0
 """Standard errors by which a held-out reward is clearly below the start's."""
-ENTROPY_RISE, MIN_ENTROPY_RISE = 3.0, 0.5
-"""Factor on the first step's entropy, and nats above it, beyond which the entropy is at its ceiling."""
-ENTROPY_FALL = 0.02
-"""Factor on the first step's entropy below which the entropy is at its floor."""
 ENTROPY_STEPS = 20
 """Steps in a row at a bound of the entropy after which a policy that gained nothing has collapsed."""
 
@@ -92,8 +86,8 @@ class StartMeasure:
         if learns_from_differences and self.groups_without_variance > MAX_FLAT_SHARE:
             return (
                 f"the policy is not fit to begin: in {self.groups_without_variance:.0%} of the groups all answers have "
-                "the same reward, so nothing can be learned from them: take prompts that it answers right now and then, "
-                "larger groups, or a higher temperature"
+                "the same reward, so nothing can be learned from them: take prompts that it answers right now and "
+                "then, larger groups, or a higher temperature"
             )
         return None
 
@@ -189,7 +183,8 @@ def collapse(changes: Sequence[HeldOutChange], patience: int, entropy: EntropyBo
             return f"the format is lost at {patience} evaluations in a row ({shares})"
     bound = entropy.bound
     if bound is not None and entropy.steps_at_bound >= ENTROPY_STEPS and last.mean <= 0:
-        return f"the entropy is at its {bound} for {entropy.steps_at_bound} steps, and the reward gained nothing ({values})"
+        steps = entropy.steps_at_bound
+        return f"the entropy is at its {bound} for {steps} steps, and the reward gained nothing ({values})"
     return None
 
 
@@ -226,51 +221,6 @@ def outcome_of(
             "reward_change_error": round(change.error, 6),
         }
     return {**figures, **({"warnings": warnings} if warnings else {})}
-
-
-class EntropyBounds(nn.Module):
-    """The entropy of the sampled tokens against that of the first step. A module of buffers: it is in every checkpoint."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("first", torch.tensor(math.nan, dtype=torch.float64))
-        self.register_buffer("last", torch.tensor(math.nan, dtype=torch.float64))
-        self.register_buffer("in_a_row", torch.zeros((), dtype=torch.int64))
-
-    def add(self, entropy: float) -> None:
-        """Take notice of a step's mean entropy per token, in nats."""
-        if entropy != entropy:
-            return
-        first, last, row = (self.get_buffer(name) for name in ("first", "last", "in_a_row"))
-        if bool(first.isnan()):
-            first.fill_(entropy)
-        last.fill_(entropy)
-        row.copy_(row + 1 if self.bound else torch.zeros_like(row))
-
-    @property
-    def steps_at_bound(self) -> int:
-        """Steps in a row, up to the last one, at the floor or at the ceiling."""
-        return int(self.get_buffer("in_a_row"))
-
-    @property
-    def bound(self) -> str | None:
-        """`floor` or `ceiling`, where the last step's entropy is there."""
-        first, last = (float(self.get_buffer(name)) for name in ("first", "last"))
-        if last > max(ENTROPY_RISE * first, first + MIN_ENTROPY_RISE):
-            return "ceiling"
-        return "floor" if last < ENTROPY_FALL * first else None
-
-    def alarm(self) -> str | None:
-        """Return a sentence where the entropy is at a bound."""
-        bound, (first, last) = self.bound, (float(self.get_buffer(name)) for name in ("first", "last"))
-        if bound is None:
-            return None
-        values = f"{last:.3g} nats a token, {first:.3g} at the first step"
-        if bound == "floor":
-            return f"entropy at its floor ({values}): all answers to a prompt become the same; raise entropy_weight or kl"
-        return (
-            f"entropy at its ceiling ({values}): answers become random; lower the learning rate, or raise kl"
-        )
 
 
 def _number(means: Mapping[str, float], name: str) -> str:

@@ -1,0 +1,1 @@
+"""Whether a training on fresh answers goes well: rewards against the start's, entropy, skipped steps."""
