@@ -21,7 +21,7 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.rl.lagged.ahead import SamplesAhead
 from audiollm.rl.lagged.refresh import ReferenceRefresh
-from audiollm.rl.online.progress.held_out import outcome_of
+from audiollm.rl.online.progress.held_out import training_outcome
 from audiollm.rl.online.prompts import PromptMaker
 from audiollm.rl.online.refill import SamplesSteps, maker_of
 from audiollm.rl.online.rollout_files import GreedyAnswerFiles, RolloutFiles
@@ -192,7 +192,7 @@ def _train(
     if ranks.first:
         _save(config, context.folder)
     ranks.barrier()
-    outcome = outcome_of(changes, figures.get("best_step"), figures.get("stopped"))
+    outcome = training_outcome(changes, figures.get("best_step"), figures.get("stopped"))
     for warning in outcome.get("warnings", ()):
         context.say(warning)
     counts = {"prompts": prompts.trained, "held_out_prompts": prompts.held_out}

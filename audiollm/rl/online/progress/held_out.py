@@ -188,7 +188,7 @@ def collapse(changes: Sequence[HeldOutChange], patience: int, entropy: EntropyBo
     return None
 
 
-def outcome_of(
+def training_outcome(
     changes: Sequence[HeldOutChange], best_step: int | None, stopped: str | None
 ) -> dict[str, Any]:
     """Return the figures of a stage on the model that it hands over, with `warnings` where there is reason for any.

@@ -17,7 +17,7 @@ from audiollm.rl.online.progress.held_out import (
     StartMeasure,
     changes_since_start,
     collapse,
-    outcome_of,
+    training_outcome,
 )
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
 from tests.audiollm.rl.online.stage_runs import check_killed_run, error_of, run
@@ -96,14 +96,14 @@ def test_a_start_that_is_not_fit_is_named() -> None:
 
 def test_the_outcome_says_first_that_a_model_is_worse() -> None:
     changes = changes_since_start([*rows(0, [1.0, 1.0]), *rows(5, [2.0, 1.5]), *rows(10, [0.0, 0.5])])
-    (warning,) = outcome_of(changes, None, None)["warnings"]
+    (warning,) = training_outcome(changes, None, None)["warnings"]
     assert "worse than its start: held-out reward 0.250, 1.000 at the start" in warning
-    assert outcome_of(changes, 5, None) == {
+    assert training_outcome(changes, 5, None) == {
         "start_reward": 1.0,
         "reward_change": 0.75,
         "reward_change_error": 0.25,
     }
-    figures = outcome_of(changes, 0, "it collapsed")
+    figures = training_outcome(changes, 0, "it collapsed")
     assert (
         figures["warnings"][0].endswith("it collapsed")
         and "the training began from" in figures["warnings"][1]
