@@ -204,8 +204,9 @@ class PolicyTask:
         counts = self._counts(scored)
         loss = self._loss.of_step([fresh_answers(each) for each in scored], counts)
         figures |= {**self._figures_of(made.sampled), **made.figures, "skipped": float(not loss.is_trained)}
-        figures["entropy"] = mean_entropy(self._entropies(scored), self._ranks)
-        self._entropy.add(figures["entropy"])
+        entropy = mean_entropy(self._entropies(scored), self._ranks)
+        self._entropy.add(entropy)
+        figures["entropy"] = entropy
         spent = {**made.seconds, "score": time.monotonic() - began}
         figures |= {f"{PHASE_PREFIX}{name}": seconds for name, seconds in spent.items()}
         figures["tokens"] = float(sum(len(each.answer_T) for each in scored) * (1 + self._config.updates))
