@@ -43,8 +43,11 @@ class JsonProcess:
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.Queue[str | None] = queue.Queue()
 
-    def ask(self, questions: Sequence[Any]) -> Iterator[str]:
+    def ask(self, questions: Sequence[Any], timeout_s: float | None = None) -> Iterator[str]:
         """Yield the line that answers each question.
+
+        Args:
+            timeout_s: longest wait for the next answer of this batch; None: that of the program.
 
         Raises:
             ConfigError: the program cannot be started.
@@ -54,13 +57,14 @@ class JsonProcess:
             return
         self._refuse_lines_not_asked_for()
         process, count = self._started(), 0
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         threading.Thread(target=_write, args=(process, questions), daemon=True).start()
         try:
             while count < len(questions):
                 try:
-                    line = self._lines.get(timeout=self._timeout_s)
+                    line = self._lines.get(timeout=timeout_s)
                 except queue.Empty:
-                    raise ProcessFailed(f"no answer within {self._timeout_s:g} s") from None
+                    raise ProcessFailed(f"no answer within {timeout_s:g} s") from None
                 if line is None:
                     raise self._ended(process, count, len(questions))
                 count += 1

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from audiollm.evaluate.report.store import RowStore
     from audiollm.files.set_aside import SetAside
     from pipelines.answers.samplers import AnswerSource
-    from pipelines.answers.scorers import AnswerRater
+    from pipelines.answers.scorers import AnswerRater, ChoiceJudge
 
 NO_SCORE = "no score"
 
@@ -34,7 +34,7 @@ def run_sample_answers(config: SampleAnswersConfig, context: Context) -> dict[st
     from audiollm.evaluate.report.store import RowStore
     from audiollm.files.set_aside import SetAside
     from pipelines.answers.score_store import FILE
-    from pipelines.answers.scorers import AnswerRater, check_labels, make_judges
+    from pipelines.answers.scorers import AnswerRater, ChoiceJudge, check_labels, make_judges
 
     samples, bad = read_samples(config.samples)
     set_aside = SetAside(context.folder / "set_aside.jsonl", "sample_answers", strict=config.strict)
@@ -45,11 +45,13 @@ def run_sample_answers(config: SampleAnswersConfig, context: Context) -> dict[st
     try:
         set_aside.add(bad)
         judges = make_judges(config, samples, context)
+        choice = judges.get("choice")
+        assert choice is None or isinstance(choice, ChoiceJudge)
         others = (path for path in context.folder.parent.glob(f"*/{FILE}") if path.parent != context.folder)
         weights = {str(name): weight for name, weight in config.score.items()}
         scores = AnswerRater(judges, weights, RowStore(context.folder / FILE, sorted(others)))
         store = RowStore(context.folder / "kept.jsonl")
-        answered = list(_answered(chosen, config, store, set_aside, context))
+        answered = list(_answered(chosen, config, store, choice, set_aside, context))
         rated = list(_rated(answered, scores, set_aside, context))
     except BadSample as error:
         raise StageError(str(error), "mend or remove it, or leave `strict` out to set it aside", 2) from error
@@ -107,10 +109,15 @@ def _answered(
     chosen: Sequence[Sample],
     config: SampleAnswersConfig,
     store: RowStore,
+    judge: ChoiceJudge | None,
     set_aside: SetAside,
     context: Context,
 ) -> Iterator[Sample]:
-    """The prompts with their answers; the model is let go of before the first answer is scored."""
+    """The prompts with their answers; the model is let go of before the first answer is scored.
+
+    Args:
+        judge: what will compare the answers with the right ones, which it is to read as right.
+    """
     source = load_source(config, chosen, store, context)
     with context.progress("answering", len(chosen)) as bar:
         for first in range(0, len(chosen), source.block):
@@ -118,7 +125,7 @@ def _answered(
             source.prepare(block)
             for sample in block:
                 try:
-                    _check_right(sample, config)
+                    _check_right(sample, config, judge)
                     yield _with_answers(sample, source, config.add_right)
                 except BadSample as error:
                     set_aside.add([error.with_traceback(None)])
@@ -140,12 +147,16 @@ def _rated(
             bar.advance(bar.task_ids[0])
 
 
-def _check_right(sample: Sample, config: SampleAnswersConfig) -> None:
-    """Raises: BadSample: an answer is to be compared with the right one, and there is none."""
+def _check_right(sample: Sample, config: SampleAnswersConfig, judge: ChoiceJudge | None) -> None:
+    """Raises: BadSample: an answer is to be compared with the right one, and there is none, or it would be wrong."""
     if {"choice", "exact"}.intersection(config.score) and sample.messages[-1].role != "assistant":
         raise BadSample(
             "", sample.id, "has no right answer: its last message must be the assistant's", "no right answer"
         )
+    if judge is not None:
+        from pipelines.answers.samplers import prompt_and_answer
+
+        judge.check_key(sample, prompt_and_answer(sample)[1] or "")
 
 
 def _with_answers(sample: Sample, source: AnswerSource, add_right: bool) -> Sample:

@@ -29,7 +29,7 @@ from audiollm.evaluate.judges.judging import Recognizer, VoiceJudge, cosine, emb
 from audiollm.evaluate.judges.recognizers import choose_grammar
 from audiollm.evaluate.judges.single_scores import words_score
 from audiollm.evaluate.listening.answer_parts import answer_in_form, read_answer
-from audiollm.evaluate.listening.audio_qa import read_choice
+from audiollm.evaluate.listening.choices import read_choice
 from audiollm.evaluate.listening.stage import choices_of
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.store import RowStore
@@ -212,17 +212,32 @@ class ChoiceJudge:
 
     def score(self, sample: Sample, numbers: Sequence[int]) -> list[Score]:
         """See `AnswerJudge.score`."""
-        right = read_answer(_right(sample)).answer
-        question = " ".join(" ".join(sample.texts("user")).split())
-        choices = sample.metadata.get("choices") or self._told.get(question, ())
-        if right not in choices:
-            raise BadSample(
-                "", sample.id, "the right answer is none of the choices: give metadata.choices", "no choices"
-            )
+        right, choices = self._key_and_choices(sample, _right(sample))
         wanted, form = list(choices).index(right), answer_form(sample)
         replies = [answer_in_form(text_of(sample.answers[number]), form) for number in numbers]
         named = [None if reply is None else read_choice(reply, choices, form == "free") for reply in replies]
         return [Score(float(choice == wanted)) for choice in named]
+
+    def check_key(self, sample: Sample, right: str) -> None:
+        """Check, before a sample is answered, that its right answer would be right.
+
+        Raises:
+            BadSample: it is none of the choices, or not read as the one that it is.
+        """
+        key, choices = self._key_and_choices(sample, right)
+        place = read_choice(key, choices)
+        if place is None or choices[place] != key:
+            raise BadSample("", sample.id, f"the right answer {key!r} is not read as itself", "key not read")
+
+    def _key_and_choices(self, sample: Sample, right: str) -> tuple[str, list[str]]:
+        key = read_answer(right).answer
+        question = " ".join(" ".join(sample.texts("user")).split())
+        choices = [str(choice) for choice in sample.metadata.get("choices") or self._told.get(question, ())]
+        if key not in choices:
+            raise BadSample(
+                "", sample.id, "the right answer is none of the choices: give metadata.choices", "no choices"
+            )
+        return key, choices
 
 
 class ExactJudge:

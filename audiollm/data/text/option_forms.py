@@ -2,32 +2,87 @@
 
 from __future__ import annotations
 
+import html
+import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from audiollm.data.text.forms import recognition_form
 
 OPENING, CLOSING = "\"'([*`", "\"')]*`.,:;!?"
 """Characters around a word that are no part of it."""
-_SIGNS = str.maketrans({"♯": "#", "♭": "b", "\u2212": "-"})
+SIGNS = str.maketrans({"♯": "#", "♭": "b", "\u2212": "-"})
+_ARTICLE = re.compile(
+    r"(?<![\w.'-])(?:[Aa]n?|AN|[Tt]he|THE)\s+(?=[^\W\d_])(?!(?i:major|minor|flat|sharp|maj|min)\b)"
+)
+_QUOTE = re.compile(r"(?<!\w)['\"]|['\"](?!\w)")
+_SIGN = re.compile(r"[#\u266f\u266d]|\b[A-G]b|(?<!\w)[-+\u2212]\d")
+"""Signs that tell one option from another: those of notes and of numbers."""
+_UNIT = re.compile(r"(?<=\d)(?=[a-z]{2,})")
+_Strictness = Literal["loose", "words", "signs"]
 
 
-def option_form(choices: Sequence[str]) -> Callable[[str], str]:
-    """Return the function that brings options and replies to one form.
+@dataclass(frozen=True)
+class OptionForm:
+    """Brings options and replies to one form.
 
-    It is `recognition_form`; where that makes two options one (`F` and `F#`, `5 dB` and `-5 dB`), signs are kept.
+    Args:
+        strictness: `words` is `recognition_form`; `loose` also leaves articles out and has numbers in digits; `signs`
+            keeps signs within and before words.
     """
-    return max((recognition_form, signed_form), key=lambda form: len({form(each) for each in choices} - {""}))
+
+    strictness: _Strictness
+
+    def __call__(self, text: str) -> str:
+        plain = self.plain(text)
+        return signed_form(plain) if self.strictness == "signs" else recognition_form(plain)
+
+    def plain(self, text: str) -> str:
+        """A text in lower case with its punctuation, in which forms of options are looked for (`edges`)."""
+        text = unicodedata.normalize("NFKC", html.unescape(text)).translate(SIGNS).replace("\u2019", "'")
+        if self.strictness == "loose":
+            text = _ARTICLE.sub("", _QUOTE.sub(" ", text))
+            text = re.sub(r"\s*&\s*", " and ", in_digits(text))
+        text = text.lower()
+        return _UNIT.sub(" ", text) if self.strictness == "loose" else text
+
+    @property
+    def edges(self) -> tuple[str, str, str]:
+        """Patterns of what stands before, between and behind the words of an option."""
+        if self.strictness == "signs":
+            opening, closing = re.escape(OPENING), re.escape(CLOSING)
+            return rf"(?<![^\s{opening}])", rf"[\s{opening}{closing}]+", rf"(?![^\s{closing}])"
+        return r"(?<!\w)", r"[\W_]+", r"(?!\w)"
+
+
+def option_form(choices: Sequence[str]) -> OptionForm:
+    """Return what brings options and replies to one form.
+
+    It is the loosest form that tells the options apart; of `F#` and `Eb`, of `-5 dB`, signs are kept.
+    """
+    if any(_SIGN.search(choice) for choice in choices):
+        return OptionForm("signs")
+    forms = [OptionForm(strictness) for strictness in ("loose", "words", "signs")]
+    return max(forms, key=lambda form: len({form(choice) for choice in choices} - {""}))
 
 
 def are_told_apart(choices: Sequence[str]) -> bool:
     """Whether a reply with the text of an option names that one alone."""
     form = option_form(choices)
-    return len({form(each) for each in choices} - {""}) == len(choices)
+    return len({form(choice) for choice in choices} - {""}) == len(choices)
 
 
 def signed_form(text: str) -> str:
     """Lower case and single spaces, without the punctuation around words; signs within and before them stay."""
-    text = unicodedata.normalize("NFKC", text).lower().translate(_SIGNS)
+    text = unicodedata.normalize("NFKC", text).lower().translate(SIGNS)
     words = (word.lstrip(OPENING).rstrip(CLOSING) for word in text.split())
     return " ".join(word for word in words if word)
+
+
+def in_digits(text: str) -> str:
+    """A text with its English number words in digits: `twenty-one dogs` -> `21 dogs`, `the second` -> `the 2nd`."""
+    from text_to_num import alpha2digit
+
+    return str(alpha2digit(text, "en", threshold=0))

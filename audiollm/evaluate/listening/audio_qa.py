@@ -7,15 +7,15 @@ is named), and MMAU's own string match, which its leaderboard shows.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from audiollm.data.chat.question_prompts import LETTERS, MAX_WORDS, PLAIN, question_prompt
-from audiollm.data.text.option_forms import option_form
 from audiollm.evaluate.listening.answer_parts import AnswerParts, read_answer
+from audiollm.evaluate.listening.choices import read_choice
 from audiollm.evaluate.listening.replies import Inquiry, Reply
 from audiollm.evaluate.report.formats import percent, with_interval
 from audiollm.evaluate.report.lists import need_unique, read_records
@@ -26,6 +26,8 @@ from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResu
 GROUPS = ("task", "difficulty", "category", "sub_category")
 REPLY_KEYS = ("model_output", "model_prediction", "reply")
 """Keys of a reply, in the order of preference: MMAU's script reads the first, its instructions name the second."""
+
+UNREAD_KEY = "the right answer is not read as itself"
 
 
 class Question(BaseModel):
@@ -91,9 +93,9 @@ def evaluate_audio_qa(
     """Score replies.
 
     A reply that names no option, or several, is wrong, and so is a question that the model failed on; a recording
-    that is not there leaves the question out.
+    that is not there leaves the question out, and so does a right answer that is not read as itself (`unread_key`).
     """
-    rows = [_row(question, replies[question.id]) for question in questions]
+    rows = [_row(question, _unread(question) or replies[question.id]) for question in questions]
     asked = [row for row in rows if not row["left_out"]]
     result = {
         "suite": "audio-qa",
@@ -113,23 +115,12 @@ def evaluate_audio_qa(
     )
 
 
-def read_choice(reply: str, choices: Sequence[str], is_free: bool = True) -> int | None:
-    """The option that a reply names; None where it names none or more than one.
-
-    In turn: the reply is an option's text; it is a letter, or begins with one that is marked (`B.`, `(B) ...`); it
-    says that the answer is a letter (which may begin an option, as in `A major`); it holds one marked letter; it holds
-    the text of one option as whole words, an option within a longer one aside. Of a reply with tags the answer alone is
-    looked at (`read_answer`).
-
-    Args:
-        is_free: the reply may be a free text; False: it is the text of an option, or its letter, and nothing else.
-    """
-    text = read_answer(reply).answer
-    for rule in _RULES if is_free else _STRICT_RULES:
-        found = {choices.index(choices[place]) for place in rule(text, choices)}  # options may be there twice
-        if found:
-            return found.pop() if len(found) == 1 else None
-    return None
+def unread_key(question: Question) -> str:
+    """Why the right answer, given as a reply, would not be right; empty where it would."""
+    place = read_choice(question.answer, question.choices)
+    if place is not None and question.choices[place] == question.answer:
+        return ""
+    return f"{UNREAD_KEY}: {question.answer!r} names {'no option' if place is None else repr(question.choices[place])}"
 
 
 def mmau_match(reply: str, answer: str, choices: Sequence[str]) -> bool:
@@ -149,73 +140,9 @@ def _words(text: str) -> set[str]:
     return set(re.findall(r"\b\w+\b", text.lower()))
 
 
-def _is_text(text: str, choices: Sequence[str]) -> set[int]:
-    form = option_form(choices)
-    said = form(text)
-    return {place for place, choice in enumerate(choices) if said and form(choice) == said}
-
-
-def _is_letter(text: str, choices: Sequence[str]) -> set[int]:
-    match = re.fullmatch(r"\(?([A-Z])\)?[.:]?", text.upper()) or re.match(r"\(?([A-Z])[).:](?=\s|$)", text)
-    return _places([match[1]], choices) | _marked_letter(text, choices) if match else set()
-
-
-def _is_lettered(text: str, choices: Sequence[str]) -> set[int]:
-    """A letter alone, or before the text of its option: `(B) a dog`."""
-    mark = re.match(r"\(?([A-Za-z])(?:\)[.:]?|[.:]|$)", text)
-    named = _places([mark[1].upper()], choices) if mark else set[int]()
-    rest = text[mark.end() :].strip() if mark else ""
-    return named if not rest or named == _is_text(rest, choices) else set()
-
-
-def _says_letter(text: str, choices: Sequence[str]) -> set[int]:
-    said = r"\b(?:answer|option|choice)\b(?:\s+is)?[\s:]*\(?([A-Z])(?:\)|(?=[.,;:\s]|$))"
-    found: set[int] = set()
-    for match in re.finditer(said, text, re.IGNORECASE):
-        if not match[1].isupper():
-            continue
-        behind = text[match.end(1) :]
-        named = set[int]()
-        if behind[:1].isspace():  # `A major` is an option, and `A dog` one behind an article
-            named = _begins_with(text[match.start(1) :], choices)
-            named = named or (_begins_with(behind, choices) if match[1] == "A" else set())
-        found |= named or _places([match[1]], choices)
-    return found
-
-
-def _begins_with(text: str, choices: Sequence[str]) -> set[int]:
-    """The longest option whose text stands at the beginning."""
-    form = option_form(choices)
-    said, forms = f"{form(text)} ", [form(choice) for choice in choices]
-    found = [place for place, own in enumerate(forms) if own and said.startswith(f"{own} ")]
-    return {max(found, key=lambda place: len(forms[place]))} if found else set()
-
-
-def _marked_letter(text: str, choices: Sequence[str]) -> set[int]:
-    return _places(re.findall(r"\(([A-Z])\)", text), choices)
-
-
-def _holds_text(text: str, choices: Sequence[str]) -> set[int]:
-    form = option_form(choices)
-    left = f" {form(text)} "
-    found: set[int] = set()
-    forms = [form(choice) for choice in choices]
-    for place in sorted(range(len(choices)), key=lambda at: -len(forms[at])):
-        if forms[place] and f" {forms[place]} " in left:
-            found.add(place)
-            left = left.replace(f" {forms[place]} ", " | ")
-    return found
-
-
-def _places(letters: Sequence[str], choices: Sequence[str]) -> set[int]:
-    return {LETTERS.index(letter) for letter in letters if LETTERS.index(letter) < len(choices)}
-
-
-_RULES: tuple[Callable[[str, Sequence[str]], set[int]], ...] = (
-    _is_text, _is_letter, _says_letter, _marked_letter, _holds_text,
-)  # fmt: skip
-
-_STRICT_RULES = (_is_text, _is_lettered)
+def _unread(question: Question) -> Reply | None:
+    reason = unread_key(question)
+    return Reply(problem=reason) if reason else None
 
 
 def _row(question: Question, reply: Reply) -> Row:
@@ -228,7 +155,7 @@ def _row(question: Question, reply: Reply) -> Row:
         "answer": question.answer,
         "reply": reply.text,
         "problem": reply.problem,
-        "left_out": reply.problem.startswith("cannot be heard"),
+        "left_out": reply.problem.startswith(("cannot be heard", UNREAD_KEY)),
         "chosen": chosen,
         "named": None if chosen is None else question.choices[chosen],
         "right": chosen is not None and question.choices[chosen] == question.answer,
@@ -303,7 +230,9 @@ def _form_cells(name: str, table: Mapping[str, Any]) -> list[str]:
 
 
 def _left_out(result: Mapping[str, Any]) -> str:
-    return f"{result['left_out']} left out: the recording cannot be heard." if result["left_out"] else ""
+    if not result["left_out"]:
+        return ""
+    return f"{result['left_out']} left out: no recording that can be heard, or a right answer not read as itself."
 
 
 def _cells(name: str, table: Mapping[str, Any]) -> list[str]:

@@ -143,14 +143,18 @@ def audio_qa(
     """
     console = Console()
     from audiollm.data.chat.question_prompts import PLAIN, prompt_text
-    from audiollm.evaluate.listening.audio_qa import REPLY_KEYS, evaluate_audio_qa, read_questions
+    from audiollm.evaluate.listening.audio_qa import REPLY_KEYS, evaluate_audio_qa, read_questions, unread_key
     from audiollm.evaluate.listening.majority import ReplySampling
     from audiollm.evaluate.listening.replies import read_replies
 
     questions = spread_items(read_questions(listing), limit)
     folder = audio or listing.parent
     prompt_text(prompt or PLAIN)  # a misspelt one is told of before any work
-    inquiries = [question.inquiry(folder, prompt or PLAIN, max_words) for question in questions]
+    unread = {question.id: reason for question in questions if (reason := unread_key(question))}
+    for id, reason in unread.items():
+        console.print(f"question {id!r} is left out: {reason}")
+    asked = [question for question in questions if question.id not in unread]
+    inquiries = [question.inquiry(folder, prompt or PLAIN, max_words) for question in asked]
     _one_of(model=model, endpoint=endpoint, replies=replies_file)
     sampling = ReplySampling(samples, temperature, batch, seed)
     is_plain = sampling == ReplySampling(seed=seed)
@@ -165,7 +169,7 @@ def audio_qa(
         if is_plain:
             replies, about = _replies(source, inquiries, out, console)
         else:
-            replies, about = _majority(source, questions, inquiries, sampling, out, console)
+            replies, about = _majority(source, asked, inquiries, sampling, out, console)
     conclude(evaluate_audio_qa(questions, replies, folder, about), out, examples, console)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.judging import digest, load_clip
-from audiollm.evaluate.listening.audio_qa import Question, read_choice
+from audiollm.evaluate.listening.audio_qa import Question
+from audiollm.evaluate.listening.choices import read_choice
 from audiollm.evaluate.listening.replies import Inquiry, Reply
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.store import RowStore

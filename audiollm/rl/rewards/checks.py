@@ -11,6 +11,10 @@ from audiollm.errors import ConfigError
 from audiollm.rl.rewards.batch import SampledAnswer
 from audiollm.rl.rewards.catalog import RewardTerm, import_reward
 from audiollm.rl.rewards.settings import AccuracySettings, CosineSettings
+from audiollm.rl.rewards.texts import accuracy
+
+NAMED = 5
+"""Prompts that an error names."""
 
 
 def check_rewards(
@@ -24,7 +28,8 @@ def check_rewards(
 
     Raises:
         ConfigError: a reward of speech for a policy that cannot speak, a user's function that cannot be imported, a
-            prompt without answer key or with a key that is none of its options, or options that are there twice.
+            prompt without answer key, with a key that is none of its options or that would not be right as an answer,
+            or options that are there twice.
     """
     for term in terms:
         if term.speech and not speaks:
@@ -49,17 +54,37 @@ def _check_keys(term: RewardTerm, samples: Sequence[Sample], where: str) -> None
             where,
             "end the messages of each with the assistant's right answer",
         )
-    assert isinstance(term.settings, AccuracySettings | CosineSettings)
-    if term.settings.match not in ("auto", "letter"):
-        return
-    for sample in samples:
+    settings = term.settings
+    assert isinstance(settings, AccuracySettings | CosineSettings)
+    for sample in samples if settings.match in ("auto", "letter") else ():
         answer = SampledAnswer(sample, "", 0)
-        if (answer.choices or term.settings.match == "letter") and answer.key not in answer.choices:
+        if (answer.choices or settings.match == "letter") and answer.key not in answer.choices:
             raise ConfigError(
                 f"sample {sample.id!r}: its answer key {answer.key!r} is none of its options",
                 where,
                 "give the options in metadata.choices, and one of them as the key",
             )
+    unread = [sample for sample in samples if not _is_key_right(sample, settings)]
+    if unread:
+        first = ", ".join(
+            f"{sample.id!r} ({SampledAnswer(sample, '', 0).key!r})" for sample in unread[:NAMED]
+        )
+        raise ConfigError(
+            f"rewards.{term.name}: of {len(unread)} prompts the answer key, given as an answer, would not be right: "
+            f"{first}{', ...' if len(unread) > NAMED else ''}",
+            where,
+            "mend the keys, remove the prompts, or compare in another way by `match`",
+        )
+
+
+def _is_key_right(sample: Sample, settings: AccuracySettings | CosineSettings) -> bool:
+    """Whether an answer that is the key, in the form that the prompt wants, earns `accuracy`."""
+    key = SampledAnswer(sample, "", 0)
+    form = key.form if settings.form == "prompt" else settings.form
+    reply = {"tags": f"<answer>{key.key}</answer>", "boxed": rf"\boxed{{{key.key}}}", "free": key.key}[form]
+    tolerance = getattr(settings, "tolerance", AccuracySettings().tolerance)
+    compared = AccuracySettings(match=settings.match, form=form, tolerance=tolerance)
+    return accuracy(SampledAnswer(sample, reply or "", 0), compared) == 1.0
 
 
 def _check_choices(sample: Sample) -> None:

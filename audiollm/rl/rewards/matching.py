@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import math
-import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
-from audiollm.data.text.forms import recognition_form, spoken_form
-from audiollm.evaluate.listening.audio_qa import read_choice
+from audiollm.data.text.option_forms import OptionForm, in_digits
+from audiollm.evaluate.listening.choices import read_choice
+from audiollm.evaluate.listening.reply_wording import answer_text, inner_answer
+from audiollm.rl.rewards.formulas import same_formula
 from audiollm.rl.rewards.settings import Match
 
-_NUMBER = re.compile(r"\s*([-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*([^\d\s].*)?")
+_NUMBER = re.compile(r"([-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\d\s].*)?")
 _UNITS: dict[str, tuple[str, float]] = {
     **dict.fromkeys(("s", "sec", "second", "seconds"), ("s", 1.0)),
     **dict.fromkeys(("ms", "millisecond", "milliseconds"), ("s", 1e-3)),
@@ -20,20 +20,17 @@ _UNITS: dict[str, tuple[str, float]] = {
     **dict.fromkeys(("h", "hour", "hours"), ("s", 3600.0)),
     **dict.fromkeys(("hz", "hertz"), ("hz", 1.0)),
     **dict.fromkeys(("khz", "kilohertz"), ("hz", 1000.0)),
-    **dict.fromkeys(("%", "percent"), ("%", 1.0)),
+    **dict.fromkeys(("%", "\\%", "percent"), ("%", 1.0)),
 }
 """Units of the same kind, with their size. Any other unit is compared as it is written."""
-_OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.Pow: lambda base, power: math.pow(base, power),
-}
-_CONSTANTS = {"pi": math.pi, "e": math.e}
-_PROBES = (0.37, 1.61, 2.93)
-"""Values that a formula's letters take in turn; equal formulas agree at all of them."""
-MAX_FORMULA_CHARACTERS = 200
+_LEAD = re.compile(
+    r"^.*?\b(?:is|are|was|were|answer|hear|it's|that's)\b(?:\s*(?:is|:|=))?\s*|^answer\s*[:=]\s*", re.I | re.S
+)
+"""What is said before a statement."""
+_DENIED = re.compile(r"\b(?:not|no|never|nor|cannot)\b|n't\b|^,.*[,;]", re.IGNORECASE)
+"""A denial; or a second clause of a sentence that has stated something."""
+_FORMULA_MARKS = re.compile(r"\$|\\[()\[\]]")
+_form = OptionForm("loose")
 
 
 def is_right(
@@ -42,7 +39,7 @@ def is_right(
     """Compare the answer part of a reply with the key; see `AccuracySettings.match`.
 
     Args:
-        is_free: the answer may be a free text that names an option; False: it is the option alone.
+        is_free: the answer may be a free text that names the key (`the sound is a dog`); False: it is the key alone.
     """
     if match == "auto":
         match = "letter" if choices else "number" if read_number(key) else "text"
@@ -51,82 +48,58 @@ def is_right(
     if match == "letter":
         chosen = read_choice(answer, choices, is_free)
         return chosen is not None and choices[chosen] == key
-    if match == "number":
-        return _same_number(answer, key, tolerance)
-    if match == "math":
-        return _same_formula(answer, key, tolerance)
-    return _text_form(answer) == _text_form(key) != ""
+    same = {"number": _same_number, "math": _same_formula, "text": _same_text}[match]
+    plain = _FORMULA_MARKS.sub("", inner_answer(answer)) if match == "math" else answer_text(answer)
+    texts = dict.fromkeys([answer, *_statements(plain, is_free)])
+    return any(text.strip() == key.strip() != "" or same(text, key, tolerance) for text in texts)
 
 
 def read_number(text: str) -> tuple[float, str] | None:
     """A number in the base unit of its kind, and the unit; None where the text is anything else."""
-    found = _NUMBER.fullmatch(text.strip().rstrip("."))
-    if not found or not found[1] or not any(c.isdigit() for c in found[1]):
+    plain = in_digits(text).replace("\u2212", "-").strip().rstrip(".")
+    match = _NUMBER.fullmatch(plain)
+    if not match:
         return None
-    unit = (found[2] or "").strip().lower()
+    unit = (match[2] or "").strip().lower()
     if len(unit.split()) > 1:
         return None
     base, size = _UNITS.get(unit, (unit, 1.0))
-    return float(found[1].replace(",", "")) * size, base
+    return float(match[1].replace(",", "")) * size, base
 
 
-def _text_form(text: str) -> str:
-    return recognition_form(spoken_form(text))
+def _statements(text: str, is_free: bool) -> Iterator[str]:
+    """The text and, where it is free, what its first and last sentence state: what follows on `is`, `answer:`."""
+    yield text
+    sentences = [part.strip() for part in re.split(r"(?<=[.!?])\s+|\n+", text) if part.strip()]
+    if not is_free or not sentences:
+        return
+    if word := re.match(r"(?:yes|no)(?=[,.;:!])", sentences[0], re.IGNORECASE):
+        yield word[0]
+    for sentence in dict.fromkeys((sentences[0], sentences[-1])):
+        rest = sentence.rstrip(".! ")
+        yield rest
+        begin = "^"
+        while (lead := _LEAD.match(rest)) and not _DENIED.search(begin + lead[0]):
+            rest, begin = rest[lead.end() :], ","
+            yield rest
+
+
+def _same_text(answer: str, key: str, tolerance: float) -> bool:
+    return _form(answer) == _form(key) != ""
 
 
 def _same_number(answer: str, key: str, tolerance: float) -> bool:
-    given, wanted = read_number(answer), read_number(key)
-    if given is None or wanted is None:
-        return False
-    return given[1] == wanted[1] and math.isclose(given[0], wanted[0], rel_tol=tolerance)
+    value, target = read_number(answer), read_number(key)
+    if value is None or target is None:
+        return _same_text(answer, key, tolerance)
+    is_counted = (
+        not target[1] and value[1].isalpha() and value[1] not in {base for base, _ in _UNITS.values()}
+    )
+    return (value[1] == target[1] or is_counted) and math.isclose(value[0], target[0], rel_tol=tolerance)
 
 
 def _same_formula(answer: str, key: str, tolerance: float) -> bool:
-    for probe in _PROBES:
-        given, wanted = _value(answer, probe), _value(key, probe)
-        if (
-            given is None
-            or wanted is None
-            or not math.isclose(given, wanted, rel_tol=tolerance, abs_tol=1e-12)
-        ):
-            return False
-    return True
-
-
-def _value(text: str, probe: float) -> float | None:
-    """A formula's value where its letters are multiples of `probe`; None where it is none. Nothing is executed."""
-    plain = _plain_formula(text)
-    if not plain or len(plain) > MAX_FORMULA_CHARACTERS:
-        return None
-    try:
-        found = _evaluated(ast.parse(plain, mode="eval").body, probe)
-    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
-        return None
-    return found if math.isfinite(found) else None
-
-
-def _plain_formula(text: str) -> str:
-    """LaTeX's commonest forms and `2x` as Python writes them; `1e-6` is a number."""
-    text = text.strip().strip("$").strip()
-    text = re.sub(r"\\boxed\{(.*)\}", r"\1", text)
-    text = re.sub(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}", r"((\1)/(\2))", text)
-    text = re.sub(r"\\sqrt\{([^{}]*)\}", r"((\1)**0.5)", text)
-    for old, new in (("\\pi", "pi"), ("\\cdot", "*"), ("\\times", "*"), ("^", "**"), ("{", "("), ("}", ")")):
-        text = text.replace(old, new)
-    text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
-    return re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)(?![eE][-+]?\d)\s*(?=[A-Za-z(])", r"\1*", text)
-
-
-def _evaluated(node: ast.expr, probe: float) -> float:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        return float(node.value)
-    if isinstance(node, ast.Name) and node.id in _CONSTANTS:
-        return _CONSTANTS[node.id]
-    if isinstance(node, ast.Name) and len(node.id) == 1:
-        return probe * (2 + math.sin(ord(node.id)))  # no letter is the sum or the multiple of others
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-        value = _evaluated(node.operand, probe)
-        return -value if isinstance(node.op, ast.USub) else value
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_evaluated(node.left, probe), _evaluated(node.right, probe))
-    raise ValueError("not arithmetic")
+    plain = _FORMULA_MARKS.sub("", inner_answer(key))
+    if read_number(answer) and read_number(plain) and _same_number(answer, plain, tolerance):
+        return True
+    return same_formula(answer, plain, tolerance)

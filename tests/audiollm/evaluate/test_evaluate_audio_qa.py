@@ -18,9 +18,10 @@ from audiollm.evaluate.listening.audio_qa import (
     Question,
     evaluate_audio_qa,
     mmau_match,
-    read_choice,
     read_questions,
+    unread_key,
 )
+from audiollm.evaluate.listening.choices import read_choice
 from audiollm.evaluate.listening.replies import Reply
 from tests.audiollm.evaluate.marked_clips import Book
 
@@ -186,6 +187,64 @@ def test_scores_by_group_with_chance_and_unusable_answers() -> None:
     assert set(result["by_difficulty"]) == {"easy", "hard"}
     assert result["by_sub_category"]["Source"]["n"] == 4
     assert {example.title.split()[0] for example in outcome.examples[:3]} == {"c", "d", "e"}
+
+
+def test_a_right_answer_that_is_not_read_as_itself_leaves_its_question_out_and_is_named(
+    tmp_path: Path,
+) -> None:
+    Book().write(tmp_path / "a.wav", "x", 0)
+    listed = [question("a"), question("b", choices=["?", "Man"], answer="?", audio_id="a.wav")]
+    questions = [Question.model_validate(each) for each in listed]
+    assert [unread_key(each) for each in questions] == [
+        "",
+        "the right answer is not read as itself: '?' names no option",
+    ]
+    result = evaluate_audio_qa(questions, {"a": Reply("Woman"), "b": Reply("?")}, tmp_path).result
+    assert (result["accuracy"], result["n"], result["left_out"]) == (1.0, 1, 1)
+    rows = [{**each, "model_output": each["answer"]} for each in listed]
+    (tmp_path / "list.json").write_text(json.dumps(rows))
+    command = ["evaluate", "audio-qa", "--list", str(tmp_path / "list.json"), "-o", str(tmp_path / "out")]
+    answer = CliRunner().invoke(build_app(), [*command, "--replies", str(tmp_path / "list.json")])
+    assert answer.exit_code == 0, answer.output
+    assert "question 'b' is left out: the right answer is not read as itself" in " ".join(
+        answer.output.split()
+    )
+
+
+def test_the_thirteen_answers_of_the_case_are_read() -> None:
+    choices = ["rain", "a dog barking", "a siren"]
+    replies = (
+        "**B**", "The answer is **B**.", r"\boxed{B}", '"B"', "[B]", "(b) because of the noise",
+        "the answer is option b", "Ｂ", "（B）", "答案是B。", '{"answer": "B"}', "B<|im_end|>",
+        "<thinking>maybe rain</thinking>B",
+    )  # fmt: skip
+    assert [read_choice(reply, choices) for reply in replies] == [1] * 13
+
+
+WORDINGS = (
+    "{text}", "({letter}) {text}", "{letter}", "**{letter}. {text}**", "The correct answer is ({letter}).",
+    "答案是{letter}。", '{{"answer": "{letter}"}}', r"\boxed{{{letter}}}", "The answer is '{text}', not '{wrong}'.",
+    "Final answer: {text}",
+    "<think>maybe {wrong}</think>{text}", "{text}<|im_end|>", "I would choose {letter}.",
+)  # fmt: skip
+DENIALS = ("It is not {text}.", "The answer is not {letter}.", "{text} or {wrong}", "<think>It is {text}, as")
+
+
+def test_the_options_of_the_published_list_are_read_in_every_wording(shared_data: Path) -> None:
+    path = shared_data / "text_benchmarks" / "MMAU" / "mmau-test-mini.json"
+    if not path.exists():
+        pytest.skip(f"no list at {path}")
+    count, wrong = 0, []
+    for asked in read_questions(path)[::16]:
+        for place, text in enumerate(asked.choices):
+            other = asked.choices[(place + 1) % len(asked.choices)]
+            values = {"text": text, "wrong": other, "letter": LETTERS[place]}
+            for wording in (*WORDINGS, *DENIALS) if other != text else ():
+                choice = read_choice(wording.format(**values), asked.choices)
+                count += 1
+                if (choice is not None and asked.choices[choice] == text) is (wording in DENIALS):
+                    wrong.append(wording.format(**values))
+    assert count > 3000 and len(wrong) <= 0.002 * count, wrong
 
 
 def test_the_published_list(shared_data: Path) -> None:

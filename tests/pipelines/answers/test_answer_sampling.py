@@ -78,6 +78,30 @@ def test_answers_are_sampled_scored_and_counted(place: Path) -> None:
         assert all(answer.score == 0.0 for answer in own)
 
 
+def test_a_right_answer_that_would_not_be_right_is_set_aside_before_it_is_answered(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples, _ = read_samples(place / "samples.jsonl")
+    unread = [*samples[1].messages[:-1], Message(role="assistant", content=[TextPart(text="?")])]
+    metadata = samples[1].metadata | {"choices": ["?", "high"]}
+    samples[1] = samples[1].model_copy(update={"messages": unread, "metadata": metadata})
+    write_samples(place / "samples.jsonl", samples)
+    answered: list[str] = []
+    original = TransformersSampler.sample
+
+    def sample(self: TransformersSampler, sample: Sample, *settings: Any) -> list[str]:
+        answered.append(sample.id)
+        return original(self, sample, *settings)
+
+    monkeypatch.setattr(TransformersSampler, "sample", sample)
+    figures, rated = sampled(place, "a", answers=1, score={"choice": 1.0})
+    assert figures["set_aside"] == 1 and {sample.id for sample in rated} == {"t0", "t2", "t3"} == set(
+        answered
+    )
+    (row,) = map(json.loads, next(place.rglob("set_aside.jsonl")).read_text().splitlines())
+    assert "'?' is not read as itself" in json.dumps(row)
+
+
 def test_an_answer_depends_on_its_own_number_alone(place: Path) -> None:
     """Of four answers the first two are those of two; and a run that is begun again asks for nothing twice."""
     few, many = (sampled(place, f"n{n}", answers=n)[1] for n in (2, 4))

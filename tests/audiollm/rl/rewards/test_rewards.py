@@ -23,7 +23,8 @@ from audiollm.data.chat.question_prompts import answer_form, question_prompt
 from audiollm.data.records.sample import Message, Sample, TextPart
 from audiollm.errors import ConfigError, StageError
 from audiollm.evaluate.listening.answer_parts import read_answer
-from audiollm.evaluate.listening.audio_qa import mmau_match, read_choice
+from audiollm.evaluate.listening.audio_qa import mmau_match
+from audiollm.evaluate.listening.choices import read_choice
 from audiollm.recipe.stages import RecipeStage, Stage, StageConfig
 from audiollm.rl.rewards.batch import RewardBatch, RewardFunction, SampledAnswer
 from audiollm.rl.rewards.catalog import CATALOG, RewardTerm, reward_terms, source_facts
@@ -500,6 +501,16 @@ def test_prompts_without_a_key_are_refused_before_any_work() -> None:
     with pytest.raises(ConfigError, match="'Robot' is none of its options"):
         check_rewards(reward_terms({"accuracy": 1}), [prompt("Robot")], speaks=False)
     check_rewards(reward_terms({"format": 1}), [prompt(None)], speaks=False)
+
+
+def test_keys_that_would_not_be_right_as_answers_are_named_before_any_work() -> None:
+    fine, signs = prompt(), [prompt("?", id, choices=["?", "Man"]) for id in ("q2", "q3")]
+    message = r"of 2 prompts the answer key, given as an answer, would not be right: 'q2' \('\?'\), 'q3'"
+    with pytest.raises(ConfigError, match=message):
+        check_rewards(reward_terms({"accuracy": 1}), [fine, *signs], speaks=False)
+    with pytest.raises(ConfigError, match=r"rewards.cosine: of 1 prompts"):
+        check_rewards(reward_terms({"cosine": 1}), [fine, signs[0]], speaks=False)
+    check_rewards(reward_terms({"accuracy": {"match": "exact"}}), [fine, *signs], speaks=False)
 
 
 def test_options_that_are_there_twice_are_refused() -> None:
