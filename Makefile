@@ -17,6 +17,8 @@ $(READY): pyproject.toml
 	@echo "==> Setting up $(VENV): about 7 GB, 3 minutes and more on a slow line; only done once"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@# weights that tell speakers apart; what the package itself depends on has to be compiled, and is not used
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps resemblyzer==0.1.4
 	@# librosa compiles at its first import; two processes that do so at once crash later (numba issue 10128)
 	@$(BIN)/python -c 'from librosa import pyin; from librosa.onset import onset_detect'
 	@touch $(READY)
@@ -60,8 +62,7 @@ learn-tts: $(READY)  ## spoken digits in six voices, three seeds: what is said, 
 	@$(BIN)/python -W ignore benchmarks/learn_tts.py $(if $(DATA),--data $(DATA))
 
 learn-cloning: $(READY)  ## voices never heard, cloned: one of six speakers left out, six times: DATA= (about 65 minutes)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
-		pyworld-prebuilt resemblyzer webrtcvad-wheels
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps pyworld-prebuilt
 	@$(BIN)/python -W ignore benchmarks/learn_cloning.py $(if $(DATA),--data $(DATA))
 
 learn-understanding: $(READY)  ## spoken digits and sounds written down, alone and beside speaking in one model: DATA= (an hour)
@@ -139,7 +140,6 @@ grpo: $(READY)  ## a step of GRPO against TRL's GRPOTrainer: CPU-seconds, memory
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/grpo.py
 
 annotate-speed: $(READY)  ## what the annotation costs: engine over steps, two workers, hours by step, a 3-hour file: DATA=
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps resemblyzer
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/annotate.py $(if $(DATA),--data $(DATA))
 
 audiocot-speed: $(READY)  ## what chains of thought cost: engine over steps, hours by step, two workers: DATA=
@@ -147,7 +147,6 @@ audiocot-speed: $(READY)  ## what chains of thought cost: engine over steps, hou
 
 annotate-quality: $(READY)  ## how good annotations are: votes, trusted text, sound events, speaker turns, noise and room, duplicates: DATA=
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check pyannote.metrics
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps resemblyzer
 	@for each in consensus text_trust events speaker_turns quality duplicates; do \
 		OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/$$each.py $(if $(DATA),--data $(DATA)) || exit 1; done
 

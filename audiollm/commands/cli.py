@@ -1,6 +1,6 @@
 """The console script `audiollm`. Commands are found through the entry-point group `audiollm.commands`.
 
-An entry named `group.command` becomes `audiollm group command`, whichever package brings it.
+An entry named `GROUP.COMMAND` becomes `audiollm GROUP COMMAND`, whichever package brings it.
 """
 
 from __future__ import annotations

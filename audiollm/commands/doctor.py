@@ -22,6 +22,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from audiollm.errors import ConfigError
+
 State = Literal["ok", "missing", "warning", "optional", "note"]
 STYLES = {"ok": "green", "missing": "bold red", "warning": "yellow", "optional": "dim", "note": "dim"}
 TORCH_REMEDY = "pip install 'torch>=2.11,<2.15' 'torchaudio>=2.11,<2.12'"
@@ -239,8 +241,33 @@ def _chromium() -> Check:
     )
 
 
+def _resemblyzer() -> Check:
+    """The weights alone are looked for: the package itself imports a second voice activity detector."""
+    from audiollm.onnx_models import package_file
+
+    try:
+        return Check("resemblyzer", "ok", str(package_file("resemblyzer", "pretrained.pt")))
+    except FileNotFoundError:
+        found = "not installed (tells speakers apart: annotate --preset emilia)"
+        return Check("resemblyzer", "optional", found, "pip install --no-deps resemblyzer")
+
+
+def _yamnet() -> Check:
+    from audiollm.evaluate.judges.yamnet import default_path, find_yamnet
+
+    try:
+        path = find_yamnet()
+    except ConfigError as error:
+        return Check("yamnet.tflite", "warning", error.message, error.remedy)
+    if path is None:
+        remedy = f"docs/models.md says where it is published; put it at {default_path()}"
+        return Check("yamnet.tflite", "optional", "not here (names sounds: --tagger auto)", remedy)
+    return Check("yamnet.tflite", "ok", f"{path} (the published file, by its SHA-256)")
+
+
 MACHINE = {
     "Python": _python, "CPU": _cpu, "memory": _memory, "GPU": _gpu, "disk": _disk, "chromium": _chromium,
+    "resemblyzer": _resemblyzer, "yamnet.tflite": _yamnet,
 }  # fmt: skip
 
 

@@ -111,6 +111,15 @@ def resolve_settings(
     return resolved
 
 
+def referenced_keys(value: Any) -> set[str]:
+    """The top-level keys and stage names that the `${references}` in a value name."""
+    if isinstance(value, dict | list):
+        parts = value.values() if isinstance(value, dict) else value
+        return set().union(*map(referenced_keys, parts))
+    names = _REFERENCE.findall(value) if isinstance(value, str) else []
+    return {name.partition(".")[0] for name in names if name}
+
+
 def show_path(path: KeyPath) -> str:
     """`('stages', 2, 'train', 'minutes')` as `stages[2].train.minutes`."""
     text = ""

@@ -22,6 +22,7 @@ from audiollm.recipe.config import (
     KeyPath,
     apply_overrides,
     load_document,
+    referenced_keys,
     resolve,
     resolve_settings,
     show_path,
@@ -239,6 +240,8 @@ def load_recipe(
     if HERE in document.data:
         raise ConfigError(f"{HERE}: is the recipe's folder", document.where((HERE,)), "call it otherwise")
     document.data[HERE] = str(path.parent)
+    # an override may replace the only setting that refers to a key: the recipe is right all the same
+    replaced = referenced_keys(document.data) - {_head(text) for text in overrides}
     targets = override_targets(document)
     early = [text for text in overrides if _head(text) in targets or _head(text) in document.data]
     apply_overrides(document, early, targets)
@@ -257,7 +260,7 @@ def load_recipe(
     stages = _build_stages(
         document, _stage_entries(document), folder, {"size": size, "seed": seed}, used, absent
     )
-    _refuse_unused(document, used)
+    _refuse_unused(document, used | replaced)
     parameters = {key: value for key, value in top.data.items() if key not in ("stages", HERE)}
     return Recipe(recipe_name, path, size, seed, folder, tuple(stages), parameters)
 

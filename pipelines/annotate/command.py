@@ -60,6 +60,13 @@ def annotate(
             show_default="pocketsphinx",
         ),
     ] = None,
+    tagger: Annotated[
+        str | None,
+        typer.Option(
+            help="A tagger of sounds for the step events: auto (YAMNet, where it is on this machine), or a path.",
+            show_default="none",
+        ),
+    ] = None,
     settings: Annotated[
         Path | None, typer.Option(help="A YAML file with any settings of the stage annotate.")
     ] = None,
@@ -67,7 +74,7 @@ def annotate(
         list[str] | None,
         typer.Option(
             "--set",
-            help="One setting: thresholds.min_duration_s=1, steps.events.model=yamnet.tflite, steps.speakers=null.",
+            help="One setting: thresholds.min_duration_s=1, steps.events.top=3, steps.speakers=null.",
             show_default=False,
         ),
     ] = None,
@@ -109,9 +116,9 @@ def annotate(
 
     audiollm annotate 'raw/**/*.mp3' more.tar -o corpus --preset emilia --workers 8
 
-    audiollm annotate s3://bucket/raw -o corpus --preset granary --recognizer faster_whisper=models/large-v3
+    audiollm annotate s3://bucket/raw -o corpus --recognizer faster_whisper=large-v3   # pip install 'audiollm[whisper]'
 
-    audiollm annotate raw -o corpus --preset audioverse --missing-scorer skip --set steps.events.model=yamnet.tflite
+    audiollm annotate raw -o corpus --preset audioverse --tagger auto --missing-scorer skip
     """
     from audiollm.recipe.runner import Context
     from audiollm.recipe.stages import Recipe
@@ -131,7 +138,8 @@ def annotate(
     }
     given: dict[str, Any] = {"shards": True, **(load_document(settings).data if settings else {})}
     given |= {name: value for name, value in chosen.items() if value is not None}
-    config = _validated(given, set_ or ())
+    tagging = () if tagger is None else (f"steps.events.model={tagger}",)
+    config = _validated(given, (*tagging, *(set_ or ())))
     console = Console(stderr=True)
     if dry_run:
         _show(config, console)

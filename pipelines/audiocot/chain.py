@@ -89,7 +89,8 @@ def missing_parts(chain: CotChain, thresholds: ClipThresholds) -> list[Missing]:
     if thresholds.max_balance is not None and (
         "tags" not in chain.steps or any(lacking.step == "tags" for lacking in found)
     ):
-        needs = "needs the step tags: add `tags: {}` to steps, or set max_balance to null"
+        remedy = ", which lacks its model" if "tags" in chain.steps else ": add `tags: {}` to steps"
+        needs = f"needs the step tags{remedy}, or set max_balance to null"
         found.append(Missing(BALANCE.step, f"{BALANCE.threshold}: {needs}", (BALANCE,), False))
     for rule in active:
         if rule.step == "segment" or any(rule in lacking.rules for lacking in found):

@@ -74,6 +74,13 @@ def audiocot(
             show_default="0",
         ),
     ] = None,
+    tagger: Annotated[
+        str | None,
+        typer.Option(
+            help="A tagger of sounds for the step tags: auto (YAMNet, where it is on this machine), or a path.",
+            show_default="none",
+        ),
+    ] = None,
     settings: Annotated[
         Path | None, typer.Option(help="A YAML file with any settings of the stage audiocot.")
     ] = None,
@@ -81,7 +88,7 @@ def audiocot(
         list[str] | None,
         typer.Option(
             "--set",
-            help="One setting: clip_s=3, steps.tags.model=yamnet.tflite, thresholds.max_voice=null.",
+            help="One setting: clip_s=3, steps.tags.top=3, thresholds.max_voice=null.",
             show_default=False,
         ),
     ] = None,
@@ -116,11 +123,12 @@ def audiocot(
 
     Examples:
 
-    audiollm audiocot videos -o cot --set steps.tags.model=yamnet.tflite
+    audiollm audiocot videos -o cot --tagger auto     # YAMNet's file: docs/models.md
 
     audiollm audiocot runs/thinksound-tiny/compose_scenes/scenes.jsonl -o cot --preset everything
 
-    audiollm audiocot videos -o cot --video endpoint=qwen-vl@http://localhost:8000/v1 --max-calls 10000
+    audiollm audiocot videos -o cot --tagger yamnet.tflite \\
+        --video endpoint=qwen-vl@http://localhost:8000/v1 --max-calls 10000
     """
     from audiollm.recipe.runner import Context
     from audiollm.recipe.stages import Recipe
@@ -144,7 +152,8 @@ def audiocot(
     for name, value in (("calls", max_calls), ("tokens", max_tokens)):
         if value is not None:
             _group(given, "budget")[name] = value
-    config = _validated(given, set_ or ())
+    tagging = () if tagger is None else (f"steps.tags.model={tagger}",)
+    config = _validated(given, (*tagging, *(set_ or ())))
     console = Console(stderr=True)
     if dry_run:
         _show(config, console)

@@ -40,7 +40,7 @@ def think_about(
         str | None, typer.Option(help="Turn an instruction into operation, span and chain of thought.")
     ] = None,
     tagger: Annotated[
-        Path | None, typer.Option(help="A tagger of sounds (YAMNet's .tflite) for measurements.")
+        str | None, typer.Option(help="A tagger of sounds for measurements: auto (YAMNet), or a path.")
     ] = None,
     frame_rate: Annotated[
         float | None,
@@ -76,7 +76,7 @@ def think_about(
 
     Examples:
 
-    audiollm think street.mp4 --tagger yamnet.tflite
+    audiollm think street.mp4 --tagger auto
 
     audiollm think street.mp4 --model runs/writer/train/model --region 120,40,80,90
 

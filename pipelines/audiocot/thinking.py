@@ -23,6 +23,7 @@ from audiollm.data.records.thoughts import (
 )
 from audiollm.data.records.video_clips import MAX_PICTURES, PictureReader, PictureSettings
 from audiollm.errors import ConfigError, StageError
+from audiollm.evaluate.judges.yamnet import checked_tagger
 from audiollm.video.frames import VideoError, frame_times, pictures_end_s
 from pipelines.audiocot.clip import SoundClip, SoundFile, Told
 from pipelines.audiocot.output import WHAT_IS_HEARD, WHAT_TO_DO, region_prompt
@@ -114,10 +115,10 @@ class MeasuredThinker:
     """Writes from measurements, as `audiocot` does with `measured`.
 
     Args:
-        tagger: a tagger of sounds; None: sounds have no names.
+        tagger: a tagger of sounds, or `auto` for YAMNet; None: sounds have no names.
     """
 
-    def __init__(self, tagger: Path | None) -> None:
+    def __init__(self, tagger: str | Path | None) -> None:
         self._tagger = tagger
 
     def think(self, asked: ThoughtRequest) -> ThoughtAnswer:
@@ -133,7 +134,7 @@ class MeasuredThinker:
         clip = open_clip(asked)
         values: dict[str, Value] = {"levels": Levels(LevelsConfig()).process(clip)}
         if self._tagger is not None:
-            tags = Tags(TagsConfig(model=self._tagger))
+            tags = Tags(TagsConfig(model=checked_tagger(self._tagger)))
             if reason := tags.missing():
                 raise ConfigError(reason, "--tagger", "give a .tflite, an .onnx or a folder")
             tags.setup()

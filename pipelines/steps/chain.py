@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
+from audiollm.evaluate.judges.yamnet import AUTO
 from pipelines.execution.engine import Pool
 from pipelines.steps.rules import Rule
 from pipelines.steps.step import BatchStep, Resources, Step, Value
@@ -88,10 +89,13 @@ def step_pools(
 
 
 def paths_of(settings: BaseModel) -> list[Path]:
-    """The files and folders that a step reads. A model that listens may be a folder or the import path of a factory."""
+    """The files and folders that a step reads.
+
+    A model that listens may be a folder or the import path of a factory, a tagger an `auto` that stands for no file.
+    """
     found = [value for name, value in settings if isinstance(value, Path) and name != "folder"]
     model = getattr(settings, "model", None)
-    if isinstance(model, str) and not hasattr(settings, "url") and ":" not in model:
+    if isinstance(model, str) and model != AUTO and not hasattr(settings, "url") and ":" not in model:
         found.append(Path(model))
     return found
 

@@ -32,7 +32,8 @@ def open_studio(
         ),
     ] = None,
     tagger: Annotated[
-        Path | None, typer.Option(help="A tagger of sounds (YAMNet's .tflite) that names what is measured.")
+        str | None,
+        typer.Option(help="A tagger of sounds that names what is measured: auto (YAMNet), or a path."),
     ] = None,
     tracker: Annotated[
         Path | None,

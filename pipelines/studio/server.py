@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from audiollm.errors import ConfigError
+from audiollm.evaluate.judges.yamnet import checked_tagger
 from audiollm.flow.service import SoundService, load_generator
 from pipelines.audiocot.thinking import MeasuredThinker, model_thinker
 from pipelines.studio.editor import SoundEditor, Thinker
@@ -24,7 +25,7 @@ def load_editor(
     model: Path | None = None,
     autoencoder: str | None = None,
     writer: str | None = None,
-    tagger: Path | None = None,
+    tagger: str | None = None,
     tracker: Path | None = None,
 ) -> SoundEditor:
     """Load the models once, and open the folder of projects.
@@ -32,16 +33,15 @@ def load_editor(
     Args:
         model: a `train_flow` stage or its run; None: nothing can be made, all else works.
         writer: a model that writes chains of thought; None: they are measured.
-        tagger: names sounds for measured chains of thought.
+        tagger: names sounds for measured chains of thought: `auto` (YAMNet), or a path.
         tracker: folder of a SAM 2; None: objects are followed by correlation.
 
     Raises:
         ConfigError: a model that cannot be loaded.
     """
-    if tagger is not None and not tagger.exists():
-        raise ConfigError(f"{tagger}: no such file", "--tagger", "give a .tflite, an .onnx or a folder")
+    tagger_path = None if tagger is None else checked_tagger(tagger)
     generator = load_generator(model, autoencoder) if model is not None else None
-    thinker: Thinker = MeasuredThinker(tagger) if writer is None else model_thinker(writer, 3)
+    thinker: Thinker = MeasuredThinker(tagger_path) if writer is None else model_thinker(writer, 3)
     regions = RegionFinder(Sam2Tracker(tracker) if tracker is not None else None)
     store = ProjectStore(folder, limits)
     return SoundEditor(SoundService(generator), store, regions, thinker, writer is not None, limits)

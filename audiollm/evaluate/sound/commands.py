@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ClassesOption = Annotated[
     str | None,
     typer.Option(
-        help="Judge of what is heard: a .tflite or .onnx tagger (YAMNet), a folder (an audio classifier of "
+        help="Judge of what is heard: auto (YAMNet), a .tflite or .onnx tagger, a folder (an audio classifier of "
         "transformers, or our own), or package.module:factory."
     ),
 ]
@@ -66,7 +66,7 @@ def sound(
 ) -> None:
     """Score generated sounds: Fréchet distance, KL of classes, inception score, CLAP, DeSync, onsets, copies.
 
-    Example: audiollm evaluate sound runs/sound/generate_sound/generated.jsonl --classes yamnet.tflite -o scores
+    Example: audiollm evaluate sound runs/sound/generate_sound/generated.jsonl --classes auto -o scores
     """
     from audiollm.evaluate.sound.edited_sounds import judge_edits, read_edited
     from audiollm.evaluate.sound.generated_sounds import read_generated
@@ -120,6 +120,7 @@ def load_judges(
     Raises:
         ConfigError: one of them cannot be loaded.
     """
+    from audiollm.evaluate.judges.yamnet import AUTO, checked_tagger
     from audiollm.evaluate.sound.sound_judges import (
         ClassSpace,
         load_sound_classes,
@@ -129,6 +130,7 @@ def load_judges(
     from audiollm.evaluate.sound.suite import SuiteJudges
     from audiollm.recipe.plug_ins import import_named
 
+    classes, space = (str(checked_tagger(AUTO)) if judge == AUTO else judge for judge in (classes, space))
     given = {"classes": classes, "space": space or classes, "texts": clap, "synchrony": synchrony}
     named = load_sound_classes(classes) if classes else None
     places = load_sound_space(space) if space else (ClassSpace(named) if named else None)

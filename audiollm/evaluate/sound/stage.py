@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from audiollm.evaluate.judges.yamnet import AUTO_SOURCE
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import InputPath, InputSource, Stage, StageConfig, StagePlan
 
@@ -16,9 +17,10 @@ class EvaluateSoundConfig(StageConfig):
 
     sounds: InputPath
     """`generated.jsonl` of the stage `generate_sound`, or a list of one's own in its columns."""
-    classes: InputSource | None = None
-    """Judge of what is heard: a .tflite or .onnx tagger, a folder of a classifier, or `package.module:factory`."""
-    space: InputSource | None = None
+    classes: Annotated[InputSource, AUTO_SOURCE] | None = None
+    """Judge of what is heard: `auto` (YAMNet), a .tflite or .onnx tagger, a folder of a classifier, or
+    `package.module:factory`."""
+    space: Annotated[InputSource, AUTO_SOURCE] | None = None
     """Space of the Fréchet distance: the folder of a ClapModel, a judge as `classes`, or a factory; null: the logits of
     `classes`."""
     clap: InputSource | None = None

@@ -23,6 +23,7 @@ from audiollm.evaluate.judges.taggers import (
     TransformersTagger,
     WindowScores,
 )
+from audiollm.evaluate.judges.yamnet import AUTO, TaggerPath, absence
 from pipelines.steps.step import Resources, StepConfig, Value
 
 FILES = (".tflite", ".onnx")
@@ -63,9 +64,10 @@ _NARROWER_SHARE = 0.5
 class EventsConfig(StepConfig):
     """Settings of `events`."""
 
-    model: Path | None = None
-    """A waveform classifier (`.tflite`, `.onnx`) of the YAMNet kind (mono at 16 kHz in, a score from 0 to 1 a class
-    out), a transformers audio classifier's folder, or a trained model of audiollm, which is asked."""
+    model: TaggerPath | None = None
+    """`auto` (YAMNet's published file, where it is on this machine), a waveform classifier (`.tflite`, `.onnx`) of the
+    YAMNet kind (mono at 16 kHz in, a score from 0 to 1 a class out), a transformers audio classifier's folder, or a
+    trained model of audiollm, which is asked."""
     labels: Path | None = None
     """Class names of a `.tflite` or `.onnx` file, where neither the file nor one beside it has them."""
     codec: Path | None = None
@@ -85,7 +87,7 @@ class EventsConfig(StepConfig):
 
     @model_validator(mode="after")
     def _fits(self) -> EventsConfig:
-        is_file = self.model is not None and self.model.suffix.lower() in FILES
+        is_file = self.model == AUTO or (self.model is not None and self.model.suffix.lower() in FILES)
         if self.labels is not None and not is_file:
             raise ValueError("labels: are for a .tflite or .onnx file; a folder tells its own")
         if is_file and (self.codec is not None or self.gpus):
@@ -133,7 +135,9 @@ class Events:
     def missing(self) -> str | None:
         model, labels, codec = self._config.model, self._config.labels, self._config.codec
         if model is None:
-            return "events.model: not set: give a sound-event model (YAMNet's .tflite, an .onnx, a transformers folder)"
+            return "events.model: not set: give auto (YAMNet), a .tflite, an .onnx, or a transformers folder"
+        if model == AUTO:
+            return f"events.model: {absence()}"
         if model.is_file():
             kind = model.suffix.lower()
             if kind not in FILES:
@@ -183,7 +187,7 @@ def load_tagger(config: EventsConfig) -> Tagger:
         ConfigError: it cannot be used.
     """
     model = config.model
-    assert model is not None  # `missing` reports it first
+    assert isinstance(model, Path)  # `missing` reports anything else first
     if model.suffix.lower() == ".tflite" and model.is_file():
         return TfliteTagger(model, config.labels, config.window_s)
     if model.is_file():

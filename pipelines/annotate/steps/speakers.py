@@ -58,8 +58,6 @@ class Speakers:
 
     def missing(self) -> str | None:
         """Name a missing package or file and its remedy; None: nothing is missing."""
-        if importlib.util.find_spec("sklearn") is None:
-            return "speakers: scikit-learn is not installed: pip install 'audiollm[speakers]'"
         if isinstance(self.config.embedder, Path):
             folder = self.config.embedder
             if not (folder / "config.json").is_file():

@@ -7,6 +7,7 @@ import importlib.machinery
 import importlib.metadata
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -152,3 +153,12 @@ def test_a_look_that_fails_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None
     exit_code, output = run()
     assert exit_code == 0
     assert "cannot be found out (PermissionError: no)" in output
+
+
+def test_the_weights_that_tell_speakers_apart_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(package: str, name: str) -> Path:
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr("audiollm.onnx_models.package_file", absent)
+    check = module._resemblyzer()
+    assert check.state == "optional" and check.remedy == "pip install --no-deps resemblyzer"

@@ -73,6 +73,17 @@ stages:
         budgets("train.minutes=2", "train.cpu_minutes=3")
 
 
+def test_an_override_may_replace_the_setting_that_refers_to_a_key(tmp_path: Path) -> None:
+    """The recipe is right as it stands: what nothing refers to is refused where the recipe or the person wrote it."""
+    text = GOOD.replace("audio: null", "audio: null\nshortest: 5").replace(
+        "min_seconds: 5", 'min_seconds: "${shortest}"'
+    )
+    recipe = load_recipe(write(tmp_path, text), ["second.min_seconds=7"])
+    assert settings(recipe, "second")["min_seconds"] == 7
+    with pytest.raises(ConfigError, match="shortest: nothing in this recipe refers to it"):
+        load_recipe(write(tmp_path, text), ["second.min_seconds=7", "shortest=9"])
+
+
 def test_base_is_merged_by_stage_name(tmp_path: Path) -> None:
     write(tmp_path, GOOD, "base.yaml")
     child = (

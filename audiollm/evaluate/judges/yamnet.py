@@ -1,0 +1,108 @@
+"""YAMNet's TFLite file: the digests of the published ones, and where `auto` looks for it. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ValidationInfo
+
+from audiollm.errors import ConfigError
+from audiollm.files.atomic import file_digest
+
+AUTO: Literal["auto"] = "auto"
+"""The value of a setting or option that stands for YAMNet's file, wherever it is on this machine."""
+PUBLISHED: Mapping[str, str] = {
+    "10c95ea3eb9a7bb4cb8bddf6feb023250381008177ac162ce169694d05c317de": "google/yamnet, classification-tflite, 1",
+    "4d8b4a53282dc83ef04e3e7dbc4fbc98082e34e44ed798e16c3a0cdd4c584faf": "MediaPipe, yamnet, float32, 1",
+}
+"""SHA-256 of each published file, and its name there. Both have 4,126,810 bytes and the Apache-2.0 licence."""
+
+
+def default_path() -> Path:
+    """The place for a copy of the file that no installed package ships: `$XDG_DATA_HOME/audiollm/yamnet.tflite`."""
+    data_home = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return data_home / "audiollm" / "yamnet.tflite"
+
+
+def find_yamnet() -> Path | None:
+    """The published file that an installed package ships, else the copy at `default_path()`; None: neither is there.
+
+    Raises:
+        ConfigError: the copy is not a published file.
+    """
+    for path in _packaged_files():
+        if file_digest(path) in PUBLISHED:
+            return path
+    path = default_path()
+    if not path.is_file():
+        return None
+    if (digest := file_digest(path)) not in PUBLISHED:
+        raise ConfigError(
+            f"not a published YAMNet: its SHA-256 is {digest}",
+            str(path),
+            "docs/models.md has the digests; a tagger that is given by its path may be any file",
+        )
+    return path
+
+
+def absence() -> str:
+    """The sentence for a person on whose machine `auto` has nothing to take, with the remedy."""
+    return (
+        f"auto: no installed package ships YAMNet, and {default_path()} does not exist: "
+        "put Google's file there (docs/models.md says where it is published), or give a tagger by its path"
+    )
+
+
+def checked_tagger(tagger: str | Path) -> Path:
+    """The path of a tagger that is there; `auto` is YAMNet's file.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    path = find_yamnet() if str(tagger) == AUTO else Path(tagger).expanduser()
+    if path is None:
+        raise ConfigError(absence())
+    if not path.exists():
+        raise ConfigError("no such file or folder", str(path), "give auto, a .tflite, an .onnx or a folder")
+    return path
+
+
+def _resolved(tagger: Any) -> Any:
+    """The path that `auto` stands for, or `auto` where it stands for none; any other setting as it is."""
+    if tagger != AUTO:
+        return tagger
+    try:
+        return find_yamnet() or AUTO
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+
+
+def _resolved_source(tagger: Any, info: ValidationInfo) -> Any:
+    """As `_resolved`; where there is no file a run ends here, and a plan notes the one that it will want."""
+    resolved = _resolved(tagger)
+    if resolved != AUTO:
+        return resolved
+    if "absent" not in (info.context or {}):
+        raise ValueError(absence())
+    return default_path()
+
+
+TaggerPath = Annotated[Literal["auto"] | Path, BeforeValidator(_resolved)]
+"""A setting that takes a tagger of sounds by its path, or `auto`."""
+AUTO_SOURCE = BeforeValidator(_resolved_source)
+"""The part of a setting's type that lets an `InputSource` be `auto`, too."""
+
+
+def _packaged_files() -> Iterator[Path]:
+    """Files of installed packages that are named after YAMNet, in the order of the packages' names."""
+    listings = [(package, package.read_text("RECORD") or "") for package in distributions()]
+    named = [package for package, listing in listings if "yamnet" in listing.lower()]
+    for package in sorted(named, key=lambda package: package.name):
+        for file in package.files or ():
+            path = Path(str(package.locate_file(file)))
+            if file.suffix == ".tflite" and "yamnet" in file.name.lower() and path.is_file():
+                yield path
