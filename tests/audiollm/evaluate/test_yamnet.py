@@ -75,11 +75,11 @@ def test_an_installed_package_goes_before_the_copy_and_another_file_does_not_cou
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(place, monkeypatch)
-    site = tmp_path / "site"
-    monkeypatch.setattr(sys, "path", [*sys.path, str(site)])
-    install(site, "alien", b"another network")
+    install(tmp_path / "first", "alien", b"another network")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "first")])
     assert find_yamnet() == place
-    shipped = install(site, "brings_yamnet", b"weights")
+    shipped = install(tmp_path / "second", "brings_yamnet", b"weights")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "second")])
     assert find_yamnet() == shipped
 
 
