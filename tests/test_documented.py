@@ -360,4 +360,4 @@ def test_the_collector_sees_every_kind_of_document() -> None:
         (".yaml", "audiollm"),
         (".py", "audiollm"),
     } <= kinds
-    assert len(RUNS) > 100 and len(PIPELINES) > 10 and len(SETTINGS) > 10
+    assert len(RUNS) > 80 and len(PIPELINES) > 10 and len(SETTINGS) > 10
