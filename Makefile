@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= passive
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart test mutants prove check bench learn time-to-voice learn-tokenizer learn-tts learn-vae learn-cloning learn-understanding learn-preference compare-preference learn-tts-preference learn-grpo compare-rl learn-tts-grpo learn-interpret learn-interpret-speech learn-flow learn-audiocot tokenizer-speed long-audio packing loss-memory loader gpu llm-generate interpret-speed interpret-long dual-ffn-overhead llm-train flow seams dpo grpo annotate-speed annotate-quality audiocot-speed studio-check studio-speed busy-neighbour clean
+.PHONY: help setup quickstart test mutants prove check bench learn time-to-voice learn-tokenizer learn-tts learn-vae learn-cloning learn-understanding learn-preference compare-preference learn-tts-preference learn-grpo compare-rl learn-tts-grpo learn-interpret learn-interpret-speech learn-flow learn-audiocot learn-recipes tokenizer-speed long-audio packing loss-memory loader gpu llm-generate interpret-speed interpret-long dual-ffn-overhead llm-train flow seams dpo grpo annotate-speed annotate-quality audiocot-speed studio-check studio-speed busy-neighbour clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 21
@@ -99,6 +99,10 @@ learn-flow: $(READY)  ## sounds from video, words and thought, and edits, of rec
 
 learn-audiocot: $(READY)  ## a model writes chains of thought of scenes never heard, with controls; sounds and edits from them: DATA=, SEEDS=, FLOW=runs/learn_flow (two and a half hours of one core)
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_audiocot.py $(if $(DATA),--data $(DATA)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FLOW),--flow $(FLOW))
+
+learn-recipes: $(READY)  ## every tiny.yaml from nothing, before against after: ONLY="align rlhf", SEEDS="1 2 3", PLACES="alone busy digits", DATA= (many hours for all of it)
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_recipes.py $(if $(ONLY),--only $(ONLY)) $(if $(SEEDS),--seeds $(SEEDS)) \
+		$(if $(PLACES),--places $(PLACES)) $(if $(DATA),--data $(DATA))
 
 tokenizer-speed: $(READY)  ## CPU-seconds and memory against Mimi and Higgs at published shapes
 	@$(BIN)/python -W ignore benchmarks/tokenizer_speed.py
