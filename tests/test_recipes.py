@@ -115,6 +115,14 @@ def test_a_recipe_is_typed_and_planned_before_anything_is_there(path: Path) -> N
             load_recipe(path, required(path))
 
 
+@pytest.mark.parametrize("path", ALL, ids=lambda path: str(path.relative_to(RECIPES)))
+def test_a_recipe_has_no_budget_on_the_clock(path: Path) -> None:
+    """A busy machine would learn less of it: `steps`, `passes` or `cpu_minutes`."""
+    recipe = load_recipe(path, required(path), absent=[])
+    timed = [stage.name for stage in recipe.stages if getattr(stage.config, "minutes", None) is not None]
+    assert timed == []
+
+
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_folder_has_a_small_and_a_large_recipe_and_says_what_they_are(name: str) -> None:
     folder = RECIPES / name

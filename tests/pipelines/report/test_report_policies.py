@@ -131,6 +131,16 @@ def test_rewards_before_and_after_have_intervals(whole: Run) -> None:
     assert not other["evaluated"]["after"]
 
 
+def test_a_model_that_is_worse_than_its_start_is_at_the_head_of_the_page(whole: Run) -> None:
+    figures = whole.results["first"].figures
+    assert figures is not None
+    figures["warnings"] = [f"the model handed over is worse than its start {HOSTILE}"]
+    html, summary = whole.report(players=False)
+    assert summary["warnings"] == [{"stage": "first", "text": figures["warnings"][0]}]
+    assert HOSTILE not in html
+    assert 0 < html.index("the model handed over is worse than its start &lt;img") < html.index('class="tiles"')
+
+
 def test_what_a_policy_set_aside_is_named(whole: Run) -> None:
     aside = set_aside_row(
         "train_policy", "questions.jsonl [3]", "cannot be read", "no such file: door.wav", "q3"
