@@ -77,14 +77,18 @@ class Case:
 
 CASES = {
     "align": Case("align/tiny.yaml", "after", "before", must_gain=True, seeded=True),
-    "align_speech": Case("align/speech_tiny.yaml", "after", "before", right_words, must_gain=True, seeded=True),
+    "align_speech": Case(
+        "align/speech_tiny.yaml", "after", "before", right_words, must_gain=True, seeded=True
+    ),
     "audio_reasoner": Case("audio_reasoner/tiny.yaml", "after", "before", must_gain=True, seeded=True),
     "ke_omni_r": Case("ke_omni_r/tiny.yaml", "after", "before", must_gain=True, seeded=True),
     "r1_aqa": Case("r1_aqa/tiny.yaml", "after", "before", must_gain=True, seeded=True),
     "rlhf": Case("rlhf/tiny.yaml", "after", "before", must_gain=True, seeded=True),
     "iterative_grpo": Case("iterative_grpo/tiny.yaml", "heard_2", "before", must_gain=True, seeded=True),
     "tts_grpo": Case("tts_grpo/tiny.yaml", "after", "before", right_words, must_gain=True, seeded=True),
-    "interpret": Case("interpret/tiny.yaml", "after", "before", translation_quality, must_gain=True, seeded=True),
+    "interpret": Case(
+        "interpret/tiny.yaml", "after", "before", translation_quality, must_gain=True, seeded=True
+    ),
     "tts": Case("tts/tiny.yaml", "evaluate", None, right_words),
     "understanding": Case("understanding/tiny.yaml", "evaluate_listening", None),
     "mutual": Case("mutual/tiny.yaml", "score_after", "score_before"),
@@ -180,7 +184,10 @@ def _line(label: str, case: Case, outcomes: Sequence[Outcome]) -> dict[str, obje
         before = statistics.fmean(value for outcome in outcomes for value in outcome.before.values())
         change = mean_of_normal([value for outcome in outcomes for value in outcome.changes])
         line |= {"peer": round(before, 4), "ratio": round(after / before, 3) if before else None}
-        line |= {"change": round(change["mean"], 4), "interval": [round(change[end], 4) for end in ("low", "high")]}
+        line |= {
+            "change": round(change["mean"], 4),
+            "interval": [round(change[end], 4) for end in ("low", "high")],
+        }
         line["changes_by_seed"] = [round(statistics.fmean(outcome.changes), 4) for outcome in outcomes]
         unit += " (peer: before)"
     line |= {"unit": unit, "minutes": round(statistics.fmean(outcome.minutes for outcome in outcomes), 1)}
@@ -199,7 +206,9 @@ def _phrases(runs: Path) -> Path:
     rows = (RECIPES / "interpret" / "numbers.csv").read_text().splitlines()
     digits = {word: str(number) for number, word in enumerate(WORDS)}
     spelled = [
-        ",".join([" ".join(digits.get(word, word) for word in row.split(",")[0].split()), *row.split(",")[1:]])
+        ",".join(
+            [" ".join(digits.get(word, word) for word in row.split(",")[0].split()), *row.split(",")[1:]]
+        )
         for row in rows
     ]
     path.write_text("\n".join(spelled) + "\n")

@@ -138,7 +138,9 @@ def test_a_model_that_is_worse_than_its_start_is_at_the_head_of_the_page(whole: 
     html, summary = whole.report(players=False)
     assert summary["warnings"] == [{"stage": "first", "text": figures["warnings"][0]}]
     assert HOSTILE not in html
-    assert 0 < html.index("the model handed over is worse than its start &lt;img") < html.index('class="tiles"')
+    assert (
+        0 < html.index("the model handed over is worse than its start &lt;img") < html.index('class="tiles"')
+    )
 
 
 def test_what_a_policy_set_aside_is_named(whole: Run) -> None:
