@@ -145,9 +145,8 @@ def _run_case(name: str, case: Case, place: str, options: argparse.Namespace) ->
     for seed in seeds:
         with _busy_process() if place == "busy" else _nothing():
             outcomes.append(_outcome(case, seed, f"{name}-{place}-{seed}", place, options))
-    line = _line(f"{name}, {place}", case, outcomes)
-    print(json.dumps(line), flush=True)
-    return not case.must_gain or line["interval"][0] > 0
+    print(json.dumps(_line(f"{name}, {place}", case, outcomes)), flush=True)
+    return not case.must_gain or _change(outcomes)["low"] > 0
 
 
 def _outcome(case: Case, seed: int, run: str, place: str, options: argparse.Namespace) -> Outcome:
@@ -182,7 +181,7 @@ def _line(label: str, case: Case, outcomes: Sequence[Outcome]) -> dict[str, obje
     unit = "chrF" if case.scores is translation_quality else "share right"
     if case.before is not None:
         before = statistics.fmean(value for outcome in outcomes for value in outcome.before.values())
-        change = mean_of_normal([value for outcome in outcomes for value in outcome.changes])
+        change = _change(outcomes)
         line |= {"peer": round(before, 4), "ratio": round(after / before, 3) if before else None}
         line |= {
             "change": round(change["mean"], 4),
@@ -194,6 +193,11 @@ def _line(label: str, case: Case, outcomes: Sequence[Outcome]) -> dict[str, obje
     line["cpu_minutes"] = round(statistics.fmean(outcome.cpu_minutes for outcome in outcomes), 1)
     warnings = [f"seed {outcome.seed}: {text}" for outcome in outcomes for text in outcome.warnings]
     return {**line, **({"warnings": warnings} if warnings else {})}
+
+
+def _change(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Mean change of the items of all seeds, `low` and `high` of its interval, and `n`."""
+    return mean_of_normal([value for outcome in outcomes for value in outcome.changes])
 
 
 def _digits(options: argparse.Namespace) -> str:
