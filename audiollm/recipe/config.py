@@ -32,8 +32,6 @@ class Document:
 
     data: dict[str, Any]
     origins: dict[KeyPath, str] = field(default_factory=dict)
-    replaced: list[Any] = field(default_factory=list)
-    """Values that the command line took out; what they refer to counts as used."""
 
     def where(self, path: KeyPath) -> str:
         """The origin of the longest known prefix of `path`."""
@@ -79,10 +77,6 @@ def resolve(document: Document, used: set[str]) -> Document:
         used: receives the top-level keys that were referred to.
     """
     resolved = Document(dict(document.data), document.origins)
-    for value in document.replaced:
-        reference = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-        if reference is not None and reference.group(1) is not None:
-            used.add(reference.group(1))
     for key, value in document.data.items():
         if key == "stages":
             continue
@@ -303,7 +297,7 @@ def _drop_budgets(document: Document, container: dict[str, Any], path: KeyPath, 
     """Take the recipe's own budget out of a stage whose command line gives one of another kind."""
     for budget in BUDGETS:
         if budget != given and document.origins.get((*path, budget)) != "command line":
-            document.replaced.append(container.pop(budget, None))
+            container.pop(budget, None)
 
 
 # -------------------------------------------------------------------------------------------- resolving
