@@ -65,6 +65,7 @@ def test_settings_are_read_without_loading_torch() -> None:
 OPENS_A_FOLDER = re.compile(
     r"^(Auto\w+|\w*(Model|Config|Processor|FeatureExtractor|Tokenizer)|model_class)\.from_pretrained$|^pipeline$"
 )
+OPENS_A_MODEL = re.compile(r" (AutoModel\w*|\w+Model|model_class)\.from_pretrained$| pipeline$")
 OWN = re.compile(r"^(AudioTokenizer|HiggsTokenizer|DualFFN|Generator|SoundModel)\.")
 
 
@@ -89,6 +90,13 @@ def test_no_folder_of_transformers_is_opened_with_its_own_code() -> None:
     for place, call in calls:
         named = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
         assert named.get(None) == "OFFLINE" or named.get("trust_remote_code") == "False", place
+
+
+def test_models_of_transformers_are_opened_in_one_place() -> None:
+    """It decides the dtype: opened elsewhere, a model that is published in half precision refuses its inputs."""
+    opener = "audiollm/files/transformers_folders.py"
+    opened = [place for place, _ in calls_of_transformers() if OPENS_A_MODEL.search(place)]
+    assert [place.partition(":")[0] for place in opened] == [opener], opened
 
 
 def contracts(folder: Path) -> subprocess.CompletedProcess[str]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 REMEDY = "give a folder that transformers' from_pretrained reads, with safetensors weights"
+STORED = "auto"
+"""The dtype in which the weights are stored: language models keep it, as twice their size may not fit into memory."""
 _PRETRAINING_ONLY = ("masked_spec_embed",)
 """Ends of the names of weights that only pre-training uses: some published folders lack them."""
 _LOADING_ERRORS = (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, AttributeError)
@@ -48,7 +50,7 @@ def open_model(
     model_class: Any,
     folder: Path,
     device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     **options: Any,
 ) -> Any:
     """Open a model in eval mode on a device, whether it is stored in float32, float16 or bfloat16; use `opening` around
@@ -56,7 +58,7 @@ def open_model(
 
     Args:
         model_class: a class of transformers with `from_pretrained`.
-        dtype: dtype of the weights; None: `working_dtype`.
+        dtype: dtype of the weights, or `STORED`; None: `working_dtype`.
         options: other arguments of `from_pretrained`.
 
     Raises:
@@ -88,10 +90,10 @@ def open_model(
 
 def working_dtype(device: torch.device | str) -> torch.dtype | str:
     """The dtype in which a model computes: float32 on a CPU, where half precision is slow or not exact; on a GPU the
-    dtype in which the weights are stored (`auto`)."""
+    dtype in which the weights are stored."""
     import torch
 
-    return torch.float32 if torch.device(device).type == "cpu" else "auto"
+    return torch.float32 if torch.device(device).type == "cpu" else STORED
 
 
 def fit_inputs(model: Any, inputs: Any) -> dict[str, Any]:

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from audiollm.data.records.sample import Region
-from audiollm.errors import ConfigError
-from audiollm.files.json_files import OFFLINE
+from audiollm.files.transformers_folders import open_model, opening
 from audiollm.video.frames import read_frames
 from pipelines.audiocot.steps.tracking import ObjectFinder, PictureBox
 from pipelines.studio.limits import StudioRefusal
@@ -64,13 +63,8 @@ class Sam2Tracker(ObjectFinder):
         from transformers import Sam2VideoModel
 
         self._device = "cpu"
-        try:
-            loaded = Sam2VideoModel.from_pretrained(str(tracker), **OFFLINE, use_safetensors=True)
-        except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(
-                f"no SAM 2 in {tracker} ({error})", "--tracker", "give the folder of one for videos"
-            ) from None
-        self._tracker = loaded.eval()
+        with opening(tracker, "SAM 2", "give the folder of one for videos", "--tracker"):
+            self._tracker = open_model(Sam2VideoModel, tracker)
         self._side = int(self._tracker.config.image_size)
 
 

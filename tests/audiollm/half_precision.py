@@ -1,4 +1,4 @@
-"""Folders of models, stored again in half precision as most are published."""
+"""Folders of models, stored again in half precision as most are published, or in float32."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+"""Half precisions by name."""
 
 
 def stored_as(folder: Path, dtype: str) -> Path:
@@ -18,7 +19,7 @@ def stored_as(folder: Path, dtype: str) -> Path:
     shutil.copytree(folder, copy)
     for path in copy.rglob("*.safetensors"):
         weights = {
-            name: tensor.to(DTYPES[dtype]) if tensor.is_floating_point() else tensor
+            name: tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
             for name, tensor in load_file(path).items()
         }
         save_file(weights, path, metadata={"format": "pt"})

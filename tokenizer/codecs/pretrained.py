@@ -14,8 +14,8 @@ from transformers import PreTrainedConfig
 
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import write_json
-from audiollm.files.json_files import OFFLINE, read_json_file
-from audiollm.files.tensors import check_tensors
+from audiollm.files.json_files import read_json_file
+from audiollm.files.transformers_folders import open_model
 from audiollm.models.pretrained import model_folder
 
 CodecT = TypeVar("CodecT", bound="TransformersCodec")
@@ -95,18 +95,7 @@ def load_transformers(model_class: Any, folder: Path) -> Any:
     Raises:
         ConfigError: some weights are missing (transformers would leave them random).
     """
-    check_tensors(folder)
-    model, info = model_class.from_pretrained(
-        folder, **OFFLINE, use_safetensors=True, dtype=torch.float32, output_loading_info=True
-    )
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ConfigError(
-            f"{len(missing)} weights are missing, the first is {missing[0]}",
-            str(folder / "model.safetensors"),
-            "copy the whole model again",
-        )
-    return model
+    return open_model(model_class, folder)
 
 
 def choose_num_codebooks(asked: int | None, config: PreTrainedConfig, available: int) -> int:

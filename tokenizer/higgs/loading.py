@@ -17,7 +17,8 @@ from transformers import HiggsAudioV2TokenizerConfig, HubertModel
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import atomic_path, write_text
 from audiollm.files.json_files import OFFLINE, read_json_file
-from audiollm.files.tensors import check_tensors, load_tensors
+from audiollm.files.tensors import load_tensors
+from audiollm.files.transformers_folders import open_model
 from audiollm.models.pretrained import model_folder
 from tokenizer.higgs.config import MODEL_TYPE
 
@@ -78,8 +79,7 @@ def load_hubert(folder: Path) -> nn.Module:
     found = read_json_file(config, dict).get("model_type") if config.exists() else None
     if found != "hubert":
         raise ConfigError(f"model_type: {found!r}, not 'hubert'", str(config), "give a HuBERT's folder")
-    check_tensors(folder)
-    hubert: nn.Module = HubertModel.from_pretrained(folder, **OFFLINE, use_safetensors=True)
+    hubert: nn.Module = open_model(HubertModel, folder)
     return hubert
 
 

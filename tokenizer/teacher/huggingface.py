@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoFeatureExtractor, AutoModel
 from audiollm.audio import resample
 from audiollm.errors import ConfigError
 from audiollm.files.json_files import OFFLINE
-from audiollm.files.tensors import check_tensors
+from audiollm.files.transformers_folders import open_model
 from tokenizer.rates import FRAME_RATE, SAMPLE_RATE
 
 USUAL_RATE = 16_000
@@ -122,22 +122,7 @@ def _load_encoder(folder: Path) -> Any:
             str(folder),
             "save the model with transformers' save_pretrained; pickled weights are not loaded",
         )
-    check_tensors(folder)
-    model, info = AutoModel.from_pretrained(
-        folder,
-        **OFFLINE,
-        use_safetensors=True,
-        dtype=torch.float32,
-        output_loading_info=True,
-    )
-    # the embedding of masked frames is used in pre-training only, and some published folders lack it
-    missing = sorted(key for key in info["missing_keys"] if not key.endswith("masked_spec_embed"))
-    if missing:
-        raise ConfigError(
-            f"{len(missing)} weights are missing, the first is {missing[0]}",
-            str(folder),
-            "copy the model again",
-        )
+    model = open_model(AutoModel, folder)
     return model.get_encoder() if model.config.is_encoder_decoder else model
 
 

@@ -20,12 +20,18 @@ from numpy.typing import NDArray
 
 from audiollm.errors import ConfigError
 from audiollm.files.json_files import OFFLINE
+from audiollm.files.transformers_folders import fit_inputs, open_model, opening
 
 FILE_SAMPLE_RATE = 16000
 """Sample rate of a YAMNet-class file, which takes mono sound in [-1, 1]."""
 FILE_WINDOW_S = 0.975
 """Window of a file that takes any length: that of YAMNet."""
 _ASKED_WINDOW_S = 10.0
+_TAGGER = "audio classifier"
+_REMEDY = (
+    "give a .tflite or .onnx file of a waveform classifier, a transformers folder with safetensors weights, "
+    "or a checkpoint of audiollm"
+)
 _ANY_WINDOW_S = 1.0
 _ANSWER_TOKENS, _MAX_LABEL_CHARACTERS, _MAX_LABELS = 128, 60, 20
 
@@ -140,7 +146,6 @@ class AudioClassifier:
     sample_rate: int
     window_s: float | None
     exclusive: bool
-    device: str = "cpu"
 
     @classmethod
     def load(cls, folder: Path, device: str = "cpu") -> AudioClassifier:
@@ -150,21 +155,16 @@ class AudioClassifier:
         """
         from transformers import AutoFeatureExtractor, AutoModelForAudioClassification
 
-        try:
+        with opening(folder, _TAGGER, _REMEDY):
             extractor = AutoFeatureExtractor.from_pretrained(str(folder), **OFFLINE)
-            model = AutoModelForAudioClassification.from_pretrained(
-                str(folder), **OFFLINE, use_safetensors=True
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _not_a_tagger(folder, error) from error
+            model = open_model(AutoModelForAudioClassification, folder, device)
         return cls(
-            model=model.eval().to(device),
+            model=model,
             extractor=extractor,
             labels=[str(model.config.id2label[index]) for index in range(model.config.num_labels)],
             sample_rate=int(extractor.sampling_rate),
             window_s=_hears_at_once(extractor),
             exclusive=model.config.problem_type == "single_label_classification",
-            device=device,
         )
 
     @property
@@ -181,7 +181,7 @@ class AudioClassifier:
         padding = {"padding": True} if len(copies) > 1 and self.window_s is None else {}
         inputs = self.extractor(copies, sampling_rate=self.sample_rate, return_tensors="pt", **padding)
         with torch.no_grad():
-            logits_BK = self.model(**inputs.to(self.device)).logits
+            logits_BK = self.model(**fit_inputs(self.model, inputs)).logits
         result_BK: NDArray[np.float64] = logits_BK.double().cpu().numpy()
         return result_BK
 
@@ -379,9 +379,4 @@ def _hears_at_once(extractor: Any) -> float | None:
 
 def _not_a_tagger(path: Path, error: Exception) -> ConfigError:
     said = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return ConfigError(
-        f"no audio classifier loads from {path}: {said}",
-        str(path),
-        "give a .tflite or .onnx file of a waveform classifier, a transformers folder with safetensors weights, "
-        "or a checkpoint of audiollm",
-    )
+    return ConfigError(f"no {_TAGGER} loads from {path}: {said}", str(path), _REMEDY)

@@ -19,6 +19,7 @@ from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.classifier import ClipClassifier
 from audiollm.evaluate.judges.taggers import AudioClassifier, OnnxTagger, Tagger, TfliteTagger
 from audiollm.files.json_files import OFFLINE, read_json_file
+from audiollm.files.transformers_folders import fit_inputs, open_model, opening
 from audiollm.recipe.plug_ins import import_named, is_import_path
 
 Vector = NDArray[np.float64]
@@ -76,12 +77,9 @@ class ClapSpace:
     def __init__(self, folder: Path) -> None:
         from transformers import AutoProcessor, ClapModel
 
-        try:
+        with opening(folder, "CLAP", "give the folder of a ClapModel with its processor, in safetensors"):
             self._processor = AutoProcessor.from_pretrained(str(folder), **OFFLINE)
-            self._model = ClapModel.from_pretrained(str(folder), **OFFLINE, use_safetensors=True).eval()
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            remedy = "give the folder of a ClapModel with its processor, in safetensors"
-            raise ConfigError(f"no CLAP model: {error}", str(folder), remedy) from error
+            self._model = open_model(ClapModel, folder)
         self._rate = int(self._processor.feature_extractor.sampling_rate)
 
     @torch.inference_mode()
@@ -90,15 +88,16 @@ class ClapSpace:
         heard_N = sound.mono().resample(self._rate).samples_CN[0].numpy()
         # of a longer sound the extractor takes a part at random
         pieces = _windows(heard_N, int(extractor.nb_max_samples))
-        inputs = [extractor(piece, sampling_rate=self._rate, return_tensors="pt") for piece in pieces]
-        return np.asarray(
-            np.mean([_vector(self._model.get_audio_features(**each)) for each in inputs], axis=0)
-        )
+        vectors = []
+        for piece in pieces:
+            features = extractor(piece, sampling_rate=self._rate, return_tensors="pt")
+            vectors.append(_vector(self._model.get_audio_features(**fit_inputs(self._model, features))))
+        return np.asarray(np.mean(vectors, axis=0))
 
     @torch.inference_mode()
     def embed_text(self, text: str) -> Vector:
         inputs = self._processor.tokenizer(text, truncation=True, return_tensors="pt")
-        return _vector(self._model.get_text_features(**inputs))
+        return _vector(self._model.get_text_features(**fit_inputs(self._model, inputs)))
 
 
 class TaggerClasses:

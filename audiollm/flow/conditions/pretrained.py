@@ -20,7 +20,7 @@ from torch import Tensor
 from audiollm.autoencoder import module_digest
 from audiollm.errors import ConfigError
 from audiollm.files.json_files import OFFLINE, read_json_file
-from audiollm.files.tensors import check_tensors
+from audiollm.files.transformers_folders import open_model, opening
 from audiollm.recipe.plug_ins import import_named, is_import_path
 
 REMEDY = "give the local folder of a transformers model, or `package.module:name` of a function that returns an encoder"
@@ -207,22 +207,12 @@ def _opened(model_class: Any, folder: Path, half: str = "") -> Any:
         ConfigError: it cannot be loaded, or weights are missing: transformers would draw them at random.
     """
     (auto_config,) = _transformers("AutoConfig")
-    check_tensors(folder)
-    try:
+    with opening(folder, "encoder", REMEDY):
         config = auto_config.from_pretrained(str(folder), **OFFLINE)
         if half and hasattr(config, half):
             width, config = config.projection_dim, getattr(config, half)
             config.projection_dim = width
-        model, found = model_class.from_pretrained(
-            str(folder), config=config, use_safetensors=True, output_loading_info=True, **OFFLINE
-        )
-    except (OSError, RuntimeError, ValueError) as error:
-        said = " ".join(str(error).split())
-        raise ConfigError(f"cannot be loaded: {said:.200}", str(folder), REMEDY) from error
-    lacking = sorted(map(str, [*found["missing_keys"], *found["mismatched_keys"]]))
-    if lacking:
-        raise ConfigError(f"{len(lacking)} weights are missing, such as {lacking[0]}", str(folder), REMEDY)
-    return model.eval().requires_grad_(False)
+        return open_model(model_class, folder, config=config).requires_grad_(False)
 
 
 def _model_type(folder: Path) -> str:

@@ -246,9 +246,8 @@ class ThinkSound(nn.Module):
         tables = ("t_embed.freqs", "latent_rot", "clip_rot")
         names = [name for name in stored.names if name.startswith(prefix)]
         own = {name.removeprefix(prefix): [name] for name in names}
-        fill(
-            model, {key: value for key, value in own.items() if key not in tables}, stored, None, str(folder)
-        )
+        weights = {key: value for key, value in own.items() if key not in tables}
+        fill(model, weights, stored, torch.float32, str(folder))
         model.t_embed = _with_weights(TimeEmbedding(model.config.hidden_size), model.t_embed.state_dict())
         return model.eval()
 

@@ -17,10 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from audiollm.errors import ConfigError
 from audiollm.files.json_files import OFFLINE, read_json_file
+from audiollm.files.transformers_folders import STORED, open_model, opening
 from audiollm.models.audio_llms.frames import FramePatches, TimedFramePatches
-from audiollm.models.pretrained import REMEDY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,36 +64,15 @@ def load_audio_llm(folder: Path, dtype: torch.dtype | None = None) -> AudioLLM:
         ConfigError: the folder holds no such model, holds pickled weights only, or lacks some of its weights.
     """
     from transformers import AutoConfig
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # a stage loads several models, and shows its own progress
-    try:
-        if not folder.is_dir():  # else the name would be looked up on the hub
-            raise OSError("no such folder")
+    with opening(folder, "audio LLM"):
         processor = _load_processor(folder)
         config = AutoConfig.from_pretrained(str(folder), **OFFLINE)
-        model, loading = _model_class(config).from_pretrained(
-            str(folder),
-            **OFFLINE,
-            use_safetensors=True,
-            dtype="auto" if dtype is None else dtype,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(
-            f"no audio LLM loads from {folder}: {said}",
-            str(folder),
-            "give a folder that transformers' from_pretrained reads, with safetensors weights",
-        ) from error
-    if missing := sorted(loading["missing_keys"]):
-        raise ConfigError(
-            f"{len(missing)} weights are missing ({', '.join(missing[:3])})", str(folder), REMEDY
-        )
+        model = open_model(_model_class(config), folder, dtype=STORED if dtype is None else dtype)
     for module in model.modules():
         if type(module) is nn.Conv3d and module.groups == 1 and not any(module.padding):
             module.__class__ = PatchProduct
-    return AudioLLM(model.eval(), processor)
+    return AudioLLM(model, processor)
 
 
 def _load_processor(folder: Path) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audiollm.files.json_files import OFFLINE
+from audiollm.files.transformers_folders import fit_inputs, open_model, opening
 
 if TYPE_CHECKING:
     from audiollm.audio import Waveform
@@ -67,16 +68,12 @@ class ClapGate:
         from transformers import ClapModel, ClapProcessor
 
         from audiollm.devices import default_device
-        from audiollm.errors import ConfigError
 
-        try:
+        remedy = "give a folder that transformers' ClapModel reads, with safetensors weights"
+        with opening(folder, "CLAP", remedy, "description.clap"):
             self._processor = ClapProcessor.from_pretrained(str(folder), **OFFLINE)
-            model = ClapModel.from_pretrained(str(folder), **OFFLINE, use_safetensors=True)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            said = str(error).splitlines()[0] if str(error) else type(error).__name__
-            remedy = "give a folder that transformers' ClapModel reads, with safetensors weights"
-            raise ConfigError(f"no CLAP loads from {folder}: {said}", "description.clap", remedy) from error
-        self._model, self._max_labels = model.eval().to(default_device()), max_labels
+            self._model = open_model(ClapModel, folder, default_device())
+        self._max_labels = max_labels
 
     def judge(self, sound: Waveform, asked: Asked, text: str, values: Mapping[str, Value]) -> GateResult:
         labels = labels_of(values.get("events", {}), self._max_labels)
@@ -114,7 +111,7 @@ class ClapGate:
 
         kind = "audio" if "input_features" in inputs else "text"
         known = ("input_features", "is_longer", "input_ids", "attention_mask")
-        given = {name: inputs[name].to(self._model.device) for name in known if name in inputs}
+        given = fit_inputs(self._model, {name: inputs[name] for name in known if name in inputs})
         with torch.inference_mode():
             found = getattr(self._model, f"get_{kind}_features")(**given)
         embedding_D = found if isinstance(found, torch.Tensor) else found.pooler_output

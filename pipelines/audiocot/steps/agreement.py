@@ -78,25 +78,25 @@ class _ClipSpace:
     def __init__(self, folder: Path) -> None:
         from transformers import AutoImageProcessor, AutoTokenizer, CLIPModel
 
-        from audiollm.errors import ConfigError
         from audiollm.files.json_files import OFFLINE
+        from audiollm.files.transformers_folders import open_model, opening
 
-        try:
+        remedy = "give the folder of a CLIPModel with tokenizer and image processor, in safetensors"
+        with opening(folder, "CLIP model", remedy):
             self._tokenizer = AutoTokenizer.from_pretrained(str(folder), **OFFLINE)
             self._processor = AutoImageProcessor.from_pretrained(str(folder), **OFFLINE)
-            self._model = CLIPModel.from_pretrained(str(folder), **OFFLINE, use_safetensors=True).eval()
-        except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-            remedy = "give the folder of a CLIPModel with tokenizer and image processor, in safetensors"
-            raise ConfigError(f"no CLIP model: {error}", str(folder), remedy) from error
+            self._model = open_model(CLIPModel, folder)
 
     def agreement(self, pictures: list[Any], text: str) -> float:
         """The mean cosine of the pictures with the text."""
         import torch
 
+        from audiollm.files.transformers_folders import fit_inputs
+
         inputs = self._tokenizer(text, truncation=True, return_tensors="pt")
         pixels = self._processor(images=pictures, return_tensors="pt")
         with torch.inference_mode():
-            out = self._model(**inputs, **pixels)
+            out = self._model(**fit_inputs(self._model, {**inputs, **pixels}))
         return float(round(float((out.image_embeds @ out.text_embeds.T).mean()), 4))
 
 

@@ -9,7 +9,6 @@ Shapes: F pictures, H rows, W columns of pixels, S side of SAM 2's pictures.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from audiollm.errors import ConfigError
 from audiollm.files.json_files import OFFLINE
+from audiollm.files.transformers_folders import fit_inputs, open_model, opening
 
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's colours, which SAM 2 was trained with."""
@@ -61,17 +60,13 @@ class ObjectFinder:
         )
 
         self._device = "cuda" if on_gpu else "cpu"
-        with _loading(detector, "GroundingDINO"):
+        with opening(detector, "GroundingDINO"):
             images = GroundingDinoImageProcessorPil.from_pretrained(str(detector), **OFFLINE)
             words = AutoTokenizer.from_pretrained(str(detector), **OFFLINE)
             self._processor = GroundingDinoProcessor(image_processor=images, tokenizer=words)
-            loaded = AutoModelForZeroShotObjectDetection.from_pretrained(
-                str(detector), **OFFLINE, use_safetensors=True
-            )
-            self._detector = loaded.eval().to(self._device)
-        with _loading(tracker, "SAM 2"):
-            tracking = Sam2VideoModel.from_pretrained(str(tracker), **OFFLINE, use_safetensors=True)
-            self._tracker = tracking.eval().to(self._device)
+            self._detector = open_model(AutoModelForZeroShotObjectDetection, detector, self._device)
+        with opening(tracker, "SAM 2"):
+            self._tracker = open_model(Sam2VideoModel, tracker, self._device)
         self._side = int(self._tracker.config.image_size)
 
     def find(
@@ -120,7 +115,7 @@ class ObjectFinder:
         for name in names:  # one by one: a phrase of several words keeps its name
             prompt = f"{name.lower().strip('. ')}."
             inputs = self._processor(images=Image.fromarray(picture_HWC), text=prompt, return_tensors="pt")
-            outputs = self._detector(**inputs.to(self._device))
+            outputs = self._detector(**fit_inputs(self._detector, inputs))
             (result,) = self._processor.post_process_grounded_object_detection(
                 outputs,
                 inputs["input_ids"],
@@ -155,9 +150,9 @@ class ObjectFinder:
             inference_device=self._device,
             inference_state_device=self._device,
             video_storage_device=self._device,
-            dtype=torch.float32,
+            dtype=self._tracker.dtype,
         )
-        session.processed_frames = ScaledPictures(pictures, self._side)
+        session.processed_frames = ScaledPictures(pictures, self._side, self._tracker.dtype)
         scale = torch.tensor([self._side / width, self._side / height], device=self._device)
         for number, (left, top, right, bottom) in enumerate(boxes):
             corners = torch.tensor([[left, top], [right, bottom]], device=self._device) * scale
@@ -186,14 +181,17 @@ class ObjectFinder:
 class ScaledPictures(Mapping[int, Tensor]):
     """Pictures `[3, S, S]` as SAM 2 takes them, by number; scaled when they are read (12 MB each at a side of 1024)."""
 
-    def __init__(self, pictures: Sequence[NDArray[np.uint8]], side: int) -> None:
-        self._pictures, self._side = pictures, side
+    def __init__(
+        self, pictures: Sequence[NDArray[np.uint8]], side: int, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self._pictures, self._side, self._dtype = pictures, side, dtype
 
     def __getitem__(self, number: int) -> Tensor:
         picture_1CHW = torch.from_numpy(np.array(self._pictures[number])).permute(2, 0, 1)[None].float() / 255
         size = (self._side, self._side)
         scaled = torch.nn.functional.interpolate(picture_1CHW, size, mode="bilinear", antialias=True)[0]
-        return (scaled - torch.tensor(_MEAN)[:, None, None]) / torch.tensor(_DEVIATION)[:, None, None]
+        normalized = (scaled - torch.tensor(_MEAN)[:, None, None]) / torch.tensor(_DEVIATION)[:, None, None]
+        return normalized.to(self._dtype)
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(len(self._pictures)))
@@ -234,17 +232,3 @@ def _distinct(found: Sequence[FoundBox]) -> list[FoundBox]:
         if all(overlap(each.box, other.box) <= _SAME_OVERLAP for other in kept):
             kept.append(each)
     return kept
-
-
-@contextmanager
-def _loading(folder: Path, kind: str) -> Iterator[None]:
-    """Report whatever transformers raises on a folder as `ConfigError`."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(
-            f"no {kind} loads from {folder}: {said}",
-            str(folder),
-            "give a folder that transformers' from_pretrained reads, with safetensors weights",
-        ) from error

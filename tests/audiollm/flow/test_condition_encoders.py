@@ -176,7 +176,7 @@ def test_other_weights_have_another_digest_and_what_is_no_encoder_is_refused(
         load_text_encoder(tmp_path / "pickled")
     state = {"shared.weight": torch.zeros(16, CAPTION_DIM)}
     save_file(state, tmp_path / "pickled" / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ConfigError, match="weights are missing, such as encoder"):
+    with pytest.raises(ConfigError, match="weights are missing .* such as encoder"):
         load_text_encoder(tmp_path / "pickled")
     with pytest.raises(ConfigError, match="config.json is missing"):
         load_text_encoder(tmp_path)
