@@ -411,7 +411,7 @@ def test_an_object_is_followed_by_a_sam_2(tmp_path: Path, monkeypatch: pytest.Mo
         left, _, right, _ = own[number]
         assert abs(box.x + box.width / 2 - (left + right) / 2) <= 0.05 * (right - left) + 0.2
         assert box.y >= 0 and box.y + box.height <= 96.1
-    with pytest.raises(ConfigError, match="no SAM 2 in"):
+    with pytest.raises(ConfigError, match="no SAM 2 loads from"):
         load_editor(tmp_path / "t", StudioLimits(), tracker=tmp_path)
 
 
