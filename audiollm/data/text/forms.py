@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
+import warnings
+from functools import cache
 
-from audiollm.data.text import normalize
+from audiollm.data.text import normalize, numerals
+from audiollm.data.text.characters import settle_characters
+from audiollm.data.text.languages import language_code, language_of
 from audiollm.data.text.sound_tags import sound_tags
 
 _NUMBER = re.compile(
@@ -22,23 +26,26 @@ _LONGEST_NUMBER = 15
 def spoken_form(text: str, language: str | None = None) -> str:
     """The text as it is spoken: `"Dr. Li paid $5 on 3/4/2024"` -> `"doctor Li paid five dollars on the fourth of ..."`.
 
-    English, Chinese and Japanese by the grammars of `audiollm.data.text.normalize`; of other languages, and of what the
-    grammars leave, digits by num2words. Words, markup and white space are kept, and no ASCII digit is left outside
-    of markup.
+    English, Chinese and Japanese by the grammars of `audiollm.data.text.normalize`; other languages by num2words, as
+    `audiollm.data.text.numerals` says. A language that neither knows keeps its digits, which a warning says once.
+    Words, markup and white space are kept; characters are brought to one form (`settle_characters`).
 
     Args:
-        language: `en`, `zh`, `ja`, or another language code of num2words; by the script where it is not given.
-
-    Raises:
-        ValueError: num2words knows no such language.
+        language: the code or the English name of a language (`de`, `de-AT`, `German`); by the script where it is not
+            given, or names none: Latin letters are English.
     """
-    language = language or language_of(text)
-    if language in normalize.LANGUAGES:
-        text = normalize.normalize(text, language)
+    text = settle_characters(text)
+    code = language_code(language) or language_of(text)
+    code = "zh" if code == "yue" else code  # both write numbers alike
+    if code in normalize.LANGUAGES:
+        text = normalize.normalize(text, code)
     if not _DIGIT.search(text):
         return text
+    if code not in normalize.LANGUAGES and not numerals.can_read(code):
+        _warn_of(code)
+        return text
     parts = normalize.MARKUP.split(text)
-    return "".join(part if kept % 2 else _say_numbers(part, language) for kept, part in enumerate(parts))
+    return "".join(part if kept % 2 else _say_numbers(part, code) for kept, part in enumerate(parts))
 
 
 def prompt_form(text: str, language: str | None = None) -> str:
@@ -47,47 +54,49 @@ def prompt_form(text: str, language: str | None = None) -> str:
     return " ".join(sound_tags(spoken_form(text, language)).split())
 
 
-def language_of(text: str) -> str:
-    """`ja` where there are kana, `zh` where there are Han characters, else `en`."""
-    if re.search(r"[\u3041-\u30ff]", text):
-        return "ja"
-    return "zh" if re.search(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]", text) else "en"
-
-
 def recognition_form(text: str) -> str:
-    """Lower case, no punctuation but apostrophes inside words, single spaces (Unicode NFKC).
+    """Lower case, no punctuation but apostrophes inside words, single spaces (Unicode NFKC, nothing invisible).
 
-    Wherever asked and recognized texts are compared, both are `recognition_form(spoken_form(text))`.
+    Wherever asked and recognized texts are compared, both are `recognition_form(spoken_form(text, language))`.
     """
-    text = unicodedata.normalize("NFKC", text).lower().replace("\u2019", "'").replace("\u2018", "'")
+    text = unicodedata.normalize("NFKC", settle_characters(text)).lower()
+    text = text.replace("\u2019", "'").replace("\u2018", "'")
     kept = "".join(c if c == "'" or unicodedata.category(c)[0] in "LMN" else " " for c in text)
     words = (word.strip("'") for word in kept.split())
     return " ".join(word for word in words if word)
 
 
+@cache
+def _warn_of(language: str) -> None:
+    """Say once for each language and process that its numbers stay digits."""
+    warnings.warn(
+        f"texts in {language!r} keep their numbers as digits: neither wetext nor num2words knows the language",
+        stacklevel=3,
+    )
+
+
 def _say_numbers(text: str, language: str) -> str:
     if language in ("zh", "ja"):
         return text.translate(_HAN_DIGITS)
-    return _NUMBER.sub(lambda match: _say_number(match, language), text)
+    if language != "en":
+        return numerals.read_numbers(text, language)
+    return _NUMBER.sub(_say_english_number, text)
 
 
-def _say_number(match: re.Match[str], language: str) -> str:
+def _say_english_number(match: re.Match[str]) -> str:
     sign, whole, fraction, ordinal = (match[name] or "" for name in ("sign", "whole", "fraction", "ordinal"))
     digits = whole.replace(",", "")
     if len(digits) > _LONGEST_NUMBER or (digits[0] == "0" and len(digits) > 1):
-        said = sign + " ".join(_say(digit, language) for digit in digits + fraction[1:]) + ordinal
-    elif ordinal and not sign and not fraction and language == "en":
-        said = _say(digits, language, to="ordinal")
+        words = sign + " ".join(_say(digit) for digit in digits + fraction[1:]) + ordinal
+    elif ordinal and not sign and not fraction:
+        words = _say(digits, to="ordinal")
     else:
-        said = _say(sign + digits + fraction, language) + ordinal
+        words = _say(sign + digits + fraction) + ordinal
     before, after = match.string[: match.start()][-1:], match.string[match.end() :][:1]
-    return " " * before.isalpha() + said + " " * after.isalpha()
+    return " " * before.isalpha() + words + " " * after.isalpha()
 
 
-def _say(number: str, language: str, to: str = "cardinal") -> str:
+def _say(number: str, to: str = "cardinal") -> str:
     from num2words import num2words
 
-    try:
-        return str(num2words(number, lang=language, to=to))
-    except NotImplementedError:
-        raise ValueError(f"num2words knows no language {language!r}") from None
+    return str(num2words(number, lang="en", to=to))

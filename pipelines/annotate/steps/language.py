@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import math
 import unicodedata
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from audiollm.data.text.languages import languages_of, main_script
 from audiollm.errors import ConfigError
 from pipelines.annotate.step import Segment
 from pipelines.steps.step import Resources, StepConfig, Value
@@ -18,35 +18,6 @@ from pipelines.steps.step import Resources, StepConfig, Value
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
 
-_LANGUAGES_OF = {
-    "HANGUL": "ko",
-    "KANA": "ja",
-    "CJK": "zh ja yue wuu",
-    "CYRILLIC": "ru uk be bg sr mk kk ky mn tg tt ba az uz",
-    "ARABIC": "ar fa ur ps ug ku ary arz sdh uzs",
-    "DEVANAGARI": "hi mr ne sa gom",
-    "BENGALI": "bn as",
-    "GREEK": "el grc",
-    "HEBREW": "he hbo",
-    "THAI": "th",
-    "LAO": "lo",
-    "KHMER": "km",
-    "MYANMAR": "my",
-    "GEORGIAN": "ka",
-    "ARMENIAN": "hy",
-    "ETHIOPIC": "am",
-    "SINHALA": "si",
-    "TAMIL": "ta",
-    "TELUGU": "te",
-    "KANNADA": "kn",
-    "MALAYALAM": "ml",
-    "GUJARATI": "gu",
-    "GURMUKHI": "pa",
-    "ORIYA": "or",
-    "TIBETAN": "dz",
-}
-"""Script, by its name in Unicode -> languages. Latin: all other languages, and those of `_LATIN_TOO`."""
-_LATIN_TOO = frozenset(["sr", "az", "uz", "ku", "tg", "tt"])
 _WIDER = {
     "cmn": "zh",
     "yue": "zh",
@@ -59,7 +30,6 @@ _WIDER = {
     "nn": "no",
 }
 """Language code of a recognizer -> code of the candidate that it stands for."""
-_KANA_SHARE = 0.2
 _MAX_PROBABILITY, _DEFAULT_PROBABILITY = 0.99, 0.5
 
 
@@ -173,34 +143,6 @@ def base_code(language: str) -> str:
     """The language of a code such as `en-US`, and for one of a language's varieties that language's."""
     code = language.replace("_", "-").partition("-")[0].lower()
     return _WIDER.get(code, code)
-
-
-def main_script(text: str) -> tuple[str | None, float]:
-    """The script of most letters by UTF-8 bytes, and its share of them; None without letters.
-
-    Kana among Chinese characters make both `KANA`, from a fifth on: a single の is a fashion in Chinese, too.
-    """
-    sizes: Counter[str] = Counter()
-    for letter in _letters(text):
-        name = unicodedata.name(letter, "").partition(" ")[0].partition("-")[0]
-        sizes["KANA" if name in ("HIRAGANA", "KATAKANA") else name] += len(letter.encode())
-    if not sizes:
-        return None, 0.0
-    total = sizes.total()
-    if sizes["KANA"] >= _KANA_SHARE * (sizes["KANA"] + sizes["CJK"]):
-        sizes["KANA"] += sizes.pop("CJK", 0)
-    else:
-        sizes["CJK"] += sizes.pop("KANA", 0)
-    script = max(sorted(sizes), key=lambda name: sizes[name])
-    return script, sizes[script] / total
-
-
-def languages_of(script: str, languages: Collection[str]) -> set[str]:
-    """Return those of the languages that are written in a script."""
-    if script != "LATIN":
-        return set(languages) & set(_LANGUAGES_OF.get(script, "").split())
-    elsewhere = {code for codes in _LANGUAGES_OF.values() for code in codes.split()} - _LATIN_TOO
-    return set(languages) - elsewhere
 
 
 def _text_of(item: Segment, recognizers: Sequence[str]) -> str:

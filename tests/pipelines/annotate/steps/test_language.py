@@ -14,8 +14,6 @@ from pipelines.annotate.steps.language import (
     Language,
     LanguageConfig,
     joint_probability,
-    languages_of,
-    main_script,
 )
 from pipelines.steps.step import Listener
 
@@ -127,15 +125,6 @@ def test_candidates_bound_the_answer() -> None:
 
 def test_the_steps_that_it_reads() -> None:
     assert Language(LanguageConfig(), ["a", "b"]).needs == ("a", "b", "consensus")
-
-
-def test_scripts() -> None:
-    assert main_script("123 !?") == (None, 0.0)
-    assert main_script("abcd") == ("LATIN", 1.0)
-    assert main_script("ab привет") == ("CYRILLIC", 12 / 14)
-    assert main_script("这家の店真的很好吃")[0] == "CJK" and main_script("今日は雨")[0] == "KANA"
-    assert languages_of("LATIN", {"en", "ru", "sr", "zh"}) == {"en", "sr"}
-    assert languages_of("CYRILLIC", {"en", "ru", "sr", "zh"}) == {"ru", "sr"}
 
 
 def test_real_transcripts(step: Language) -> None:
