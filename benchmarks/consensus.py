@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from audiollm.audio import load
-from audiollm.data.text.forms import recognition_form, spoken_form
+from audiollm.data.text.forms import comparison_form
 from audiollm.evaluate.judges.recognizers import PocketsphinxRecognizer
 from audiollm.evaluate.report.text_errors import count_errors
 from pipelines.annotate.words.rover import Confidences, Hypothesis, vote
@@ -187,7 +187,7 @@ def decode(paths: Sequence[Path]) -> list[list[Hypothesis]]:
 
 
 def _form(text: str) -> str:
-    return recognition_form(spoken_form(text, "en"))
+    return comparison_form(text, "en")
 
 
 def _errors(form: str, heard: str) -> int:

@@ -28,7 +28,7 @@ import soundfile
 from rich.console import Console
 
 from audiollm.audio.discovery import looks_like_audio
-from audiollm.data.text.forms import recognition_form, spoken_form
+from audiollm.data.text.forms import comparison_form
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from pipelines.annotate.execution.config import AnnotationConfig
@@ -190,7 +190,7 @@ def errors_by_segment(
 
 
 def _words(text: str) -> list[str]:
-    return recognition_form(spoken_form(text)).split()
+    return comparison_form(text).split()
 
 
 def _audio(folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
-from audiollm.data.text.forms import recognition_form, spoken_form
+from audiollm.data.text.forms import comparison_form
 from audiollm.errors import StageError
 from audiollm.files.atomic import NUMBER, Kinds, read_json, read_jsonl, write_json, write_text
 from audiollm.recipe.runner import Context
@@ -91,7 +91,7 @@ def read_annotation(segments: Path) -> Annotation:
         span = _span(row)
         found.segments += 1
         found.seconds += row["end_s"] - row["start_s"]
-        if text := _form(row.get("text") or ""):
+        if text := comparison_form(row.get("text") or "", row.get("language")):
             found.texts[span] = text
         _add_measured(found, row)
         _add_heard(found, span, row)
@@ -233,7 +233,9 @@ def _add_measured(found: Annotation, row: Mapping[str, Any]) -> None:
 
 
 def _add_heard(found: Annotation, span: Span, row: Mapping[str, Any]) -> None:
-    if row.get("text_source") != "given" or not (text := _form(row.get("text") or "")):
+    if row.get("text_source") != "given" or not (
+        text := comparison_form(row.get("text") or "", row.get("language"))
+    ):
         return
     consensus = ((row.get("measured") or {}).get("consensus") or {}).get("text")
     heard = dict(row.get("heard") or {})
@@ -242,7 +244,7 @@ def _add_heard(found: Annotation, span: Span, row: Mapping[str, Any]) -> None:
     if heard:
         found.given[span] = text
     for name, words in heard.items():
-        found.heard.setdefault(name, {})[span] = _form(words)
+        found.heard.setdefault(name, {})[span] = comparison_form(words, row.get("language"))
 
 
 def _word_errors(asked: Sequence[str], heard: Sequence[str]) -> float | None:
@@ -263,10 +265,6 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 def _span(row: Mapping[str, Any]) -> Span:
     recording = str(row.get("file") or row["path"])
     return recording, round(row["start_s"] * 100), round(row["end_s"] * 100)
-
-
-def _form(text: str) -> str:
-    return recognition_form(spoken_form(text))
 
 
 def _numbers(value: Any, prefix: str = "") -> dict[str, float]:

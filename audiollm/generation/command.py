@@ -116,6 +116,13 @@ def generate(
         float | None,
         typer.Option(min=0.0, help="The same for --speaker.", show_default="2 for such a model **, else 1"),
     ] = None,
+    language: Annotated[
+        str | None,
+        typer.Option(
+            help="Language of the text, as in de: its numbers are read by that language's rules.",
+            show_default="by the script; Latin letters are English",
+        ),
+    ] = None,
     max_duration_s: Annotated[
         float | None,
         typer.Option(
@@ -183,7 +190,7 @@ def generate(
         text_guidance=text_guidance,
         speaker_guidance=speaker_guidance,
     )
-    voices = {name: generator.voice(path, said) for name, (path, said) in named.items()}
+    voices = {name: generator.voice(path, said, language) for name, (path, said) in named.items()}
     manner = generator.manner(
         speaker=speaker,
         reference=voices.get(""),
@@ -191,9 +198,10 @@ def generate(
         seed=seed,
         sampling=drawn.sampling,
         max_duration_s=max_duration_s,
+        language=language,
     )
     if stream:
-        _write_stream(SpeechStream(generator, words, manner), out, drawn)
+        _write_stream(SpeechStream(generator, words, manner), out, drawn, words)
         return
     for take in range(takes):
         manner = replace(manner, seed=seed + take)
@@ -205,7 +213,7 @@ def generate(
                 speech = speak(generator, words, manner, on_seconds)
         file = out if takes == 1 else out.with_stem(f"{out.stem}_{take + 1}")
         _save(speech, file)
-        _tell(speech, file, Console(soft_wrap=True), drawn, first=take == 0)
+        _tell(speech, file, Console(soft_wrap=True), drawn, words, first=take == 0)
 
 
 # Private: checks of the input, before the model is loaded where that is possible
@@ -348,9 +356,15 @@ def _save(speech: Speech, out: Path) -> None:
 
 
 def _tell(
-    speech: Speech | SpeechStream, out: Path, console: Console, drawn: Defaults, first: bool = True
+    speech: Speech | SpeechStream,
+    out: Path,
+    console: Console,
+    drawn: Defaults,
+    text: str,
+    first: bool = True,
 ) -> None:
-    """Print what was written; the first of several takes also prints the sampling, and the notes to stderr."""
+    """Print what was written; the first of several takes also prints the sampling, the text as the model reads it where
+    that differs from `text`, and the notes to stderr."""
     for note in speech.notes if first else ():
         Console(stderr=True, soft_wrap=True).print(f"note: {note}", highlight=False, markup=False)
     cut = "" if speech.stopped else ", cut where it did not end by itself"
@@ -364,9 +378,22 @@ def _tell(
     )
     if first:
         console.print(f"  drawn with {drawn}", highlight=False, markup=False)
+    if first and _words_of_script(speech.text) != _words_of_script(text):
+        console.print(f"  reads: {speech.text}", highlight=False, markup=False)
 
 
-def _write_stream(stream: SpeechStream, out: Path, drawn: Defaults) -> None:
+def _words_of_script(text: str) -> list[str]:
+    """The words of a text or dialogue without the names of its speakers."""
+    from audiollm.generation.speaking.dialogue import parse_script
+
+    try:
+        turns = parse_script(text)
+    except ConfigError:
+        return text.split()
+    return " ".join(turn.text for turn in turns).split()
+
+
+def _write_stream(stream: SpeechStream, out: Path, drawn: Defaults, text: str) -> None:
     from audiollm.generation.speaking.wav_stream import WavWriter
 
     try:
@@ -379,4 +406,4 @@ def _write_stream(stream: SpeechStream, out: Path, drawn: Defaults) -> None:
         raise ConfigError(
             f"{out}: {error.strerror}", "--out", "give a name in a folder that can be written"
         ) from error
-    _tell(stream, out, Console(stderr=True, soft_wrap=True), drawn)
+    _tell(stream, out, Console(stderr=True, soft_wrap=True), drawn, text)

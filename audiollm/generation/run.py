@@ -113,6 +113,7 @@ def _speak_batch(
                 "path": f"audio/{name}.wav",
                 "text": text,
                 "speaker": speaker,
+                **({"language": sample.language} if sample.language else {}),
                 "prompt_index": take,
                 "duration_s": samples_1N.shape[1] / generator.codec.sample_rate,
                 "stopped": answer.stopped,

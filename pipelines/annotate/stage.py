@@ -9,7 +9,7 @@ from typing import Any
 from rich.progress import TaskID
 
 from audiollm.audio.discovery import AudioError
-from audiollm.data.text.forms import recognition_form, spoken_form
+from audiollm.data.text.forms import comparison_form
 from audiollm.errors import StageError
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage
@@ -216,7 +216,7 @@ def _grammar(config: AnnotationConfig, sources: Sources, context: Context) -> tu
             raise StageError(f"annotate: grammar: {error}", exit_code=2) from None
         return tuple(config.grammar)
     given = {source.given.text for source in sources.found} - {None}
-    texts = sorted({recognition_form(spoken_form(str(text))) for text in given} - {""})
+    texts = sorted({comparison_form(str(text), "en") for text in given} - {""})
     if not 0 < len(texts) <= _LARGEST_AUTO_GRAMMAR:
         return None
     try:

@@ -16,7 +16,7 @@ from audiollm.data.chat.question_prompts import answer_form
 from audiollm.data.records.part_codes import load_encodings
 from audiollm.data.records.sample import AudioPart, RatedAnswer, Sample, refuse_video
 from audiollm.data.records.source import AudioClip, LoadedSample
-from audiollm.data.text.forms import recognition_form, spoken_form
+from audiollm.data.text.forms import comparison_form
 from audiollm.devices import default_device
 from audiollm.errors import BadSample, ConfigError
 from audiollm.evaluate.judges.choosing import (
@@ -402,7 +402,7 @@ def _recognizer(config: SampleAnswersConfig, samples: Sequence[Sample]) -> Chose
         chosen = choose_recognizer(config.recognizer, config.language)
         assert chosen is not None
         return chosen
-    texts = {recognition_form(spoken_form(text_and_speaker(sample)[0])) for sample in samples}
+    texts = {comparison_form(text_and_speaker(sample)[0], sample.language) for sample in samples}
     judge, grammar, _ = choose_grammar(sorted(texts - {""}))
     return ChosenJudge(judge, f"{POCKETSPHINX} {grammar}")
 

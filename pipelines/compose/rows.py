@@ -63,6 +63,12 @@ class SegmentRow(BaseModel):
         return self.end_s - self.start_s
 
     @property
+    def language(self) -> str | None:
+        """The segment's language, as its column says."""
+        language = (self.model_extra or {}).get("language")
+        return language if isinstance(language, str) and language else None
+
+    @property
     def clip(self) -> AudioPart:
         return AudioPart(path=self.path, start_s=self.start_s, end_s=self.end_s, speaker=self.speaker)
 
@@ -125,9 +131,9 @@ def read_segments(path: Path) -> tuple[list[SegmentRow], list[BadSample]]:
     return segments, bad
 
 
-def written(text: str, normalize: bool) -> str:
-    """A transcript as prompts show it: single spaces and, on demand, numbers as words, sounds as Higgs's tags."""
-    return prompt_form(text) if normalize else " ".join(text.split())
+def written(text: str, normalize: bool, language: str | None = None) -> str:
+    """A transcript as prompts show it: single spaces and, on demand, its numbers as words, sounds as Higgs's tags."""
+    return prompt_form(text, language) if normalize else " ".join(text.split())
 
 
 def clips(segments: Sequence[SegmentRow], seed: int) -> list[Row]:

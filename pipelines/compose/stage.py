@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from audiollm.data.chat.tasks import TaskTemplate, fill_task, load_tasks
-from audiollm.data.records.sample import Sample, write_samples
+from audiollm.data.records.sample import AudioPart, Sample, TextPart, write_samples
 from audiollm.errors import BadSample, StageError, suggestion
 from audiollm.files.atomic import write_jsonl
 from audiollm.files.set_aside import read_set_aside, row_of
@@ -41,7 +41,7 @@ class ComposeConfig(StageConfig):
     min_seconds: float = Field(default=300.0, ge=0)
     """Least training audio; with less the run ends here."""
     normalize_text: bool = True
-    """Write numbers as words, and sounds such as [laugh] as Higgs's tags."""
+    """Write numbers as words of the segment's language, and sounds such as [laugh] as Higgs's tags."""
     seed: int = 0
 
     @field_validator("tasks")
@@ -86,7 +86,7 @@ def run_compose(config: ComposeConfig, context: Context) -> dict[str, Any]:
     segments, dropped = read_segments(config.segments)
     kept: list[SegmentRow] = []
     for segment in segments:
-        text = written(segment.text, config.normalize_text)
+        text = written(segment.text, config.normalize_text, segment.language)
         if text or any("text" not in task.required for task in tasks):
             kept.append(segment.model_copy(update={"text": text}))
         else:
@@ -160,6 +160,7 @@ def make_samples(
                 if name in seen:
                     raise ValueError(f"the id {name!r} is taken")
                 sample = fill_task(task, name, fields, config.seed, _metadata(row))
+                sample.metadata.update(_reply_language(sample, row))
             except ValueError as error:
                 bad.append(BadSample(str(config.segments), row.segment, str(error), "malformed field"))
                 continue
@@ -202,6 +203,15 @@ def _no_sample(task: TaskTemplate, rows: Sequence[Row]) -> StageError:
 
 def _metadata(row: Row) -> dict[str, Any]:
     return {"split": row.split, "speaker": row.speaker, "text": row.words, "segment": row.segment}
+
+
+def _reply_language(sample: Sample, row: Row) -> dict[str, str]:
+    """The segment's language, where the reply is its speech or holds its text."""
+    language = row.columns.get("language")
+    reply = sample.messages[-1].content
+    holds_text = bool(row.words) and any(isinstance(p, TextPart) and row.words in p.text for p in reply)
+    is_in_it = holds_text or any(isinstance(part, AudioPart) for part in reply)
+    return {"language": language} if isinstance(language, str) and language and is_in_it else {}
 
 
 def split_segments(

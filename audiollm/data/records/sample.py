@@ -204,6 +204,12 @@ class Sample(_Record):
         return self
 
     @property
+    def language(self) -> str | None:
+        """Language of the reply, by `language` of its metadata; None: not known."""
+        language = self.metadata.get("language")
+        return str(language) if language else None
+
+    @property
     def is_held_out(self) -> bool:
         """Whether trainings leave the sample out, by the `split` of its metadata."""
         return holds_out(str(self.metadata.get("split", "")))

@@ -54,11 +54,17 @@ def prompt_form(text: str, language: str | None = None) -> str:
     return " ".join(sound_tags(spoken_form(text, language)).split())
 
 
-def recognition_form(text: str) -> str:
-    """Lower case, no punctuation but apostrophes inside words, single spaces (Unicode NFKC, nothing invisible).
+def comparison_form(text: str, language: str | None = None) -> str:
+    """The form in which prompts and recognized texts are compared: `recognition_form(spoken_form(text, language))`.
 
-    Wherever asked and recognized texts are compared, both are `recognition_form(spoken_form(text, language))`.
+    Args:
+        language: the same one for both texts, as in `spoken_form`.
     """
+    return recognition_form(spoken_form(text, language))
+
+
+def recognition_form(text: str) -> str:
+    """Lower case, no punctuation but apostrophes inside words, single spaces (Unicode NFKC, nothing invisible)."""
     text = unicodedata.normalize("NFKC", settle_characters(text)).lower()
     text = text.replace("\u2019", "'").replace("\u2018", "'")
     kept = "".join(c if c == "'" or unicodedata.category(c)[0] in "LMN" else " " for c in text)

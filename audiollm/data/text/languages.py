@@ -83,8 +83,13 @@ def language_of(text: str) -> str:
 
 
 def is_written_in(text: str, language: str) -> bool:
-    """Whether most words of a text are in a script of the language; False without a word."""
+    """Whether most words of a text are in a script of the language; False without a word.
+
+    Chinese characters without kana are not taken for Japanese.
+    """
     script, _ = main_script(text)
+    if (script, language) == ("CJK", "ja"):
+        return False
     return script is not None and language in languages_of(script, {language})
 
 

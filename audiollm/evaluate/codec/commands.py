@@ -141,7 +141,9 @@ def _listed(listing: Path, kind: Kind) -> Iterator[EvaluationClip]:
             raise ConfigError("more fields than columns", where, "put texts with commas in double quotes")
         path = listing.parent / row["path"]
         own = _kind(row["kind"], where) if row.get("kind") else kind
-        yield EvaluationClip(path, kind=own, text=row.get("text") or None)
+        yield EvaluationClip(
+            path, kind=own, text=row.get("text") or None, language=row.get("language") or None
+        )
 
 
 def name_codecs(given: Sequence[str]) -> dict[str, Path]:

@@ -44,6 +44,8 @@ class EvaluationClip:
     kind: Kind = "unknown"
     text: str | None = None
     """The transcript of the span, for the word error rate."""
+    language: str | None = None
+    """Language of the transcript; None: by its script."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,7 @@ def _clip_rows(
             if recording is None or reference is None:
                 recording = load(clip.path, clip.start_s, clip.end_s, mono=True)
                 wave = recording.resample(COMPARISON_RATE)
-                reference = ReferenceClip(wave, clip.kind, clip.text, evaluation.judges)
+                reference = ReferenceClip(wave, clip.kind, clip.text, evaluation.judges, clip.language)
             if codec is None:
                 scores = score_clip(reference, reference.wave.samples_CN, evaluation.metrics, original=True)
                 measured: dict[str, Any] = {"scores": {"0": scores}}

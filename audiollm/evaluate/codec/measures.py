@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from audiollm.audio import Waveform
-from audiollm.data.text.forms import recognition_form, spoken_form
+from audiollm.data.text.forms import comparison_form
 from audiollm.evaluate.codec import signal_metrics
 from audiollm.evaluate.codec.scores import METRICS
 from audiollm.evaluate.judges import voicing
@@ -40,6 +40,8 @@ class ReferenceClip:
     kind: str
     transcript: str | None
     judges: CodecJudges
+    language: str | None = None
+    """Language of the transcript; None: by its script."""
 
     @cached_property
     def embedding(self) -> Tensor:
@@ -52,7 +54,7 @@ class ReferenceClip:
 
     @cached_property
     def text(self) -> str:
-        return recognition_form(spoken_form(self.transcript or ""))
+        return comparison_form(self.transcript or "", self.language)
 
     @property
     def num_words(self) -> int:
@@ -107,7 +109,7 @@ def _speaker_similarity(reference: ReferenceClip, decoded: DecodedClip) -> float
 
 
 def _word_error_rate(reference: ReferenceClip, decoded: DecodedClip) -> float:
-    """Word errors over the words of the transcript (jiwer), both sides in `recognition_form`."""
+    """Word errors over the words of the transcript (jiwer), both sides in `comparison_form`."""
     from jiwer import wer
 
     if reference.judges.recognizer is None:
@@ -116,7 +118,7 @@ def _word_error_rate(reference: ReferenceClip, decoded: DecodedClip) -> float:
         raise MetricError("no transcript")
     _need_finite(decoded.samples_1N)
     heard = recognize(reference.judges.recognizer, Waveform(decoded.samples_1N, decoded.sample_rate))
-    return float(wer(reference.text, recognition_form(spoken_form(heard))))
+    return float(wer(reference.text, comparison_form(heard, reference.language)))
 
 
 Measure: TypeAlias = Callable[[ReferenceClip, DecodedClip], float]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from audiollm.data.text.forms import recognition_form, spoken_form
+from audiollm.data.text.forms import comparison_form, recognition_form
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,7 +77,7 @@ class PocketsphinxRecognizer:
         if grammar is None:
             self._decoder = Decoder(**options)
             return
-        phrases = sorted({recognition_form(spoken_form(text)) for text in grammar} - {""})
+        phrases = sorted({comparison_form(text, "en") for text in grammar} - {""})
         if not phrases:
             raise ValueError("the grammar holds no words")
         self._decoder = Decoder(lm=None, **options)

@@ -6,6 +6,7 @@ import re
 
 from audiollm.audio import Waveform
 from audiollm.evaluate.judges.judging import LoopRefused, Recognizer, VoiceJudge, cosine, embed, recognize
+from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.text_errors import TextForm, count_errors
 
 MAX_POINTS = 10.0
@@ -21,10 +22,11 @@ def words_score(recognizer: Recognizer, form: TextForm, wave: Waveform, text: st
         MetricError: the recognizer fails on this recording, or the text has no words.
     """
     reference = form.apply(text)
+    if not reference:
+        raise MetricError("no words in the text")
     try:
         transcript = recognize(recognizer, wave)
     except LoopRefused as refusal:
-        count_errors(reference, "")  # a text without words has no score, whatever the recognizer writes
         return 0.0, refusal.reason
     return max(0.0, 1.0 - count_errors(reference, form.apply(transcript)).rate), transcript
 

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from audiollm.data.text.forms import recognition_form, spoken_form
+from audiollm.data.text.forms import comparison_form
+from audiollm.data.text.languages import language_code
 from audiollm.errors import ConfigError, suggestion
-from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import bootstrap_ratio
 from audiollm.files.atomic import read_json
 
@@ -53,7 +52,10 @@ class TextForm:
 
 @dataclass(frozen=True)
 class Errors:
-    """The errors of one text: edits by kind, and the number of words or characters of the reference."""
+    """The errors of one text: edits by kind, and the number of words or characters of the reference.
+
+    Words over an empty reference are insertions: they count in the totals, and their rate is their number (as jiwer's).
+    """
 
     substitutions: int
     insertions: int
@@ -66,7 +68,7 @@ class Errors:
 
     @property
     def rate(self) -> float:
-        return self.total / self.units
+        return self.total / max(1, self.units)
 
     def plain(self) -> dict[str, int]:
         return asdict(self)
@@ -80,13 +82,14 @@ def choose_form(name: str, language: str, spelling: Path | None = None) -> TextF
             also turns traditional characters into simplified ones, which is not done here). `whisper`: OpenAI's
             normalizer, transformers' `EnglishTextNormalizer` for English and `BasicTextNormalizer` for others.
             `spoken`: numbers as words, lower case, no punctuation, as elsewhere in this project.
-        language: `en`, `zh`, ...
+        language: `en`, `zh`, ... or a name of a language that `language_code` knows.
         spelling: British to American spellings for `whisper`, the `normalizer.json` of a Whisper checkpoint;
             without it both spellings count as different words.
 
     Raises:
         ConfigError: no such form, or a file that is no table of spellings.
     """
+    language = language_code(language) or language
     if name not in FORMS:
         raise ConfigError(f"{name}: no such form of text", "--form", suggestion(name, FORMS))
     if spelling is not None and (name, language) != ("whisper", "en"):
@@ -116,16 +119,12 @@ def seed_tts_form(text: str, language: str) -> str:
 
 
 def count_errors(reference: str, hypothesis: str) -> Errors:
-    """The fewest edits between the tokens of two texts, both in the form they are compared in (jiwer).
-
-    Raises:
-        MetricError: the reference has no tokens.
-    """
+    """The fewest edits between the tokens of two texts, both in the form they are compared in (jiwer)."""
     from jiwer import process_words
 
     units = len(reference.split())
     if not units:
-        raise MetricError("no words in the text")
+        return Errors(0, len(hypothesis.split()), 0, 0)
     if not hypothesis.split():
         return Errors(0, 0, units, units)
     found = process_words(reference, hypothesis)
@@ -133,9 +132,11 @@ def count_errors(reference: str, hypothesis: str) -> Errors:
 
 
 def word_error_rate(asked: Sequence[str], heard: Sequence[str]) -> float | None:
-    """All word errors over all words asked for; texts without a word are left out; None if there are no others."""
-    errors = [count_errors(*pair) for pair in zip(asked, heard, strict=True) if pair[0].split()]
-    return sum(each.total for each in errors) / sum(each.units for each in errors) if errors else None
+    """All word errors over all words of the references, with the words that were heard where there are none; None if no
+    reference has a word."""
+    errors = [count_errors(*pair) for pair in zip(asked, heard, strict=True)]
+    units = sum(text.units for text in errors)
+    return sum(text.total for text in errors) / units if units else None
 
 
 def error_table(errors: Sequence[Errors]) -> dict[str, Any]:
@@ -150,7 +151,9 @@ def error_table(errors: Sequence[Errors]) -> dict[str, Any]:
     n, units = len(errors), totals["units"]
     interval = bootstrap_ratio([e.total for e in errors], [e.units for e in errors]) or (None, None)
     means = {
-        f"utterance_{kind}": sum(each.plain()[kind] / each.units for each in errors) / n if n else None
+        f"utterance_{kind}": sum(each.plain()[kind] / max(1, each.units) for each in errors) / n
+        if n
+        else None
         for kind in ("substitutions", "insertions", "deletions")
     }
     return {
@@ -166,10 +169,7 @@ def error_table(errors: Sequence[Errors]) -> dict[str, Any]:
 
 
 def _spoken(text: str, language: str) -> str:
-    """`recognition_form(spoken_form(text))`; numbers stay digits in a language that they cannot be said in."""
-    with suppress(ValueError):
-        text = spoken_form(text, language)
-    form = recognition_form(text)
+    form = comparison_form(text, language)
     return " ".join(form.replace(" ", "")) if language in CHARACTER_LANGUAGES else form
 
 

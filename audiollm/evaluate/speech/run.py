@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import Sample
-from audiollm.data.text.forms import recognition_form, spoken_form
+from audiollm.data.text.forms import comparison_form
 from audiollm.devices import one_thread
 from audiollm.errors import StageError
 from audiollm.evaluate.judges.judging import JudgedClip, SpeechClip, SpeechJudges
@@ -39,6 +39,7 @@ class GeneratedRow(BaseModel):
     path: str
     text: str
     speaker: str | None = None
+    language: str | None = None
     stopped: bool = True
 
 
@@ -102,7 +103,11 @@ def read_generated_clips(path: Path) -> list[SpeechClip]:
             where = f"{path}, row {number}: {place}"
             raise StageError(f"{where}: {problem['msg']}", "run the stage generate again") from None
         clip = SpeechClip(
-            row.id, _form(row.text), path.parent / row.path, speaker=row.speaker, stopped=row.stopped
+            row.id,
+            comparison_form(row.text, row.language),
+            path.parent / row.path,
+            speaker=row.speaker,
+            stopped=row.stopped,
         )
         takes.append(clip)
     if not takes:
@@ -115,12 +120,14 @@ def _clip(sample: Sample) -> SpeechClip:
     text, speaker = sample.metadata.get("text"), sample.metadata.get("speaker") or part.speaker
     text = text if text is not None else sample.texts("user")[-1]
     return SpeechClip(
-        sample.id, _form(str(text)), Path(part.path), "", speaker, start_s=part.start_s, end_s=part.end_s
+        sample.id,
+        comparison_form(str(text), sample.language),
+        Path(part.path),
+        "",
+        speaker,
+        start_s=part.start_s,
+        end_s=part.end_s,
     )
-
-
-def _form(text: str) -> str:
-    return recognition_form(spoken_form(text))
 
 
 # ---------------------------------------------------------------------------------------------- judging

@@ -118,8 +118,8 @@ class Generator:
 
         Args:
             on_seconds: called now and then with the seconds of speech made so far.
-            options: `speaker`, `reference`, `reference_text`, `scene`, `seed`, `sampling`, `max_duration_s`, each
-                explained in `SpeakOptions`.
+            options: `speaker`, `reference`, `reference_text`, `scene`, `seed`, `sampling`, `max_duration_s`,
+                `language`, each explained in `SpeakOptions`.
 
         Raises:
             ConfigError: no text, a text without a word or with control tokens, an unknown speaker, a speaker and a
@@ -153,7 +153,7 @@ class Generator:
             reference_texts: the words of these recordings, by the same names.
             together: make all turns in one go, for models that were trained on conversations.
             on_seconds: called now and then with the seconds of speech made so far.
-            options: `scene`, `seed`, `sampling`, `max_duration_s`, each explained in `TakeOptions`.
+            options: `scene`, `seed`, `sampling`, `max_duration_s`, `language`, each explained in `TakeOptions`.
 
         Raises:
             ConfigError: an empty turn, a reference for nobody, or what `speak` raises.
@@ -167,7 +167,7 @@ class Generator:
             raise ConfigError("the dialogue has no turn", "dialogue", "give at least one")
         texts = reference_texts or {}
         known = {
-            str(name): self.voice(reference, texts.get(name))
+            str(name): self.voice(reference, texts.get(name), options.get("language"))
             for name, reference in (references or {}).items()
         }
         converse = dialogues.converse_together if together else dialogues.converse
@@ -272,20 +272,31 @@ class Generator:
         check_one_voice(speaker, reference)
         return Manner(
             speaker=speaker,
-            voice=None if reference is None else self.voice(reference, options.get("reference_text")),
+            voice=None
+            if reference is None
+            else self.voice(reference, options.get("reference_text"), options.get("language")),
             scene=options.get("scene"),
             seed=options.get("seed", 0),
             sampling=options.get("sampling") or self.defaults.sampling,
             max_duration_s=options.get("max_duration_s"),
+            language=options.get("language"),
         )
 
-    def voice(self, reference: Recording | Voice, text: str | None = None) -> Voice:
+    def voice(
+        self, reference: Recording | Voice, text: str | None = None, language: str | None = None
+    ) -> Voice:
         """Read and encode a reference once, to be used many times.
+
+        Args:
+            text: the words of the reference.
+            language: language of these words; by their script where it is not given.
 
         Raises:
             ConfigError: it cannot be read, is silent or too short.
         """
-        return reference if isinstance(reference, Voice) else read_voice(reference, text, self.codec)
+        return (
+            reference if isinstance(reference, Voice) else read_voice(reference, text, self.codec, language)
+        )
 
     def heard(self, waveform: Waveform, codes_KT: Tensor | None = None) -> PartAudio:
         """Encode a recording of a system's or user's turn in the form that the model was trained on.

@@ -33,6 +33,8 @@ class TakeOptions(TypedDict, total=False):
     """How codes are drawn. Default: what is best known for the model (`Generator.defaults`)."""
     max_duration_s: float | None
     """Longest duration of the speech, in (0, 600]. Default: three times what the text should take."""
+    language: str | None
+    """Language of the text, by whose rules numbers are read. Default: by its script; Latin letters are English."""
 
 
 class SpeakOptions(TakeOptions, total=False):
@@ -66,6 +68,8 @@ class Manner:
     remembered: int | None = None
     """Chunks before the present one that the prompt shows to keep the voice; None: one, but none for a named speaker,
     whose voice the model knows."""
+    language: str | None = None
+    """Language of the text; None: by its script."""
 
     def __post_init__(self) -> None:
         check_one_voice(self.speaker, self.voice)

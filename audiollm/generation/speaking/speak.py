@@ -136,7 +136,9 @@ def chunks_of(generator: SpeakingModel, text: str, manner: Manner) -> list[Chunk
             f"a character that cannot be said, U+{ord(unprintable):04X} at place {text.index(unprintable)}"
         )
         raise ConfigError(problem, "text", "remove it; texts are in UTF-8")
-    paragraphs = [prompt_form(paragraph) for paragraph in text.replace("\r\n", "\n").split("\n\n")]
+    paragraphs = [
+        prompt_form(paragraph, manner.language) for paragraph in text.replace("\r\n", "\n").split("\n\n")
+    ]
     chunks = split_text("\n\n".join(paragraphs), chunk_seconds(generator, manner))
     whole = " ".join(chunk.text for chunk in chunks)
     if not any(letter.isalnum() for letter in whole):

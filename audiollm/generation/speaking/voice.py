@@ -39,7 +39,9 @@ class Voice:
     """Warnings about the reference: it was cut."""
 
 
-def read_voice(reference: str | Path | Waveform, text: str | None, codec: Codec) -> Voice:
+def read_voice(
+    reference: str | Path | Waveform, text: str | None, codec: Codec, language: str | None = None
+) -> Voice:
     """Read a recording as a voice; a longer one than `LONGEST_REFERENCE_S` is cut at a pause and loses its text.
 
     Raises:
@@ -57,7 +59,7 @@ def read_voice(reference: str | Path | Waveform, text: str | None, codec: Codec)
         )
         raise ConfigError(f"{name}: {loud_s:.2f} s of sound is too short to be a voice", "reference", remedy)
     waveform = Waveform(trim(waveform.samples_CN, waveform.sample_rate, kept_s=0.1), waveform.sample_rate)
-    said = prompt_form(text) if text else None
+    said = prompt_form(text, language) if text else None
     notes: tuple[str, ...] = ()
     if waveform.duration_s > LONGEST_REFERENCE_S:
         waveform = Waveform(waveform.samples_CN[:, : _pause(waveform)], waveform.sample_rate)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from audiollm.data.text.languages import language_code
 
 Match = Literal["auto", "exact", "letter", "text", "number", "math"]
 ReadForm = Literal["prompt", "tags", "boxed", "free"]
@@ -72,8 +74,15 @@ class RepetitionSettings(RewardSettings):
 class LanguageSettings(RewardSettings):
     """Settings of `language`."""
 
-    language: Literal["en", "zh", "ja"] | None = None
-    """Language asked for; None: the sample's `metadata.language`, else that of its question."""
+    language: str | None = None
+    """Language of a right reply, as in `ru`; None: the sample's `metadata.language`, else that of its question."""
+
+    @field_validator("language")
+    @classmethod
+    def _is_a_language(cls, language: str | None) -> str | None:
+        if language is not None and language_code(language) is None:
+            raise ValueError(f"{language!r} is no language: give a code such as en, de or ru")
+        return language
 
 
 class StepsSettings(RewardSettings):

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from audiollm.data.text.forms import language_of, recognition_form
+from audiollm.data.text.forms import recognition_form
+from audiollm.data.text.languages import is_written_in, language_code, language_of
 from audiollm.data.text.words import words_of
 from audiollm.evaluate.listening.answer_parts import answer_in_form
 from audiollm.rl.rewards import settings as s
@@ -70,15 +71,13 @@ def repetition(answer: SampledAnswer, settings: s.RepetitionSettings) -> float:
 def language(answer: SampledAnswer, settings: s.LanguageSettings) -> float:
     """1 where thought and answer are in the script of the language asked for, else 0.
 
-    Kana is Japanese, Han without kana is Chinese, all else is English: languages of one script are not told apart, nor
-    are regions (`zh-CN`).
+    The script of most words counts, so that a foreign word in a thought changes nothing. Han without kana is Chinese,
+    not Japanese; other languages of one script (English and German) are not told apart.
     """
     parts = answer.parts
-    asked = settings.language or answer.sample.metadata.get("language")
-    named = str(asked or language_of(" ".join(answer.sample.texts("user")))).lower().partition("-")[0]
-    wanted = named if named in ("zh", "ja") else "en"
-    said = f"{parts.thought} {parts.answer}".strip()
-    return float(bool(said) and language_of(said) == wanted)
+    target = language_code(settings.language) or language_code(answer.sample.language)
+    target = target or language_of(" ".join(answer.sample.texts("user")))
+    return float(is_written_in(f"{parts.thought} {parts.answer}", target))
 
 
 def scored_steps(answer: SampledAnswer, settings: s.StepsSettings) -> list[ScoredStep]:

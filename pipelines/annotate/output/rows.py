@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from audiollm.data.text.forms import recognition_form, spoken_form
+from audiollm.data.text.forms import comparison_form
 from audiollm.files.atomic import write_json, write_jsonl
 from pipelines.annotate.execution.corpus import Verdicts
 from pipelines.annotate.execution.rules import RULES, Thresholds
@@ -142,4 +142,8 @@ def _recognized_texts(tally: _Tally) -> Row:
 
 
 def _agrees(row: Mapping[str, Any]) -> bool:
-    return recognition_form(spoken_form(row["text"])) == recognition_form(next(iter(row["heard"].values())))
+    forms = (
+        comparison_form(text, row.get("language"))
+        for text in (row["text"], next(iter(row["heard"].values())))
+    )
+    return next(forms) == next(forms)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from audiollm.data.text.forms import language_of
+from audiollm.data.text.languages import language_of
 from pipelines.annotate.report.survey import AnnotationSurvey
 from pipelines.annotate.words.written_words import Written, written_words
 from pipelines.steps.page.folder import Row, finite_number, named, said

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from audiollm.data.text.forms import language_of
+from audiollm.data.text.languages import language_of
 from pipelines.annotate.report.agreement import Marked, marked
 from pipelines.annotate.report.survey import WORDED, AnnotationSurvey
 from pipelines.report.material import pick_evenly, without_home

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from audiollm.data.text.forms import language_of
+from audiollm.data.text.languages import language_of
 from pipelines.annotate.recognizers.value import missing_folder
 from pipelines.annotate.step import Segment
 from pipelines.annotate.words.written_words import Written, written_words

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from audiollm.data.text.forms import language_of
+from audiollm.data.text.languages import language_of
 from pipelines.annotate.words.written_words import Written, has_spaces, matched, written_words
 
 MAX_TOKENS = 4000

@@ -10,6 +10,7 @@ import unicodedata
 from functools import lru_cache
 from pathlib import Path
 
+from audiollm.data.text.forms import spoken_form
 from audiollm.onnx_models import package_file
 
 _DICTIONARY = "model/en-us/cmudict-en-us.dict"
@@ -26,17 +27,19 @@ _VOWELS = "aeiouyæøœıаеёиоуыэюяєіїαεηιουω"
 _VOWEL_GROUP = re.compile(f"[{_VOWELS}]+")
 _SINGLE_VOWEL = re.compile("[аеёиоуыэюяєії]")  # Cyrillic: each is a syllable
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
-_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-_MAX_DIGITS = 15
+_DIGIT = re.compile("[0-9]")
 
 
 def count_syllables(text: str, language: str | None = None) -> int:
     """Syllables of a text, numbers read out; an estimate by spelling for words that are not in the dictionary.
 
     Args:
-        language: two letters, in which numbers are read; None: English.
+        language: the one in which numbers are read; None: by the script.
     """
-    spoken = _NUMBER.sub(lambda match: f" {_in_words(match.group(), language or 'en')} ", text).lower()
+    spoken = spoken_form(text, language)
+    if _DIGIT.search(spoken):  # a language whose numbers nobody reads
+        spoken = spoken_form(spoken, "en")
+    spoken = spoken.lower()
     signs = len(_SIGNS.findall(spoken)) - len(_SMALL_KANA.findall(spoken))
     words = _WORD.findall(_SIGNS.sub(" ", spoken))
     return signs + sum(_word_syllables(word.replace("’", "'"), language or "en") for word in words)
@@ -79,17 +82,3 @@ def _dictionary() -> dict[str, int]:
         if not word.endswith(")"):  # `read(2)`: another pronunciation
             counts[word] = sum(phone in _VOWEL_PHONES for phone in phones)
     return counts
-
-
-def _in_words(number: str, language: str) -> str:
-    from num2words import num2words
-
-    digits = re.sub(r"[.,](?=\d{3}(?:\D|$))", "", number).replace(",", ".")
-    if len(digits) > _MAX_DIGITS or digits.count(".") > 1:
-        digits = re.sub(r"\D", "", digits)
-        return " ".join(_in_words(digit, language) for digit in digits)
-    value = float(digits) if "." in digits else int(digits)
-    try:
-        return str(num2words(value, lang=language))
-    except NotImplementedError:  # a language that it does not support
-        return str(num2words(value, lang="en"))

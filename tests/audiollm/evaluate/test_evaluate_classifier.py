@@ -143,7 +143,7 @@ def test_confusion_counts_every_clip_once() -> None:
 
 def test_word_error_rate_counts_words_not_clips() -> None:
     assert word_error_rate(["one two three", "four"], ["one two", "four five"]) == pytest.approx(2 / 4)
-    assert word_error_rate(["one", ""], ["one", "noise"]) == 0.0
+    assert word_error_rate(["one", ""], ["one", "noise"]) == 1.0
     assert word_error_rate([""], ["x"]) is None
 
 
