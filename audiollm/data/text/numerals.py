@@ -62,6 +62,8 @@ _CLOCK = re.compile(
     r"(?<![\d:.,])([01]?\d|2[0-3])[:.]([0-5]\d) ?(Uhr)\b|(?<![\d:.,])([01]?\d|2[0-3]):([0-5]\d)(?![\d:])"
 )
 _HOURS = re.compile(r"(?<![\w.,])([01]?\d|2[0-3]) ?h ?([0-5]\d)(?!\w|[.,]\d)")
+_RUSSIAN_YEAR = re.compile(r"(\b[Вв]о? )?\b([12]\d{3}) (год(?:а|у|ом|е)?)\b")
+_CASES = {"год": "n", "года": "g", "году": "d", "годом": "i", "годе": "p"}
 _LONGEST_NUMBER = 15
 """Digits; what is longer (an account, a telephone) is read digit by digit, as is what begins with a zero."""
 
@@ -128,6 +130,8 @@ class _Reader:
             (measure, self._read_measure),
             (plain, self._read_plain),
         ]
+        if language == "ru":
+            self._steps.insert(1, (_RUSSIAN_YEAR, _russian_year))
         if language == "de":
             self._steps.insert(
                 1, (re.compile(rf"(\w+ )?\b(\d{{1,2}})\. (?={self._months()})"), self._read_german_day)
@@ -273,6 +277,15 @@ class _Reader:
             return named
         before, _, after = re.sub(r"[\u00a0\u202f]", " ", named).partition(figure)
         return f"{before}{words}{' ' * after[:1].isalpha()}{after}"
+
+
+def _russian_year(match: re.Match[str]) -> str:
+    """A year as the ordinal in the case of `год`: `в 1999 году` -> `в тысяча девятьсот девяносто девятом году`."""
+    from num2words import num2words
+
+    before, noun = match[1] or "", match[3]
+    case = "p" if before and noun == "году" else _CASES[noun]
+    return f"{before}{num2words(int(match[2]), lang='ru', to='ordinal', case=case)} {noun}"
 
 
 def _spaced(match: re.Match[str], words: str) -> str:

@@ -49,6 +49,32 @@ def test_a_text_is_written_and_told_of(tmp_path: Path) -> None:
     assert "real-time factor" in result.output and "first audio after" in result.output
 
 
+@pytest.mark.parametrize(
+    ("text", "options", "reads"),
+    [
+        ("7 apples", [], "reads: seven apples"),
+        ("7  Äpfel", ["--language", "de"], "reads: sieben Äpfel"),
+        ("No. He sat in the Sun.", [], None),
+        ("two\nlines", [], None),
+    ],
+)
+def test_the_text_that_is_read_is_printed_where_it_differs(
+    tmp_path: Path, text: str, options: list[str], reads: str | None
+) -> None:
+    for stream in ([], ["--stream"]):
+        result = run("--text", text, *options, *stream, "-o", tmp_path / "a.wav", *SHORT)
+        assert result.exit_code == 0
+        assert ("reads:" in result.output) == (reads is not None)
+        assert (reads or "") in result.output
+
+
+def test_a_dialogue_prints_what_is_read_where_it_differs(tmp_path: Path) -> None:
+    for words, reads in (("one", False), ("1", True)):
+        (tmp_path / "talk.txt").write_text(f"Ann: {words} two\nBob: three\n")
+        result = run("--dialogue", tmp_path / "talk.txt", "-o", tmp_path / "a.wav", "--max-duration-s", 1)
+        assert ("reads:" in result.output) == reads, result.output
+
+
 def test_takes_are_files_of_their_own(tmp_path: Path) -> None:
     run("--text", "one", "-o", tmp_path / "a.wav", "--takes", 2, "--seed", 5, *SHORT)
     run("--text", "one", "-o", tmp_path / "b.wav", "--seed", 6, *SHORT)

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import AudioPart, Sample, TextPart
+from audiollm.data.text import forms
 from audiollm.errors import StageError
 from audiollm.files.set_aside import set_aside_row
 from audiollm.recipe.runner import Context
@@ -97,6 +98,39 @@ def test_a_speech_sample_is_the_chat_it_should_be(tmp_path: Path) -> None:
         "lacking_fields": {},
         "text_refused": {},
     }
+
+
+def test_numbers_are_read_in_the_language_of_the_segment(tmp_path: Path) -> None:
+    rows: list[Any] = [
+        _segment(1, split="train", text="Das kostet 25 Euro.", language="de"),
+        _segment(2, split="train", text="Bye, PA. No.", language="en"),
+        _segment(3, split="train", text="25 लोग", language="hi"),
+        _segment(4, split="test", text="In 25 Minuten", language="German"),
+        _segment(5, split="test", text="In 25 minutes"),
+    ]
+    with pytest.warns(UserWarning, match="texts in 'hi' keep their numbers as digits") as notices:
+        forms._warn_of.cache_clear()
+        _, folder = _compose(tmp_path, rows)
+    assert len(notices) == 1
+    samples = read_samples(folder / "samples.jsonl")[0]
+    assert [s.texts("user") for s in samples] == [
+        ["Das kostet fünfundzwanzig Euro."],
+        ["Bye, PA. No."],
+        ["25 लोग"],
+        ["In fünfundzwanzig Minuten"],
+        ["In twenty five minutes"],
+    ]
+    assert [s.language for s in samples] == ["de", "en", "hi", "German", None]
+
+
+def test_the_language_of_a_sample_is_that_of_its_reply(tmp_path: Path) -> None:
+    rows: list[Any] = [
+        _segment(n, split=split, text="Ja, Herr Maier.", language="de", emotion="calm")
+        for n, split in ((1, "train"), (2, "test"))
+    ]
+    _, folder = _compose(tmp_path, rows, tasks={"asr": 1.0, "attributes": 1.0})
+    languages = {s.task: s.language for s in read_samples(folder / "samples.jsonl")[0]}
+    assert languages == {"asr": "de", "attributes": None}
 
 
 def test_text_is_left_as_it_is_on_demand(tmp_path: Path) -> None:

@@ -282,6 +282,15 @@ def test_languages_by_script() -> None:
         {"language": 1}, answer("是女人", sample), answer("woman", sample), answer("", sample)
     ) == [1, 0, 0]
     assert values_of({"language": {"language": "en"}}, answer("woman", sample)) == [1]
+    russian, thoughtful = prompt(language="ru"), answer("a man says 好 and leaves", prompt(language="en"))
+    assert values_of({"language": 1}, answer("женщина", russian), answer("a woman", russian)) == [1, 0]
+    assert values_of({"language": {"language": "en"}}, answer("женщина", russian), thoughtful) == [0, 1]
+    assert values_of({"language": {"language": "Russian"}}, answer("женщина", sample)) == [1]
+    assert values_of(
+        {"language": {"language": "ja"}}, answer("是女人", sample), answer("女です", sample)
+    ) == [0, 1]
+    with pytest.raises(ConfigError, match="'und' is no language"):
+        values_of({"language": {"language": "und"}}, answer("woman", sample))
     german, regional = prompt(language="de"), prompt(language="zh-CN")
     assert values_of({"language": 1}, answer("eine Frau", german), answer("是女人", german)) == [1, 0]
     assert values_of({"language": 1}, answer("是女人", regional), answer("woman", regional)) == [1, 0]
