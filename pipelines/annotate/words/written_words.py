@@ -30,7 +30,7 @@ def has_spaces(language: str) -> bool:
 
 
 def written_words(text: str, language: str) -> list[Written]:
-    """The text's words and the forms of each: `recognition_form(spoken_form(text))`, cut where the two texts agree.
+    """The text's words and the forms of each: `comparison_form(text)`, cut where the two texts agree.
 
     Every form belongs to exactly one written word, and all together, in order, are the form of the text. Punctuation
     that stands alone goes with the word before it.
