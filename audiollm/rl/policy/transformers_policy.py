@@ -39,11 +39,12 @@ from audiollm.rl.policy.protocol import OTHER_INPUTS, Policy, PromptedAnswers
 from audiollm.rl.policy.scorer import AnswerScorer
 from audiollm.rl.policy.text_places import actions_at, pieces_of
 from audiollm.rl.policy.token_figures import TokenFigures, TokenRequest, token_figures
+from audiollm.supervised.decoder.adapt import save_adapter
 from audiollm.train.options import LoRASettings
 from audiollm.video.frames import VideoError
 
 if TYPE_CHECKING:
-    from peft import PeftModel
+    pass
 
 PROCESSOR_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 MODEL_FILES = ("config.json", "generation_config.json", "*.index.json", "adapter_config.json")
@@ -266,7 +267,7 @@ class TransformersPolicy:
         target, model = folder / "model", self._root.model
         target.mkdir(parents=True, exist_ok=True)
         if self._has_adapter:
-            _save_adapter(model, folder / "adapter")
+            save_adapter(model, folder / "adapter")
             model.get_base_model().save_pretrained(str(target), state_dict=merged_weights(model))
         else:
             model.save_pretrained(str(target))
@@ -342,10 +343,6 @@ def _check_vocabulary(policy: Any, other: Any, folder: Path, key: str) -> None:
             str(folder),
             OTHER_INPUTS,
         )
-
-
-def _save_adapter(model: PeftModel, folder: Path) -> None:
-    model.save_pretrained(str(folder), safe_serialization=True)
 
 
 def _copy_processor(source: Path, target: Path) -> None:

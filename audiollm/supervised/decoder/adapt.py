@@ -79,7 +79,15 @@ def add_lora(model: nn.Module, settings: LoRASettings) -> PeftModel:
 
 
 def save_adapter(model: PeftModel, folder: Path) -> None:
-    """Write the adapter alone, in PEFT's layout: `adapter_config.json`, `adapter_model.safetensors`."""
+    """Write the adapter alone, in PEFT's layout: `adapter_config.json`, `adapter_model.safetensors`.
+
+    PEFT keeps names of modules in sets, whose order differs from process to process; they are written sorted, so that a
+    run that was killed and resumed writes the same bytes.
+    """
+    for config in model.peft_config.values():
+        for key, value in vars(config).items():
+            if isinstance(value, set):
+                setattr(config, key, sorted(value))
     model.save_pretrained(str(folder), safe_serialization=True)
 
 

@@ -86,6 +86,22 @@ def test_an_adapter_alone_is_trained_saved_loaded_and_merged(tmp_path: Path) -> 
     assert merged.state_dict().keys() == fresh.state_dict().keys()
 
 
+def test_names_of_modules_are_saved_in_a_stable_order(tmp_path: Path) -> None:
+    """PEFT wrote them as their set is ordered, by the seed of a process's hashes: a resumed run differed in a byte."""
+    names = tuple(name for name, module in Layer().named_children() if isinstance(module, nn.Linear))
+    beside = tuple(
+        f"layers.{index}.audio_{kind}_layernorm" for index in (1, 0) for kind in ("post_attention", "input")
+    )
+    adapted = add_lora(
+        Model(), LoRASettings(target_modules=(*names, "text_lm_head", "audio_lm_head"), trained_beside=beside)
+    )
+    save_adapter(adapted, tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["target_modules"] == ["audio_lm_head", "audio_mlp", "mlp", "q_proj", "text_lm_head"]
+    assert config["modules_to_save"] == list(beside)
+    assert PeftModel.from_pretrained(Model(), str(tmp_path))(IDS).shape == (9, 9)
+
+
 def test_no_layer_of_that_name() -> None:
     with pytest.raises(ValueError, match="w_q"):
         add_lora(Model(), LoRASettings(target_modules=("w_q",)))
