@@ -151,6 +151,16 @@ def soundfile_info(source: str | bytes) -> AudioInfo:
         )
 
 
+def has_last_frame(source: str) -> bool:
+    """Return whether libsndfile can read the last sample that a file's header promises."""
+    with open_soundfile(source) as handle:
+        try:
+            handle.seek(handle.frames - 1)
+            return len(handle.read(1)) == 1
+        except soundfile.LibsndfileError:
+            return False
+
+
 # FFmpeg
 
 

@@ -25,9 +25,8 @@ from audiollm.audio.decoders import (
     DecodeRequest,
     blocks_of_either,
     soundfile_blocks,
-    soundfile_info,
 )
-from audiollm.audio.decoding_process import contained_blocks, contained_info
+from audiollm.audio.decoding_process import contained_blocks, read_info
 from audiollm.audio.discovery import AudioError, is_plain
 from audiollm.audio.samples import Waveform
 
@@ -77,20 +76,6 @@ def decoded_blocks(request: DecodeRequest) -> Iterator[tuple[Tensor, int]]:
         decoded_s += block_CN.shape[1] / rate
         yield torch.from_numpy(block_CN), rate
     _say_difference(request, decoded_s)
-
-
-def read_info(source: str | bytes, name: str | Path) -> AudioInfo:
-    """Read the header of a file, or of its content, without decoding samples.
-
-    Raises:
-        AudioError: it is not audio.
-    """
-    try:
-        if is_plain(source):
-            return soundfile_info(source)
-    except Exception:  # whatever libsndfile has against the file, FFmpeg decides
-        pass
-    return contained_info(DecodeRequest(source, name, 0.0, None, None, False))
 
 
 def length_difference(

@@ -38,10 +38,12 @@ from audiollm.audio.decoders import (
     Block,
     DecodeRequest,
     av_blocks,
+    has_last_frame,
     info_of_either,
     soundfile_blocks,
+    soundfile_info,
 )
-from audiollm.audio.discovery import AudioError
+from audiollm.audio.discovery import AudioError, is_plain
 
 LONGEST_SILENCE_S = 120.0
 """A decoder that has given nothing for so long hangs: a block of sound takes it well under a second."""
@@ -88,14 +90,31 @@ def contained_blocks(decoder: Literal["soundfile", "av"], request: DecodeRequest
     return _results((decoder, request))
 
 
-def contained_info(request: DecodeRequest) -> AudioInfo:
-    """Read the header of a file in another process, by libsndfile or else by FFmpeg.
+def read_info(source: str | bytes, name: str | Path) -> AudioInfo:
+    """Read the header of a file, or of its content, without decoding samples; in another process where it is not plain.
 
     Raises:
         AudioError: it is not audio, or a decoder crashes or hangs on it.
     """
-    info: AudioInfo = next(_results(("info", request)))
+    try:
+        if is_plain(source):
+            return soundfile_info(source)
+    except Exception:  # whatever libsndfile has against the file, FFmpeg decides
+        pass
+    info: AudioInfo = next(_results(("info", DecodeRequest(source, name, 0.0, None, None, False))))
     return info
+
+
+def visible_difference(path: Path) -> str | None:
+    """Name the difference between a file's header and its sound, as far as it shows without decoding; None: none does.
+
+    Raises:
+        AudioError: it is not audio, or a decoder crashes or hangs on it.
+    """
+    info = read_info(str(path), path)
+    if info.format == "FLAC" and info.num_samples and not has_last_frame(str(path)):
+        return f"is cut off: its header tells {info.duration_s:.2f} s, and its last frame is missing"
+    return None if info.duration_s is None else info.difference(info.duration_s)
 
 
 def contained_results(function: str, request: FileRequest, remember: bool = True) -> Iterator[Any]:

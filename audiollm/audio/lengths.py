@@ -142,7 +142,7 @@ def xing_header(source: str | bytes) -> XingHeader | None:
 
 def holds_facts(frame: bytes) -> bool:
     """Return whether a frame of an MP3 is the first one of a file, which holds facts and no sound."""
-    return any(tag in frame[:64] for tag in (b"Xing", b"Info", b"VBRI"))
+    return frame.startswith(b"ID3") or any(tag in frame for tag in (b"Xing", b"Info", b"VBRI"))
 
 
 def stream_lengths(
@@ -174,7 +174,7 @@ def _counted(
     guess_s: float | None,
 ) -> tuple[float | None, float | None]:
     """Count frames: all, or in large files with a plausible header the first ones."""
-    size, header_s = _size(source), None if header is None else guess_s
+    size = _size(source)
     packets = ticks = first_bytes = 0
     for packet in container.demux(stream):
         if not packet.size:
@@ -185,10 +185,18 @@ def _counted(
         elif packets == _FIRST_PACKETS + 1 and header is not None and size > _COUNTED_BYTES:
             ratio = header.frames * first_bytes / _FIRST_PACKETS / size
             if 1 / _PLAUSIBLE < ratio < _PLAUSIBLE:
-                return guess_s, header_s
-    if header is not None and abs(packets - header.frames) <= 1:
-        return guess_s, header_s
-    return (float(ticks * stream.time_base) if stream.time_base and packets else guess_s), header_s
+                return guess_s, guess_s
+    if not packets or stream.time_base is None:
+        return guess_s, None
+    counted_s = float(ticks * stream.time_base)
+    if header is None:
+        return counted_s, None
+    header_s = header.frames * counted_s / packets
+    padding_s = header_s - (guess_s or 0.0)
+    if 0 <= padding_s <= _LOSSY_S + _LOSSY_SAMPLES / stream.codec_context.sample_rate:
+        header_s -= padding_s  # FFmpeg believes the header, which tells the encoder's delay and padding, too
+        counted_s = header_s if abs(packets - header.frames) <= 1 else counted_s
+    return counted_s, header_s
 
 
 def _first_bytes(source: str | bytes, count: int, start: int = 0) -> bytes:

@@ -233,8 +233,12 @@ def _converters() -> dict[SourceKind, Converter]:
 
 
 def _run(request: ConversionRequest, rows: SourceRows, strict: bool, console: Console) -> None:
+    from audiollm.data.convert.recordings import LengthSurvey
+    from audiollm.data.records.sample import Sample
+
     bad: list[BadSample] = []
     aside = request.out.with_name(f"{request.out.stem}.set_aside.jsonl")
+    lengths = LengthSurvey(request.out.parent)
     written = 0
     for note in rows.notes:
         console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
@@ -243,6 +247,8 @@ def _run(request: ConversionRequest, rows: SourceRows, strict: bool, console: Co
             for sample in _good(rows, bad, strict, console):
                 file.write(sample.model_dump_json() + "\n")
                 written += 1
+                if isinstance(sample, Sample):
+                    lengths.add(sample)
             if not written:
                 reason = f": {bad[0]}" if bad else ""
                 raise ConfigError(
@@ -257,6 +263,9 @@ def _run(request: ConversionRequest, rows: SourceRows, strict: bool, console: Co
             aside.unlink(missing_ok=True)
     made = "samples" if rows.makes_samples else "recordings, for compose_streams"
     console.print(f"{request.out}: {written} {made}", highlight=False, soft_wrap=True)
+    for text in [lengths.sentence(), *lengths.differences[:SHOWN]]:
+        if text is not None:
+            console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
     for row in bad[:SHOWN]:
         console.print(f"set aside  {row}", style="yellow", highlight=False, markup=False, soft_wrap=True)
     if bad:

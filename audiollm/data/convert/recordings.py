@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from audiollm.audio import AUDIO_EXTENSIONS
+from audiollm.audio import AUDIO_EXTENSIONS, AudioError
+from audiollm.audio.decoding_process import visible_difference
 from audiollm.data.convert.request import ConversionRequest
-from audiollm.data.records.sample import AudioPart
+from audiollm.data.records.sample import AudioPart, Sample
 from audiollm.data.records.storage import write_bytes
 from audiollm.files.atomic import safe_name
 
@@ -21,6 +23,38 @@ def is_recording(value: object) -> bool:
     return isinstance(value, Mapping) and (
         {"bytes", "path"} <= set(value) or {"array", "sampling_rate"} <= set(value)
     )
+
+
+@dataclass
+class LengthSurvey:
+    """Compares recordings with their headers, as far as this needs no decoding: a cut one lacks words of its text."""
+
+    folder: Path
+    """Folder that relative paths of samples are of."""
+    max_files: int = 2000
+    """Recordings that are looked at: some milliseconds each."""
+    differences: list[str] = field(default_factory=list)
+    _paths: set[Path] = field(default_factory=set)
+
+    def add(self, sample: Sample) -> None:
+        """Look at the recordings of a sample that were not looked at yet; what cannot be read is met again later."""
+        for part in sample.audio_parts():
+            path = self.folder / part.path
+            if path in self._paths or len(self._paths) >= self.max_files:
+                continue
+            self._paths.add(path)
+            try:
+                difference = visible_difference(path)
+            except (AudioError, OSError):
+                continue
+            if difference is not None:
+                self.differences.append(f"{path}: {difference}")
+
+    def sentence(self) -> str | None:
+        """Say how many recordings are not whole; None: all that were looked at are."""
+        if not self.differences:
+            return None
+        return f"of {len(self._paths)} recordings looked at, {len(self.differences)} are not what their headers promise"
 
 
 def recording_part(request: ConversionRequest, label: str, value: Any) -> AudioPart:

@@ -153,6 +153,23 @@ def test_audio_stays_in_its_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "other.jsonl").exists()
 
 
+def test_recordings_that_were_cut_off_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without decoding them all: by their sizes, pages, frames, and by whether a FLAC has its last frame."""
+    noise_1N = 0.1 * torch.randn(1, 32000, generator=torch.Generator().manual_seed(0))
+    names = ("a.wav", "b.flac", "c.ogg", "d.mp3", "whole1.wav", "whole2.flac", "whole3.ogg", "whole4.mp3")
+    for name in names:
+        save(tmp_path / name, noise_1N, 16000)
+        if not name.startswith("whole"):
+            content = (tmp_path / name).read_bytes()
+            (tmp_path / name).write_bytes(content[: len(content) * 6 // 10])
+    (tmp_path / "t.csv").write_text("path,text\n" + "".join(f"{name},yes\n" for name in names))
+    convert("ljspeech", tmp_path / "t.csv", "-o", tmp_path / "o.jsonl")
+    lines = capsys.readouterr().out.splitlines()
+    assert any("of 8 recordings looked at, 4 are not what their headers promise" in line for line in lines)
+    assert {name for name in names if any(f"{name}: " in line for line in lines)} == set(names[:4])
+    assert len(read(tmp_path / "o.jsonl")) == 8
+
+
 def test_folder_with_side_files(tmp_path: Path) -> None:
     sounds(tmp_path, "a.wav", "deep/b.wav", "c.wav", "d.wav", "e.wav")
     (tmp_path / "a.txt").write_text("one\n", encoding="utf-8-sig")
