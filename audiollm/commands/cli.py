@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from audiollm.errors import BadSample, ConfigError, StageError
+from audiollm.failures import watched_failures
 from audiollm.files.atomic import DamagedFile
 from audiollm.files.disk_errors import disk_error
 
@@ -53,7 +54,8 @@ def build_app(wanted: str = "") -> typer.Typer:
                 groups[group] = typer.Typer(help=GROUPS.get(group, ""), no_args_is_help=True)
                 groups[group].callback()(_app)  # else a single command would take the group's place
                 app.add_typer(groups[group], name=group)
-            (groups[group] if group else app).command(name=name)(command)
+            watched = watched_failures(entry.name.replace(".", " "))(command)
+            (groups[group] if group else app).command(name=name)(watched)
         except Exception as error:  # one broken plug-in must not take the others down
             print(
                 f"audiollm: the command {entry.name!r} does not load ({error}); see `audiollm doctor`",

@@ -32,6 +32,7 @@ from rich.progress import (
 )
 
 from audiollm.errors import ConfigError, StageError, suggestion
+from audiollm.failures import watched_failures
 from audiollm.files.atomic import DamagedFile, read_json, write_json
 from audiollm.files.disk_errors import disk_error
 from audiollm.recipe.ranks import ALONE, Ranks
@@ -206,7 +207,7 @@ def _run_stage(stage: RecipeStage, fingerprint: str, context: Context) -> StageR
     with ResourceMeter(stage.folder / "stage.json", common, before) as meter:
         context.ranks.of_first(stage.name)
         try:
-            with _plain_errors(stage.folder):
+            with _plain_errors(stage.folder), watched_failures(stage.name):
                 figures = stage.stage.run(stage.config, context)
         except (StageError, ConfigError) as error:
             with suppress(OSError):  # the error itself may be that the disk is full

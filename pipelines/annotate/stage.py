@@ -11,6 +11,7 @@ from rich.progress import TaskID
 from audiollm.audio.discovery import AudioError
 from audiollm.data.text.forms import comparison_form
 from audiollm.errors import StageError
+from audiollm.failures import watched_failures
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage
 from pipelines.annotate.execution import chain as chains
@@ -46,13 +47,14 @@ _LARGEST_AUTO_GRAMMAR = 60
 _LINK_COSINE = 0.83
 
 
+@watched_failures("annotate")
 def run_annotation(config: AnnotationConfig, context: Context) -> dict[str, Any]:
     """Write the files of `write_output` and those that the report reads beside them; returns `funnel.json`'s content.
 
     Raises:
         StageError: inputs, transcripts or a grammar that cannot be used, or a scorer that is missing (exit code 2),
-            before the work; workers that cannot be set up; an endpoint that does not answer, after which the run can
-            be continued.
+            before the work; workers that cannot be set up; a step that fails on every item; an endpoint that does
+            not answer, after which the run can be continued.
     """
     try:
         with Ledger(own := context.folder / "ledger" / "ledger.sqlite") as ledger:

@@ -13,6 +13,7 @@ from rich.progress import TaskID
 from audiollm.audio.discovery import AudioError
 from audiollm.endpoints import Budget
 from audiollm.errors import ConfigError, StageError
+from audiollm.failures import watched_failures
 from audiollm.files.atomic import write_json
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan
@@ -51,12 +52,14 @@ _SECONDS_PER_AUDIO_SECOND = 0.12
 """CPU-seconds of the steps and of what is made, of a second of sound with pictures; see benchmarks/RESULTS.md."""
 
 
+@watched_failures("audiocot")
 def run_audiocot(config: AudioCotConfig, context: Context) -> dict[str, Any]:
     """Write the files that README.md names; returns `funnel.json`'s content.
 
     Raises:
-        StageError: inputs that cannot be used, or a model that is missing (exit code 2), before the work; a spent
-            budget or an endpoint that does not answer, after which the run can be continued.
+        StageError: inputs that cannot be used, or a model that is missing (exit code 2), before the work; a step
+            that fails on every item; a spent budget or an endpoint that does not answer, after which the run can be
+            continued.
     """
     try:
         with Ledger(context.folder / "ledger" / "ledger.sqlite") as ledger:

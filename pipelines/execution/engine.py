@@ -3,7 +3,8 @@
 A walk is a generator: it yields a `Call`, is sent its `Outcome`, and goes on; what it returns are further walks (the
 segments of a recording). The engine answers a call from the ledger, or sends it to a worker of its step's pool. What
 comes out depends on the walks alone: not on the number of workers, their kind, or the order. An exception, or a hard
-death while a call is worked on, becomes that call's error and never stops the run.
+death while a call is worked on, becomes that call's error; it stops the run only where the step fails on every item for
+the same reason (`audiollm.failures`). Such errors are not recorded, so that the next run tries again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+from audiollm.failures import FailureWatch, shared_watch
+from audiollm.files.set_aside import UNREADABLE
 from pipelines.execution.ledger import Ledger, Outcome
 
 MAX_DEATHS = 2
@@ -122,14 +125,15 @@ def run_walks(
     Raises:
         EngineError: a step cannot be set up.
         RunHalted: a call cannot be answered now; the calls that other workers are at were answered and recorded first.
+        FailedOnEveryItem: a step fails on every item for one reason; where the run is watched (`watched_failures`),
+            one of few items is judged when the watch ends.
     """
-    schedule = _Schedule(
-        iter(walks), pools, backend, ledger, on_answer or (lambda call, outcome, known: None)
-    )
-    try:
-        schedule.run()
-    finally:
-        backend.close()
+    answered = on_answer or (lambda call, outcome, known: None)
+    with shared_watch() as watch:
+        try:
+            _Schedule(iter(walks), pools, backend, ledger, answered, watch).run()
+        finally:
+            backend.close()
 
 
 def available_cpus() -> int:
@@ -186,8 +190,12 @@ class _Schedule:
         backend: WorkerBackend,
         ledger: Ledger,
         on_answer: Callable[[Call, Outcome, bool], None],
+        watch: FailureWatch,
     ) -> None:
         self._walks, self._backend, self._ledger, self._on_answer = walks, backend, ledger, on_answer
+        self._watch = watch
+        self._unrecorded: list[tuple[str, Call, Outcome]] = []
+        """Errors of steps that have failed on all items so far, for one reason."""
         self._lanes = [_Lane(pool) for pool in pools]
         self._lane_of = {step: lane for lane in self._lanes for step in lane.pool.steps}
         self._children: deque[Walk] = deque()
@@ -198,13 +206,17 @@ class _Schedule:
 
     def run(self) -> None:
         while True:
-            if self._halt is None:
+            if self._halt is None and self._watch.stuck_step is None:
                 self._begin_walks()
                 self._dispatch()
             if not any(lane.busy for lane in self._lanes):
                 break
             for answer in self._backend.wait():
                 self._receive(answer)
+        self._watch.stop_if_stuck()
+        for key, call, outcome in self._unrecorded:
+            if self._watch.reason_of_all(_watched_name(call)) is None:
+                self._ledger.put(key, call.step, outcome)
         if self._halt is not None:
             raise RunHalted(self._halt)
 
@@ -235,6 +247,7 @@ class _Schedule:
                 queue = self._lane_of[call.step].queue
                 (queue.append if begins else queue.appendleft)(_Waiting(call, walk))
                 return
+            self._note(call, outcome)
             self._on_answer(call, outcome, True)
 
     def _dispatch(self) -> None:
@@ -264,10 +277,34 @@ class _Schedule:
         if outcome.halts:  # what other workers are at may be paid for: it is waited for and recorded
             self._halt = self._halt or outcome.error or ""
             return
-        if waiting.call.key is not None:
-            self._ledger.put(waiting.call.key, waiting.call.step, outcome)
+        self._note(waiting.call, outcome)
+        self._record(waiting.call, outcome)
         self._on_answer(waiting.call, outcome, False)
         self._advance(waiting.walk, outcome)
+
+    def _note(self, call: Call, outcome: Outcome) -> None:
+        if outcome.error is None:
+            self._watch.succeed(_watched_name(call))
+        else:
+            self._watch.fail(_watched_name(call), outcome.error, outcome.error.startswith(UNREADABLE))
+
+    def _record(self, call: Call, outcome: Outcome) -> None:
+        """Write an outcome into the ledger; errors of a step that has failed on all items so far, for one reason, wait
+        for an outcome of another kind."""
+        if call.key is None:
+            return
+        self._unrecorded.append((call.key, call, outcome))
+        self._write_unrecorded()
+
+    def _write_unrecorded(self) -> None:
+        waiting = []
+        for key, call, outcome in self._unrecorded:
+            is_item_fault = (outcome.error or "").startswith(UNREADABLE)
+            if self._watch.is_suspect(_watched_name(call)) and not is_item_fault:
+                waiting.append((key, call, outcome))
+            else:
+                self._ledger.put(key, call.step, outcome)
+        self._unrecorded = waiting
 
     def _bury(self, lane: _Lane, batch: list[_Waiting], how: str) -> None:
         """Retry the calls of a dead worker's batch one by one; a call that kills `MAX_DEATHS` alone is set aside."""
@@ -287,3 +324,7 @@ class _Schedule:
         self._buried[step] += 1
         if step not in self._answered and self._buried[step] > MAX_DEATHS:
             raise EngineError(f"the step {step} cannot be set up: its worker processes die ({how})")
+
+
+def _watched_name(call: Call) -> str:
+    return f"the step {call.step}"

@@ -18,6 +18,7 @@ from audiollm.codec import Codec, codec_digest, load_codec
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
 from audiollm.data.records.shards import ShardWriter, read_index, read_shards
 from audiollm.errors import ConfigError, StageError
+from audiollm.failures import MAX_EQUAL_FAILURES, FailedOnEveryItem
 from tokenizer import AudioTokenizer, TokenizerConfig
 from tokenizer.corpus import encoding as corpus
 from tokenizer.corpus.decoding import OutputNames, detokenize_shards, open_shards, path_of_id
@@ -185,6 +186,14 @@ def test_a_codec_without_streams(tmp_path: Path, codec_folder: Path) -> None:
     assert int(coded.encodings[0][0].min()) == 2**16 - 1  # beyond int16
     counts, set_aside = detokenize_shards(tmp_path / "out", Refusing(), tmp_path / "sound", "wav")
     assert not set_aside and load(tmp_path / "sound/long.wav").num_samples == 1234
+
+
+@pytest.mark.parametrize("count", [3, 30])
+def test_a_codec_that_refuses_every_clip_ends_the_run(tmp_path: Path, codec_folder: Path, count: int) -> None:
+    rows = [sample(sound(tmp_path / f"{n:02d}.wav", 0.5 + n / 100, 1000)) for n in range(count)]
+    with pytest.raises(FailedOnEveryItem, match=r"the codec failed on all .*shorter than a second"):
+        encode(Refusing(), rows, tmp_path / "out", Coding(codec_folder))
+    assert len((tmp_path / "out/set_aside.jsonl").read_text().splitlines()) == min(count, MAX_EQUAL_FAILURES)
 
 
 class Killed(BaseException):

@@ -35,6 +35,7 @@ from audiollm.data.records.sample import AudioPart, Sample, TextPart
 from audiollm.data.records.shards import ShardWriter
 from audiollm.devices import one_thread
 from audiollm.errors import BadSample, ConfigError, StageError
+from audiollm.failures import note_failure, note_success, shared_watch
 from audiollm.files.atomic import atomic_path, folder_digest, read_record, write_json
 from audiollm.files.set_aside import UNREADABLE, Row, SetAside, read_set_aside, row_of
 
@@ -45,6 +46,8 @@ SHARD_S = 3600.0
 PEAK = 0.99
 SILENT = "silent"
 """Kind of the samples with words and a silent recording."""
+REFUSED = "cannot be encoded"
+"""The kind of a sample whose sound the codec does not take."""
 CODED_AUDIO = "coded_audio"
 """The key of a sample's metadata that holds a `CodedAudio` for each audio part."""
 
@@ -139,7 +142,19 @@ def stored_codes(codes_KT: Tensor, codec: Codec) -> np.ndarray:
 def refused_by_codec(sample: Sample, error: ValueError) -> BadSample:
     """A sample whose sound the codec does not take: too short, or too long."""
     place = ", ".join(part.path for part in sample.audio_parts())
-    return BadSample(place, sample.id, f"cannot be encoded: {error}", "cannot be encoded")
+    return BadSample(place, sample.id, f"{REFUSED}: {error}", REFUSED)
+
+
+def note_coding(bad: BadSample | None) -> None:
+    """Record in the watch of the run that a sample was encoded (None), or why it was not.
+
+    Raises:
+        FailedOnEveryItem: the codec has refused a few dozen samples for one reason, and encoded none.
+    """
+    if bad is None:
+        note_success("the codec")
+    else:
+        note_failure("the codec", bad.reason, bad.kind != REFUSED)
 
 
 def teaches_words(sample: Sample) -> bool:
@@ -181,6 +196,7 @@ def check_record(path: Path, record: Mapping[str, Any]) -> None:
             )
 
 
+@shared_watch()
 def tokenize_corpus(
     codec: Codec,
     corpus: Corpus,
@@ -201,11 +217,14 @@ def tokenize_corpus(
         The counts of samples, frames and shards, and the rows of `set_aside.jsonl`.
 
     Raises:
-        StageError: a sample cannot be encoded and `strict` is set, or a worker or the disk fails.
+        StageError: a sample cannot be encoded and `strict` is set, none of a few dozen can be encoded for one reason,
+            or a worker or the disk fails.
     """
     samples, durations_s = corpus.samples, corpus.durations_s
     writer = ShardWriter(folder, samples_per_shard)
     todo = [index for index in range(len(samples)) if not writer.has(index)]
+    if len(todo) < len(samples):
+        note_coding(None)
     again = {samples[index].id for index in todo}
     set_aside = begin_set_aside(folder / "set_aside.jsonl", corpus.bad, again)
     advance(sum(durations_s) - sum(durations_s[index] for index in todo))
@@ -215,8 +234,10 @@ def tokenize_corpus(
         for index, result in _encode_all(codec, corpus, todo, coding, workers, advance):
             if isinstance(result, Coded):
                 writer.write(index, result.sample, [result.codes])
+                note_coding(None)
             else:
                 set_aside.add([result])
+                note_coding(result)
                 if strict:
                     raise _stop(result)
             writer.has(index + 1)  # a shard that is full is written now, not with the next sample

@@ -20,6 +20,7 @@ from audiollm.data.records.sample import AudioPart, Part, Sample
 from audiollm.data.records.shards import ShardWriter
 from audiollm.devices import default_device, one_thread
 from audiollm.errors import BadSample, StageError
+from audiollm.failures import shared_watch
 from audiollm.files.atomic import atomic_path, write_json
 from audiollm.files.set_aside import UNREADABLE, SetAside
 from audiollm.recipe.ranks import ALONE
@@ -29,6 +30,7 @@ from audiollm.train.loop.loop import step_generator, train
 from tokenizer.clips import DITHER, ClipStore, augment_waveform, find_training_clips
 from tokenizer.corpus.encoding import (
     begin_set_aside,
+    note_coding,
     refused_by_codec,
     silent_part,
     stored_codes,
@@ -191,6 +193,7 @@ def _task_config(config: TrainTokenizerConfig, model: AudioTokenizer | HiggsToke
     )
 
 
+@shared_watch()
 def tokenize_samples(config: TokenizeConfig, context: Context) -> dict[str, Any]:
     """Encode every sample's audio; what cannot be read is named in `set_aside.jsonl` and left out."""
     codec = load_codec(config.codec)
@@ -204,20 +207,19 @@ def tokenize_samples(config: TokenizeConfig, context: Context) -> dict[str, Any]
     )
     with context.progress("encoding", len(samples)) as bar, one_thread():
         bar.advance(bar.task_ids[0], len(samples) - len(todo))
+        if len(todo) < len(samples):
+            note_coding(None)
         for index in todo:
             bar.advance(bar.task_ids[0])
             try:
                 encodings = _encode_sample(codec, samples[index], config, index, earlier)
                 sample, sound = _with_sound(samples[index]) if config.sound else (samples[index], None)
-            except AudioError as error:
-                set_aside.add([BadSample(str(error.path), samples[index].id, error.reason, UNREADABLE)])
+            except (AudioError, BadSample, ValueError) as error:
+                refused = _refused(samples[index], error)
+                set_aside.add([refused])
+                note_coding(refused)
                 continue
-            except BadSample as error:
-                set_aside.add([error])
-                continue
-            except ValueError as error:
-                set_aside.add([refused_by_codec(samples[index], error)])
-                continue
+            note_coding(None)
             writer.write(index, sample, encodings, sound)
     with atomic_path(folder / "codebooks.safetensors") as temporary:
         save_file({"vectors_KVD": codec.codebook_vectors_KVD.contiguous()}, temporary)
@@ -228,6 +230,14 @@ def tokenize_samples(config: TokenizeConfig, context: Context) -> dict[str, Any]
 
     context.say(f"{counts['samples']} samples, {counts['frames']} frames in {counts['shards']} shards")
     return {**counts, "set_aside": len(set_aside.rows)}
+
+
+def _refused(sample: Sample, error: AudioError | BadSample | ValueError) -> BadSample:
+    if isinstance(error, BadSample):
+        return error
+    if isinstance(error, AudioError):
+        return BadSample(str(error.path), sample.id, error.reason, UNREADABLE)
+    return refused_by_codec(sample, error)
 
 
 def _encode_sample(

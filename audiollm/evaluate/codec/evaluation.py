@@ -26,6 +26,7 @@ from audiollm.codec import Codec
 from audiollm.evaluate.codec.measures import CodecJudges, ReferenceClip, score_clip
 from audiollm.evaluate.codec.scores import METRICS, CodecRows, count_codes, pack_counts, summarize_codecs
 from audiollm.evaluate.report.store import Row
+from audiollm.failures import failed_calls, note_success, noted_outcome
 from audiollm.files.atomic import file_digest
 
 Kind = Literal["speech", "sound", "music", "unknown"]
@@ -204,7 +205,10 @@ def _clip_rows(
     for name, codec in ((ORIGINAL, None), *codecs.items()):
         books = [] if codec is None else evaluation.prefixes(codec)
         row = store.get(name, content, books)
-        if row is None:
+        if row is not None:
+            _note_earlier(name, evaluation.judges)
+        else:
+            failed_before = failed_calls()
             if recording is None or reference is None:
                 recording = load(clip.path, clip.start_s, clip.end_s, mono=True)
                 wave = recording.resample(COMPARISON_RATE)
@@ -216,7 +220,7 @@ def _clip_rows(
                 if name not in warm:
                     _warm_up(codec)
                     warm.add(name)
-                measured = _code(codec, recording, reference, evaluation)
+                measured = _code(name, codec, recording, reference, evaluation)
             row = {
                 "codec": name,
                 "path": str(clip.path),
@@ -227,12 +231,21 @@ def _clip_rows(
                 "words": reference.num_words,
                 **measured,
             }
-            store.add(name, content, books, row)
+            if failed_calls() == failed_before:  # else the next run measures it again
+                store.add(name, content, books, row)
         yield row
 
 
+def _note_earlier(codec: str, judges: CodecJudges) -> None:
+    """Record that a codec has coded a clip, and judges have judged it, in an earlier run."""
+    note_success(f"the codec {codec}")
+    for judge in (judges.recognizer, judges.speaker):
+        if judge is not None:
+            note_success(judge.name)
+
+
 def _code(
-    codec: Codec, recording: Waveform, reference: ReferenceClip, evaluation: Evaluation
+    name: str, codec: Codec, recording: Waveform, reference: ReferenceClip, evaluation: Evaluation
 ) -> dict[str, Any]:
     """Encode once, decode each prefix, score; the times are CPU-seconds of this process."""
     prefixes = evaluation.prefixes(codec)
@@ -240,14 +253,15 @@ def _code(
     samples_1N = recording.resample(codec.sample_rate).samples_CN
     decode_s = 0.0
     try:
-        codes_KT, encode_s = _timed(codec.encode, samples_1N)
-        if codes_KT.ndim != 2 or codes_KT.shape[0] != codec.num_codebooks:
-            raise _CodecFailure(f"codes {list(codes_KT.shape)}, not [{codec.num_codebooks}, frames]")
-        for number in prefixes:
-            decoded_1M, decode_s = _timed(codec.decode, codes_KT[:number])
-            decoded_1N = match_reference(decoded_1M, codec.sample_rate, reference.wave)
-            scores[str(number)] = score_clip(reference, decoded_1N, evaluation.metrics)
-    except _CodecFailure as error:
+        with noted_outcome(f"the codec {name}"):
+            codes_KT, encode_s = _timed(codec.encode, samples_1N)
+            if codes_KT.ndim != 2 or codes_KT.shape[0] != codec.num_codebooks:
+                raise CodecFailure(f"codes {list(codes_KT.shape)}, not [{codec.num_codebooks}, frames]")
+            for number in prefixes:
+                decoded_1M, decode_s = _timed(codec.decode, codes_KT[:number])
+                decoded_1N = match_reference(decoded_1M, codec.sample_rate, reference.wave)
+                scores[str(number)] = score_clip(reference, decoded_1N, evaluation.metrics)
+    except CodecFailure as error:
         reason = f"the codec failed: {error}"
         return {"scores": {str(number): dict.fromkeys(evaluation.metrics, reason) for number in prefixes}}
     counts_KV = count_codes(codes_KT, codec.codebook_size)
@@ -259,8 +273,8 @@ def _code(
     }
 
 
-class _CodecFailure(Exception):
-    pass
+class CodecFailure(Exception):
+    """A codec that raises on a clip, or gives codes of the wrong shape."""
 
 
 def _timed(call: Callable[[Tensor], Tensor], argument: Tensor) -> tuple[Tensor, float]:
@@ -270,13 +284,13 @@ def _timed(call: Callable[[Tensor], Tensor], argument: Tensor) -> tuple[Tensor, 
         with torch.no_grad():
             result = call(argument).cpu()
     except Exception as error:
-        raise _CodecFailure(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+        raise CodecFailure(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
     return result, time.process_time() - started
 
 
 def _warm_up(codec: Codec) -> None:
     """Run the codec once untimed, for its lazy set-up. A failure here fails again where it is reported."""
-    with suppress(_CodecFailure):
+    with suppress(CodecFailure):
         codes_KT, _ = _timed(codec.encode, torch.zeros(1, codec.sample_rate))
         _timed(codec.decode, codes_KT)
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from audiollm.evaluate.interpret.logged_outputs import LoggedOutput
-from audiollm.evaluate.judges.judging import LoopRefused, Recognizer, recognize
+from audiollm.evaluate.judges.judging import Recognizer, recognize
 from audiollm.evaluate.judges.text_scorers import Translation, bleu_tokenizer
+from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.text_errors import TextForm
 
 
@@ -65,8 +66,8 @@ def hear(output: LoggedOutput, folder: Path, recognizer: Recognizer) -> HeardOut
     trimmed = Waveform(trim(wave.samples_CN, wave.sample_rate), wave.sample_rate)
     try:
         return HeardOutput(recognize(recognizer, trimmed))
-    except LoopRefused as refusal:
-        return HeardOutput("", refusal.reason)
+    except MetricError as error:
+        return HeardOutput("", error.reason)
 
 
 def in_form(translation: Translation, form: TextForm) -> Translation:

@@ -19,6 +19,7 @@ from torch.nn import functional
 from audiollm.audio import AudioError, Waveform, load
 from audiollm.data.text.repeated_words import loop_reason
 from audiollm.evaluate.report.metric_error import MetricError
+from audiollm.failures import FailedOnEveryItem, note_success, noted_outcome
 from audiollm.files.atomic import file_digest
 
 MAX_CLIP_S = 600.0
@@ -121,6 +122,11 @@ class SpeechJudges:
     def names(self) -> list[str]:
         """The classifiers and the recognizer, by name."""
         return [*self.classifiers, *([self.recognizer.name] if self.recognizer else [])]
+
+    def note_earlier_answers(self) -> None:
+        """Record that the judges have answered to a clip in an earlier run."""
+        for name in (*self.names, *([self.voices.name] if self.voices else [])):
+            note_success(name)
 
     def closed_set(self, judge: str) -> Sequence[str] | None:
         """All answers that the judge of this name can give; None: an open vocabulary."""
@@ -269,9 +275,16 @@ class FileEmbeddings:
 
 @contextmanager
 def failures_of(judge: str) -> Iterator[None]:
-    """Turn any exception of a judge into a `MetricError` that names the judge."""
+    """Turn any exception of a judge or a model into a `MetricError` that names it.
+
+    Raises:
+        FailedOnEveryItem: it has failed on a few dozen clips for this reason, and succeeded on none.
+    """
     try:
-        yield
+        with noted_outcome(judge):
+            yield
+    except FailedOnEveryItem:
+        raise
     except Exception as error:
         said = " ".join(str(error).split())[:200]
         raise MetricError(f"{judge} failed: {type(error).__name__}: {said}") from error

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from audiollm.evaluate.subjects.chat import Chat, ChatError
+from audiollm.failures import noted_outcome
 from audiollm.models.audio_llms.inputs import Parts
 
 Read = TypeVar("Read")
@@ -34,7 +35,15 @@ def ask_with_ticket(
 
     Raises:
         VerdictError: there is no answer that can be read.
+        FailedOnEveryItem: there was none for a few dozen questions, for one reason, and no other was answered.
     """
+    with noted_outcome("the judge"):
+        return _asked_until_read(chat, parts_of, read, attempts, known)
+
+
+def _asked_until_read(
+    chat: Chat, parts_of: Callable[[str], Parts], read: Callable[[str, str], Read], attempts: int, known: str
+) -> Read:
     reason = ""
     for attempt in range(attempts):
         ticket = hashlib.sha256(f"{attempt} {known}".encode()).hexdigest()[:8]

@@ -10,7 +10,7 @@ from itertools import groupby, islice
 from typing import Any
 
 from audiollm.errors import ConfigError
-from audiollm.evaluate.judges.judging import digest, load_clip
+from audiollm.evaluate.judges.judging import digest, failures_of, load_clip
 from audiollm.evaluate.listening.audio_qa import Question
 from audiollm.evaluate.listening.choices import read_choice
 from audiollm.evaluate.listening.replies import Inquiry, Reply
@@ -18,6 +18,7 @@ from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.speech.clips import Advance
 from audiollm.evaluate.subjects.protocols import SamplingAnswerer, Subject
+from audiollm.failures import note_success
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,9 @@ def _sample_block(
             keys = [_key(fingerprint, inquiry, sampling, number) for number in range(sampling.samples)]
             known = [store.get(*key) for key in keys]
             found[inquiry.id] = [None if row is None else Reply(str(row["reply"])) for row in known]
-            if None in known:
+            if None not in known:
+                note_success("the model")
+            else:
                 wave = load_clip(inquiry.path, inquiry.start_s, inquiry.end_s)
                 work += [(inquiry, n, wave, keys[n]) for n, row in enumerate(known) if row is None]
         except MetricError as error:
@@ -121,13 +124,13 @@ def _answers(
     waves, questions = [wave for _, _, wave, _ in work], [inquiry.question for inquiry, _, _, _ in work]
     seeds = [_seed(sampling.seed, inquiry.id, number) for inquiry, number, _, _ in work]
     try:
-        return [Reply(text) for text in model.answer_many(waves, questions, seeds, sampling.temperature)]
-    except Exception as error:  # whatever a model raises is its result for this recording
+        with failures_of("the model"):  # whatever it raises is its result for this recording
+            return [Reply(text) for text in model.answer_many(waves, questions, seeds, sampling.temperature)]
+    except MetricError as error:
         groups = [list(own) for _, own in groupby(work, key=lambda each: each[0].id)]
         if len(groups) > 1:  # and no result for the others of its batch
             return [reply for own in groups for reply in _answers(model, own, sampling)]
-        said = " ".join(str(error).split())[:300]
-        return [Reply(problem=f"the model failed: {type(error).__name__}: {said}")] * len(work)
+        return [Reply(problem=error.reason)] * len(work)
 
 
 def _key(fingerprint: str, inquiry: Inquiry, sampling: ReplySampling, number: int) -> list[Any]:

@@ -10,12 +10,13 @@ from typing import Any
 from audiollm.audio import Waveform
 from audiollm.data.records.sample import Message, TextPart
 from audiollm.errors import ConfigError
-from audiollm.evaluate.judges.judging import Recognizer, digest, load_clip
+from audiollm.evaluate.judges.judging import Recognizer, digest, failures_of, load_clip
 from audiollm.evaluate.report.lists import read_rows
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.speech.clips import Advance
 from audiollm.evaluate.subjects.protocols import Conversant, Subject
+from audiollm.failures import note_success
 
 
 @dataclass(frozen=True)
@@ -113,15 +114,16 @@ def _ask(write: Write, fingerprint: str, inquiry: Inquiry, store: RowStore) -> R
         ]
         known = store.get(*depends_on)
         if known is not None:
+            note_success("the model")
             return Reply(str(known["reply"]))
         wave = load_clip(inquiry.path, inquiry.start_s, inquiry.end_s)
     except MetricError as error:
         return Reply(problem=error.reason)
     try:
-        text = write(wave, inquiry)
-    except Exception as error:  # whatever a model raises is its result for this recording
-        said = " ".join(str(error).split())[:300]
-        return Reply(problem=f"the model failed: {type(error).__name__}: {said}")
+        with failures_of("the model"):  # whatever it raises is its result for this recording
+            text = write(wave, inquiry)
+    except MetricError as error:
+        return Reply(problem=error.reason)
     store.add({"id": inquiry.id, "path": str(inquiry.path), "reply": text}, *depends_on)
     return Reply(text)
 

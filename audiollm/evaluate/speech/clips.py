@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from audiollm.audio import save
-from audiollm.evaluate.judges.judging import SpeechClip, digest
+from audiollm.evaluate.judges.judging import SpeechClip, digest, failures_of
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.store import RowStore, key_of
 from audiollm.evaluate.subjects.protocols import Speaker, Subject
+from audiollm.failures import note_success
 from audiollm.files.atomic import safe_name
 
 SOUND_ENDINGS = (".wav", ".flac", ".ogg", ".mp3", ".opus", ".m4a")
@@ -60,14 +61,15 @@ def _speak(subject: Subject, request: SpeechRequest, folder: Path, seed: int, st
     depends_on = [subject.fingerprint, request.text, reference, request.reference_text, seed]
     known = store.get(*depends_on)
     if known is not None and (folder / known["path"]).exists():
+        note_success("the model")
         return request.clip(folder / known["path"])
     path = folder / f"{safe_name(request.id)}-{key_of(*depends_on)[:8]}.wav"
     try:
-        wave = speaker.speak(request.text, request.reference, request.reference_text, seed)
-        save(path, wave.samples_CN, wave.sample_rate)
-    except Exception as error:  # whatever a model raises is its result for this text
-        said = " ".join(str(error).split())[:300]
-        return request.clip(problem=f"the model failed: {type(error).__name__}: {said}")
+        with failures_of("the model"):  # whatever it raises is its result for this text
+            wave = speaker.speak(request.text, request.reference, request.reference_text, seed)
+            save(path, wave.samples_CN, wave.sample_rate)
+    except MetricError as error:
+        return request.clip(problem=error.reason)
     store.add({"id": request.id, "path": path.name, "text": request.text}, *depends_on)
     return request.clip(path)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from audiollm.audio import save
-from audiollm.evaluate.judges.judging import digest
+from audiollm.evaluate.judges.judging import digest, failures_of
 from audiollm.evaluate.report.lists import need_unique, read_records
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.store import RowStore, key_of
@@ -122,15 +122,12 @@ def _speak(
     paths = [folder / f"{stem}-{place:02d}.wav" for place in range(len(turns))]
     if store.get(*depends_on) is None or not all(path.exists() for path in paths):
         voices = {name: VoicePrompt(voice.audio, voice.text) for name, voice in dialogue.references.items()}
-        try:
+        with failures_of("the model"):  # whatever it raises is its result for this dialogue
             waves = model.converse(turns, voices, seed)
             if len(waves) != len(turns):
                 raise ValueError(f"{len(waves)} sounds for {len(turns)} turns")
             for path, wave in zip(paths, waves, strict=True):
                 save(path, wave.samples_CN, wave.sample_rate)
-        except Exception as error:  # whatever a model raises is its result for this dialogue
-            said = " ".join(str(error).split())[:300]
-            raise MetricError(f"the model failed: {type(error).__name__}: {said}") from error
         store.add({"id": dialogue.id}, *depends_on)
     said_turns = tuple(
         ScriptedTurn(speaker=turn.speaker, text=turn.text, audio=path)

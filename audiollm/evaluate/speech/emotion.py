@@ -32,6 +32,7 @@ from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResu
 from audiollm.evaluate.speech.esd import EMOTIONS, Utterance
 from audiollm.evaluate.speech.scoring import Bench, error_summary, rate_of, word_errors
 from audiollm.evaluate.speech.tts import error_rows, judge_names, judged_by
+from audiollm.failures import failed_calls
 
 VERSION = 1
 _STEMS = {"neu": "Neutral", "hap": "Happy", "joy": "Happy", "ang": "Angry", "sad": "Sad", "sur": "Surprise"}
@@ -128,7 +129,9 @@ def _row(
         depends_on += [utterance.text, utterance.emotion, *contents]
         kept = bench.store.get(*depends_on)
         if kept is not None:
+            bench.judges.note_earlier_answers()
             return {**kept, **about}
+        failed_before = failed_calls()
         judged = bench.judges.judge(clip)
         if judged.problem:
             raise MetricError(judged.problem)
@@ -148,7 +151,8 @@ def _row(
             row[name] = cosine(embedded.of(other), value_of(judged.embedding))
         except MetricError as error:
             row[name] = error.reason
-    bench.store.add(row, *depends_on)
+    if failed_calls() == failed_before:  # else the next run asks again
+        bench.store.add(row, *depends_on)
     return row
 
 

@@ -37,6 +37,7 @@ from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResu
 from audiollm.evaluate.speech.dialogues import Dialogue
 from audiollm.evaluate.speech.scoring import Bench, error_summary, rate_of, transcript_errors, word_errors
 from audiollm.evaluate.speech.tts import error_rows, judge_names, judged_by
+from audiollm.failures import failed_calls
 
 VERSION = 1
 SCORES = {
@@ -126,14 +127,17 @@ def _row(dialogue: Dialogue, bench: Bench, problem: str) -> Row:
         depends_on = ["multi-speaker", VERSION, bench.fingerprint, *_content(dialogue, bench)]
         known = bench.store.get(*depends_on)
         if known is not None:
+            bench.judges.note_earlier_answers()
             return {**known, **about}
+        failed_before = failed_calls()
         turns = _judged_turns(dialogue, bench)
         words = _words(dialogue, turns, bench)
     except MetricError as error:
         empty = {**dict.fromkeys(SCORES, error.reason), "nearest_reference": [], "turns": []}
         return {**about, "heard": None, "errors": error.reason, "missing": True, **empty}
     row = {**about, **words, **_voices(dialogue, turns, bench)}
-    bench.store.add(row, *depends_on)
+    if failed_calls() == failed_before:  # else the next run asks again
+        bench.store.add(row, *depends_on)
     return row
 
 

@@ -29,6 +29,7 @@ from audiollm.evaluate.report.suite import (
 )
 from audiollm.evaluate.speech.clips import SpeechRequest
 from audiollm.evaluate.speech.scoring import Bench, error_summary, rate_of, word_errors
+from audiollm.failures import failed_calls
 
 VERSION = 1
 """Version of the rows: raise it when a definition changes."""
@@ -188,7 +189,9 @@ def _row(item: SpeechItem, clip: SpeechClip, prompts: FileEmbeddings, bench: Ben
     depends_on = ["tts", VERSION, bench.fingerprint, *content]
     known = bench.store.get(*depends_on)
     if known is not None:
+        bench.judges.note_earlier_answers()
         return {**known, **about}
+    failed_before = failed_calls()
     judged = bench.judges.judge(clip, embedded=item.prompt is not None)
     if judged.problem:
         return {**nothing, "errors": judged.problem, "similarity": judged.problem}
@@ -199,7 +202,8 @@ def _row(item: SpeechItem, clip: SpeechClip, prompts: FileEmbeddings, bench: Ben
         row["similarity"] = cosine(prompts.of(item.prompt), value_of(judged.embedding))
     except MetricError as error:
         row["similarity"] = error.reason
-    bench.store.add(row, *depends_on)
+    if failed_calls() == failed_before:  # else the next run asks again
+        bench.store.add(row, *depends_on)
     return row
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from audiollm.failures import FailedOnEveryItem
 from pipelines.execution.engine import (
     Call,
     EngineError,
@@ -214,6 +215,66 @@ def test_workers_that_cannot_be_set_up_end_the_run(tmp_path: Path, dies: bool) -
     with pytest.raises(EngineError, match="square cannot be set up"):
         _run(tmp_path, range(20), LocalProcesses(BadSetup(dies)))
     assert not multiprocessing.active_children()
+
+
+HALF = "RuntimeError: Input type (float) and bias type (c10::Half) should be the same"
+
+
+class Failing(Sums):
+    """Squares nothing but `right`, for one reason, or for as many as there are letters in `reasons`."""
+
+    def __init__(self, notes: Path, right: tuple[int, ...] = (), reasons: str = "") -> None:
+        super().__init__(notes)
+        self.right, self.reasons = right, reasons
+
+    def _one(self, step: str, item: int) -> Outcome:
+        if item in self.right:
+            return super()._one(step, item)
+        return Outcome(error=HALF + self.reasons[item % len(self.reasons)] if self.reasons else HALF)
+
+
+@pytest.mark.parametrize("kind", ["here", "processes"])
+@pytest.mark.parametrize("count", [200, 3])
+def test_a_step_that_fails_on_every_item_alike_ends_the_run_and_is_tried_again(
+    tmp_path: Path, kind: str, count: int
+) -> None:
+    notes, numbers = tmp_path / "notes", range(10, 10 + count)
+    backend = InProcess(Failing(notes)) if kind == "here" else LocalProcesses(Failing(notes))
+    with pytest.raises(FailedOnEveryItem, match=r"the step square failed on all .* reason: RuntimeError"):
+        _run(tmp_path, numbers, backend)
+    assert len(notes.read_text().splitlines()) <= 36
+    again = _run(tmp_path, numbers, InProcess(Sums(notes)))
+    assert again == {n: (n * n, n / 2) for n in numbers}
+
+
+@pytest.mark.parametrize(
+    "worker", [{"reasons": "ab"}, {"right": (10,)}, {"right": (30,)}], ids=["reasons", "first", "later"]
+)
+def test_a_step_that_fails_on_some_or_for_several_reasons_costs_the_items_alone(
+    tmp_path: Path, worker: dict[str, Any]
+) -> None:
+    notes, numbers = tmp_path / "notes", range(10, 60)
+    found = _run(tmp_path, numbers, InProcess(Failing(notes, **worker)))
+    right = worker.get("right", ())
+    assert {n for n in numbers if str(found[n]).startswith(HALF)} == set(numbers) - set(right)
+    _run(tmp_path, numbers, InProcess(Sums(notes)))  # they are known
+    assert Counter(notes.read_text().split("\n"))["square 12"] == 1
+
+
+def test_damaged_files_do_not_stop_a_run(tmp_path: Path) -> None:
+    class Unreadable(Sums):
+        def _one(self, step: str, item: int) -> Outcome:
+            return Outcome(error="cannot be read: empty") if item < 50 else super()._one(step, item)
+
+    found = _run(tmp_path, range(60), InProcess(Unreadable(tmp_path / "notes")))
+    assert found[49] == "cannot be read: empty" and found[59] == (59 * 59, 29.5)
+
+
+def test_an_earlier_run_counts(tmp_path: Path) -> None:
+    """The last items of a run that goes on fail: the step has answered others before."""
+    notes = tmp_path / "notes"
+    _run(tmp_path, range(10, 20), InProcess(Sums(notes)))
+    assert _run(tmp_path, range(10, 60), InProcess(Failing(notes)))[59] == HALF
 
 
 class Surroundings:
