@@ -54,9 +54,13 @@ class _StepOutcomes:
         return count >= MAX_SIMILAR_FAILURES and len({_without_numbers(text) for text in self.failures}) == 1
 
     def common_reason(self, min_failures: int) -> str | None:
-        """Return the one reason for which all items failed, at least `min_failures` of them."""
+        """Return the one reason for which all items failed, at least `min_failures` of them.
+
+        Of damaged items `MIN_EQUAL_FAILURES` are needed: one or two say nothing of the run.
+        """
         failures = self.failures or self.item_faults
-        if self.successes or len(failures) != 1 or failures.total() < min_failures:
+        needed = min_failures if self.failures else MIN_EQUAL_FAILURES
+        if self.successes or len(failures) != 1 or failures.total() < needed:
             return None
         return next(iter(failures))
 

@@ -201,7 +201,7 @@ def _audio(folder: Path) -> list[Path]:
 
 def _made(folder: Path) -> list[Path]:
     """Silence, tones, noises, clicks: 5 s each."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     rng, rate = np.random.default_rng(0), 16000
     time_N = np.arange(5 * rate) / rate
     white_N = rng.normal(0.0, 0.1, len(time_N))

@@ -60,6 +60,7 @@ def test_damaged_files_stop_no_run() -> None:
         damaged.verify()
     damaged.fail("whisper", "cannot be read: no audio in it", item_fault=True)
     damaged.verify()
+    _fails(2, lambda n: "cannot be read: empty", item_fault=True).verify()
 
 
 @pytest.mark.parametrize(

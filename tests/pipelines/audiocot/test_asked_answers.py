@@ -27,6 +27,7 @@ from audiollm.evaluate.subjects.stored_answers import (
     StoredAnswers,
     ask_checked,
 )
+from audiollm.failures import FailedOnEveryItem
 from audiollm.models.audio_llms.new_thinker import NewThinkerConfig, write_thinker
 from audiollm.video.writing import write_video
 from pipelines.audiocot.answers.evidence import Evidence, contradiction
@@ -120,7 +121,9 @@ def test_answers_that_are_never_right_set_the_clip_aside(
     server: ChatServer, replies: Replies, clips: Path, tmp_path: Path
 ) -> None:
     replies.reply = "I am only a language model."
-    funnel = think(tmp_path / "out", clips, steps={"listen": server.step(asks=2)}, **PLAIN)
+    with pytest.raises(FailedOnEveryItem, match="the step listen failed on all of the 3 items"):
+        think(tmp_path / "out", clips, steps={"listen": server.step(asks=2)}, **PLAIN)
+    funnel = json.loads((tmp_path / "out" / "funnel.json").read_text())
     assert (funnel["segments"], funnel["reasons"]) == (0, {"answers refused": 3})
     assert len(server.requests) == 6
     (row, *_) = rows(tmp_path / "out", "set_aside.jsonl")
@@ -132,7 +135,9 @@ def test_answers_about_pictures_that_are_never_right_set_the_clip_aside(
 ) -> None:
     write_video(made(tmp_path / "in" / "v.mkv"), [np.full((32, 32, 3), 9, np.uint8)] * 8, 8, SOUND)
     replies.reply = "I see nothing."
-    funnel = think(tmp_path / "out", tmp_path / "in", steps={"watch": server.step(asks=2)}, **PLAIN)
+    with pytest.raises(FailedOnEveryItem, match="the step watch failed on its only item"):
+        think(tmp_path / "out", tmp_path / "in", steps={"watch": server.step(asks=2)}, **PLAIN)
+    funnel = json.loads((tmp_path / "out" / "funnel.json").read_text())
     assert (funnel["segments"], funnel["reasons"]) == (0, {"answers refused": 1})
 
 
@@ -397,14 +402,17 @@ def test_a_model_in_a_folder_is_asked_checked_and_kept_as_an_endpoint_is(
     config = NewThinkerConfig.model_validate({"samples": tmp_path / "texts.jsonl", **small})
     write_thinker(tmp_path / "model", config, ["a bell and a dog"])
     steps = {"listen": {"by": "transformers", "model": str(tmp_path / "model"), "asks": 2, "max_tokens": 16}}
-    funnel = think(tmp_path / "out", clips, steps=steps, **PLAIN)
-    assert funnel["reasons"] == {"answers refused": 3}
+    refused = "the step listen failed on all of the 3 items"
+    with pytest.raises(FailedOnEveryItem, match=refused):
+        think(tmp_path / "out", clips, steps=steps, **PLAIN)
+    assert json.loads((tmp_path / "out" / "funnel.json").read_text())["reasons"] == {"answers refused": 3}
     kept = StoredAnswers(tmp_path / "out/ledger/answers.sqlite", Budget(str((tmp_path / "out").resolve())))
     calls, tokens = kept.spent()
     assert calls == 6 and tokens > 6 * 16
     (tmp_path / "out" / "ledger" / "ledger.sqlite").unlink()
     monkeypatch.setattr(PretrainedChat, "_generated", None)
-    assert think(tmp_path / "out", clips, steps=steps, **PLAIN)["reasons"] == {"answers refused": 3}
+    with pytest.raises(FailedOnEveryItem, match=refused):
+        think(tmp_path / "out", clips, steps=steps, **PLAIN)
 
 
 @pytest.mark.parametrize(
