@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -103,26 +103,17 @@ class FasterWhisper:
             for part in spoken
             for word in part.words or ()
         ]
-        mean_log_probability = _weighted(
-            [part.avg_logprob for part in spoken], [len(part.tokens) for part in spoken]
-        )
         told = config.language is not None
         return heard(
             "".join(part.text for part in spoken),
             words,
             info.language,
             None if told else info.language_probability,
-            None if mean_log_probability is None else math.exp(mean_log_probability),
-            mean_log_probability,
-            _weighted([part.no_speech_prob for part in spoken], [part.end - part.start for part in spoken]),
+            _confidence(spoken),
         )
 
 
-def _weighted(values: list[float], weights: list[float]) -> float | None:
-    """The mean of values by weights; None without weight."""
-    total = sum(weights)
-    return (
-        sum(value * weight for value, weight in zip(values, weights, strict=True)) / total
-        if total > 0
-        else None
-    )
+def _confidence(parts: list[Any]) -> float | None:
+    """The geometric mean of the tokens' probabilities."""
+    tokens = sum(len(part.tokens) for part in parts)
+    return math.exp(sum(part.avg_logprob * len(part.tokens) for part in parts) / tokens) if tokens else None
