@@ -40,7 +40,7 @@ from matplotlib import pyplot
 
 BENCH = "compare_rl"
 STEPS = 300
-SHARED: dict[str, Any] = {**GRPO, "steps": STEPS, "evaluations": 6, "rewards": OUTCOME}
+SHARED: dict[str, Any] = {**GRPO, "steps": STEPS, "evaluations": 6, "rewards": OUTCOME, "patience": 0}
 GRADIENTS: dict[str, dict[str, Any]] = {
     "grpo": {"advantage": "grpo", "objective": "grpo"},
     "dr_grpo": {"advantage": "dr_grpo", "objective": "dr_grpo"},
