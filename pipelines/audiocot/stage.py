@@ -44,7 +44,7 @@ from pipelines.steps.chain import Missing
 from pipelines.steps.driving import StepRun, call_each
 from pipelines.steps.facts import write_rules, write_timings
 from pipelines.steps.inputs import InputError, collect, digests
-from pipelines.steps.results import Place
+from pipelines.steps.results import Place, not_whole_sentence
 from pipelines.steps.rules import Drop
 from pipelines.steps.spool import Spool
 
@@ -237,6 +237,8 @@ def _summarize(funnel: Mapping[str, Any], context: Context) -> None:
         f"{funnel['audio_files']} files" + (f"; set aside: {reasons}" if reasons else "")
     )
     made = ", ".join(f"{count} {operation}" for operation, count in funnel["made"].items())
+    if funnel["files_not_whole"]:
+        context.say(not_whole_sentence(funnel["files_not_whole"]))
     context.say(f"made: {made or 'nothing'}; {funnel['review']['listed']} clips to review")
 
 

@@ -197,10 +197,7 @@ def funnel_counts(
 
 def not_whole_sentence(count: int) -> str:
     """Say on the console that files differ in length from their headers."""
-    return (
-        f"{count} files hold less or more sound than their headers promise, or were cut off: files.jsonl says which, "
-        "under length"
-    )
+    return f"files whose length is not what their headers promise: {count} (files.jsonl says which, under length)"
 
 
 def part_ids(places: Sequence[Place], names: Mapping[int, str]) -> dict[Place, str]:

@@ -324,6 +324,26 @@ def test_recordings_that_were_encoded_before_are_not_encoded_again(
         tokenized("third", spans, codes_from=tmp_path / "first" / "shards")
 
 
+def test_a_silent_recording_beside_words_is_set_aside(recordings: Path, tmp_path: Path) -> None:
+    small_codec(tmp_path / "codec")
+    save(tmp_path / "silent.wav", torch.full((1, 24_000), 1e-4), 24_000)
+    words = Message(role="user", content=[TextPart(text="Say: one.")])
+    samples = [
+        Sample(
+            id=path.stem,
+            messages=[words, Message(role="assistant", content=[AudioPart(path=str(path))])],
+            task="tts",
+        )
+        for path in (tmp_path / "silent.wav", recordings / "more" / "1.wav")
+    ]
+    write_samples(tmp_path / "s.jsonl", samples)
+    config = TokenizeConfig(samples=tmp_path / "s.jsonl", codec=tmp_path / "codec", encodings=1)
+    tokenize_samples(config, Context(tmp_path / "out", None, Console(quiet=True), {}))  # type: ignore[arg-type]
+    (row,) = read_set_aside(tmp_path / "out" / "set_aside.jsonl")
+    assert (row["id"], row["kind"]) == ("silent", "silent")
+    assert len(Shards(tmp_path / "out" / "shards")) == 1
+
+
 def test_a_killed_tokenize_goes_on_and_keeps_what_it_set_aside(
     recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
