@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from audiollm.audio import save
 from audiollm.commands.cli import build_app
+from audiollm.commands.run import stage_plans
 from audiollm.errors import ConfigError
 from audiollm.recipe.stages import load_recipe, stage_entry_points
 from tests.documented import ROOT, Snippet, blocks, commands, documents, inline_codes
@@ -100,10 +101,11 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def my_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A working directory with the module of rewards that documents name as the reader's."""
+def readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory with the module of rewards that documents name as the reader's, and without YAMNet."""
     (tmp_path / "my_rewards.py").write_text("def brevity(batch):\n    return [0.0 for answer in batch]\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
 
 
 # ---- commands
@@ -190,7 +192,7 @@ RUNS = [
 ]
 
 
-@pytest.mark.usefixtures("my_rewards")
+@pytest.mark.usefixtures("readers_folder")
 @pytest.mark.parametrize("snippet", RUNS, ids=ids)
 def test_a_recipe_takes_the_settings_that_it_is_given(snippet: Snippet) -> None:
     words = words_of(snippet)
@@ -205,7 +207,11 @@ def test_a_recipe_takes_the_settings_that_it_is_given(snippet: Snippet) -> None:
         *(f"{key}=/not/there/{key}" for key in needed),
         *(text.replace("…", "...") for text in overrides),
     ]
-    load_recipe(path, filled, absent=[])
+    recipe = load_recipe(path, filled, absent=[])
+    try:
+        stage_plans(recipe, 1, tflops=400)
+    except ConfigError as error:
+        assert "docs/models.md" in str(error) and "docs/models.md" in snippet.line, error
 
 
 def required(path: Path) -> list[str]:
@@ -287,7 +293,7 @@ def test_a_setting_of_a_stage_exists(snippet: Snippet) -> None:
             assert key.split(".")[0] in fields, f"{stage} has no {key}"
 
 
-@pytest.mark.usefixtures("my_rewards")
+@pytest.mark.usefixtures("readers_folder")
 @pytest.mark.parametrize("block", blocks("yaml"), ids=ids)
 def test_a_block_of_yaml_is_a_recipe(block: Snippet, tmp_path: Path) -> None:
     data = yaml.safe_load(block.text)
