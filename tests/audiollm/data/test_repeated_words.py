@@ -58,6 +58,16 @@ def test_speech_is_no_loop(text: str, duration_s: float) -> None:
     assert loop_reason(text, duration_s) is None
 
 
+def test_a_song_with_a_refrain_is_no_loop() -> None:
+    verse = (
+        "la " * 10 + "we sang of the river and of boats that go to sea when summer nights are long and warm"
+    )
+    song = " ".join([verse] * 4)
+    repetitions, length = longest_repetition(words_of(song))
+    assert repetitions == 10 and length < len(words_of(song)) / 5 and compression_ratio(song) > 2.4
+    assert loop_reason(song, 40.0) is None
+
+
 def test_the_rate_of_words_is_that_of_the_clip() -> None:
     words = [f"w{number}" for number in range(100)]
     limit_s = (len(words) - SPARE_WORDS) / MAX_WORDS_PER_SECOND

@@ -23,6 +23,8 @@ from audiollm.evaluate.listening.asr import TranscribedRecording, evaluate_asr
 from audiollm.evaluate.listening.replies import Reply
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.text_errors import choose_form
+from audiollm.evaluate.speech.dialogues import Dialogue, ScriptedTurn
+from audiollm.evaluate.speech.multi_speaker import evaluate_dialogues
 from audiollm.evaluate.speech.scoring import Bench
 from audiollm.evaluate.speech.tts import SpeechItem, evaluate_list
 from tests.audiollm.evaluate.test_evaluate_codec import tiny_codec
@@ -105,6 +107,25 @@ def test_replies_of_any_source_that_loop_count_as_missing(tmp_path: Path) -> Non
         "a loop: one phrase again and again": 1,
     }
     assert outcome.rows[1]["heard"] == texts["bad"]
+
+
+def test_the_rest_of_a_recording_holds_the_words_of_its_own_length(tmp_path: Path) -> None:
+    path = clip(tmp_path, "tail", 1)  # 2 s, of which 0.5 s are transcribed
+    recording = TranscribedRecording("tail", path, "a b", "en", start_s=1.5)
+    texts = [" ".join(f"w{number}" for number in range(count)) for count in (18, 19)]
+    outcomes = [evaluate_asr([recording], {"tail": Reply(text)}, "whisper") for text in texts]
+    reasons = [outcome.result["words"]["en"]["reasons"] for outcome in outcomes]
+    assert reasons == [{}, {"a loop: more words than the clip can hold": 1}]
+
+
+def test_a_dialogue_with_a_loop_counts_as_missing(tmp_path: Path) -> None:
+    turns = tuple(
+        ScriptedTurn(speaker=name, text="a b c d", audio=clip(tmp_path, name, sign))
+        for name, sign in (("x", -1), ("y", 1))
+    )
+    bench = Bench(choose_form("whisper", "en"), SpeechJudges(StuckRecognizer()))
+    words = evaluate_dialogues([Dialogue(id="d", turns=turns)], bench).result["words"]
+    assert (words["n"], words["missing"], words["rate_with_missing"]) == (0, 1, 1.0)
 
 
 def test_interpreted_speech_with_a_loop_has_no_text(tmp_path: Path) -> None:

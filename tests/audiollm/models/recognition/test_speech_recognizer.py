@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 
 from audiollm.audio import load
 from audiollm.errors import ConfigError
@@ -146,6 +147,17 @@ def test_a_folder_without_a_recognizer_is_named(tmp_path: Path) -> None:
     weights = next(folder.glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(ConfigError, match="no speech recognizer loads"):
+        SpeechRecognizer(folder)
+
+
+def test_a_folder_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+    """transformers would draw them at random, and say so in its log alone."""
+    folder = whisper_folder(tmp_path / "w")
+    (path,) = folder.glob("*.safetensors")
+    weights = load_file(path)
+    name = next(name for name in weights if name.endswith("encoder.layers.1.fc1.weight"))
+    save_file({key: value for key, value in weights.items() if key != name}, path, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"1 weights are missing.*encoder\.layers\.1\.fc1\.weight"):
         SpeechRecognizer(folder)
 
 

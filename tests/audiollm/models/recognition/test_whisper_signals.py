@@ -45,6 +45,8 @@ def test_the_signals_of_a_clip_are_those_of_its_logits(tmp_path: Path) -> None:
     prompt, scores = [start, languages[language], ids["<|transcribe|>"], ids["<|notimestamps|>"]], []
     for _ in range(MAX_TOKENS):
         last_V = logits(prompt)
+        if not scores:  # a text does not begin with its end
+            last_V[ids["<|endoftext|>"]] = -torch.inf
         scores.append(float(last_V.log_softmax(0).max()))
         prompt.append(int(last_V.argmax()))
     assert transcript.num_tokens == MAX_TOKENS
