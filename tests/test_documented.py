@@ -198,8 +198,8 @@ def test_a_recipe_takes_the_settings_that_it_is_given(snippet: Snippet) -> None:
     words = words_of(snippet)
     parameters = parameters_of(words)
     path, overrides = ROOT / parameters["recipe"], list(parameters["overrides"] or ())
-    given = {text.partition("=")[0] for text in overrides}
-    needed = [key for key in required(path) if key not in given]
+    set_keys = {text.partition("=")[0] for text in overrides}
+    needed = [key for key in required(path) if key not in set_keys]
     assert not needed or snippet.text.split()[1] == "plan" or set(words) & set(ELLIPSES), (
         f"it asks for {needed}"
     )
@@ -308,7 +308,7 @@ def test_a_block_of_yaml_is_a_recipe(block: Snippet, tmp_path: Path) -> None:
     recipe = tmp_path / "documented.yaml"
     text = re.sub(
         r"\$\{(\w+)\.\w+\}",
-        lambda found: found[0] if found[1] in keys else f"${{{found[1]}}}",
+        lambda match: match[0] if match[1] in keys else f"${{{match[1]}}}",
         yaml.safe_dump(data),
     )
     recipe.write_text(text, encoding="utf-8")

@@ -248,8 +248,8 @@ def _resemblyzer() -> Check:
     try:
         return Check("resemblyzer", "ok", str(package_file("resemblyzer", "pretrained.pt")))
     except FileNotFoundError:
-        found = "not installed (tells speakers apart: annotate --preset emilia)"
-        return Check("resemblyzer", "optional", found, "pip install --no-deps resemblyzer")
+        absence = "not installed (tells speakers apart: annotate --preset emilia)"
+        return Check("resemblyzer", "optional", absence, "pip install --no-deps resemblyzer")
 
 
 def _yamnet() -> Check:

@@ -109,14 +109,14 @@ def test_the_stage_that_scores_sounds_takes_auto(
 ) -> None:
     sounds = tmp_path / "generated.jsonl"
     sounds.touch()
-    given = {"sounds": sounds, "classes": "auto"}
+    settings = {"sounds": sounds, "classes": "auto"}
     with pytest.raises(ValidationError, match="no installed package ships YAMNet"):
-        EvaluateSoundConfig.model_validate(given)
+        EvaluateSoundConfig.model_validate(settings)
     absent: list[Path] = []
-    EvaluateSoundConfig.model_validate(given, context={"absent": absent})
+    EvaluateSoundConfig.model_validate(settings, context={"absent": absent})
     assert absent == [place]
     publish(place, monkeypatch)
-    assert EvaluateSoundConfig.model_validate(given).classes == str(place)
+    assert EvaluateSoundConfig.model_validate(settings).classes == str(place)
 
 
 def test_the_doctor_looks_for_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
