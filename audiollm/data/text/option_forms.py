@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +18,7 @@ _ARTICLE = re.compile(
     r"(?<![\w.'-])(?:[Aa]n?|AN|[Tt]he|THE)\s+(?=[^\W\d_])(?!(?i:major|minor|flat|sharp|maj|min)\b)"
 )
 _QUOTE = re.compile(r"(?<!\w)['\"]|['\"](?!\w)")
-_SIGN = re.compile(r"[#\u266f\u266d]|\b[A-G]b|(?<!\w)[-+\u2212]\d")
+_SIGN = re.compile(r"[#\u266f\u266d]|\b[A-G]b(?:m|maj|min|dim|aug|\d)*\b|(?<!\w)[-+\u2212]\d")
 """Signs that tell one option from another: those of notes and of numbers."""
 _UNIT = re.compile(r"(?<=\d)(?=[a-z]{2,})")
 _Strictness = Literal["loose", "words", "signs"]
@@ -44,7 +44,7 @@ class OptionForm:
         text = unicodedata.normalize("NFKC", html.unescape(text)).translate(SIGNS).replace("\u2019", "'")
         if self.strictness == "loose":
             text = _ARTICLE.sub("", _QUOTE.sub(" ", text))
-            text = re.sub(r"\s*&\s*", " and ", in_digits(text))
+            text = in_digits(text).replace("&", " and ")
         text = text.lower()
         return _UNIT.sub(" ", text) if self.strictness == "loose" else text
 
@@ -62,10 +62,15 @@ def option_form(choices: Sequence[str]) -> OptionForm:
 
     It is the loosest form that tells the options apart; of `F#` and `Eb`, of `-5 dB`, signs are kept.
     """
-    if any(_SIGN.search(choice) for choice in choices):
+    if loosest_form(choices).strictness == "signs":
         return OptionForm("signs")
     forms = [OptionForm(strictness) for strictness in ("loose", "words", "signs")]
     return max(forms, key=lambda form: len({form(choice) for choice in choices} - {""}))
+
+
+def loosest_form(texts: Iterable[str]) -> OptionForm:
+    """The loosest form of texts, which keeps signs where one of them has some: `C# major` is not `C major`."""
+    return OptionForm("signs" if any(_SIGN.search(text) for text in texts) else "loose")
 
 
 def are_told_apart(choices: Sequence[str]) -> bool:

@@ -27,6 +27,7 @@ _THOUGHT_TAG = re.compile(
 """Tags of thoughts: `<think>` of Ke-Omni-R, Audio-Reasoner's `<THINK>` and the tags in it, and those of their kin."""
 _ANSWER_TAG = re.compile(r"<(answer|response|conclusion|final|final_answer)>", re.IGNORECASE)
 _LATEX_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}")
+_BRACE = re.compile(r"\\boxed\s*\{|[{}]")
 _CONTROL_TOKEN = re.compile(r"<\|[^|<>]*\|>|</?s>|<(?:eos|bos|pad|unk|end_of_turn|start_of_turn)>")
 
 
@@ -107,15 +108,15 @@ def answer_in_form(reply: str, form: AnswerForm) -> str | None:
 
 def last_boxed(text: str) -> str | None:
     r"""The text in the last `\boxed{...}` whose braces are closed; None where there is none."""
-    for opening in reversed(list(re.finditer(r"\\boxed\s*\{", text))):
-        depth = 1
-        for place in range(opening.end(), len(text)):
-            depth += (text[place] == "{") - (text[place] == "}")
-            if not depth:
-                boxed = text[opening.end() : place].strip()
-                wrapped = _LATEX_TEXT.fullmatch(boxed)
-                return wrapped[1].strip() if wrapped else boxed
-    return None
+    opened: list[re.Match[str]] = []
+    start, boxed = -1, None
+    for brace in _BRACE.finditer(text):
+        if brace[0] != "}":
+            opened.append(brace)
+        elif opened and (opening := opened.pop())[0] != "{" and opening.start() > start:
+            start, boxed = opening.start(), text[opening.end() : brace.start()].strip()
+    wrapped = _LATEX_TEXT.fullmatch(boxed or "")
+    return wrapped[1].strip() if wrapped else boxed
 
 
 # ------------------------------------------------------------------------------------------------ private

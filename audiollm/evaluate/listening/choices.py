@@ -136,11 +136,12 @@ def _is_lettered(text: str, question: _Options) -> set[int]:
 def _declares(text: str, question: _Options) -> set[int]:
     """The reply says which the answer is, by letter or by text; all that it says so of."""
     places: set[int] = set()
+    sight = 2 * max(map(len, question.choices), default=0) + 300
     for lead, takes_text in ((LEAD, True), (LETTER_LEAD, False)):
         if not takes_text and refuses(text.lower()):
             continue
         for match in lead.finditer(text):
-            places |= _declared(text[match.end() :], question, takes_text)
+            places |= _declared(text[match.end() : match.end() + sight], question, takes_text)
     for match in LETTER_IS_ANSWER.finditer(text):
         places |= question.at(match[1])
     return places
@@ -208,14 +209,15 @@ def _mentions(text: str, question: _Options) -> set[int]:
     matches: list[tuple[int, re.Match[str]]] = []
     rest = plain
     for place, pattern in question.patterns:
-        for match in pattern.finditer(rest):
-            matches.append((place, match))
-            rest = rest[: match.start()] + "\0" * (match.end() - match.start()) + rest[match.end() :]
+        named = list(pattern.finditer(rest))
+        matches += [(place, match) for match in named]
+        rest = pattern.sub(lambda match: "\0" * len(match[0]), rest) if named else rest
     if refuses(rest):
         return set()
     places = {place for place, match in matches if is_stated(rest, match)}
+    lower = text.lower()
     for match in MARKED_LETTER.finditer(text):
-        if is_stated(text.lower(), match):
+        if is_stated(lower, match):
             places |= question.at(next(filter(None, match.groups())))
     return places
 

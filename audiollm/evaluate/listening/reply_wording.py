@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import html
-import json
 import re
 import unicodedata
 
@@ -12,6 +10,11 @@ from audiollm.data.text.option_forms import SIGNS
 from audiollm.evaluate.listening.answer_parts import last_boxed
 
 _JSON_KEYS = ("answer", "final_answer", "final answer", "choice", "option", "response", "prediction")
+_JSON_FIELD = re.compile(
+    rf"""[{{,]\s*["']?({"|".join(_JSON_KEYS)})["']?\s*:\s*("(?:[^"\\]|\\.)*"|'[^']*'|[^,}}\]\s"']+)""",
+    re.IGNORECASE,
+)
+"""A field of a JSON object, with its value as it is written there."""
 _LATEX_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}")
 _MARKUP = re.compile(
     r"\*\*|__|~~|`+|\$+|\\[()\[\]]|(?m:^\s*(?:[*+•-]|\#+)\s+)|(?<![\w*])\*(?=\S)([^*\n]*\S)\*(?![\w*])"
@@ -42,12 +45,18 @@ LETTER_LEAD = re.compile(
 """Words that say that an answer follows where a letter does: `it's B`."""
 LETTER_END = r"""(?=[)\]}.,;:!?"'”’。，で]|\s|$)"""
 FURTHER_LETTER = re.compile(
-    r"[)\]]*\s*(?:,|/|&|\bor\b|\band\b|或|和)\s*(?:option\s+)?[(\[]?([A-Za-z])(?=[)\].,;:!?\s]|$)"
+    r"""
+    [)\]]*\s*(?:,|/|&|\bor\b|\band\b|或|和)\s*(?:option\s+)?[(\[]?
+    ([B-Z](?=[)\].,;:!?\s]|$)|A(?=[)\].,;:!?]|\s*$|\s+(?:or|and)\b)|[a-z](?=[)\]]))
+    """,
+    re.VERBOSE,
 )
 """The next of several letters: ` or (C)`."""
 MARKED_LETTER = re.compile(
     r"(?<!\w)[(\[]([A-Za-z])[)\]]|(?<![\w(\[])([A-Z])\)|(?m:^\s*([A-Z])[.:](?=\s))|\boption ([A-Z])\b"
+    r"|(?<=[一-鿿])([A-Z])(?![A-Za-z])|(?<![A-Za-z])([A-Z])(?=[一-鿿])"
 )
+"""A letter that stands for an option: `(B)`, `B)`, `B.` at the beginning of a line, one among Chinese characters."""
 LETTER_IS_ANSWER = re.compile(
     r"(?<!\w)[(\[]?([A-Z])[)\]]?\s+(?:is|seems|looks|would be)\s+(?:the\s+)?(?:most\s+|best\s+|only\s+)?"
     r"(?:correct|right|answer|likely|one|best)\b"
@@ -89,12 +98,15 @@ _DENIAL_BEHIND = re.compile(
     (?:(?:is|are|was|were)\s+(?:\w+\s+)?
          (?:wrong|incorrect|unlikely|absent|excluded|ruled\ out|impossible|false|missing)\b
       |(?:is|are|was|were|can|could|does|do|did)(?:\s+not\b|n't\b|not\b|\s+never\b)
-      |(?:can|could|may|must)\ be\ (?:ruled\ out|excluded|discarded|eliminated)\b)
+      |(?:can|could|may|must)\ be\ (?:ruled\ out|excluded|discarded|eliminated)\b
+      |不|错|(?:可以)?排除)
     """,
     re.VERBOSE,
 )
 MAX_DENIAL_WORDS = 8
 """Words between a denial and the option that it denies, at most."""
+_SIGHT = 300
+"""Characters before and behind a mention that are looked at."""
 _REFUSAL = re.compile(
     r"""
     \bi(?:'m|\ am)\ sorry\b|\bas\ an\ ai\b|\btext-only\b|\bdo(?:n't|\ not)\ know\b|无法
@@ -142,35 +154,28 @@ def is_denied_behind(text: str) -> bool:
 
 def is_stated(text: str, mention: re.Match[str]) -> bool:
     """Whether a mention in a text in lower case is neither denied, in its clause, nor part of a question."""
-    before = text[: mention.start()]
+    before = text[max(0, mention.start() - _SIGHT) : mention.start()]
+    behind = text[mention.end() : mention.end() + _SIGHT]
     ends = [end.end() for end in _CLAUSE_END.finditer(before)]
     clause = before[ends[-1] if ends else 0 :]
     denials = list(_DENIAL.finditer(clause))
     if denials and len(clause[denials[-1].end() :].split()) <= MAX_DENIAL_WORDS:
         return False
-    sentence_end = re.search(r"[.!?\n]", text[mention.end() :])
+    sentence_end = re.search(r"[.!?\n]", behind)
     is_asked = sentence_end is not None and sentence_end[0] == "?"
-    return not is_asked and not is_denied_behind(text[mention.end() :])
+    return not is_asked and not is_denied_behind(behind)
 
 
 # ------------------------------------------------------------------------------------------------ private
 
 
 def _json_answer(text: str) -> str | None:
-    """The answer in the last JSON object, or Python dict, of a text; None where there is none."""
-    for literal in reversed(re.findall(r"\{[^{}]*\}", text)):
-        for key, value in _fields(literal).items():
-            if key in _JSON_KEYS and isinstance(value, str | int | float):
-                return str(value)
+    """The answer in a JSON object, or a Python dict, of a text; None where there is none."""
+    if "{" not in text:
+        return None
+    fields = {key.lower(): value for key, value in reversed(_JSON_FIELD.findall(text))}
+    for key in _JSON_KEYS:
+        value = fields.get(key, "null")
+        if value != "null":
+            return value.strip("'\"").replace('\\"', '"')
     return None
-
-
-def _fields(literal: str) -> dict[str, object]:
-    for read in (json.loads, ast.literal_eval):
-        try:
-            values = read(literal)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            continue
-        if isinstance(values, dict):
-            return {str(key).lower(): value for key, value in values.items()}
-    return {}

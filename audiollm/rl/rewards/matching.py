@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from audiollm.data.text.option_forms import OptionForm, in_digits
+from audiollm.data.text.option_forms import in_digits, loosest_form
 from audiollm.evaluate.listening.choices import read_choice
 from audiollm.evaluate.listening.reply_wording import answer_text, inner_answer
 from audiollm.rl.rewards.formulas import same_formula
@@ -27,10 +27,11 @@ _LEAD = re.compile(
     r"^.*?\b(?:is|are|was|were|answer|hear|it's|that's)\b(?:\s*(?:is|:|=))?\s*|^answer\s*[:=]\s*", re.I | re.S
 )
 """What is said before a statement."""
+MAX_LEADS = 3
+"""Words such as `is` that may stand before a statement, beside the first."""
 _DENIED = re.compile(r"\b(?:not|no|never|nor|cannot)\b|n't\b|^,.*[,;]", re.IGNORECASE)
 """A denial; or a second clause of a sentence that has stated something."""
 _FORMULA_MARKS = re.compile(r"\$|\\[()\[\]]")
-_form = OptionForm("loose")
 
 
 def is_right(
@@ -78,14 +79,17 @@ def _statements(text: str, is_free: bool) -> Iterator[str]:
     for sentence in dict.fromkeys((sentences[0], sentences[-1])):
         rest = sentence.rstrip(".! ")
         yield rest
-        begin = "^"
-        while (lead := _LEAD.match(rest)) and not _DENIED.search(begin + lead[0]):
-            rest, begin = rest[lead.end() :], ","
+        for begin in ("", *[","] * MAX_LEADS):
+            lead = _LEAD.match(rest)
+            if lead is None or _DENIED.search(begin + lead[0]):
+                break
+            rest = rest[lead.end() :]
             yield rest
 
 
 def _same_text(answer: str, key: str, tolerance: float) -> bool:
-    return _form(answer) == _form(key) != ""
+    form = loosest_form((answer, key))
+    return form(answer) == form(key) != ""
 
 
 def _same_number(answer: str, key: str, tolerance: float) -> bool:

@@ -9,6 +9,7 @@ alike.
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 
 from audiollm.data.records.sample import Message, RatedAnswer, Sample, TextPart
 from audiollm.evaluate.listening.audio_qa import Question, evaluate_audio_qa
+from audiollm.evaluate.listening.choices import read_choice
 from audiollm.evaluate.listening.replies import Reply
 from audiollm.rl.rewards.batch import SampledAnswer
 from audiollm.rl.rewards.settings import AccuracySettings
@@ -112,3 +114,23 @@ def test_a_minus_of_unicode_is_a_minus() -> None:
     for match in ("math", "number", "auto"):
         row = {"key": "-5", "choices": []}
         assert accuracy(SampledAnswer(question(row), "\u22125", 1), AccuracySettings(match=match)) == 1.0
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["I doubt not that it is no dog", "It isn't true that it is a dog.", "I don't think it is a dog."],
+)
+def test_a_statement_behind_a_denial_is_none(statement: str) -> None:
+    row = {"key": "a dog", "choices": []}
+    assert accuracy(SampledAnswer(question(row), statement, 1), AccuracySettings()) == 0.0
+
+
+@pytest.mark.parametrize(
+    "unit", ["the answer is ", "answer ", "it is ", r"\boxed{", "{", "<think>", "is ", "1", " ", "( ", "B "]
+)
+def test_long_garbage_is_read_in_time_that_its_length_does_not_square(unit: str) -> None:
+    text = unit * (20_000 // len(unit))
+    start_s = time.process_time()
+    read_choice(text, ["rain", "a dog"])
+    accuracy(SampledAnswer(question({"key": "a dog", "choices": []}), text, 1), AccuracySettings())
+    assert time.process_time() - start_s < 5.0, "0.5 s as a rule"
