@@ -288,6 +288,7 @@ def _references(
     references: Sequence[str], texts: Sequence[str], script: str | None
 ) -> dict[str, tuple[str, str | None]]:
     """Map each speaker's name to (file, its words); the one reference of a text has the name ""."""
+    from audiollm.data.text.characters import settle_characters
     from audiollm.generation.speaking.dialogue import parse_script
 
     if len(texts) > len(references):
@@ -301,6 +302,7 @@ def _references(
     named: dict[str, tuple[str, str | None]] = {}
     for place, (reference, said) in enumerate(zip(references, words, strict=True)):
         name, mark, path = reference.partition("=")
+        name = settle_characters(name)
         if script is None or not mark or Path(reference).exists():
             if place >= len(speakers):
                 problem = f"{len(references)} references for {len(speakers)} speakers"

@@ -9,11 +9,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from audiollm.data.chat.scene import dialogue_text, voices
 from audiollm.data.chat.tasks import FieldValue, TaskTemplate
 from audiollm.data.records.sample import AudioPart, Part
+from audiollm.data.text.characters import settle_characters
 from audiollm.data.text.forms import prompt_form
 from audiollm.data.text.sound_tags import without_sound_tags
 from audiollm.errors import BadSample
@@ -52,6 +53,12 @@ class SegmentRow(BaseModel):
     split: Literal["train", "test"] | None = None
     text_refused: Refusal | None = None
     """Why there is no text, where a recognizer heard one."""
+
+    @field_validator("speaker", "text")
+    @classmethod
+    def _look_is_spelling(cls, value: str) -> str:
+        """Texts and names that look the same are the same."""
+        return settle_characters(value)
 
     @property
     def source(self) -> str:

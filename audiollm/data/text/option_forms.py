@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from audiollm.data.text.characters import settle_characters
 from audiollm.data.text.forms import recognition_form
 
 OPENING, CLOSING = "\"'([*`", "\"')]*`.,:;!?"
@@ -41,7 +42,11 @@ class OptionForm:
 
     def plain(self, text: str) -> str:
         """A text in lower case with its punctuation, in which forms of options are looked for (`edges`)."""
-        text = unicodedata.normalize("NFKC", html.unescape(text)).translate(SIGNS).replace("\u2019", "'")
+        text = (
+            unicodedata.normalize("NFKC", settle_characters(html.unescape(text)))
+            .translate(SIGNS)
+            .replace("\u2019", "'")
+        )
         if self.strictness == "loose":
             text = _ARTICLE.sub("", _QUOTE.sub(" ", text))
             text = in_digits(text).replace("&", " and ")
@@ -81,7 +86,7 @@ def are_told_apart(choices: Sequence[str]) -> bool:
 
 def signed_form(text: str) -> str:
     """Lower case and single spaces, without the punctuation around words; signs within and before them stay."""
-    text = unicodedata.normalize("NFKC", text).lower().translate(SIGNS)
+    text = unicodedata.normalize("NFKC", settle_characters(text)).lower().translate(SIGNS)
     words = (word.lstrip(OPENING).rstrip(CLOSING) for word in text.split())
     return " ".join(word for word in words if word)
 

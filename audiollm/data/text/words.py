@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from audiollm.data.text.characters import settle_characters
+
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uf900-\ufaff\U00020000-\U0003ffff"
@@ -19,8 +21,10 @@ _SAME = str.maketrans({"\u0130": "i", "\u0131": "i", "\u2019": "'"})
 
 
 def words_of(text: str) -> list[str]:
-    """Words in lower case (NFKC), without punctuation around them."""
-    spaced = _WORD.sub(r" \1 ", unicodedata.normalize("NFKC", text).translate(_SAME).casefold())
+    """Words in lower case (NFKC, nothing invisible), without punctuation around them."""
+    spaced = _WORD.sub(
+        r" \1 ", unicodedata.normalize("NFKC", settle_characters(text)).translate(_SAME).casefold()
+    )
     bare = (_strip(part) for part in spaced.split())
     return [word for word in bare if word]
 

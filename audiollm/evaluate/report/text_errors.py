@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from audiollm.data.text.characters import settle_characters
 from audiollm.data.text.forms import comparison_form
 from audiollm.data.text.languages import language_code
 from audiollm.errors import ConfigError, suggestion
@@ -97,9 +98,10 @@ def choose_form(name: str, language: str, spelling: Path | None = None) -> TextF
             "--spelling requires --form whisper and --language en", "--spelling", "leave it out"
         )
     if name == "seed-tts":
-        return TextForm(name, language, lambda text: seed_tts_form(text, language))
+        return TextForm(name, language, lambda text: seed_tts_form(settle_characters(text), language))
     if name == "whisper":
-        return TextForm(name, language, _whisper_form(language, _read_spelling(spelling)))
+        whisper = _whisper_form(language, _read_spelling(spelling))
+        return TextForm(name, language, lambda text: whisper(settle_characters(text)))
     return TextForm(name, language, lambda text: _spoken(text, language))
 
 

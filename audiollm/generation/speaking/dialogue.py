@@ -20,6 +20,7 @@ from audiollm.data.chat.scene import dialogue_text, voices
 from audiollm.data.chat.tasks import FieldValue, fill_task, load_tasks
 from audiollm.data.hearing.features import PartAudio
 from audiollm.data.records.sample import AudioPart
+from audiollm.data.text.characters import settle_characters
 from audiollm.errors import ConfigError, suggestion
 from audiollm.generation.engine.request import Limits, Request
 from audiollm.generation.speaking.long_text import Chunk, join_pieces, spoken_seconds
@@ -60,6 +61,7 @@ def parse_script(script: str) -> list[Turn]:
     Raises:
         ConfigError: no speaker at the beginning, or a turn without words.
     """
+    script = settle_characters(script)
     tagged = bool(_TAG.search(script))
     turns: list[tuple[str, list[str], int]] = []
     for number, line in enumerate(script.split("\n"), start=1):

@@ -19,6 +19,7 @@ from audiollm.data.chat.template import Template
 from audiollm.data.hearing.features import SAMPLE_RATE as FEATURE_RATE
 from audiollm.data.hearing.features import PartAudio, mel_features, size_of
 from audiollm.data.records.sample import AudioPart, Message, TextPart
+from audiollm.data.text.characters import settle_characters
 from audiollm.data.text.tokenizer import SPEAKERS_FILE, header_style_of, load_text_tokenizer
 from audiollm.devices import default_device
 from audiollm.errors import ConfigError
@@ -268,7 +269,7 @@ class Generator:
         unknown = sorted(options.keys() - SpeakOptions.__annotations__.keys())
         if unknown:
             raise TypeError(f"unexpected keyword argument {unknown[0]!r}")
-        speaker, reference = options.get("speaker"), options.get("reference")
+        speaker, reference = self._speaker_name(options.get("speaker")), options.get("reference")
         check_one_voice(speaker, reference)
         return Manner(
             speaker=speaker,
@@ -281,6 +282,13 @@ class Generator:
             max_duration_s=options.get("max_duration_s"),
             language=options.get("language"),
         )
+
+    def _speaker_name(self, name: str | None) -> str | None:
+        """The speaker of the model whose name looks the same; else the name in composed characters."""
+        if name is None:
+            return None
+        settled = settle_characters(name)
+        return next((known for known in self.speakers if settle_characters(known) == settled), settled)
 
     def voice(
         self, reference: Recording | Voice, text: str | None = None, language: str | None = None

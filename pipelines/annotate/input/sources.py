@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from audiollm.audio.discovery import looks_like_audio
+from audiollm.data.text.characters import settle_characters
 from audiollm.errors import suggestion
 from audiollm.files.set_aside import Row, set_aside_row
 from pipelines.annotate.input.transcripts import (
@@ -113,7 +114,11 @@ def match_sources(
             continue
         transcript = (inputs.given if given is None else given).get(item.name)
         known = (
-            Given(transcript.text or None, transcript.speaker, _language(transcript))
+            Given(
+                settle_characters(transcript.text) or None,
+                settle_characters(transcript.speaker or "").strip() or None,
+                _language(transcript),
+            )
             if transcript
             else Given()
         )
@@ -150,14 +155,17 @@ def _from_pattern(pattern: str, names: Sequence[str]) -> dict[str, Transcript]:
 def _from_file(
     file: Path, root: Path | None, audio: Sequence[Found]
 ) -> tuple[dict[str, Transcript], list[Row]]:
-    """Transcripts by name. A path is relative to the input folder, else to the folder of the transcripts."""
-    by_path = {item.path: item.name for item in audio}
+    """Transcripts by name. A path is relative to the input folder, else to the folder of the transcripts; it may be
+    written in other Unicode characters that look the same."""
+    by_path = {settle_characters(item.path): item.name for item in audio}
+    by_path |= {item.path: item.name for item in audio}
     names = {item.name for item in audio}
     given: dict[str, Transcript] = {}
     orphans: list[Row] = []
     for written, transcript in read_transcripts(file):
         candidates = [absolute(folder / written) for folder in (root, file.parent) if folder is not None]
-        name = next((by_path[path] for path in candidates if path in by_path), None)
+        spellings = [*candidates, *map(settle_characters, candidates)]
+        name = next((by_path[path] for path in spellings if path in by_path), None)
         if name is None and written in names:  # a member of a tar, or an address
             name = written
         if name is None:

@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 from audiollm.data.text.characters import settle_characters
 from audiollm.data.text.forms import recognition_form, spoken_form
 from audiollm.data.text.normalize import MARKUP
+from audiollm.data.text.option_forms import OptionForm
+from audiollm.data.text.words import words_of
+from audiollm.evaluate.report.text_errors import FORMS, choose_form
 
 SHARED = Path(
     os.environ.get("AUDIOLLM_SHARED_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data"
@@ -141,6 +144,29 @@ def test_spoken_form_keeps_letters(text: str) -> None:
 )
 def test_recognition_form(text: str, form: str) -> None:
     assert recognition_form(text) == form
+
+
+NFC, NFD = "Zoë’s na\u00efve caf\u00e9", "Zoe\u0308’s na\u0131\u0308ve cafe\u0301".replace("\u0131", "i")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [NFD, "Z\u200bo\u00adë’s na\ufeffïve\u200e caf\u2060é", "\ufeff" + NFC, NFC.replace(" ", " \u200d")],
+)
+def test_texts_that_look_the_same_compare_as_equal(text: str) -> None:
+    assert settle_characters(text) == settle_characters(NFC) == NFC
+    assert words_of(text) == words_of(NFC)
+    assert spoken_form(text) == spoken_form(NFC)
+    for form in FORMS:
+        compared = choose_form(form, "en").apply
+        assert compared(text) == compared(NFC)
+    for strictness in ("loose", "words", "signs"):
+        assert OptionForm(strictness)(text) == OptionForm(strictness)(NFC)  # type: ignore[arg-type]
+
+
+def test_joiners_stay_where_a_script_is_spelled_with_them() -> None:
+    for text in ("می\u200cخواهم", "क्\u200dष", "\U0001f468\u200d\U0001f469"):
+        assert settle_characters(text) == text
 
 
 @given(st.text())

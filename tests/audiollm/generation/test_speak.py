@@ -75,6 +75,16 @@ def test_the_same_call_says_the_same_and_another_seed_something_else(generator: 
     assert one.duration_s <= 1 and one.waveform.sample_rate == RATE
 
 
+def test_a_speaker_is_found_by_a_name_that_looks_the_same(generator: Generator) -> None:
+    assert generator.manner(speaker="an\u200bna").speaker == "anna"
+    assert generator.manner(speaker="Zoe\u0308").speaker == "Zo\u00eb"
+
+
+def test_numbers_are_read_in_the_language_of_the_text(generator: Generator) -> None:
+    assert generator.speak("Nummer 7", language="de", max_duration_s=0.2).text == "Nummer sieben"
+    assert generator.voice(a_voice(1.0), "7 Tage", "de").text == "sieben Tage"
+
+
 def test_numbers_are_spoken_and_sounds_are_tags(generator: Generator) -> None:
     assert generator.speak("Take 7! [laugh]", max_duration_s=0.2).text == "Take seven! <SE>[Laughter]</SE>"
 

@@ -123,6 +123,17 @@ def test_numbers_are_read_in_the_language_of_the_segment(tmp_path: Path) -> None
     assert [s.language for s in samples] == ["de", "en", "hi", "German", None]
 
 
+def test_names_and_texts_that_look_the_same_are_the_same(tmp_path: Path) -> None:
+    names = ["Zo\u00eb", "Zoe\u0308", "Zo\u200b\u00eb", "\ufeffZo\u00ad\u00eb"]
+    rows: list[Any] = [
+        _segment(n, split="test" if n else "train", speaker=name, text=f"I am {name}.")
+        for n, name in enumerate(names)
+    ]
+    figures, folder = _compose(tmp_path, rows)
+    assert (figures["speakers"], figures["texts"]) == (1, 1)
+    assert {s.metadata["speaker"] for s in read_samples(folder / "samples.jsonl")[0]} == {"Zo\u00eb"}
+
+
 def test_the_language_of_a_sample_is_that_of_its_reply(tmp_path: Path) -> None:
     rows: list[Any] = [
         _segment(n, split=split, text="Ja, Herr Maier.", language="de", emotion="calm")
