@@ -12,15 +12,16 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 _NAME = r"(?=[A-Z](?:[a-zà-ÿ'’.-]|[A-Z]))"
-_NOT_A_SENTENCE = (
-    r"(?!(?:A|An|And|As|At|But|For|He|Her|His|How|I|If|In|Is|It|Its|My|No|Not|Now|Of|On|Our|She|So|That|The|Their|Then"
-    r"|There|These|They|This|To|We|What|When|Where|Who|Why|With|Yes|You|Your)\b)"
+_SENTENCE_STARTERS = (
+    r"(?:A|An|And|As|At|But|For|He|Her|His|How|I|If|In|Is|It|Its|My|No|Not|Now|Of|On|Our|She|So|That|The|Their|Then"
+    r"|There|These|They|This|To|We|What|When|Where|Who|Why|With|Yes|You|Your)\b"
 )
+_NOT_A_SENTENCE = rf"(?!{_SENTENCE_STARTERS})"
 """What follows a title is a name, and no word that begins a sentence."""
 _NUMERAL = r"(?=\d|[IVX]{2,6}\b)"
 _SENTENCE_START = r"(?:(?<=^)|(?<=[.!?;:] )|(?<=\())"
-_AT_END = r"(?=\s*$|\s*[\"')\]]+\s*$|\s+[A-Z])"
-"""Behind a point: the text or the sentence ends there, and the point is a full stop, too."""
+_SENTENCE_END = re.compile(rf"\s*[\"')\]]*\s*(?:$|\s{_SENTENCE_STARTERS})")
+"""Behind a point that is a full stop, too: the text ends there, or the next word begins a sentence."""
 
 
 class _Rule(NamedTuple):
@@ -85,6 +86,7 @@ _STATES = {
     "SD": "South Dakota", "TN": "Tennessee", "TX": "Texas", "UT": "Utah", "VT": "Vermont", "VA": "Virginia",
     "WA": "Washington", "WV": "West Virginia", "WI": "Wisconsin", "WY": "Wyoming",
 }
+_CURRENCIES = {"$": "dollars", "£": "pounds", "€": "euros"}
 _STATES_AND_WORDS = ("HI", "IN", "ME", "OH", "OK", "OR")
 """Read only before a postal code."""
 _DIGITS = {
@@ -145,20 +147,24 @@ def _unit(match: re.Match[str]) -> str:
     return f"{match[1]} {unit}" + "." * (match[4] is not None)
 
 
+def _ends_sentence(match: re.Match[str]) -> bool:
+    """Whether the match ends in a point that is the full stop of a sentence, too."""
+    return match[0].endswith(".") and _SENTENCE_END.match(match.string, match.end()) is not None
+
+
 def _joined_letters(match: re.Match[str]) -> str:
     """`U.S.A.` as `USA`; where the sentence ends there, with its full stop."""
-    ends = match[0].endswith(".") and re.match(_AT_END, match.string[match.end() :]) is not None
-    is_last = ends and not re.match(r"\s+[A-Z]", match.string[match.end() :])
-    return match[0].replace(".", "") + "." * is_last
+    return match[0].replace(".", "") + "." * _ends_sentence(match)
 
 
 def _roman_value(numeral: str) -> int | None:
-    """Value of a roman number below 40 in its usual form; None for other letters."""
-    match = re.fullmatch(r"(X{0,3})(IX|IV|V?I{0,3})", numeral)
+    """Value of a roman number below 90 in its usual form; None for other letters."""
+    match = re.fullmatch(r"(XL|L?X{0,3})(IX|IV|V?I{0,3})", numeral)
     if not numeral or match is None:
         return None
     ones = {"": 0, "I": 1, "II": 2, "III": 3, "IV": 4, "V": 5, "VI": 6, "VII": 7, "VIII": 8, "IX": 9}
-    return 10 * len(match[1]) + ones[match[2]]
+    tens = 4 if match[1] == "XL" else 5 * match[1].count("L") + match[1].count("X")
+    return 10 * tens + ones[match[2]]
 
 
 def _counted(match: re.Match[str]) -> str:
@@ -193,9 +199,7 @@ def _postal_code(match: re.Match[str]) -> str:
 
 
 def _half_of_day(match: re.Match[str]) -> str:
-    half = match[1].replace(".", "").replace(" ", "").upper()
-    ends = match[0].endswith(".") and match[2] is not None
-    return half + "." * ends
+    return match[1].replace(".", "").replace(" ", "").upper() + "." * _ends_sentence(match)
 
 
 def _day_of_may(match: re.Match[str]) -> str:
@@ -218,7 +222,7 @@ _QUANTITY = r"(?<![\w$£€¥.,])(\d+(?:[.,]\d+)*)"
 
 _RULES = (
     # letters with points between: a.m., U.S.A., Ph.D.
-    _Rule(re.compile(r"\b([Aa]\. ?[Mm]\b|[Pp]\. ?[Mm]\b)\.?(?=(\s*$)?)"), _half_of_day),
+    _Rule(re.compile(r"\b([Aa]\. ?[Mm]\b|[Pp]\. ?[Mm]\b)\.?"), _half_of_day),
     _Rule(re.compile(r"\bPh\. ?D\b\.?"), "PhD"),
     _Rule(re.compile(r"\be\. ?g\."), "for example"),
     _Rule(re.compile(r"\bi\. ?e\."), "that is"),
@@ -231,6 +235,10 @@ _RULES = (
     ),
     # days
     _Rule(re.compile(rf"\b({_DAY})\.? ?[-–] ?({_DAY})\b\.?"), lambda m: f"{_DAYS[m[1]]} to {_DAYS[m[2]]}"),
+    _Rule(
+        re.compile(rf"\b({_DAY})\. (and|or|to|through|&) ({_DAY})\b\.?"),
+        lambda m: f"{_DAYS[m[1]]} {m[2]} {_DAYS[m[3]]}" + "." * _ends_sentence(m),
+    ),
     _Rule(re.compile(rf"\b({_DAY})\b\.?{_DATE_AHEAD}"), _by(_DAYS)),
     _Rule(
         re.compile(rf"(?<=\b[Oo]n )({_DAY})\.(?=[ ,])|(?<=\b(?:[Nn]ext|[Ll]ast) )({_DAY})\.(?=[ ,])"),
@@ -269,7 +277,7 @@ _RULES = (
         lambda m: m[1] + _STATES[m[2]],
     ),
     # titles and what follows names
-    _Rule(re.compile(rf"\b({_any(_TITLES)})\.(?= and (?:{_any(_TITLES)})\b)"), _by(_TITLES)),
+    _Rule(re.compile(rf"\b({_any(_TITLES)})\.(?= (?:and|&) (?:{_any(_TITLES)})\b)"), _by(_TITLES)),
     _Rule(re.compile(rf"\b({_any(_TITLES)})\. ?{_NOT_A_SENTENCE}{_NAME}"), _by(_TITLES, after=" ")),
     _Rule(
         re.compile(rf"\b({_any(_TITLES_WITHOUT_POINT)}) {_NOT_A_SENTENCE}(?=[A-Z][a-zà-ÿ]{{2}})"),
@@ -299,18 +307,26 @@ _RULES = (
     _Rule(re.compile(r"\b((?:feet|foot) \d+(?:\.\d+)?) ?in\b"), r"\1 inches"),
     _Rule(re.compile(r"\d*[¼½¾⅐-⅞]"), _vulgar_fraction),
     _Rule(re.compile(rf"{_QUANTITY} ?([€£])(?!\w)"), r"\2\1"),
+    _Rule(re.compile(r"\b(\d+(?:\.\d+)?) ?in\.(?= [a-z])"), r"\1 inches"),
+    _Rule(re.compile(r"([$£€])(\d+(?:\.\d+)?) ?[kK]\b"), lambda m: f"{m[2]} thousand {_CURRENCIES[m[1]]}"),
+    _Rule(re.compile(r"([$£€])(\d[\d,]*) ?[-–] ?(\d[\d,]*)(?![\d.])"), r"\1\2 to \1\3"),
+    _Rule(re.compile(r"(?<=\d) ?¢"), " cents"),
+    _Rule(re.compile(r"(?<=\d) ?÷ ?(?=\d)"), " divided by "),
+    _Rule(re.compile(r"(?<=\d) ?m/s\b"), " meters per second"),
+    _Rule(re.compile(r"(?<=\d)[–—](?=\d)"), "-"),
+    _Rule(re.compile(r"(?<=\b[vV])(?=\d+\.\d)"), " "),
     _Rule(re.compile(r"(?<=\d)\+(?=[\s,.;!?)]|$)"), " plus"),
     _Rule(re.compile(r"(?<![\w~])~ ?(?=[\d$£€])"), "approximately "),
     _Rule(re.compile(r"(?<![\w<])< ?(?=\d)"), "less than "),
     _Rule(re.compile(r"(?<![\w>])> ?(?=\d)"), "more than "),
     _Rule(re.compile(r"(?<=\w) ?= ?(?=[\w-])"), " equals "),
     _Rule(re.compile(r"(?<=\d)\^(?=\d)"), " to the power of "),
-    _Rule(re.compile(r"(?<=\w) & (?=\w)"), " and "),
+    _Rule(re.compile(r"(?<=[\w.]) & (?=\w)"), " and "),
     _Rule(re.compile(r"\b([A-Z]{1,3})&([A-Z]{1,3})\b"), r"\1 and \2"),
     _Rule(re.compile(r"(?<![^\W\d_])[Α-Ωα-ωµΩ](?![^\W\d_]|['’])"), _greek_letter),
     _Rule(re.compile(r"(?<![\w°])º(?!\w)"), "degree"),
     # roman numbers
-    _Rule(re.compile(rf"\b({_any(_COUNTED)}) ([IVX]{{2,6}}|[VX])\b"), _counted),
+    _Rule(re.compile(rf"\b({_any(_COUNTED)}) ([IVXL]{{2,7}}|[VX])\b"), _counted),
     _Rule(re.compile(r"\b(World War) (I)\b"), _counted),
     _Rule(re.compile(rf"\b({_any(_COUNTED)}) (I)\b(?=[,.:;)!?]|\s*$)"), _counted),
     _Rule(re.compile(rf"\b({_any(_RULERS)}) ([IVX]{{2,6}}|V)\b"), _ruler),

@@ -37,7 +37,10 @@ _YEARS = re.compile(r"(?<![\w.,:/-])((?:1[1-9]|20)\d\d) ?[-–] ?((?:1[1-9]|20)\
 _METRES = re.compile(r"(?<![\w$£€¥.,])(\d+(?:\.\d+)?) ?m\b(?![.'’²³/])")
 _METRES_AT_END = re.compile(r"(?<![\w$£€¥.,])(\d+(?:\.\d+)?) ?m(?=\.(?:\s|$))")
 _PAIRS_OF_NUMBERS = re.compile(r"(?<![\w/])(24/7|9/11|7/11|50/50|20/20)(?![\w/])")
-_TELEPHONE = re.compile(r"(?<![\w.,-])(\+\d[\d ()-]{5,}\d|\d{3}-\d{4})(?![\w-]|[.,]\d)")
+_TELEPHONE = re.compile(r"(?<![\w.,-])(?<!\) )(\+\d[\d ()-]{5,}\d|\d{3}-\d{4})(?![\w-]|[.,]\d)")
+_VERSION = re.compile(r"(?<![\w.,])\d{1,2}(?:\.\d{1,2}){2,}(?!\w|\.\w)")
+_FULL_MARKS = re.compile(r"(?<![\w/.,])(\d+)/\1(?![\w/])")
+_PLUS = re.compile(r"(?<![\w+])\+(?=\d)")
 _THOUSAND = re.compile(r"(?:\b([a-z]+)([ -]))?\bthousand\b")
 _BEFORE_THOUSAND = re.compile(
     r"(one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]+teen|[a-z]+ty|hundred)"
@@ -91,15 +94,19 @@ def _say_piece(piece: str, language: str) -> str:
 def _english(text: str) -> str:
     masked, words = _mask_words(text)
     prepared = _TELEPHONE.sub(lambda match: _telephone(match[0]), masked)
+    prepared = _PLUS.sub("plus ", _VERSION.sub(lambda match: match[0].replace(".", " point "), prepared))
     prepared = _THOUSANDS.sub(lambda match: _cardinal(match[0]), prepared)
     prepared = _YEARS.sub(lambda match: f"{_year(match[1])} to {_year(match[2])}", prepared)
     prepared = _DECADE.sub(lambda match: _plural(_year(match[1])), prepared)
     prepared = _METRES_AT_END.sub(r"\1 meters", _METRES.sub(r"\1 meters", prepared))
     prepared = re.sub(r"(?<![\w.,])1 meters\b", "1 meter", prepared)
     prepared = _PAIRS_OF_NUMBERS.sub(lambda match: match[0].replace("/", " "), prepared)
+    prepared = _FULL_MARKS.sub(r"\1 out of \1", prepared)
     reading = _by_grammar(prepared, "en")
     if "thousand" not in prepared:  # the grammars say 1,200 as "thousand two hundred"
         reading = _THOUSAND.sub(_one_thousand, reading)
+    if not re.search(r"\bthe the\b", prepared, re.IGNORECASE):  # "the Mar. 5 issue"
+        reading = re.sub(r"\b([Tt]he) the\b", r"\1", reading)
     reading = _YEAR_WITH_ZERO.sub(r"\1 oh \2", reading)
     return _MASK.sub(lambda match: words.get(match[0], match[0]), reading)
 
