@@ -118,7 +118,7 @@ def _run(config: ComposeStreamsConfig, context: Context) -> dict[str, Any]:
 
     from audiollm.data.records.aligned_recording import AlignedRecording
     from audiollm.data.records.sample import write_samples
-    from audiollm.evaluate.report.lists import read_rows
+    from audiollm.data.tables.rows import checked_rows
 
     set_aside = SetAside(context.folder / "set_aside.jsonl", "compose_streams", strict=config.strict)
     composer = _Composer(config, context.folder / SPEECH)
@@ -126,7 +126,8 @@ def _run(config: ComposeStreamsConfig, context: Context) -> dict[str, Any]:
     ids: set[str] = set()
     seconds = 0.0
     try:
-        for where, values in read_rows(Path(config.recordings)):
+        for where, row in checked_rows(Path(config.recordings)).rows:
+            values = {key: value for key, value in row.items() if value != ""}
             try:
                 recording = AlignedRecording.model_validate(values)
                 if recording.id in ids:
@@ -136,8 +137,16 @@ def _run(config: ComposeStreamsConfig, context: Context) -> dict[str, Any]:
             except ValidationError as error:
                 problem = error.errors(include_url=False)[0]
                 key = ".".join(map(str, problem["loc"]))
-                name = str(values.get("id", "")) if isinstance(values, dict) else ""
-                set_aside.add([BadSample(where, name, f"{key}: {problem['msg']}", "no aligned recording")])
+                set_aside.add(
+                    [
+                        BadSample(
+                            where,
+                            str(values.get("id", "")),
+                            f"{key}: {problem['msg']}",
+                            "no aligned recording",
+                        )
+                    ]
+                )
                 continue
             except BadSample as bad:
                 set_aside.add([bad])

@@ -65,7 +65,7 @@ def find_clips(audio: Path) -> Clips:
     for sample in samples:
         for part in sample.audio_parts():
             clip = Clip(Path(part.path), part.start_s, part.end_s)
-            spans.setdefault(str(sample.metadata.get("split") or "train"), {})[clip] = None
+            spans["test" if sample.is_held_out else "train"][clip] = None
     return Clips(list(spans["train"]), list(spans["test"]), bad)
 
 

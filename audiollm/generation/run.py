@@ -16,6 +16,7 @@ from audiollm.data.chat.conditions import is_spoken
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.mixture import evenly
 from audiollm.data.records.sample import AudioPart, Sample, TextPart
+from audiollm.data.tables.splits import is_of_split
 from audiollm.errors import StageError
 from audiollm.files.atomic import NUMBER, Kinds, read_whole_lines, safe_name, write_jsonl
 from audiollm.generation.engine.defaults import Defaults
@@ -34,7 +35,11 @@ def generate_prompts(config: GenerateConfig, context: Context) -> dict[str, Any]
     """Speak every chosen prompt; batches that an earlier attempt finished are kept."""
     samples, _ = read_samples(config.samples)
     pairs = _distinct_pairs(
-        [s for s in samples if s.metadata.get("split") == config.prompts and is_spoken(s.messages)],
+        [
+            s
+            for s in samples
+            if is_of_split(s.metadata.get("split"), config.prompts) and is_spoken(s.messages)
+        ],
         config.max_prompts,
     )
     if not pairs:

@@ -15,6 +15,7 @@ from audiollm.data.records.mixture import evenly
 from audiollm.data.records.opening import open_source
 from audiollm.data.records.sample import Sample, TextPart
 from audiollm.data.records.source import LoadedSample
+from audiollm.data.tables.splits import is_of_split
 from audiollm.errors import BadSample
 from audiollm.evaluate.interpret.logged_outputs import LoggedOutput, Unit, split_units
 from audiollm.evaluate.interpret.resegment import ReferenceSegment, resegment
@@ -167,7 +168,9 @@ def read_streams(
     source = open_source(path)
     prompts: list[StreamPrompt] = []
     bad = list(source.bad)
-    places = [n for n in range(len(source)) if (source[n].sample.metadata.get("split") or "train") == split]
+    places = [
+        n for n in range(len(source)) if is_of_split(source[n].sample.metadata.get("split") or "train", split)
+    ]
     for number in (places[each] for each in evenly(len(places), most)):
         place = f"{source.name} [{number}]"
         try:

@@ -137,6 +137,8 @@ def _sources(config: AnnotationConfig, context: Context, ledger: Ledger) -> Sour
         )
     found.rejected += unread
     sources = match_sources(found, known, transcripts, test)
+    for note in sources.notes:
+        context.say(note)
     if not sources.num_audio:
         raise StageError(
             f"annotate: no audio files in {', '.join(inputs)}", "give a folder of recordings", exit_code=2

@@ -12,8 +12,9 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from audiollm.data.records.sample import AudioPart, Message, Region, Sample, TextPart, VideoPart, holds_out
+from audiollm.data.records.sample import AudioPart, Message, Region, Sample, TextPart, VideoPart
 from audiollm.data.records.thoughts import ThoughtRecord, caption_of_record, prose_of, record_json
+from audiollm.data.tables.splits import holds_out
 from audiollm.errors import StageError
 from audiollm.files.atomic import JsonLines, line_numbers, read_whole_lines, write_json, write_jsonl
 from pipelines.audiocot.corpus import Partners, review_ids

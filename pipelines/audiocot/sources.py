@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from audiollm.audio.discovery import looks_like_audio
 from audiollm.data.records.sample import AudioPart, Sample, VideoPart
+from audiollm.data.tables.columns import USUAL_COLUMNS, ColumnFinder, is_missing
+from audiollm.data.tables.rows import checked_rows
+from audiollm.data.tables.splits import split_of
+from audiollm.errors import ConfigError
 from audiollm.files.set_aside import Row
 from pipelines.audiocot.clip import Told
-from pipelines.steps.inputs import Found, InputForm, Inputs, absolute
+from pipelines.steps.inputs import FileList, Found, InputForm, Inputs, absolute
 
 VIDEO_EXTENSIONS = frozenset({".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts"})
 STAGE_NAME = "audiocot"
-_TEXT_COLUMNS = ("caption", "text", "title")
+_COLUMNS = {
+    "path": USUAL_COLUMNS["audio"],
+    "text": ("caption", *USUAL_COLUMNS["text"], "title"),
+    "video": ("video",),
+    "split": USUAL_COLUMNS["split"],
+}
+"""Fields of a list, and the columns that are taken for them, the first that is there."""
 
 
 class ListError(ValueError):
@@ -53,28 +61,24 @@ def looks_like_source(path: str | Path) -> bool:
     return (path.suffix.lower() in VIDEO_EXTENSIONS and path.is_file()) or looks_like_audio(path)
 
 
-def read_source_list(path: Path) -> Iterator[tuple[str, Told | None]]:
-    """Yield the files of a list: samples, or rows with `path` and perhaps `caption`, `video` and `split`.
+def read_source_list(path: Path) -> FileList:
+    """Read the files of a list: samples, or rows with `path` and perhaps `caption`, `video` and `split`.
 
     Raises:
-        ListError: a row without a path, a sample without one sound, or a file that is no text in UTF-8.
+        ListError: a row without a path, a sample without one sound, an unknown split, or a file that is no list.
     """
-    for line, row in _rows(path):
-        where = f"{path.name}:{line}"
-        if "messages" in row:
-            yield _of_sample(row, path.parent, where)
-            continue
-        written = row.get("path") or row.get("file")
-        if not isinstance(written, str) or not written:
-            raise ListError(f"{where}: no path: each row needs the column path")
-        text = next((str(row[name]).strip() for name in _TEXT_COLUMNS if row.get(name)), None)
-        video = row.get("video") or None
-        told = Told(
-            text=text or None,
-            video=absolute(path.parent / str(video)) if video else None,
-            split=str(row["split"]) if row.get("split") else None,
-        )
-        yield written, None if told == Told() else told
+    try:
+        listed = checked_rows(path, [name for names in _COLUMNS.values() for name in names])
+    except ConfigError as error:
+        raise ListError(f"{error.where}: {error.message} ({error.remedy})") from None
+    finder = ColumnFinder(listed.columns, {}, str(path), _COLUMNS)
+    files = [
+        _of_sample(row, path.parent, where)
+        if "messages" in row
+        else _of_row({field: row[column] for field, column in finder.of_row(row).items()}, path.parent, where)
+        for where, row in listed.rows
+    ]
+    return FileList(files, (*listed.notes, f"{path.name}: {finder.note()}"))
 
 
 FILES = InputForm(STAGE_NAME, looks_like_source, read_source_list)
@@ -110,33 +114,23 @@ def file_sources(inputs: Inputs, digests: Mapping[str, str], use_truth: bool) ->
 # Private
 
 
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """
-    Raises:
-        ListError: the file is no text, or a line of it is no row.
-    """
+def _of_row(row: dict[str, Any], folder: Path, where: str) -> tuple[str, Told | None]:
+    written, video, text, split = (row.get(name) for name in ("path", "video", "text", "split"))
+    if not isinstance(written, str) or is_missing(written):
+        raise ListError(f"{where}: no path: each row needs the column path")
+    told = Told(
+        text=None if is_missing(text) else str(text).strip(),
+        video=None if is_missing(video) else absolute(folder / str(video)),
+        split=None if is_missing(split, is_name=True) else _split(str(split), where),
+    )
+    return written, None if told == Told() else told
+
+
+def _split(name: str, where: str) -> str:
     try:
-        yield from _read_rows(path)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ListError(f"{path.name}: not a list in UTF-8 ({error}): save it anew as such") from None
-
-
-def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        if path.suffix.lower() in (".csv", ".tsv"):
-            reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
-            yield from enumerate(reader, start=2)
-            return
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ListError(f"{path.name}:{number}: not JSON ({error})") from None
-            if not isinstance(row, dict):
-                raise ListError(f"{path.name}:{number}: not a JSON object")
-            yield number, row
+        return split_of(name)
+    except ValueError as error:
+        raise ListError(f"{where}: {error}") from None
 
 
 def _of_sample(row: dict[str, Any], folder: Path, where: str) -> tuple[str, Told]:

@@ -163,6 +163,8 @@ def _sources(config: AudioCotConfig, context: Context, ledger: Ledger) -> FileSo
         inputs = collect(
             config.inputs, fetched, lambda name: bar.advance(TaskID(0)), FILES, config.max_unpacked_gb
         )
+    for note in inputs.notes:
+        context.say(note)
     files = [*inputs.found, *video_files(inputs)]
     with context.progress("reading the files", len(files)) as bar:
         known, unread = digests(files, ledger, lambda done: bar.update(TaskID(0), completed=done), STAGE_NAME)

@@ -75,7 +75,7 @@ def run_multiple_choice(config: MultipleChoiceConfig, context: Context) -> dict[
             f"no sample of {config.samples} has a question with an answer of few", "see set_aside.jsonl", 2
         )
     write_samples(context.folder / "samples.jsonl", made)
-    tested = sum(sample.metadata.get("split") == "test" for sample in made)
+    tested = sum(sample.is_held_out for sample in made)
     context.say(f"{len(made) - tested} questions to train on, {tested} to test")
     return {"questions": len(made), "test_questions": tested, "set_aside": len(aside.rows)}
 

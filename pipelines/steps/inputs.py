@@ -9,12 +9,12 @@ import os
 import re
 import shutil
 import tarfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from audiollm.audio.discovery import find_audio
 from audiollm.files.atomic import atomic_path, file_digest, is_unicode
@@ -32,6 +32,15 @@ class InputError(ValueError):
     """An input that is missing or cannot be read at all."""
 
 
+class FileList(NamedTuple):
+    """The files that a list names."""
+
+    rows: Sequence[tuple[str, Any]]
+    """Paths as they are written, each with the facts that the list gives about it (None: nothing)."""
+    notes: Sequence[str] = ()
+    """Facts about the list itself, for the person: the columns read, a guessed encoding."""
+
+
 @dataclass(frozen=True)
 class InputForm:
     """The files that a pipeline takes.
@@ -39,12 +48,12 @@ class InputForm:
     Args:
         stage: its name, for rows of `set_aside.jsonl`.
         accepts: whether a file is one of them, by its name and first bytes; never raises.
-        read_list: the paths in a list, relative to its folder, each with what the list tells about it (None: nothing).
+        read_list: reads a list, whose paths are relative to its folder.
     """
 
     stage: str
     accepts: Callable[[str | Path], bool]
-    read_list: Callable[[Path], Iterable[tuple[str, Any]]]
+    read_list: Callable[[Path], FileList]
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,8 @@ class Inputs:
     """Folder that names are relative to; None: there is no single one."""
     given: dict[str, Any] = field(default_factory=dict)
     """Facts that lists tell about their files, by name."""
+    notes: list[str] = field(default_factory=list)
+    """Facts about the lists themselves."""
     max_unpacked_gb: float = math.inf
     """Limit, in GB, to the unpacked size of all archives together."""
     unpacked_bytes: int = 0
@@ -229,7 +240,9 @@ def _sort_in(found: Inputs, item: Found) -> None:
 
 def _listed(manifest: Path, found: Inputs) -> Iterator[tuple[str, str, str]]:
     """Yield the files of a list; paths are relative to its folder."""
-    for written, told in found.form.read_list(manifest):
+    listed = found.form.read_list(manifest)
+    found.notes += listed.notes
+    for written, told in listed.rows:
         given = Path(written).expanduser()
         path = absolute(manifest.parent / given)
         if not Path(path).is_file():

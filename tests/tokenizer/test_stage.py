@@ -83,10 +83,13 @@ def test_samples_without_a_split_are_trained_on(tmp_path: Path) -> None:
         heard = Message(role="user", content=[AudioPart(path=f"{id}.wav")])
         return Sample(id=id, task="interpret", messages=[heard], metadata=metadata)
 
-    made = [stream("a"), stream("b", split="test"), stream("c", split="train"), stream("d", split="other")]
+    made = [stream("a"), stream("b", split="test"), stream("c", split="train"), stream("d", split="dev")]
     write_samples(tmp_path / "streams.jsonl", made)
     clips = find_clips(tmp_path / "streams.jsonl")
-    assert [[clip.path.stem for clip in each] for each in (clips.train, clips.test)] == [["a", "c"], ["b"]]
+    assert [[clip.path.stem for clip in each] for each in (clips.train, clips.test)] == [
+        ["a", "c"],
+        ["b", "d"],
+    ]
 
 
 def test_a_name_that_is_not_utf8_costs_its_file_alone(recordings: Path) -> None:

@@ -219,13 +219,22 @@ class CorpusInputs:
                 self.samples.append(sample)
 
     def add_table(self, listing: Path) -> None:
-        """The files of a .csv, relative to it."""
-        for row in _table_rows(listing):
-            given = Path(row.pop("path"))
-            name = (
-                given.stem if given.is_absolute() or ".." in given.parts else given.with_suffix("").as_posix()
-            )
-            self.add_file(listing.parent / given, row.pop("id", "") or name, row)
+        """The files of a table, relative to it."""
+        from audiollm.data.tables.columns import NAME_FIELDS, USUAL_COLUMNS, ColumnFinder, is_missing
+        from audiollm.data.tables.rows import checked_rows
+
+        listed = checked_rows(listing, USUAL_COLUMNS["audio"])
+        finder = ColumnFinder(listed.columns, {}, str(listing))
+        for where, row in listed.rows:
+            fields = {
+                name: "" if is_missing(row[column], name in NAME_FIELDS) else str(row[column])
+                for name, column in finder.of_row(row).items()
+            }
+            if not fields.get("audio"):
+                raise ConfigError("no path", where, "the list needs a column path, and one in each row")
+            path = Path(fields.pop("audio"))
+            name = path.stem if path.is_absolute() or ".." in path.parts else path.with_suffix("").as_posix()
+            self.add_file(listing.parent / path, fields.pop("id", "") or name, fields)
 
 
 def read_inputs(given: Sequence[str]) -> CorpusInputs:
@@ -242,7 +251,7 @@ def read_inputs(given: Sequence[str]) -> CorpusInputs:
                 inputs.add_folder(path)
             elif suffix == ".jsonl":
                 inputs.add_samples(path)
-            elif suffix == ".csv":
+            elif suffix in (".csv", ".tsv"):
                 inputs.add_table(path)
             else:
                 inputs.add_file(path, path.stem)
@@ -259,28 +268,6 @@ def _expanded(text: str) -> list[Path]:
     if not paths:
         raise ConfigError(f"no such file or folder: {text}", "INPUT", "check the path")
     return paths
-
-
-def _table_rows(listing: Path) -> Iterator[dict[str, str]]:
-    import csv
-
-    try:
-        with listing.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            rows: list[dict[Any, Any]] = list(reader)
-    except csv.Error as error:
-        where = f"{listing}:{reader.reader.line_num}"
-        remedy = "quote a text that begins with a quotation mark, and double those in it"
-        raise ConfigError(f"cannot be read: {error}", where, remedy) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot be read: {error}", str(listing), "give a CSV file in UTF-8") from None
-    for number, row in enumerate(rows, start=2):
-        where = f"{listing}:{number}"
-        if not row.get("path"):
-            raise ConfigError("no path", where, "the list needs a column path, and one in each row")
-        if None in row:
-            raise ConfigError("more fields than columns", where, "put texts with commas in double quotes")
-        yield {key: value or "" for key, value in row.items()}
 
 
 def _corpus(given: Sequence[str], console: Console) -> Corpus:

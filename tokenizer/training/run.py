@@ -18,6 +18,7 @@ from audiollm.codec import Codec, codec_digest, load_codec
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import AudioPart, Part, Sample
 from audiollm.data.records.shards import ShardWriter
+from audiollm.data.tables.splits import is_of_split
 from audiollm.devices import default_device, one_thread
 from audiollm.errors import BadSample, StageError
 from audiollm.failures import shared_watch
@@ -250,7 +251,7 @@ def _encode_sample(
     once.
     """
     is_stream = any(message.chunk_frames is not None for message in sample.messages)
-    count = config.encodings if sample.metadata.get("split") == "train" and not is_stream else 1
+    count = config.encodings if is_of_split(sample.metadata.get("split"), "train") and not is_stream else 1
     clips = encoded_clips(sample)
     plain = {clip: None if earlier is None else earlier.find(clip) for clip in dict.fromkeys(clips)}
     needed = [clip for clip, found in plain.items() if found is None or count > 1]

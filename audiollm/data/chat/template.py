@@ -1,7 +1,8 @@
 """A sample compiled to a token stream: one row a position, inputs and targets made in one place.
 
-Targets are the assistant's turns only: its text with `<|eot_id|>`, every audio code, and exactly one EOS a
-codebook; BOS never. A target stands at its own position; the shift by one happens once, inside `pack`.
+Targets are the assistant's turns only, without those of weight 0: its text with `<|eot_id|>`, every audio code, and
+exactly one EOS a codebook; BOS never. A target stands at its own position; the shift by one happens once, inside
+`pack`.
 
 Shapes: S positions, K codebooks, T code frames, F delayed frames.
 """
@@ -162,19 +163,20 @@ class Template:
                 spans += self._stream(messages, number, remaining)
                 continue
             speaking, streamed = message.role == "assistant", is_streamed(messages, number)
+            is_target = speaking and message.weight > 0
             spans.append(self._mark(style.header(message.role), number))
             for part in message.content[:-1] if streamed else message.content:
                 if isinstance(part, TextPart):
                     ids = self._content_ids(part.text, message.role)
-                    spans.append(RowSpan(Kind.TEXT, ids, len(ids), speaking, True, number))
+                    spans.append(RowSpan(Kind.TEXT, ids, len(ids), is_target, True, number))
                     continue
                 if not remaining:
                     raise ValueError("more audio parts than codes or features")
-                spans += self._audio(remaining.pop(0), speaking, number)
+                spans += self._audio(remaining.pop(0), speaking, number, is_target)
             if streamed:
                 spans.append(self._mark(tokens.AUDIO_BOS, number))
                 continue
-            spans.append(self._mark(self._ending(messages, number), number, speaking))
+            spans.append(self._mark(self._ending(messages, number), number, is_target))
             if style.after_turn:
                 spans.append(self._mark(style.after_turn, number))
         if remaining:
@@ -277,6 +279,7 @@ class Template:
                 f"{len(actions)} actions for {chunks} chunks: {frames} frames in chunks of {message.chunk_frames}"
             )
         heard, ending = self._mark_ids[tokens.AUDIO_IN], self._mark_ids[self._style.end_of_turn]
+        is_learned = message.weight > 0
         spans: list[RowSpan] = []
         for place, action in enumerate(actions):
             first = place * message.chunk_frames
@@ -285,15 +288,15 @@ class Template:
             for part in action:
                 if isinstance(part, TextPart):
                     ids = self._content_ids(part.text, message.role)
-                    spans.append(RowSpan(Kind.TEXT, ids, len(ids), True, True, number))
+                    spans.append(RowSpan(Kind.TEXT, ids, len(ids), is_learned, True, number))
                 elif remaining:
-                    spans += self._audio(remaining.pop(0), True, number)
+                    spans += self._audio(remaining.pop(0), True, number, is_learned)
                 else:
                     raise ValueError("more audio parts than codes or features")
-            spans.append(RowSpan(Kind.TEXT, ending, len(ending), True, False, number, ends_action=True))
+            spans.append(RowSpan(Kind.TEXT, ending, len(ending), is_learned, False, number, ends_action=True))
         return spans
 
-    def _audio(self, size: PartSize, speaking: bool, message: int) -> list[RowSpan]:
+    def _audio(self, size: PartSize, speaking: bool, message: int, is_target: bool) -> list[RowSpan]:
         featured = isinstance(size, FeatureRows)
         frames = size.rows if isinstance(size, FeatureRows) else size
         if frames < 1:
@@ -307,9 +310,9 @@ class Template:
             opening, placeholder = tokens.AUDIO_BOS, tokens.AUDIO_IN
         rows = frames if featured else delayed_length(frames, self.num_codebooks)
         return [
-            self._mark(opening, message, speaking),
-            RowSpan(kind, self._mark_ids[placeholder], rows, speaking, True, message),
-            self._mark(tokens.AUDIO_EOS, message, speaking),
+            self._mark(opening, message, is_target),
+            RowSpan(kind, self._mark_ids[placeholder], rows, is_target, True, message),
+            self._mark(tokens.AUDIO_EOS, message, is_target),
         ]
 
     def _ending(self, messages: Sequence[Message], number: int) -> str:

@@ -11,10 +11,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from audiollm.data.convert.objects import read_objects
-from audiollm.data.convert.request import ConversionRequest, SourceRows, bad_row
-from audiollm.data.convert.turns import Turn, messages_of, turns_of_conversation, turns_of_instruction
+from audiollm.data.convert.request import (
+    ConversionRequest,
+    SourceRows,
+    bad_row,
+    bad_rows_sample,
+    known_split,
+    row_id,
+)
+from audiollm.data.convert.turns import SourceTurn, messages_of, turns_of_conversation, turns_of_instruction
 from audiollm.data.records.sample import AudioPart, Sample
+from audiollm.data.tables.columns import is_missing
+from audiollm.data.tables.rows import read_json_rows
+from audiollm.data.tables.table import BadRow
 from audiollm.errors import BadSample
 
 
@@ -31,16 +40,18 @@ def sharegpt(request: ConversionRequest) -> SourceRows:
 # Private
 
 
-def _convert(request: ConversionRequest, turns: Callable[[Mapping[str, Any]], list[Turn]]) -> SourceRows:
-    records = read_objects(request.source)
+def _convert(
+    request: ConversionRequest, turns: Callable[[Mapping[str, Any]], list[SourceTurn]]
+) -> SourceRows:
+    rows = read_json_rows(request.source)
 
     def results() -> Iterator[Sample | BadSample]:
-        for number, record in records:
-            place = f"{request.source}{number}"
-            if isinstance(record, BadSample):
-                yield record
+        for place, record in rows.rows:
+            if isinstance(record, BadRow):
+                yield bad_rows_sample(place, record)
                 continue
-            id = str(record.get("id") or f"{request.source.stem}-{number.lstrip(':[').rstrip(']')}")
+            label = row_id(request.source, place)
+            id = str(record["id"] if not is_missing(record.get("id"), is_name=True) else label)
             try:
                 yield _sample(request, id, record, turns(record))
             except ValidationError as error:
@@ -52,18 +63,22 @@ def _convert(request: ConversionRequest, turns: Callable[[Mapping[str, Any]], li
             except ValueError as error:
                 yield bad_row(place, id, str(error))
 
-    return SourceRows(len(records), results())
+    return SourceRows(len(rows.rows), results(), rows.notes)
 
 
-def _sample(request: ConversionRequest, id: str, record: Mapping[str, Any], turns: Sequence[Turn]) -> Sample:
+def _sample(
+    request: ConversionRequest, id: str, record: Mapping[str, Any], turns: Sequence[SourceTurn]
+) -> Sample:
     listed = record.get("audios") or record.get("audio") or []
     sounds = [request.audio_part(str(name)) for name in ([listed] if isinstance(listed, str) else listed)]
     messages = messages_of(turns, sounds, lambda value: _file(request, value))
-    if not any(message.role == "assistant" for message in messages):
-        raise ValueError("no assistant's turn: nothing to learn from it")
+    answers = [message for message in messages if message.role == "assistant"]
+    if not any(message.weight for message in answers):
+        reason = "every assistant's turn has weight 0" if answers else "no assistant's turn"
+        raise ValueError(f"{reason}: nothing to learn from it")
     has_audio = any(isinstance(part, AudioPart) for message in messages for part in message.content)
     task = request.task.name if request.task else ("audio_qa" if has_audio else "text")
-    return Sample(id=id, messages=messages, task=task, metadata=_metadata(record))
+    return Sample(id=id, messages=messages, task=task, metadata=_metadata(request, record))
 
 
 def _file(request: ConversionRequest, value: Any) -> AudioPart:
@@ -72,8 +87,12 @@ def _file(request: ConversionRequest, value: Any) -> AudioPart:
     return request.audio_part(value)
 
 
-def _metadata(record: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: record[key] for key in ("kto_tag", "split") if record.get(key) is not None}
-    if not isinstance(kept.get("kto_tag", True), bool):
-        raise ValueError(f"kto_tag must be true or false, not {kept['kto_tag']!r}")
-    return kept
+def _metadata(request: ConversionRequest, record: Mapping[str, Any]) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    if record.get("kto_tag") is not None:
+        if not isinstance(record["kto_tag"], bool):
+            raise ValueError(f"kto_tag must be true or false, not {record['kto_tag']!r}")
+        metadata["kto_tag"] = record["kto_tag"]
+    if not is_missing(record.get("split"), is_name=True):
+        metadata["split"] = known_split(str(request.source), str(record["split"]))
+    return metadata

@@ -35,6 +35,10 @@ class SourceKind(StrEnum):
     ALPACA = "alpaca"
     SHAREGPT = "sharegpt"
     FOLDER = "folder"
+    JSONL = "jsonl"
+    NEMO = "nemo"
+    KALDI = "kaldi"
+    GRPO = "grpo"
     PREFERENCES = "preferences"
     MMAU = "mmau"
     AVQA = "avqa"
@@ -45,10 +49,11 @@ class SourceKind(StrEnum):
 
 
 _QUESTIONS = (SourceKind.MMAU, SourceKind.AVQA, SourceKind.MUSICBENCH)
-_CHATS = (SourceKind.ALPACA, SourceKind.SHAREGPT, SourceKind.PREFERENCES)
+_CHATS = (SourceKind.ALPACA, SourceKind.SHAREGPT, SourceKind.PREFERENCES, SourceKind.GRPO)
 _TRANSLATIONS = (SourceKind.TRANSLATIONS, SourceKind.REALSI, SourceKind.DUPLEX)
 _WITH_COLUMNS = (
-    SourceKind.HUGGINGFACE, SourceKind.LJSPEECH, SourceKind.PREFERENCES, SourceKind.TRANSLATIONS
+    SourceKind.HUGGINGFACE, SourceKind.LJSPEECH, SourceKind.PREFERENCES, SourceKind.TRANSLATIONS, SourceKind.JSONL,
+    SourceKind.NEMO, SourceKind.GRPO,
 )  # fmt: skip
 
 
@@ -58,9 +63,11 @@ def convert(
         Path,
         typer.Argument(
             help="huggingface: a folder of save_to_disk, or of parquet or arrow files. lhotse: cuts.jsonl(.gz). "
-            "ljspeech: a folder with metadata.csv, or a CSV/TSV with a header (path, text, ...). "
+            "ljspeech: a folder with metadata.csv, or a table with a header (path, text, ...). "
+            "jsonl: objects with audio and text. nemo: a manifest (audio_filepath, offset, duration, text). "
+            "kaldi: a folder with wav.scp and text. "
             "alpaca, sharegpt: .json or .jsonl. folder: sound files with .txt, .lab or .json beside them. "
-            "preferences: .json, .jsonl, .csv, .tsv, .parquet, .arrow, or a folder as of huggingface. "
+            "preferences, grpo: .json, .jsonl, .csv, .tsv, .parquet, .arrow, or a folder as of huggingface. "
             "mmau, avqa, musicbench: .json or .jsonl as these publish them. "
             "translations: .json, .jsonl, .csv, .tsv with audio and target. realsi: its folder. "
             "duplex: .jsonl of stereo files, as moshi-finetune has them.",
@@ -90,7 +97,8 @@ def convert(
         str | None,
         typer.Option(
             help="Fields and their columns: text=sentence,audio=clip,speaker=client_id. "
-            "Columns that are not named are fields of their own name.",
+            "Columns that are not named are fields of their own name; those of a table without a header are "
+            "numbers: id=1,text=2,speaker=3.",
             show_default="the usual names",
         ),
     ] = None,
@@ -147,6 +155,12 @@ def convert(
     An answer is a text, a message or a recording; chosen_audio, rejected_audio,
     completion_audio and completions_audio are recordings beside the texts.
 
+    grpo: prompts for training on fresh answers, with the right one: prompt and
+    solution (TRL), or messages, audios and solution (ms-swift); choices are options.
+
+    Splits: names with train in them are trained on, those with test, dev, valid,
+    eval, holdout and the like are held out; other names are refused.
+
     Translations, realsi and duplex: the manifest is what the stage
     compose_streams reads, not samples. Rows of translations have audio and
     target, where known text, words, segments, target_audio and target_words.
@@ -156,6 +170,10 @@ def convert(
     audiollm convert ljspeech LJSpeech-1.1 -o lj/samples.jsonl
 
     audiollm convert lhotse cuts.jsonl.gz -o asr.jsonl --task asr --audio /corpora/librispeech
+
+    audiollm convert nemo train_manifest.json -o asr.jsonl --task asr
+
+    audiollm convert kaldi data/train_clean -o asr.jsonl --task asr --audio /corpora
 
     audiollm convert sharegpt chats.json -o chats.jsonl
 
@@ -210,9 +228,12 @@ def convert(
 def _converters() -> dict[SourceKind, Converter]:
     from audiollm.data.convert.chats import alpaca, sharegpt
     from audiollm.data.convert.huggingface import huggingface
+    from audiollm.data.convert.kaldi import kaldi
+    from audiollm.data.convert.lhotse import lhotse
     from audiollm.data.convert.preferences import preferences
+    from audiollm.data.convert.prompts import prompts
     from audiollm.data.convert.questions import avqa, mmau, musicbench
-    from audiollm.data.convert.tables import folder, lhotse, ljspeech
+    from audiollm.data.convert.tables import folder, json_lines, ljspeech
     from audiollm.data.convert.translations import duplex, realsi, translations
 
     return {
@@ -222,6 +243,10 @@ def _converters() -> dict[SourceKind, Converter]:
         SourceKind.ALPACA: alpaca,
         SourceKind.SHAREGPT: sharegpt,
         SourceKind.FOLDER: folder,
+        SourceKind.JSONL: json_lines,
+        SourceKind.NEMO: json_lines,
+        SourceKind.KALDI: kaldi,
+        SourceKind.GRPO: prompts,
         SourceKind.PREFERENCES: preferences,
         SourceKind.MMAU: mmau,
         SourceKind.AVQA: avqa,
@@ -266,6 +291,9 @@ def _run(request: ConversionRequest, rows: SourceRows, strict: bool, console: Co
     for text in [lengths.sentence(), *lengths.differences[:SHOWN]]:
         if text is not None:
             console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
+    for remark, count in (rows.remarks or {}).items():
+        text = f"{remark} in {count} of the rows"
+        console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
     for row in bad[:SHOWN]:
         console.print(f"set aside  {row}", style="yellow", highlight=False, markup=False, soft_wrap=True)
     if bad:

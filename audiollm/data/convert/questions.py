@@ -20,9 +20,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from audiollm.data.chat.question_prompts import asks_for_tags, question_prompt
-from audiollm.data.convert.objects import read_objects
-from audiollm.data.convert.request import ConversionRequest, SourceRows, bad_row
-from audiollm.data.records.sample import HELD_OUT_NAMES, Message, Sample, TextPart
+from audiollm.data.convert.request import ConversionRequest, SourceRows, bad_row, bad_rows_sample, known_split
+from audiollm.data.records.sample import Message, Sample, TextPart
+from audiollm.data.tables.columns import is_missing
+from audiollm.data.tables.rows import read_json_rows
+from audiollm.data.tables.table import BadRow
 from audiollm.data.text.option_forms import are_told_apart
 from audiollm.errors import BadSample
 
@@ -32,6 +34,8 @@ MMAU_KEYS = (
     "id", "audio_id", "question", "choices", "answer", "task", "difficulty", "category", "sub-category", "split",
     "heard",
 )  # fmt: skip
+MMAU_SPLITS = ("test-mini", "test_mini")
+"""The split of every row of MMAU's public list: it is left to `--held-out`."""
 SOUNDS = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".opus")
 NOTES = ("C", "Db", "D", "Eb", "E", "F", "F#", "G", "Ab", "A", "Bb", "B")
 """One name for each of the twelve notes."""
@@ -112,7 +116,10 @@ def musicbench(request: ConversionRequest) -> SourceRows:
 
 
 def _objects(request: ConversionRequest) -> list[tuple[str, dict[str, Any] | BadSample]]:
-    return [(f"{request.source}{place}", row) for place, row in read_objects(request.source)]
+    return [
+        (place, bad_rows_sample(place, row) if isinstance(row, BadRow) else row)
+        for place, row in read_json_rows(request.source).rows
+    ]
 
 
 def _told(
@@ -137,7 +144,7 @@ def _of_mmau(row: dict[str, Any]) -> list[AskedQuestion]:
         "difficulty": row.get("difficulty"),
         "category": row.get("category"),
         "sub_category": row.get("sub-category"),
-        "split": row.get("split") if _is_read(row.get("split")) else None,
+        "split": _split(row),
     }
     kept: dict[str, Any] = {key: value for key, value in row.items() if key not in MMAU_KEYS}
     kept |= {key: value for key, value in about.items() if isinstance(value, str)}
@@ -148,18 +155,27 @@ def _of_mmau(row: dict[str, Any]) -> list[AskedQuestion]:
     return [AskedQuestion(str(row["id"]), str(row["question"]), choices, str(row["answer"]), [name], kept)]
 
 
-def _is_read(split: object) -> bool:
-    """Whether a split is `train` or one that is held out, alone: MMAU's own lists have `test-mini` in every row."""
-    return isinstance(split, str) and re.fullmatch(f"train|{HELD_OUT_NAMES}", split.lower()) is not None
+def _split(row: Mapping[str, Any]) -> str | None:
+    """`train` or `test`; None where a row says none, or MMAU's own `test-mini`, which all rows of its lists have.
+
+    Raises:
+        ConfigError: the split is not known.
+    """
+    name = row.get("split")
+    if is_missing(name, is_name=True) or _is_mmaus(name):
+        return None
+    return known_split(str(row.get("id") or ""), str(name))
+
+
+def _is_mmaus(split: object) -> bool:
+    return isinstance(split, str) and split.strip().lower() in MMAU_SPLITS
 
 
 def _mmau_notes(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     others = dict.fromkeys(key for row in rows for key in row if key not in MMAU_KEYS)
-    splits = dict.fromkeys(
-        str(row["split"]) for row in rows if row.get("split") and not _is_read(row["split"])
-    )
+    splits = dict.fromkeys(str(row["split"]) for row in rows if _is_mmaus(row.get("split")))
     notes = [f"keys of no meaning here, kept as metadata: {', '.join(others)}"] if others else []
-    unread = f"splits that are not read: {', '.join(splits)}; train, test and validation are, and --held-out draws one"
+    unread = f"splits that are not read: {', '.join(splits)}, MMAU's own; --held-out draws one"
     return (*notes, *([unread] if splits else []))
 
 

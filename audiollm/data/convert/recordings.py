@@ -20,9 +20,7 @@ _MAGIC = {b"fLaC": ".flac", b"RIFF": ".wav", b"OggS": ".ogg", b"ID3": ".mp3"}
 
 def is_recording(value: object) -> bool:
     """Return whether a value of a row is stored sound: the content of a file, or decoded samples."""
-    return isinstance(value, Mapping) and (
-        {"bytes", "path"} <= set(value) or {"array", "sampling_rate"} <= set(value)
-    )
+    return isinstance(value, Mapping) and ("bytes" in value or {"array", "sampling_rate"} <= set(value))
 
 
 @dataclass
@@ -62,12 +60,15 @@ def recording_part(request: ConversionRequest, label: str, value: Any) -> AudioP
 
     Args:
         label: text that names the file that stored sound is written to.
-        value: a path; `{"bytes": ..., "path": ...}` or `{"array": ..., "sampling_rate": ...}` as Hugging Face
-            datasets store audio. Samples are written as FLAC of 16 bits.
+        value: a path; the content of a file, alone or as `{"bytes": ..., "path": ...}`; or
+            `{"array": ..., "sampling_rate": ...}` as Hugging Face datasets store audio. Samples are written as FLAC
+            of 16 bits.
 
     Raises:
         ValueError: no sound, no such file, or a file outside of the audio folder.
     """
+    if isinstance(value, bytes | bytearray):
+        value = {"bytes": bytes(value)}
     if isinstance(value, Mapping) and value.get("bytes") is not None:
         name = str(value.get("path") or "")
         return _written(request, label, value["bytes"], Path(name).suffix.lower())

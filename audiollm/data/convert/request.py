@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +14,10 @@ from audiollm.data.chat.question_prompts import MAX_WORDS, PLAIN
 from audiollm.data.chat.tasks import FieldValue, TaskTemplate, fill_task
 from audiollm.data.records.aligned_recording import AlignedRecording
 from audiollm.data.records.sample import AudioPart, Sample
-from audiollm.errors import BadSample, ConfigError, suggestion
-
-USUAL_COLUMNS = {
-    "audio": ("audio", "path", "file", "file_name", "filename", "wav"),
-    "text": ("text", "sentence", "transcription", "transcript", "normalized_text"),
-    "speaker": ("speaker", "speaker_id", "client_id"),
-    "id": ("id", "key", "uid", "utterance_id"),
-    "language": ("language", "lang"),
-}
-"""Fields, and the columns that are taken for them, the first that is there."""
+from audiollm.data.tables.columns import NAME_FIELDS, is_missing
+from audiollm.data.tables.splits import split_of
+from audiollm.data.tables.table import BadRow
+from audiollm.errors import BadSample, ConfigError
 
 
 class SourceRows(NamedTuple):
@@ -34,6 +29,8 @@ class SourceRows(NamedTuple):
     """Facts about the source to print before the rows are read."""
     makes_samples: bool = True
     """Whether the results are samples; else they are recordings with translations, for `compose_streams`."""
+    remarks: Mapping[str, int] | None = None
+    """Facts about rows that are used all the same, counted while they are read: "score_chosen is below ..."."""
 
 
 Converter = Callable[["ConversionRequest"], SourceRows]
@@ -61,7 +58,7 @@ class ConversionRequest:
         source: the dataset.
         out: the manifest to write.
         audio: the folder that audio files must lie in. Their paths are relative to it, or else to the source's.
-        columns: the column of each field; fields that are not named go by `USUAL_COLUMNS`.
+        columns: the column of each field; fields that are not named go by `columns.USUAL_COLUMNS`.
         task: the task that the samples teach; for kinds that hold chats only its name is used. None: the kind's own.
         seed: seed of the choice of phrasings, of questions, and of their options.
         asking: how questions with options are asked.
@@ -113,16 +110,35 @@ class ConversionRequest:
 
     def sample(self, place: str, id: str, fields: Mapping[str, FieldValue]) -> Sample | BadSample:
         """The task's chat, filled with the fields; the texts among them go to the metadata."""
-        given = {name: value for name, value in fields.items() if value}
-        texts = {name: value for name, value in given.items() if isinstance(value, str)}
+        present = {
+            name: value
+            for name, value in fields.items()
+            if value and not is_missing(value, name in NAME_FIELDS)
+        }
+        texts = {name: value for name, value in present.items() if isinstance(value, str)}
+        if "split" in texts:
+            texts["split"] = present["split"] = known_split(place, texts["split"])
         if self.task is None:
             raise ValueError("this kind of source needs a task")
         try:
-            return fill_task(self.task, id, given, self.seed, texts)
+            return fill_task(self.task, id, present, self.seed, texts)
         except ValidationError as error:
             return bad_row(place, id, str(error.errors(include_url=False)[0]["msg"]))
         except ValueError as error:
             return bad_row(place, id, str(error))
+
+
+def known_split(place: str, name: str) -> str:
+    """`train` or `test`, for the name that a source gives a split.
+
+    Raises:
+        ConfigError: the name says neither; the known names are in it.
+    """
+    try:
+        return split_of(name)
+    except ValueError as error:
+        remedy = "rename it, or take the column out; to convert one split, give its files alone"
+        raise ConfigError(str(error), place, remedy) from None
 
 
 def bad_row(place: str, id: str, reason: str) -> BadSample:
@@ -130,27 +146,12 @@ def bad_row(place: str, id: str, reason: str) -> BadSample:
     return BadSample(place, id, reason, "unusable row")
 
 
-def find_columns(
-    names: Sequence[str],
-    given: Mapping[str, str],
-    place: str,
-    usual_columns: Mapping[str, Sequence[str]] = USUAL_COLUMNS,
-) -> dict[str, str]:
-    """The column of each field: those that were named, then the usual ones, then every other by its own name.
+def row_id(source: Path, place: str) -> str:
+    """The id of a row that has none: the file's name, and the row's number or line."""
+    number = re.split(r"[:\[]", place)[-1].rstrip("]")
+    return f"{source.stem}-{number}"
 
-    Args:
-        usual_columns: for each field, the columns that are taken for it, the first that is there.
 
-    Raises:
-        ConfigError: a column was named that is not there.
-    """
-    for field, column in given.items():
-        if column not in names:
-            remedy = suggestion(column, list(names))
-            raise ConfigError(f"{field}={column}: {place} has no such column", "--columns", remedy)
-    usual = {
-        field: next((c for c in columns if c in names), None) for field, columns in usual_columns.items()
-    }
-    found = {**{field: column for field, column in usual.items() if column is not None}, **given}
-    others = [name for name in names if name not in found.values() and name not in found]
-    return {**found, **{name: name for name in others}}
+def bad_rows_sample(place: str, row: BadRow) -> BadSample:
+    """A row that its reader could not read, as it is set aside."""
+    return BadSample(place, "", row.reason, row.kind)

@@ -15,12 +15,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from audiollm.audio import AudioError, load, probe, save
-from audiollm.data.convert.objects import read_objects
 from audiollm.data.convert.questions import SOUNDS
-from audiollm.data.convert.request import ConversionRequest, SourceRows, bad_row, find_columns
-from audiollm.data.convert.tables import read_table
+from audiollm.data.convert.request import ConversionRequest, SourceRows, bad_row, bad_rows_sample, known_split
 from audiollm.data.records.aligned_recording import AlignedRecording
 from audiollm.data.records.sample import first_problem
+from audiollm.data.tables.columns import NAME_FIELDS, ColumnFinder, is_missing
+from audiollm.data.tables.rows import read_json_rows, read_rows
+from audiollm.data.tables.table import BadRow
 from audiollm.errors import BadSample, ConfigError
 from audiollm.files.atomic import safe_name
 
@@ -46,22 +47,16 @@ Row = AlignedRecording | BadSample
 
 def translations(request: ConversionRequest) -> SourceRows:
     """Pairs of a recording and its translation: CSV, TSV, or JSON, also with `words`, `segments`, `target_words`."""
-    if request.source.suffix.lower() in (".csv", ".tsv"):
-        names, cells = read_table(request.source)
-        columns = find_columns(names, request.columns, str(request.source), COLUMNS)
-        rows: list[tuple[str, dict[str, Any] | BadSample]] = [
-            (f"{request.source}: row {number}", row if isinstance(row, BadSample) else _named(row, columns))
-            for number, row in cells
-        ]
-    else:
-        rows = []
-        for place, found in read_objects(request.source):
-            where = f"{request.source}{place}"
-            if isinstance(found, BadSample):
-                rows.append((where, found))
-                continue
-            rows.append((where, _named(found, find_columns(list(found), request.columns, where, COLUMNS))))
-    return SourceRows(len(rows), (_pair(request, place, row) for place, row in rows), makes_samples=False)
+    listed = read_rows(request.source, [name for names in COLUMNS.values() for name in names])
+    finder = ColumnFinder(listed.columns, request.columns, str(request.source), COLUMNS)
+    rows = [
+        (place, bad_rows_sample(place, row) if isinstance(row, BadRow) else _named(row, finder.of_row(row)))
+        for place, row in listed.rows
+    ]
+    notes = (*listed.notes, finder.note())
+    return SourceRows(
+        len(rows), (_pair(request, place, row) for place, row in rows), notes, makes_samples=False
+    )
 
 
 def realsi(request: ConversionRequest) -> SourceRows:
@@ -79,7 +74,10 @@ def duplex(request: ConversionRequest) -> SourceRows:
     Beside each `a.wav` lies `a.json` with `alignments`: `[word, [start, end], speaker]`. The channels are written as
     files of their own beside the manifest; each word is due when it begins, and is said by the left channel.
     """
-    rows = [(f"{request.source}{place}", row) for place, row in read_objects(request.source)]
+    rows = [
+        (place, bad_rows_sample(place, row) if isinstance(row, BadRow) else row)
+        for place, row in read_json_rows(request.source).rows
+    ]
     return SourceRows(
         len(rows), (_conversation(request, place, row) for place, row in rows), makes_samples=False
     )
@@ -89,7 +87,10 @@ def duplex(request: ConversionRequest) -> SourceRows:
 
 
 def _named(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    return {field: row[column] for field, column in columns.items() if row[column] not in (None, "")}
+    values = {field: row.get(column) for field, column in columns.items()}
+    return {
+        field: value for field, value in values.items() if not is_missing(value, is_name=field in NAME_FIELDS)
+    }
 
 
 def _told(place: str, id: str, make: Callable[[], Row]) -> Row:
@@ -115,6 +116,7 @@ def _pair(request: ConversionRequest, place: str, row: dict[str, Any] | BadSampl
     def make() -> Row:
         values = {**row, "audio": request.audio_part(str(row["audio"])).path}
         values.setdefault("id", Path(str(row["audio"])).with_suffix("").as_posix())
+        values |= _split(place, row)
         if "target_audio" in row:
             values["target_audio"] = request.audio_part(str(row["target_audio"])).path
         for segment in values.get("segments") or ():
@@ -203,9 +205,14 @@ def _conversation(request: ConversionRequest, place: str, row: dict[str, Any] | 
             if speaker != MAIN_SPEAKER
         ]
         values = {"id": id, "audio": f"{stem}.heard.wav", "segments": segments, "words": heard}
-        return AlignedRecording.model_validate(values | ({"split": row["split"]} if row.get("split") else {}))
+        return AlignedRecording.model_validate(values | _split(place, row))
 
     return _told(place, str(row.get("path") or ""), make)
+
+
+def _split(place: str, row: Mapping[str, Any]) -> dict[str, str]:
+    name = row.get("split")
+    return {} if is_missing(name, is_name=True) else {"split": known_split(place, str(name))}
 
 
 def _words(path: Path) -> list[tuple[str, float, float, str]]:

@@ -7,7 +7,7 @@ come before the first user's text.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from audiollm.data.records.sample import AudioPart, Message, Part, TextPart
 
@@ -17,67 +17,108 @@ ROLES = {
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard", "model"), "assistant"),
     "system": "system",
 }
-Turn = tuple[str, Any]
-"""A role as the source calls it, and the content: a text, or OpenAI's list of parts."""
+"""Roles as sources call them, in small letters."""
+THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""Keys of a message that hold the thought before its answer."""
+WEIGHT_KEYS = ("weight", "loss", "train")
+"""Keys of a message that say whether it is learned: 1 or true, 0 or false (OpenAI, ms-swift, axolotl)."""
 ReadAudio = Callable[[Any], AudioPart]
 """Makes an audio part of what a part of a message holds: a path, or stored sound."""
 
 
-def turns_of_instruction(record: Mapping[str, Any]) -> list[Turn]:
-    turns: list[Turn] = [("system", record["system"])] if record.get("system") else []
+class SourceTurn(NamedTuple):
+    """A message of a source."""
+
+    role: str
+    """As the source calls it."""
+    content: Any
+    """A text, or OpenAI's list of parts."""
+    weight: int = 1
+    """0: the answer is read and not learned."""
+
+
+def role_of(name: str) -> str:
+    """`user`, `assistant` or `system`, for a role as a source calls it.
+
+    Raises:
+        ValueError: the role is not known.
+    """
+    if name.strip().lower() not in ROLES:
+        raise ValueError(f"role {name!r}: {', '.join(ROLES)} are known")
+    return ROLES[name.strip().lower()]
+
+
+def turns_of_instruction(record: Mapping[str, Any]) -> list[SourceTurn]:
+    """The turns of Alpaca's `instruction`, `input` and `output`.
+
+    Raises:
+        ValueError: a text is expected and something else is there.
+    """
+    texts = {key: record.get(key) for key in ("instruction", "input", "output", "system")}
+    for key, text in texts.items():
+        if key in record and not (isinstance(text, str) or (text is None and key in ("input", "system"))):
+            raise ValueError(f"{key}: a text is expected, not {text!r:.60}")
+    turns = [SourceTurn("system", texts["system"])] if texts["system"] else []
     for question, answer in record.get("history") or ():
-        turns += [("user", question), ("assistant", answer)]
-    asked = "\n".join(filter(None, [record["instruction"], record.get("input")]))
-    return [*turns, ("user", asked), ("assistant", record["output"])]
+        turns += [SourceTurn("user", question), SourceTurn("assistant", answer)]
+    prompt = "\n".join(filter(None, [record["instruction"], texts["input"]]))
+    return [*turns, SourceTurn("user", prompt), SourceTurn("assistant", record["output"])]
 
 
-def turns_of_conversation(record: Mapping[str, Any]) -> list[Turn]:
-    turns: list[Turn] = [("system", record["system"])] if record.get("system") else []
+def turns_of_conversation(record: Mapping[str, Any]) -> list[SourceTurn]:
+    turns = [SourceTurn("system", record["system"])] if record.get("system") else []
     messages = record.get("conversations") or record.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ValueError("has no conversations (or messages)")
-    for message in messages:
-        role = message["from"] if "from" in message else message["role"]
-        turns.append((str(role), message["value"] if "value" in message else message["content"]))
-    return turns
+    return [*turns, *map(as_turn, messages)]
 
 
-def as_turn(message: Mapping[str, Any]) -> Turn:
-    """Role and content of a message of `from` and `value`, or of `role` and `content`.
+def as_turn(message: Mapping[str, Any]) -> SourceTurn:
+    """Role and content of a message of `from` and `value`, or of `role` and `content`, with its thought before it.
 
     Raises:
         KeyError: it has neither.
+        ValueError: it calls tools, or its weight is neither 0 nor 1.
     """
     role = message["from"] if message.get("from") is not None else message["role"]
-    return str(role), message["value"] if message.get("value") is not None else message["content"]
+    content = message["value"] if message.get("value") is not None else message.get("content")
+    if content is None and not {"value", "content"} & set(message):
+        raise KeyError("content")
+    if message.get("tool_calls") or message.get("function_call"):
+        raise ValueError("a turn calls tools, and such chats are not read")
+    return SourceTurn(str(role), _with_thought(message, content), _weight(message))
 
 
-def messages_of(turns: Sequence[Turn], sounds: Sequence[AudioPart], read: ReadAudio) -> list[Message]:
-    """The messages of the turns, with the recordings in their places; turns without content are left out.
+def messages_of(turns: Sequence[SourceTurn], sounds: Sequence[AudioPart], read: ReadAudio) -> list[Message]:
+    """The messages of the turns, with the recordings in their places; a system's turn without content is left out.
 
     Args:
         sounds: recordings that are listed beside the turns.
         read: for recordings that the turns hold themselves.
 
     Raises:
-        ValueError: a role or a part that is not known, or recordings that do not fit the marks.
+        ValueError: a role or a part that is not known, an empty turn, or recordings that do not fit the marks.
     """
-    marks = sum(num_marks(content) for _, content in turns)
+    marks = sum(num_marks(turn.content) for turn in turns)
     if marks not in (0, len(sounds)):
         raise ValueError(f"{len(sounds)} audio files for {marks} marks {AUDIO_MARK}")
-    left = list(sounds)
+    remaining = list(sounds)
     messages = []
-    for role, content in turns:
-        if role not in ROLES:
-            raise ValueError(f"role {role!r}: {', '.join(ROLES)} are known")
+    for number, turn in enumerate(turns, start=1):
+        role = role_of(turn.role)
         parts: list[Part] = []
-        if left and not marks and ROLES[role] == "user":
-            parts, left = [*left], []
-        parts += parts_of(content, left if marks else [], read)
-        if parts:
-            messages.append(Message.model_validate({"role": ROLES[role], "content": parts}))
-    if left:
-        raise ValueError(f"{len(left)} audio files, and no user's turn to put them in")
+        if remaining and not marks and role == "user":
+            parts, remaining = [*remaining], []
+        parts += parts_of(turn.content or "", remaining if marks else [], read)
+        if any(not isinstance(part, TextPart) or part.text.strip() for part in parts):
+            weight = turn.weight if role == "assistant" else 1
+            messages.append(Message.model_validate({"role": role, "content": parts, "weight": weight}))
+        elif role != "system":
+            raise ValueError(
+                f"turn {number}, of the {role}, is {'null' if turn.content is None else 'empty'}"
+            )
+    if remaining:
+        raise ValueError(f"{len(remaining)} audio files, and no user's turn to put them in")
     return messages
 
 
@@ -116,6 +157,26 @@ def num_marks(content: Any) -> int:
 
 
 # Private
+
+
+def _with_thought(message: Mapping[str, Any], content: Any) -> Any:
+    thoughts = (message.get(key) for key in THOUGHT_KEYS)
+    thought = next((text for text in thoughts if isinstance(text, str) and text.strip()), None)
+    if thought is None or not content or (isinstance(content, str) and "<think>" in content):
+        return content
+    opening = f"<think>{thought.strip()}</think>\n"
+    return opening + content if isinstance(content, str) else [{"type": "text", "text": opening}, *content]
+
+
+def _weight(message: Mapping[str, Any]) -> int:
+    for key in WEIGHT_KEYS:
+        value = message.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, bool | int | float) or value not in (0, 1):
+            raise ValueError(f"{key} of a message must be 0 or 1, not {value!r:.60}")
+        return int(value)
+    return 1
 
 
 def _held(part: Mapping[str, Any]) -> Any:

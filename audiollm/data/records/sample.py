@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Callable, Iterable, Sequence, Sized
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -16,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from audiollm.data.tables.splits import holds_out, split_of
 from audiollm.errors import BadSample
 from audiollm.files.atomic import write_jsonl
 
@@ -24,15 +24,18 @@ _KINDS = {
     "wrong_steps": "wrong scores of steps",
     "answered_twice": "two answers in one",
     "finite_number": "no finite score",
+    "unknown_split": "unknown split",
 }
 """Types of pydantic's errors, and the kinds of bad samples that they are counted by."""
 _REMEDIES = {"finite_number": "; leave it out where there is no score"}
-HELD_OUT_NAMES = "test|validation|valid|val|dev|eval"
-"""Pattern of the names, and beginnings of names, of splits that trainings leave out."""
 
 
 def _is_none(value: object) -> bool:
     return value is None
+
+
+def _is_one(value: object) -> bool:
+    return value == 1
 
 
 def _is_empty(value: Sized) -> bool:
@@ -108,9 +111,15 @@ class Message(_Record):
     """Set on the assistant's side of a stream: the recording of the user's message before is heard in chunks of so many
     code frames, and each text part of this message begins the action after one: an empty text is silence. Audio parts
     belong to the action before them."""
+    weight: Literal[0, 1] = Field(default=1, exclude_if=_is_one)
+    """0: trainings read the assistant's message and do not learn it, as `weight` in OpenAI's chats."""
 
     @model_validator(mode="after")
     def _is_of_the_assistant(self) -> Self:
+        if not self.weight and self.role != "assistant":
+            raise ValueError(
+                f"weight is set on a message of the {self.role}: the assistant's alone are learned"
+            )
         if self.chunk_frames is None:
             return self
         if self.role != "assistant":
@@ -203,6 +212,15 @@ class Sample(_Record):
             )
         return self
 
+    @model_validator(mode="after")
+    def _has_a_known_split(self) -> Sample:
+        if self.metadata.get("split"):
+            try:
+                split_of(str(self.metadata["split"]))
+            except ValueError as error:
+                raise PydanticCustomError("unknown_split", "{reason}", {"reason": str(error)}) from None
+        return self
+
     @property
     def language(self) -> str | None:
         """Language of the reply, by `language` of its metadata; None: not known."""
@@ -253,11 +271,6 @@ class Sample(_Record):
             a.model_copy(update={"content": [change(part) for part in a.content]}) for a in self.answers
         ]
         return self.model_copy(update={"messages": messages, "answers": answers})
-
-
-def holds_out(split: str) -> bool:
-    """Return whether trainings leave a split out: `test`, `validation`, `dev`, alone or before more (`dev-clean`)."""
-    return re.match(rf"({HELD_OUT_NAMES})(?![a-z])", split.lower()) is not None
 
 
 def refuse_video(messages: Sequence[Message]) -> None:

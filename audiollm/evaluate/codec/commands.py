@@ -124,25 +124,22 @@ def read_clips(audio: Sequence[Path], listing: Path | None, kind: Kind) -> list[
 
 
 def _listed(listing: Path, kind: Kind) -> Iterator[EvaluationClip]:
-    import csv
-
+    from audiollm.data.tables.columns import USUAL_COLUMNS, ColumnFinder, is_missing
+    from audiollm.data.tables.rows import checked_rows
     from audiollm.evaluate.codec.evaluation import EvaluationClip
 
-    try:
-        with listing.open(encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"cannot be read: {error}", str(listing), "give a CSV file in UTF-8") from None
-    for number, row in enumerate(rows, start=2):
-        where = f"{listing}:{number}"
-        if not row.get("path"):
+    listed = checked_rows(listing, USUAL_COLUMNS["audio"])
+    finder = ColumnFinder(listed.columns, {}, str(listing))
+    for where, row in listed.rows:
+        values = {field: row[column] for field, column in finder.of_row(row).items()}
+        if is_missing(values.get("audio")):
             raise ConfigError("no path", where, "the list needs a column path, and one in each row")
-        if None in row:
-            raise ConfigError("more fields than columns", where, "put texts with commas in double quotes")
-        path = listing.parent / row["path"]
-        own = _kind(row["kind"], where) if row.get("kind") else kind
+        named, spoken = values.get("kind"), values.get("language")
         yield EvaluationClip(
-            path, kind=own, text=row.get("text") or None, language=row.get("language") or None
+            listing.parent / str(values["audio"]),
+            kind=kind if is_missing(named, is_name=True) else _kind(str(named), where),
+            text=None if is_missing(values.get("text")) else str(values["text"]),
+            language=None if is_missing(spoken, is_name=True) else str(spoken),
         )
 
 

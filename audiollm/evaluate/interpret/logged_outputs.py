@@ -17,10 +17,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from audiollm.data.tables.rows import read_json_rows
+from audiollm.data.tables.table import BadRow
 from audiollm.errors import BadSample, ConfigError
 from audiollm.evaluate.interpret.latency import EmissionTimes, Revision
 from audiollm.evaluate.interpret.playback import Playback
-from audiollm.evaluate.report.lists import read_rows
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.text_errors import CHARACTER_LANGUAGES
 from audiollm.files.atomic import write_jsonl
@@ -171,7 +172,10 @@ def read_log(path: Path) -> tuple[list[LoggedOutput], list[BadSample]]:
     """
     path = path / LOG_NAME if path.is_dir() else path
     outputs, bad, seen = [], [], set()
-    for where, values in read_rows(path):
+    for where, values in read_json_rows(path).rows:
+        if isinstance(values, BadRow):
+            bad.append(BadSample(where, "", values.reason, "not an output"))
+            continue
         try:
             output = LoggedOutput.model_validate(values)
         except ValidationError as error:

@@ -10,10 +10,13 @@ from typing import Any
 
 from audiollm.audio import AudioError, probe
 from audiollm.data.records.sample import Sample
+from audiollm.data.tables.columns import USUAL_COLUMNS, ColumnFinder, is_missing
+from audiollm.data.tables.rows import checked_rows
+from audiollm.data.tables.splits import is_of_split
 from audiollm.data.text.repeated_words import loop_reason
 from audiollm.errors import BadSample, ConfigError, suggestion
 from audiollm.evaluate.listening.replies import Inquiry, Reply
-from audiollm.evaluate.report.lists import need_unique, read_rows
+from audiollm.evaluate.report.lists import need_unique
 from audiollm.evaluate.report.store import Row
 from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult
 from audiollm.evaluate.report.text_errors import Errors, TextForm, choose_form, count_errors, error_table
@@ -45,7 +48,8 @@ class TranscribedRecording:
 
 
 def read_recordings(path: Path, language: str, split: str | None = None) -> list[TranscribedRecording]:
-    """A manifest: CSV, JSON or JSON lines with `path` (or `audio`) and `text`, or samples of this project.
+    """A manifest: a table, JSON or JSON lines with a recording (`path`, `audio`, ...) and its text (`text`,
+    `sentence`, ...; see `columns.USUAL_COLUMNS`), or samples of this project.
 
     Of `id` (by default the path), `language`, `start_s` and `end_s` it may have each; other columns are conditions.
     Paths are relative to the manifest. Of a sample, the recording is the user's first and the text the assistant's.
@@ -58,10 +62,14 @@ def read_recordings(path: Path, language: str, split: str | None = None) -> list
         ConfigError: what is wrong with the manifest, and where.
     """
     found = []
-    for where, values in read_rows(path):
-        if not isinstance(values, dict):
-            raise ConfigError("not a record", where, "a record has the keys path and text")
-        if split is not None and _about(values).get("split") != split:
+    listed = checked_rows(path, [name for names in USUAL_COLUMNS.values() for name in names])
+    finder = ColumnFinder(listed.columns, {}, str(path))
+    for where, row in listed.rows:
+        # conditions may be named by their column, too
+        values = row if "messages" in row else row | {f: row[c] for f, c in finder.of_row(row).items()}
+        if listed.is_table:  # an empty cell is none
+            values = {key: value for key, value in values.items() if value}
+        if split is not None and not is_of_split(_about(values).get("split"), split):
             continue
         made = (
             _of_sample(values, where, path.parent)
@@ -141,7 +149,7 @@ def _about(values: Mapping[str, Any]) -> dict[str, str]:
     return {
         key: str(value)
         for key, value in source.items()
-        if key not in _OWN and isinstance(value, str | int | float)
+        if key not in _OWN and isinstance(value, str | int | float) and not is_missing(value, is_name=True)
     }
 
 
@@ -156,16 +164,16 @@ class _Made:
 
 
 def _of_row(values: Mapping[str, Any], where: str, folder: Path) -> _Made:
-    path, text = values.get("path") or values.get("audio"), values.get("text")
-    if not path or text is None:
+    path, text = values.get("audio"), values.get("text")
+    if is_missing(path) or (is_missing(text) and text != ""):
         raise ConfigError("no path, or no text", where, "a record has the keys path and text")
     try:
         start_s = float(values.get("start_s") or 0.0)
         end_s = float(values["end_s"]) if values.get("end_s") else None
     except (TypeError, ValueError):
         raise ConfigError("start_s or end_s is no number", where, "give seconds") from None
-    language = str(values["language"]) if values.get("language") else None
-    id = str(values.get("id") or path)
+    language = None if is_missing(values.get("language"), is_name=True) else str(values["language"])
+    id = str(path if is_missing(values.get("id"), is_name=True) else values["id"])
     about = _about(values)
     return _Made(
         language, id=id, path=folder / str(path), text=str(text), start_s=start_s, end_s=end_s, about=about

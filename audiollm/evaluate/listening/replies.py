@@ -9,14 +9,18 @@ from typing import Any
 
 from audiollm.audio import Waveform
 from audiollm.data.records.sample import Message, TextPart
+from audiollm.data.tables.columns import is_missing, rename_columns
+from audiollm.data.tables.rows import checked_rows
 from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.judging import Recognizer, digest, failures_of, load_clip
-from audiollm.evaluate.report.lists import read_rows
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.speech.clips import Advance
 from audiollm.evaluate.subjects.protocols import Conversant, Subject
 from audiollm.failures import note_success
+
+_ID_KEYS = ("id", "path", "audio")
+"""Keys of a reply that name its recording, the first that is there."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +86,19 @@ def read_replies(path: Path, ids: Sequence[str], keys: Sequence[str]) -> dict[st
         ConfigError: the list cannot be read, a record has no id or none of the keys, or not one id is known.
     """
     found: dict[str, Reply] = {}
-    for where, values in read_rows(path):
-        text = (
-            next((values[key] for key in keys if key in values), None) if isinstance(values, dict) else None
-        )
-        if text is None or not values.get("id"):
+    for where, row in checked_rows(path, (*_ID_KEYS, *keys)).rows:
+        values = rename_columns(row, (*_ID_KEYS, *keys))
+        key = next((key for key in keys if key in values), None)
+        named = (values[name] for name in _ID_KEYS if not is_missing(values.get(name), is_name=True))
+        id = next(map(str, named), None)
+        if key is None or id is None:
             raise ConfigError(
                 "no id, or no reply", where, f"a record has the keys id and {' or '.join(keys)}"
             )
-        found[str(values["id"])] = Reply(str(text))
+        text = values[key]
+        if id in found:
+            raise ConfigError(f"{id}: a second reply of this id", where, "give each recording one")
+        found[id] = Reply(problem="no reply") if text is None else Reply(str(text))
     if not found.keys() & set(ids):
         raise ConfigError(
             f"not one of its ids is asked for; the first is {next(iter(found), '(none)')!r}",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from audiollm.data.tables.splits import is_of_split
 from audiollm.errors import StageError
 from audiollm.files.atomic import write_json
 from audiollm.recipe.runner import Context
@@ -62,7 +63,7 @@ def run_listening(config: ListeningConfig, context: Context) -> dict[str, Any]:
     from audiollm.evaluate.subjects.loading import load_answerer
 
     samples, _ = read_samples(config.samples)
-    held = [s for s in samples if s.metadata.get("split") == config.split and _is_answered(s)]
+    held = [s for s in samples if is_of_split(s.metadata.get("split"), config.split) and _is_answered(s)]
     spoken = spread_items([s for s in held if s.task == TRANSCRIPTION], config.max_samples)
     choices = choices_of([s for s in samples if s.task != TRANSCRIPTION and _is_answered(s)])
     asked = spread_items([s for s in held if _options(s, choices)], config.max_samples)

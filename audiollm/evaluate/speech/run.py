@@ -81,9 +81,8 @@ def read_takes(samples: Path, context: Context) -> tuple[list[SpeechClip], list[
         context.say(f"left out: {row}")
     takes: dict[str, list[SpeechClip]] = {"train": [], "test": []}
     for sample in good:
-        split = str(sample.metadata.get("split"))
-        if split in takes and sample.audio("assistant"):
-            takes[split].append(_clip(sample))
+        if sample.metadata.get("split") and sample.audio("assistant"):
+            takes["test" if sample.is_held_out else "train"].append(_clip(sample))
     for split, purpose in (("train", "train the judges on"), ("test", "compare with")):
         if not takes[split]:
             problem = f"{samples}: no sample of split {split!r} with audio to {purpose}"

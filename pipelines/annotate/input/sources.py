@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from audiollm.audio.discovery import looks_like_audio
+from audiollm.data.tables.splits import split_of
 from audiollm.data.text.characters import settle_characters
-from audiollm.errors import suggestion
 from audiollm.files.set_aside import Row, set_aside_row
 from pipelines.annotate.input.transcripts import (
-    SPLITS,
     Condition,
     Transcript,
     TranscriptError,
@@ -26,7 +25,7 @@ from pipelines.annotate.input.transcripts import (
     read_transcripts,
 )
 from pipelines.annotate.step import Given
-from pipelines.steps.inputs import Found, InputForm, Inputs, absolute, collect
+from pipelines.steps.inputs import FileList, Found, InputForm, Inputs, absolute, collect
 
 DEFAULT_SPEAKER = "speaker"
 RECORDINGS = InputForm("annotate", looks_like_audio, read_manifest)
@@ -59,6 +58,8 @@ class Sources:
     not_audio: int = 0
     orphans: list[Row] = field(default_factory=list)
     """Rows of the transcripts without an audio file."""
+    notes: list[str] = field(default_factory=list)
+    """Facts about lists and transcripts to say: the columns read, a guessed encoding."""
 
     @property
     def num_audio(self) -> int:
@@ -93,7 +94,7 @@ def match_sources(
     Raises:
         TranscriptError: transcripts or a condition that cannot be used, or that match nothing at all.
     """
-    sources = Sources(not_audio=inputs.others, rejected=list(inputs.rejected))
+    sources = Sources(not_audio=inputs.others, rejected=list(inputs.rejected), notes=list(inputs.notes))
     audio = [item for item in inputs.found if item.path in digests]
     given: dict[str, Transcript] | None = None
     if transcripts is not None:
@@ -101,7 +102,11 @@ def match_sources(
             given = _from_pattern(transcripts, [item.name for item in audio])
             why = f"its name does not match {transcripts!r}"
         else:
-            given, sources.orphans = _from_file(Path(transcripts).expanduser(), inputs.root, audio)
+            listed = read_transcripts(Path(transcripts).expanduser())
+            sources.notes += listed.notes
+            given, sources.orphans = _from_list(
+                listed, Path(transcripts).expanduser().parent, inputs.root, audio
+            )
             why = f"no row of {transcripts}"
         if audio and not given:
             raise TranscriptError(
@@ -152,8 +157,8 @@ def _from_pattern(pattern: str, names: Sequence[str]) -> dict[str, Transcript]:
     return {name: transcript for name, transcript in matches if transcript is not None}
 
 
-def _from_file(
-    file: Path, root: Path | None, audio: Sequence[Found]
+def _from_list(
+    listed: FileList, folder: Path, root: Path | None, audio: Sequence[Found]
 ) -> tuple[dict[str, Transcript], list[Row]]:
     """Transcripts by name. A path is relative to the input folder, else to the folder of the transcripts; it may be
     written in other Unicode characters that look the same."""
@@ -162,8 +167,8 @@ def _from_file(
     names = {item.name for item in audio}
     given: dict[str, Transcript] = {}
     orphans: list[Row] = []
-    for written, transcript in read_transcripts(file):
-        candidates = [absolute(folder / written) for folder in (root, file.parent) if folder is not None]
+    for written, transcript in listed.rows:
+        candidates = [absolute(place / written) for place in (root, folder) if place is not None]
         spellings = [*candidates, *map(settle_characters, candidates)]
         name = next((by_path[path] for path in spellings if path in by_path), None)
         if name is None and written in names:  # a member of a tar, or an address
@@ -188,9 +193,12 @@ def _language(transcript: Transcript) -> str | None:
 def _split(transcript: Transcript, condition: Condition | None) -> str | None:
     if condition is not None:
         return "test" if condition.holds(transcript) else "train"
-    if transcript.split is not None and transcript.split not in SPLITS:
+    if transcript.split is None:
+        return None
+    try:
+        return split_of(transcript.split)
+    except ValueError as error:
         raise TranscriptError(
-            f"{transcript.where}  split {transcript.split!r}: {suggestion(transcript.split, SPLITS)}; "
-            f"or choose the test set by a condition, as in test='split=={transcript.split}'"
-        )
-    return transcript.split
+            f"{transcript.where}  {error}; or choose the test set by a condition, as in "
+            f"test='split=={transcript.split}'"
+        ) from None

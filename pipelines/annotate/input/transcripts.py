@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from audiollm.errors import suggestion
+from audiollm.data.tables.columns import NAME_FIELDS, USUAL_COLUMNS, ColumnFinder, is_missing
+from audiollm.data.tables.rows import checked_rows
+from audiollm.errors import ConfigError, suggestion
+from pipelines.steps.inputs import FileList
 
 _FIELD = re.compile(r"\{([^{}]*)\}")
 _EXTENSION = re.compile(r"\.[A-Za-z0-9]{1,5}$")
@@ -25,7 +25,8 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
     "!=": operator.ne,
 }
-SPLITS = ("train", "test")
+_COLUMN_NAMES = {"audio": "path", "text": "text"}
+"""Names of the required columns, as errors and conditions call them."""
 
 
 class TranscriptError(ValueError):
@@ -109,30 +110,37 @@ def match_pattern(pattern: str, expression: re.Pattern[str], relative: str) -> T
 # ------------------------------------------------------------------------------------------------ files
 
 
-def read_transcripts(path: Path) -> list[tuple[str, Transcript]]:
+def read_transcripts(path: Path) -> FileList:
     """The rows of a transcripts file as (path as written, transcript), in their order.
 
-    A `.jsonl` holds an object a line, anything else comma- (`.tsv`: tab-) separated columns under a header;
-    `path` and `text` are required, `speaker` and `split` are known, and others serve the test condition.
+    A table with a header, JSON lines or a JSON array; a column of paths and one of texts are required (`path`, `audio`,
+    `file`, ...; `text`, `sentence`, ...: see `columns.USUAL_COLUMNS`). Speaker, language and split are read, and other
+    columns serve the test condition.
 
     Raises:
         TranscriptError: a missing column, a malformed row, no text, the same path twice; with file and line.
     """
-    return [(fields["path"], transcript_of(fields, where)) for where, fields in _read(path, ("path", "text"))]
+    listed = _read(path, ("audio", "text"))
+    return FileList(
+        [(fields["path"], transcript_of(fields, where)) for where, fields in listed[0]], listed[1]
+    )
 
 
-def read_manifest(path: Path) -> list[tuple[str, Transcript | None]]:
+def read_manifest(path: Path) -> FileList:
     """The rows of a list of recordings as (path as written, what is given for it): `read_transcripts` without the need
     for a text. None: the row has a path alone.
 
     Raises:
         TranscriptError: as `read_transcripts`.
     """
-    rows = _read(path, ("path",))
-    return [
-        (fields["path"], transcript_of(fields, where) if set(fields) != {"path"} else None)
-        for where, fields in rows
-    ]
+    rows, notes = _read(path, ("audio",))
+    return FileList(
+        [
+            (fields["path"], None if set(fields) == {"path"} else transcript_of(fields, where))
+            for where, fields in rows
+        ],
+        notes,
+    )
 
 
 def transcript_of(fields: Mapping[str, str], where: str) -> Transcript:
@@ -147,74 +155,45 @@ def transcript_of(fields: Mapping[str, str], where: str) -> Transcript:
     )
 
 
-def _read(path: Path, required: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
-    """The rows of a file, each with where it stands; no path twice."""
+def _read(path: Path, required: Sequence[str]) -> tuple[list[tuple[str, dict[str, str]]], tuple[str, ...]]:
+    """The rows of a file, each with where it stands, and notes on the file; no path twice."""
     try:
-        content = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TranscriptError(f"{path}  cannot be read: {error}") from None
-    read = _jsonl_rows if path.suffix.lower() in (".jsonl", ".ndjson") else _csv_rows
+        listed = checked_rows(path, [name for names in USUAL_COLUMNS.values() for name in names])
+        finder = ColumnFinder(listed.columns, {}, str(path))
+    except ConfigError as error:
+        raise TranscriptError(f"{error.where}  {error.message}: {error.remedy}") from None
+    for name in required:
+        if listed.rows and name not in finder.columns:
+            usual = ", ".join(USUAL_COLUMNS[name])
+            raise TranscriptError(
+                f"{path}  no column {_COLUMN_NAMES[name]!r} in {','.join(listed.columns)!r}; usual names are {usual}"
+            )
     result: list[tuple[str, dict[str, str]]] = []
-    seen: dict[str, int] = {}
-    for number, fields in read(path, content, required):
-        where = f"{path}:{number}"
-        for column in required:
-            if not fields.get(column, "").strip():
-                raise TranscriptError(f"{where}  has no {column}")
-        if fields["path"] in seen:
-            raise TranscriptError(f"{where}  {fields['path']!r} was on line {seen[fields['path']]} already")
-        seen[fields["path"]] = number
+    lines: dict[str, str] = {}
+    for where, row in listed.rows:
+        columns = finder.of_row(row)
+        # conditions name other columns as they are written, too
+        fields = {
+            column: _as_text(column, value) for column, value in row.items() if column != columns.get("audio")
+        }
+        fields |= {
+            _COLUMN_NAMES.get(field, field): _as_text(field, row[column]) for field, column in columns.items()
+        }
+        for name in required:
+            value = row.get(columns.get(name, ""))
+            if not isinstance(value, str) or is_missing(value):
+                raise TranscriptError(f"{where}  has no {_COLUMN_NAMES[name]}")
+        if fields["path"] in lines:
+            raise TranscriptError(f"{where}  {fields['path']!r} stands at {lines[fields['path']]} already")
+        lines[fields["path"]] = where
         result.append((where, fields))
     if not result:
         raise TranscriptError(f"{path}  holds no rows")
-    return result
+    return result, (*listed.notes, f"{path.name}: {finder.note()}")
 
 
-def _csv_rows(path: Path, content: str, required: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
-    reader = csv.reader(
-        io.StringIO(content, newline=""),  # `splitlines` also ends lines at U+2028 and the like
-        delimiter="\t" if path.suffix.lower() == ".tsv" else ",",
-        strict=True,
-    )
-    rows: list[tuple[int, dict[str, str]]] = []
-    header: list[str] | None = None
-    try:
-        for row in reader:
-            if not row:
-                continue
-            if header is None:
-                header = [name.strip() for name in row]
-                missing = [name for name in required if name not in header]
-                if missing:
-                    raise TranscriptError(
-                        f"{path}:{reader.line_num}  no column {missing[0]!r} in {','.join(header)!r}"
-                    )
-                continue
-            if len(row) != len(header):
-                raise TranscriptError(
-                    f"{path}:{reader.line_num}  has {len(row)} columns where the header has {len(header)} "
-                    "(a text with a comma goes in double quotes)"
-                )
-            rows.append((reader.line_num, dict(zip(header, row, strict=True))))
-    except csv.Error as error:
-        raise TranscriptError(f"{path}:{reader.line_num}  {error}") from None
-    return rows
-
-
-def _jsonl_rows(path: Path, content: str, required: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
-    rows: list[tuple[int, dict[str, str]]] = []
-    for number, line in enumerate(content.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise TranscriptError(f"{path}:{number}  not JSON: {error}") from None
-        if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in required):
-            needed = " and ".join(repr(name) for name in required)
-            raise TranscriptError(f"{path}:{number}  is not an object with the texts {needed}")
-        rows.append((number, {key: "" if value is None else str(value) for key, value in row.items()}))
-    return rows
+def _as_text(field: str, value: Any) -> str:
+    return "" if is_missing(value, is_name=field in NAME_FIELDS) else str(value)
 
 
 # ------------------------------------------------------------------------------------------- conditions

@@ -49,7 +49,7 @@ def read(path: Path) -> list[Sample]:
 
 def test_ljspeech(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sounds(tmp_path / "lj/wavs", "LJ1.wav", "LJ2.wav", "LJ3.wav", "LJ5.wav")
-    table = ['LJ1|Dr. "A"|Doctor "A"', "LJ2|plain", "LJ4|no file|x", "LJ1|again|again", "LJ3", "", "LJ5||"]
+    table = ['LJ1|Dr. "A"|Doctor "A"', "LJ2|plain", "LJ4|no fïle|x", "LJ1|again|again", "LJ3", "", "LJ5||"]
     content = "\n".join(table).encode() + b"\nLJ2|x|caf\xe9\n"
     (tmp_path / "lj/metadata.csv").write_bytes(content)
     convert("ljspeech", tmp_path / "lj", "-o", tmp_path / "lj/out.jsonl")
@@ -98,9 +98,13 @@ def test_tables_with_a_header(tmp_path: Path, suffix: str, delimiter: str) -> No
     assert "2 fields for 6 columns" in bad["reason"]
 
 
-@pytest.mark.parametrize(("suffix", "delimiter"), [(".csv", ","), (".tsv", "\t"), (".csv", "|")])
-def test_an_open_quotation_mark_costs_its_own_line_alone(tmp_path: Path, suffix: str, delimiter: str) -> None:
-    sounds(tmp_path, *(f"{name}.wav" for name in "abcdef"))
+@pytest.mark.parametrize(
+    ("suffix", "delimiter"), [(".csv", ","), (".tsv", "\t"), (".csv", "|"), (".csv", ";")]
+)
+def test_an_open_quotation_mark_swallows_no_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str, delimiter: str
+) -> None:
+    sounds(tmp_path, *(f"{name}.wav" for name in "abcdefg"))
     lines = [
         ("path", "text"),
         ("a.wav", '"I see'),
@@ -108,19 +112,23 @@ def test_an_open_quotation_mark_costs_its_own_line_alone(tmp_path: Path, suffix:
         ("c.wav", '"Yes" she said'),
         ("d.wav", 'in the "middle"'),
         ("e.wav", '"two ""quoted""\nlines"'),
-        ("f.wav", '"to the end'),
+        ("f.wav", f'"open{delimiter} with a separator'),
+        ("g.wav", '"to the end'),
     ]
     table = tmp_path / f"list{suffix}"
     table.write_text("".join(f"{delimiter.join(line)}\n" for line in lines))
     convert("ljspeech", table, "-o", tmp_path / "out.jsonl")
     assert {sample.id: sample.metadata["text"] for sample in read(tmp_path / "out.jsonl")} == {
+        "a": '"I see',
         "b": "fine",
+        "c": '"Yes" she said',
         "d": 'in the "middle"',
         "e": 'two "quoted"\nlines',
+        "g": '"to the end',
     }
-    bad = rows(tmp_path / "out.set_aside.jsonl")
-    assert [row["place"].rpartition(" ")[2] for row in bad] == ["2", "4", "7"]
-    assert all("quotation mark" in row["reason"] for row in bad)
+    (bad,) = rows(tmp_path / "out.set_aside.jsonl")
+    assert bad["place"].endswith(":8") and "3 fields for 2 columns" in bad["reason"]
+    assert "read as text: 3 rows (lines 2, 4, 9)" in capsys.readouterr().out
 
 
 def test_a_name_that_is_not_utf8_costs_its_file_alone(tmp_path: Path) -> None:
@@ -224,7 +232,7 @@ def test_lhotse(tmp_path: Path) -> None:
     convert("lhotse", tmp_path / "cuts.jsonl.gz", "-o", tmp_path / "s.jsonl")
     samples = {sample.id: sample for sample in read(tmp_path / "s.jsonl")}
     spans = {name: (p.start_s, p.end_s) for name, s in samples.items() for p in s.audio("assistant")}
-    assert spans == {"span": (3.0, 5.0), "whole": (0.0, None), "two/p": (2.0, 4.0), "two/q": (4.0, 6.0)}
+    assert spans == {"span": (3.0, 5.0), "whole": (0.0, 2.0), "two/p": (2.0, 4.0), "two/q": (4.0, 6.0)}
     assert samples["span"].metadata == {"text": "hi", "speaker": "ann", "language": "English", "mood": "glad"}
     bad = rows(tmp_path / "s.set_aside.jsonl")
     assert [row["id"] for row in bad] == ["command", "none", "mixed", "broken", ""]

@@ -362,7 +362,7 @@ def test_held_out_splits_of_hugging_face_are_not_trained_on(tmp_path: Path) -> N
     source = open_source(tmp_path / "out" / "s.jsonl")
     samples = [source[n].sample for n in range(len(source))]
     assert {sample.id: sample.metadata["split"] for sample in samples} == {
-        "train_prefs-00000000": "train_prefs",
+        "train_prefs-00000000": "train",
         "test_prefs-00000000": "test",
         "validation-00000000": "test",
     }
@@ -508,7 +508,9 @@ anything = st.recursive(
     lambda inner: st.lists(inner, max_size=3),
     max_leaves=5,
 )
-wild_row = st.dictionaries(st.sampled_from([*PREFERENCE_COLUMNS, "other"]), anything)
+wild_row = st.dictionaries(st.sampled_from([*PREFERENCE_COLUMNS, "other"]), anything).filter(
+    lambda row: not isinstance(row.get("split"), str)  # an unknown split stops the conversion
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -544,7 +546,7 @@ def test_a_table_becomes_pairs(tmp_path: Path) -> None:
         b'"[""a.wav"", ""b.wav""]",Both?,yes,no,,,\n'
         b"a.wav,Why?,yes\n\n"
         b"b.wav,Who?,\xff,no,,,\n"
-        b"b.wav,Who?,same,same,,,\n"
+        b"b.wav,W\xc3\xa9r?,same,same,,,\n"
         b"b.wav,Who?,one,two,far,,\n"
     )
     convert(table, "-o", tmp_path / "out.jsonl")
@@ -553,7 +555,7 @@ def test_a_table_becomes_pairs(tmp_path: Path) -> None:
     assert first.metadata == {"margin": 0.5, "split": "test", "room": "k"} and first.id == "p-2"
     assert flat(second) == ["user: <a.wav>|<b.wav>|Both?"] and second.metadata == {}
     bad = read_jsonl(tmp_path / "out.set_aside.jsonl")
-    assert [row["place"].rpartition(": ")[2] for row in bad] == ["row 4", "row 6", "row 7", "row 8"]
+    assert [row["place"].rpartition(":")[2] for row in bad] == ["4", "6", "7", "8"]
     assert [row["kind"] for row in bad][1:] == ["text encoding", "equal answers", "no finite score"]
 
 

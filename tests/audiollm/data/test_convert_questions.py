@@ -237,7 +237,7 @@ def test_mmau_keeps_domain_and_difficulty(tmp_path: Path) -> None:
     }  # fmt: skip
     rows = [
         row,
-        {**row, "id": "q2", "audio_id": "mine/b.wav", "split": "mini"},
+        {**row, "id": "q2", "audio_id": "mine/b.wav", "split": "test-mini"},
         {**row, "id": "q3", "answer": "snow"},
     ]
     first, second = converted(tmp_path, "mmau", rows)

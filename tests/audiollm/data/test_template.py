@@ -294,3 +294,26 @@ def test_a_vocabulary_is_learned_from_texts_that_come_once() -> None:
 
     with pytest.raises(ConfigError, match="sample 2 is bad"):
         train_text_tokenizer(broken(), 400)
+
+
+def test_an_answer_of_weight_0_is_read_and_not_learned(template: Template) -> None:
+    """As OpenAI's `weight: 0`: the rows are the same, the targets of the other answers, too."""
+    chat = [
+        Message(role="user", content=[TextPart(text="hello")]),
+        Message(role="assistant", content=[TextPart(text="hello"), AudioPart(path="a.wav")]),
+        Message(role="user", content=[TextPart(text="hello")]),
+        Message(role="assistant", content=[TextPart(text="hello")]),
+    ]
+    codes = [torch.zeros(template.num_codebooks, 3, dtype=torch.long)]
+    whole = template.compile(chat, codes)
+    first = chat[1].model_copy(update={"weight": 0})
+    stream = template.compile([chat[0], first, *chat[2:]], codes)
+    assert torch.equal(stream.text_ids_S, whole.text_ids_S) and torch.equal(stream.codes_SK, whole.codes_SK)
+    assert bool((stream.audio_targets_SK == IGNORE).all()) and not bool(
+        (whole.audio_targets_SK == IGNORE).all()
+    )
+    learned = stream.text_targets_S != IGNORE
+    assert int(learned.sum()) == len(template.compile(chat[2:], []).text_targets_S.ne(IGNORE).nonzero())
+    assert torch.equal(stream.text_targets_S[learned], whole.text_targets_S[learned])
+    with pytest.raises(ValueError, match="the assistant's alone are learned"):
+        Message(role="user", content=[TextPart(text="x")], weight=0)

@@ -109,7 +109,7 @@ def test_manifests_of_every_form(tmp_path: Path) -> None:
         ("path,text\na.wav,\n", r"m\.csv:2  no path, or no text"),
         ("path,text\na.wav,x\na.wav,y\n", "used twice"),
         ("path,text\n", "no recordings"),
-        ("path,text\na.wav,one, two\n", "more fields"),
+        ("path,text\na.wav,one, two\n", "3 fields for 2 columns"),
     ):
         (tmp_path / "m.csv").write_text(content)
         with pytest.raises(ConfigError, match=problem):

@@ -263,8 +263,8 @@ def test_clips_of_files_folders_and_lists(tmp_path: Path) -> None:
     assert [clip.path.name for clip in spread_items(clips, 2)] == ["a.wav", "c.wav"]
     for line, reason in (
         ("a.wav,noise,", "no such kind"),
-        ("a.wav,speech,go, now", "more fields"),
-        (",,", "no path"),
+        ("a.wav,speech,go, now", "4 fields for 3 columns"),
+        (",speech,", "no path"),
     ):
         (tmp_path / "bad.csv").write_text(f"path,kind,text\n{line}\n")
         with pytest.raises(ConfigError, match=rf"bad\.csv:2  .*{reason}"):

@@ -124,7 +124,7 @@ def test_csv_and_jsonl_say_the_same(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(
         "".join(json.dumps({**row, "take": int(row["take"])}) + "\n" for row in rows)
     )
-    results = [read_transcripts(tmp_path / name) for name in ("a.csv", "a.jsonl")]
+    results = [read_transcripts(tmp_path / name).rows for name in ("a.csv", "a.jsonl")]
     for result in results:
         assert [path for path, _ in result] == ["a.wav", "b/c.wav"]
         assert [(t.text, t.speaker, t.split, t.fields["take"]) for _, t in result] == [
@@ -136,15 +136,21 @@ def test_csv_and_jsonl_say_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("a.csv", "path,words\na.wav,hi\n", r"a\.csv:1  no column 'text'"),
-        ("a.csv", "path,text\na.wav,hi,there\n", r"a\.csv:2  has 3 columns where the header has 2"),
+        (
+            "a.csv",
+            "path,words\na.wav,hi\n",
+            r"a\.csv  no column 'text' in 'path,words'; usual names are text",
+        ),
+        ("a.csv", "path,text\na.wav,hi,there\n", r"a\.csv:2  3 fields for 2 columns"),
         ("a.csv", "path,text\na.wav,hi\nb.wav,\n", r"a\.csv:3  has no text"),
-        ("a.csv", "path,text\na.wav,hi\na.wav,ho\n", r"a\.csv:3  'a\.wav' was on line 2"),
-        ("a.csv", 'path,text\na.wav,"hi\n', r"a\.csv:2  unexpected end"),
+        ("a.csv", "path,text\na.wav,hi\na.wav,ho\n", r"a\.csv:3  'a\.wav' stands at .*a\.csv:2 already"),
+        ("a.csv", 'path,text\na.wav,"hi, there\n', r"a\.csv:2  3 fields for 2 columns"),
+        ("a.csv", "path,text\na.wav,nan\n", r"a\.csv:2  has no text"),
         ("a.csv", "path,text\n", "holds no rows"),
-        ("a.jsonl", '{"path": "a.wav", "text": "hi"}\n{"path"\n', r"a\.jsonl:2  not JSON"),
-        ("a.jsonl", '{"path": "a.wav", "text": 7}\n', r"a\.jsonl:1  is not an object"),
-        ("a.jsonl", "[]\n", r"a\.jsonl:1  is not an object"),
+        ("a.jsonl", '{"path": "a.wav", "text": "hi"}\n{"path"\n', r"a\.jsonl:2  wrong JSON"),
+        ("a.jsonl", '{"path": "a.wav", "text": 7}\n', r"a\.jsonl:1  has no text"),
+        ("a.jsonl", "7\n", r"a\.jsonl:1  no object"),
+        ("a.jsonl", "[]\n", "holds no rows"),
     ],
 )
 def test_malformed_transcripts_name_file_and_line(
@@ -194,7 +200,7 @@ def test_every_file_and_every_row_is_accounted_for(folder: Path) -> None:
     ("content", "test", "reason"),
     [
         ("path,text\nx.wav,A\n", None, "not one of the 3 recordings has a transcript"),
-        ("path,text,split\na.wav,A,dev\n", None, r"split 'dev': known: test, train; .*test='split==dev'"),
+        ("path,text,split\na.wav,A,tset\n", None, r"split 'tset' .*known: train, .*test='split==tset'"),
         ("path,text\na.wav,A\n./a.wav,B\n", None, "again"),
         ("path,text,take\na.wav,A,3\n", "take<3", "holds for none"),
         ("path,text,take\na.wav,A,3\n", "tike<3", "did you mean 'take'"),
@@ -214,6 +220,15 @@ def test_a_condition_marks_the_test_set_and_the_rest_is_for_training(folder: Pat
     table.write_text("path,text,split\na.wav,A,dev\nann/b.wav,B,train\nc.wav,C,\n")
     sources = _sources(folder / "in", table, "split==dev")
     assert [source.split for source in sources.found] == ["test", "train", "train"]
+
+
+def test_every_name_of_a_held_out_split_is_held_out(folder: Path) -> None:
+    table = folder / "table.csv"
+    table.write_text("Path,Sentence,Split\na.wav,A,evaluation\nann/b.wav,B,training\nc.wav,C,hold-out\n")
+    sources = _sources(folder / "in", table, None)
+    assert [source.split for source in sources.found] == ["test", "train", "test"]
+    assert [source.given.text for source in sources.found] == ["A", "B", "C"]
+    assert sources.notes == ["table.csv: columns read: Path as audio, Sentence as text, Split as split"]
 
 
 def test_an_output_within_the_input_is_not_read(folder: Path) -> None:
@@ -279,7 +294,7 @@ def test_the_speaker_is_a_folder_of_the_input_where_nothing_tells(folder: Path) 
 def test_a_line_of_a_table_ends_with_a_newline_alone(tmp_path: Path, odd: str) -> None:
     table = tmp_path / "table.csv"
     table.write_text(f"path,text\na.wav,one{odd}two\nb.wav,three\n", encoding="utf-8")
-    assert [(path, t.text) for path, t in read_transcripts(table)] == [
+    assert [(path, t.text) for path, t in read_transcripts(table).rows] == [
         ("a.wav", f"one{odd}two"),
         ("b.wav", "three"),
     ]

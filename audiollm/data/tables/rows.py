@@ -1,0 +1,131 @@
+"""Rows of a list in any of its forms: a table, a JSON array, or JSON lines; each with its place, bad ones with why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from audiollm.data.tables.table import BadRow, Table, read_table
+from audiollm.data.tables.text_lines import NOT_UTF8, TextLines, read_lines
+from audiollm.errors import ConfigError
+
+TABLE_ENDINGS = (".csv", ".tsv", ".tab", ".psv", ".txt")
+"""Endings of files that are read as tables; those of JSON are `.json`, `.jsonl` and `.ndjson`."""
+
+
+class ListRow(NamedTuple):
+    """A row of a list, and the place that errors name: `list.csv:3`, `list.json[2]`."""
+
+    place: str
+    values: dict[str, Any] | BadRow
+
+
+@dataclass(frozen=True)
+class RowList:
+    """The rows of a file."""
+
+    rows: list[ListRow]
+    columns: list[str]
+    """The columns of a table, or the keys of the objects in the order in which they first occur."""
+    notes: tuple[str, ...] = ()
+    """Facts about the file to tell the person."""
+    is_table: bool = False
+    """Whether all values are texts, and an empty one stands for none."""
+
+
+@dataclass(frozen=True)
+class CheckedRows:
+    """A `RowList` without bad rows: the place and the values of each."""
+
+    rows: list[tuple[str, dict[str, Any]]]
+    columns: list[str]
+    notes: tuple[str, ...]
+    is_table: bool
+
+
+def read_rows(path: Path, known_columns: Collection[str] = ()) -> RowList:
+    """The rows of a table (`.csv`, `.tsv`, `.txt`), of a JSON array, or else of JSON lines.
+
+    Args:
+        known_columns: names of columns that tell a table's separator where the lines alone do not.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no list.
+    """
+    if path.suffix.lower() not in TABLE_ENDINGS:
+        return read_json_rows(path)
+    return rows_of_table(read_table(path, known_columns))
+
+
+def rows_of_table(table: Table) -> RowList:
+    """The rows of a table, each with its place."""
+    rows = [ListRow(table.where(row.line), row.cells) for row in table.rows]
+    return RowList(rows, table.columns, table.notes, is_table=True)
+
+
+def checked_rows(path: Path, known_columns: Collection[str] = ()) -> CheckedRows:
+    """`read_rows` for a list of which no row may be bad.
+
+    Raises:
+        ConfigError: also for the first bad row, with its place.
+    """
+    listed = read_rows(path, known_columns)
+    rows: list[tuple[str, dict[str, Any]]] = []
+    for place, values in listed.rows:
+        if isinstance(values, BadRow):
+            raise ConfigError(values.reason, place, "mend the row, or take it out")
+        rows.append((place, values))
+    return CheckedRows(rows, listed.columns, listed.notes, listed.is_table)
+
+
+def read_json_rows(path: Path) -> RowList:
+    """The objects of a JSON array, or of JSON lines.
+
+    Raises:
+        ConfigError: the file cannot be read, or is a broken array.
+    """
+    text = read_lines(path)
+    first = next((line for line in text.lines if line.strip()), "").lstrip()
+    rows = _array(path, "\n".join(text.lines)) if first.startswith("[") else _json_lines(path, text)
+    keys = dict.fromkeys(key for row in rows if isinstance(row.values, dict) for key in row.values)
+    return RowList(rows, list(keys), tuple(text.notes))
+
+
+# Private
+
+
+def _array(path: Path, content: str) -> list[ListRow]:
+    try:
+        content.encode()  # lone surrogates are bytes that are not UTF-8
+        values = json.loads(content)
+    except (UnicodeEncodeError, json.JSONDecodeError, RecursionError) as error:
+        problem = NOT_UTF8 if isinstance(error, UnicodeEncodeError) else f"wrong JSON: {error}"
+        raise ConfigError(problem, str(path), "mend it, or give one object a line (.jsonl)") from None
+    return [
+        ListRow(f"{path}[{number}]", value if isinstance(value, dict) else BadRow("no object"))
+        for number, value in enumerate(values)
+    ]
+
+
+def _json_lines(path: Path, text: TextLines) -> list[ListRow]:
+    return [
+        ListRow(f"{path}:{number}", _object(line, is_guessed=bool(text.notes)))
+        for number, line in enumerate(text.lines, start=1)
+        if line.strip()
+    ]
+
+
+def _object(line: str, is_guessed: bool) -> dict[str, Any] | BadRow:
+    try:
+        line.encode()
+        value = json.loads(line)
+    except UnicodeEncodeError:
+        return BadRow(NOT_UTF8, "text encoding")
+    except (json.JSONDecodeError, RecursionError) as error:
+        if is_guessed and not line.isascii():
+            return BadRow(NOT_UTF8, "text encoding")
+        return BadRow(f"wrong JSON: {error}", "wrong JSON")
+    return value if isinstance(value, dict) else BadRow("no object")
