@@ -43,7 +43,7 @@ from pipelines.execution.ledger import Ledger, LedgerError
 from pipelines.steps.chain import Missing
 from pipelines.steps.driving import StepRun, call_each
 from pipelines.steps.facts import write_rules, write_timings
-from pipelines.steps.inputs import InputError, collect, digests
+from pipelines.steps.inputs import MANIFESTS, InputError, collect, digests
 from pipelines.steps.results import Place, not_whole_sentence
 from pipelines.steps.rules import Drop
 from pipelines.steps.spool import Spool
@@ -248,7 +248,7 @@ def plan_audiocot(config: AudioCotConfig, upstream: Mapping[str, StagePlan]) -> 
     """Estimate the time by the length of the input, as far as it is known.
 
     Raises:
-        ConfigError: a model is missing, and the settings do not say to go on without.
+        ConfigError: a list that cannot be used; a model is missing, and the settings do not say to go on without.
     """
     place = AnswerPlace(Path("answers.sqlite"), Budget("plan"))
     lacking = missing_parts(build_chain(config.step_settings(), place), config.limits)
@@ -259,9 +259,14 @@ def plan_audiocot(config: AudioCotConfig, upstream: Mapping[str, StagePlan]) -> 
             "",
             "give it, or set audiocot.missing_scorer=skip to go on without",
         )
+    lists = [path for text in config.inputs if (path := Path(text)).suffix in MANIFESTS and path.is_file()]
+    try:
+        facts = [note for path in lists for note in FILES.read_list(path).notes]
+    except ListError as error:
+        raise ConfigError(f"audiocot: {error}", "", "mend the list, then plan again") from None
     seconds = sum(plan.facts.get("seconds", 0.0) for plan in upstream.values())
     seconds = seconds or sum(_seconds_of(Path(text)) for text in config.inputs)
-    notes = [f"without: {each.reason}" for each in lacking]
+    notes = [*facts, *(f"without: {each.reason}" for each in lacking)]
     return StagePlan(
         memory_mb=1200.0,
         disk_mb=seconds * config.made.sample_rate * config.made.channels * 2e-6 * len(config.made.edits),
@@ -272,13 +277,18 @@ def plan_audiocot(config: AudioCotConfig, upstream: Mapping[str, StagePlan]) -> 
 
 
 def _seconds_of(path: Path) -> float:
-    """Seconds of sound of a file, or below a folder, by the headers; 0 for what is not here yet."""
+    """Seconds of sound of a file, of a list, or below a folder, by the headers; 0 for what is not here yet."""
     from audiollm.audio import find_audio, probe
 
     if not path.exists():
         return 0.0
     total = 0.0
-    for file in find_audio(path)[0] if path.is_dir() else [path]:
+    listed = [path]
+    if path.is_dir():
+        listed = find_audio(path)[0]
+    elif path.suffix in MANIFESTS:
+        listed = [path.parent / written for written, _ in FILES.read_list(path).rows]
+    for file in listed:
         try:
             total += probe(file).duration_s or 0.0
         except AudioError:

@@ -116,7 +116,7 @@ def collect(
     """
     found = Inputs(form, max_unpacked_gb=max_unpacked_gb)
     several = len(inputs) > 1
-    if not several and not is_address(inputs[0]) and not _is_tar(inputs[0]):
+    if not several and not is_address(inputs[0]) and not is_tar(inputs[0]):
         only = Path(inputs[0])
         found.root = only if only.is_dir() else only.parent if only.is_file() else None
     seen: dict[str, str] = {}
@@ -189,7 +189,7 @@ def _files_of(
     """Name, absolute path, and folder below the input of every file of an input."""
     if is_address(text):
         yield from _download(text, fetched, found, on_fetched)
-    elif _is_tar(text) and Path(text).is_file():
+    elif is_tar(text) and Path(text).is_file():
         yield from _unpack(Path(text), fetched, found, on_fetched)
     elif Path(text).is_dir():
         audio, others = ([p for p in paths if not _is_output(p, text, fetched)] for paths in find_audio(text))
@@ -209,7 +209,7 @@ def _files_of(
             raise InputError(f"{text}: no such file or folder, and no file that it matches")
         root = _fixed_part(text)
         for path in matched:
-            if _is_tar(path):
+            if is_tar(path):
                 yield from _unpack(Path(path), fetched, found, on_fetched)
             else:
                 name = Path(path).relative_to(root).as_posix()
@@ -351,7 +351,8 @@ def _first_folder(inside: str) -> str:
     return parts[0] if len(parts) > 1 else ""
 
 
-def _is_tar(text: str) -> bool:
+def is_tar(text: str) -> bool:
+    """Return whether an input is an archive, by its name."""
     return text.lower().endswith(TARS)
 
 

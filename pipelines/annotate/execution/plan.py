@@ -10,8 +10,10 @@ from audiollm.recipe.stages import StagePlan
 from pipelines.annotate.execution import chain as chains
 from pipelines.annotate.execution.config import AnnotationConfig
 from pipelines.annotate.input import synthetic
+from pipelines.annotate.input.sources import RECORDINGS, collect_recordings, match_sources
+from pipelines.annotate.input.transcripts import TranscriptError, is_pattern, read_transcripts
 from pipelines.steps.chain import paths_of
-from pipelines.steps.inputs import is_address
+from pipelines.steps.inputs import MANIFESTS, InputError, is_address, is_tar
 
 _PROBED_FILES = 2000
 # seconds of one CPU, measured; see README.md
@@ -33,7 +35,8 @@ def plan_annotation(config: AnnotationConfig, upstream: Mapping[str, StagePlan])
     """Audio seconds and clips from the headers of up to 2,000 files; times from measured rates of one CPU.
 
     Raises:
-        ConfigError: a scorer is missing, and the settings do not say to go on without.
+        ConfigError: transcripts or lists that cannot be used; a scorer is missing, and the settings do not say to go on
+            without.
     """
     del upstream
     notes = _lacking(config)
@@ -44,6 +47,7 @@ def plan_annotation(config: AnnotationConfig, upstream: Mapping[str, StagePlan])
         notes.insert(0, "speaks its own corpus")
         disk_mb = audio_s * synthetic.SAMPLE_RATE * 2 / 1e6
     else:
+        notes = [*_check_lists(config), *notes]
         audio_s, clips, note = _probe(config.inputs)
         notes.insert(0, note)
     workers = config.num_workers
@@ -81,8 +85,62 @@ def _lacking(config: AnnotationConfig) -> list[str]:
     return [f"without: {reason}" for reason in lacking]
 
 
+def _check_lists(config: AnnotationConfig) -> list[str]:
+    """Open the lists of recordings and the transcripts as the run will, where they are here; returns facts about them.
+
+    Raises:
+        ConfigError: they cannot be used, or match no recording.
+    """
+    transcripts = config.transcripts
+    if (
+        transcripts is not None
+        and not is_pattern(transcripts)
+        and not Path(transcripts).expanduser().exists()
+    ):
+        return []  # an earlier stage makes them
+    try:
+        if not all(_is_here(text) for text in config.inputs):
+            lists = [RECORDINGS.read_list(Path(text)) for text in config.inputs if _is_list(text)]
+            if transcripts is not None and not is_pattern(transcripts):
+                lists.append(read_transcripts(Path(transcripts).expanduser()))
+            return [note for listed in lists for note in listed.notes]
+        # nothing is fetched, and no output lies at the root
+        inputs = collect_recordings(config.inputs, Path("/fetched"), lambda name: None)
+        digests = {item.path: "" for item in inputs.found}
+        sources = match_sources(inputs, digests, transcripts, config.test)
+    except (TranscriptError, InputError) as error:
+        raise ConfigError(f"annotate: {error}", "", "mend the list, then plan again") from None
+    without = sum(row["kind"] == "no transcript" for row in sources.rejected)
+    notes = list(sources.notes)
+    if transcripts is not None:
+        notes.append(f"transcripts of {len(sources.found)} recordings, {without} without")
+    if sources.orphans:
+        notes.append(f"{len(sources.orphans)} rows of the transcripts without a recording")
+    return notes
+
+
+def _is_here(text: str) -> bool:
+    """Return whether an input is a file or a folder on this disk that needs no unpacking."""
+    return not is_address(text) and not is_tar(text) and Path(text).exists()
+
+
+def _is_list(text: str) -> bool:
+    return text.lower().endswith(MANIFESTS) and Path(text).is_file()
+
+
+def _recordings(path: Path) -> list[Path]:
+    """The recordings of a folder, of a list, or the file itself."""
+    from audiollm.audio import find_audio
+
+    if path.is_dir():
+        return find_audio(path)[0]
+    if _is_list(str(path)):
+        return [path.parent / written for written, _ in RECORDINGS.read_list(path).rows]
+    return [path]
+
+
 def _probe(inputs: list[str]) -> tuple[float, float, str]:
-    from audiollm.audio import AudioError, find_audio, probe
+    from audiollm.audio import AudioError, probe
 
     files: list[Path] = []
     unknown = 0
@@ -91,7 +149,7 @@ def _probe(inputs: list[str]) -> tuple[float, float, str]:
         if is_address(text) or not path.exists():
             unknown += 1
         else:
-            files += find_audio(path)[0] if path.is_dir() else [path]
+            files += _recordings(path)
     step = max(1, -(-len(files) // _PROBED_FILES))
     durations = []
     for file in files[::step]:
