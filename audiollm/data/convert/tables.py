@@ -62,6 +62,8 @@ def ljspeech(request: ConversionRequest) -> SourceRows:
     lines = [line for line in text.lines if line.strip()]
     is_numbered = bool(request.columns) and all(column.isdigit() for column in request.columns.values())
     separator = separator_of(lines, source, KNOWN_COLUMNS) if lines else ","
+    if lines and "|" in lines[0] and not _is_header(lines[0].split(separator)):
+        separator = "|"  # a text of LJSpeech may hold as many commas
     if (
         lines
         and not _is_header(lines[0].split(separator))

@@ -162,7 +162,7 @@ def test_json_lists(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_bytes("\r\n".join(map(json.dumps, rows)).encode("utf-16"))
     for name in ("a.json", "b.jsonl"):
         listed = checked_rows(tmp_path / name)
-        assert [row.values for row in listed.rows] == rows and listed.columns == ["path", "text"]
+        assert [values for _, values in listed.rows] == rows and listed.columns == ["path", "text"]
     (tmp_path / "b.jsonl").write_text('{"path": "a.wav"}\n7\n{\n')
     assert [row.values for row in read_rows(tmp_path / "b.jsonl").rows][1] == BadRow("no object")
     with pytest.raises(ConfigError, match=r"b\.jsonl:2  no object"):
