@@ -168,6 +168,8 @@ class CorpusInputs:
     bad: list[BadSample] = field(default_factory=list)
     others: int = 0
     """Files in the folders that are not sound."""
+    notes: list[str] = field(default_factory=list)
+    """Facts about the tables: the columns read, a guessed encoding."""
     _files: set[Path] = field(default_factory=set)
     _ids: set[str] = field(default_factory=set)
 
@@ -225,6 +227,7 @@ class CorpusInputs:
 
         listed = checked_rows(listing, USUAL_COLUMNS["audio"])
         finder = ColumnFinder(listed.columns, {}, str(listing))
+        self.notes += [*listed.notes, f"{listing}: {finder.note()}"]
         for where, row in listed.rows:
             fields = {
                 name: "" if is_missing(row[column], name in NAME_FIELDS) else str(row[column])
@@ -274,6 +277,8 @@ def _corpus(given: Sequence[str], console: Console) -> Corpus:
     from tokenizer.corpus.encoding import Corpus, planned_seconds
 
     inputs = read_inputs(given)
+    for note in inputs.notes:
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
     with console.status("reading the headers"):
         durations_s = [planned_seconds(sample) for sample in inputs.samples]
     others = f"; other files in the folders, left alone: {inputs.others}" if inputs.others else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,9 @@ class TranscribedRecording:
         return Inquiry(self.id, self.path, QUESTION, self.start_s, self.end_s)
 
 
-def read_recordings(path: Path, language: str, split: str | None = None) -> list[TranscribedRecording]:
+def read_recordings(
+    path: Path, language: str, split: str | None = None, say: Callable[[str], None] = lambda note: None
+) -> list[TranscribedRecording]:
     """A manifest: a table, JSON or JSON lines with a recording (`path`, `audio`, ...) and its text (`text`,
     `sentence`, ...; see `columns.USUAL_COLUMNS`), or samples of this project.
 
@@ -57,6 +59,7 @@ def read_recordings(path: Path, language: str, split: str | None = None) -> list
     Args:
         language: of those that name none.
         split: of samples, only those of this split.
+        say: told the columns that are read, and an encoding that was guessed.
 
     Raises:
         ConfigError: what is wrong with the manifest, and where.
@@ -64,6 +67,10 @@ def read_recordings(path: Path, language: str, split: str | None = None) -> list
     found = []
     listed = checked_rows(path, [name for names in USUAL_COLUMNS.values() for name in names])
     finder = ColumnFinder(listed.columns, {}, str(path))
+    for note in (
+        [*listed.notes, f"{path}: {finder.note()}"] if "messages" not in listed.columns else listed.notes
+    ):
+        say(note)
     for where, row in listed.rows:
         # conditions may be named by their column, too
         values = row if "messages" in row else row | {f: row[c] for f, c in finder.of_row(row).items()}

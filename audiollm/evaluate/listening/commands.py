@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,7 +74,7 @@ def asr(
     from audiollm.evaluate.listening.asr import evaluate_asr, read_recordings
     from audiollm.evaluate.listening.replies import by_recognizer, read_replies
 
-    recordings = spread_items(read_recordings(listing, language, split), limit)
+    recordings = spread_items(read_recordings(listing, language, split, _say(console)), limit)
     inquiries = [recording.inquiry() for recording in recordings]
     _one_of(model=model, endpoint=endpoint, recognizer=recognizer, hypotheses=hypotheses)
     chosen = choose_recognizer(recognizer, language)
@@ -241,6 +242,10 @@ def _one_of(**given: object) -> None:
     options = ", ".join(f"--{name}" for name in given)
     if sum(value is not None for value in given.values()) != 1:
         raise ConfigError("exactly one of these options is required", options, f"give one of {options}")
+
+
+def _say(console: Console) -> Callable[[str], None]:
+    return lambda note: console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 def _ids(inquiries: list[Inquiry]) -> list[str]:

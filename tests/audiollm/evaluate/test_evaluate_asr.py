@@ -116,6 +116,36 @@ def test_manifests_of_every_form(tmp_path: Path) -> None:
             read_recordings(tmp_path / "m.csv", "en")
 
 
+def test_an_open_quotation_mark_swallows_no_recording(tmp_path: Path) -> None:
+    """With `csv.DictReader` the first and the last row were one recording, and the word error rate was that of one."""
+    words = ['"the first begins', "the second", "and the third ends", "the fourth"]
+    lines = [f"{name}.wav\t{text}" for name, text in zip("abcd", words, strict=True)]
+    (tmp_path / "m.tsv").write_text("\n".join(["path\ttext", *lines]))
+    assert [recording.text for recording in read_recordings(tmp_path / "m.tsv", "en")] == words
+    (tmp_path / "h.tsv").write_text("\n".join(["id\ttext", *lines]))
+    ids = [f"{name}.wav" for name in "abcd"]
+    assert [reply.text for reply in read_replies(tmp_path / "h.tsv", ids, ["text"]).values()] == words
+
+
+def test_exports_of_others_are_manifests_and_hypotheses(tmp_path: Path) -> None:
+    notes: list[str] = []
+    content = (
+        "Datei;File_Name;Sentence;Locale;Split\r\n1;a.wav;Grüße;nan;evaluation\r\n2;b.wav;x;de;train\r\n"
+    )
+    (tmp_path / "m.csv").write_bytes(content.encode("cp1252"))
+    (only,) = read_recordings(tmp_path / "m.csv", "en", "test", notes.append)
+    assert (only.id, only.text, only.language, only.about["Datei"]) == ("a.wav", "Grüße", "en", "1")
+    assert "Windows-1252" in notes[0] and "File_Name as audio, Sentence as text" in notes[1]
+    (tmp_path / "h.jsonl").write_bytes(
+        '{"id": "a.wav", "text": "Grüße"}\n{"id": "b.wav", "text": null}'.encode("utf-16")
+    )
+    replies = read_replies(tmp_path / "h.jsonl", ["a.wav", "b.wav"], ["text"])
+    assert replies == {"a.wav": Reply("Grüße"), "b.wav": Reply(problem="no reply")}
+    (tmp_path / "h.csv").write_text("ID,Text\na.wav,\na.wav,x\n")
+    with pytest.raises(ConfigError, match=r"h\.csv:3  a\.wav: a second reply"):
+        read_replies(tmp_path / "h.csv", ["a.wav"], ["text"])
+
+
 def test_hypotheses_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "h.csv").write_text("id,text\nr0,one\nr9,other\n")
     assert read_replies(tmp_path / "h.csv", ["r0", "r1"], ["text"]) == {

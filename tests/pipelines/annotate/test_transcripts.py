@@ -10,6 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from audiollm.errors import ConfigError
+from pipelines.annotate.execution.config import AnnotationConfig
+from pipelines.annotate.execution.plan import plan_annotation
 from pipelines.annotate.input.sources import Sources, collect_recordings, match_sources, pattern_hint
 from pipelines.annotate.input.transcripts import (
     Transcript,
@@ -305,3 +308,33 @@ def test_the_hint_follows_the_names() -> None:
     assert pattern_hint(["a-1.wav", "b-2.wav"]) == "{text}-{speaker}"
     assert pattern_hint(["one.wav", "x_y.wav"]) is None
     assert pattern_hint([]) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"input": "in", "transcripts": "broken.csv"}, r"broken\.csv:2  3 fields for 2 columns"),
+        ({"input": "in", "transcripts": "other.csv"}, "not one of the 3 recordings has a transcript"),
+        ({"input": "in", "transcripts": "splits.csv"}, r"splits\.csv:2  split 'x'"),
+        (
+            {"input": "in", "transcripts": "good.csv", "test": "tske<5"},
+            "has no field 'tske'; did you mean 'take'",
+        ),
+        ({"input": "in", "transcripts": "{speaker}_{text}"}, "does not match"),
+        ({"input": "broken.csv"}, r"broken\.csv:2  3 fields for 2 columns"),
+    ],
+)
+def test_the_plan_opens_the_transcripts_and_lists(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], reason: str
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "broken.csv").write_text("path,text\na.wav,one, two\n")
+    (folder / "other.csv").write_text("path,text\nnone.wav,one\n")
+    (folder / "splits.csv").write_text("path,text,split\na.wav,one,x\n")
+    (folder / "good.csv").write_text("Path,Text,take\na.wav,one,1\nann/b.wav,two,2\ngone.wav,three,3\n")
+    with pytest.raises(ConfigError, match=reason):
+        plan_annotation(AnnotationConfig.model_validate(settings), {})
+    note = plan_annotation(
+        AnnotationConfig.model_validate({"input": "in", "transcripts": "good.csv"}), {}
+    ).note
+    assert "Path as audio" in note and "transcripts of 2 recordings, 1 without" in note and "1 rows" in note
