@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from audiollm.errors import ConfigError
+from audiollm.recipe.stages import StagePlan
 from pipelines.annotate.execution.config import AnnotationConfig
 from pipelines.annotate.execution.plan import plan_annotation
 from pipelines.annotate.input.sources import Sources, collect_recordings, match_sources, pattern_hint
@@ -325,16 +326,17 @@ def test_the_hint_follows_the_names() -> None:
     ],
 )
 def test_the_plan_opens_the_transcripts_and_lists(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], reason: str
+    folder: Path, settings: dict[str, str], reason: str
 ) -> None:
-    monkeypatch.chdir(folder)
+    def plan(**settings: str) -> StagePlan:
+        paths = {key: str(folder / value) for key, value in settings.items() if not {"{", "<"} & set(value)}
+        return plan_annotation(AnnotationConfig.model_validate(settings | paths), {})
+
     (folder / "broken.csv").write_text("path,text\na.wav,one, two\n")
     (folder / "other.csv").write_text("path,text\nnone.wav,one\n")
     (folder / "splits.csv").write_text("path,text,split\na.wav,one,x\n")
     (folder / "good.csv").write_text("Path,Text,take\na.wav,one,1\nann/b.wav,two,2\ngone.wav,three,3\n")
     with pytest.raises(ConfigError, match=reason):
-        plan_annotation(AnnotationConfig.model_validate(settings), {})
-    note = plan_annotation(
-        AnnotationConfig.model_validate({"input": "in", "transcripts": "good.csv"}), {}
-    ).note
+        plan(**settings)
+    note = plan(input="in", transcripts="good.csv").note
     assert "Path as audio" in note and "transcripts of 2 recordings, 1 without" in note and "1 rows" in note
