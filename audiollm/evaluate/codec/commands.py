@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
@@ -41,6 +42,12 @@ def codec(
     ] = "unknown",
     metrics: Annotated[str | None, typer.Option(help="Some of the metrics, separated by commas.")] = None,
     recognizer: RecognizerOption = None,
+    language: Annotated[
+        str | None,
+        typer.Option(
+            help="Language of the speech where the list names none (en, zh, ...); by default Whisper detects it."
+        ),
+    ] = None,
     speaker_judge: SpeakerJudgeOption = None,
     codebooks: Annotated[
         str | None, typer.Option(help="Also score the first codebooks alone: 1,2,4 for example.")
@@ -75,10 +82,13 @@ def codec(
     from audiollm.files.atomic import write_json
 
     loaded: dict[str, Codec] = {name: load_codec(folder) for name, folder in folders.items()}
-    words, voices = choose_recognizer(recognizer), choose_speaker_judge(speaker_judge)
+    clips = [replace(clip, language=clip.language or language) for clip in clips]
+    languages = {clip.language for clip in clips}
+    shared = languages.pop() if len(languages) == 1 else None  # of several, Whisper detects each
+    words, voices = choose_recognizer(recognizer, shared), choose_speaker_judge(speaker_judge)
     judges = CodecJudges(words.judge if words else None, voices.judge if voices else None)
     fingerprints = {name: folder_digest(folder) for name, folder in folders.items()}
-    fingerprints[""] = _surroundings(words, voices)
+    fingerprints[""] = f"{_surroundings(words, voices)} {shared}"
     pieces, unreadable = split_clips(clips, max_seconds)
     evaluation = Evaluation(chosen, judges, prefixes)
     store = CodecRows(out / "rows.jsonl", fingerprints)

@@ -22,6 +22,7 @@ from audiollm.evaluate.judges import voicing
 from audiollm.evaluate.judges.judging import Recognizer, VoiceJudge, failures_of, recognize
 from audiollm.evaluate.judges.voicing import Voicing, track_voicing
 from audiollm.evaluate.report.metric_error import MetricError
+from audiollm.evaluate.report.text_errors import choose_form
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,13 @@ class ReferenceClip:
         return track_voicing(self.wave.samples_CN, self.wave.sample_rate)
 
     @cached_property
+    def form(self) -> Callable[[str], str]:
+        """The form in which words are compared: characters in languages without spaces."""
+        return comparison_form if self.language is None else choose_form("spoken", self.language).apply
+
+    @cached_property
     def text(self) -> str:
-        return comparison_form(self.transcript or "", self.language)
+        return self.form(self.transcript or "")
 
     @property
     def num_words(self) -> int:
@@ -109,7 +115,7 @@ def _speaker_similarity(reference: ReferenceClip, decoded: DecodedClip) -> float
 
 
 def _word_error_rate(reference: ReferenceClip, decoded: DecodedClip) -> float:
-    """Word errors over the words of the transcript (jiwer), both sides in `comparison_form`."""
+    """Word errors over the words of the transcript (jiwer), both sides in the clip's form."""
     from jiwer import wer
 
     if reference.judges.recognizer is None:
@@ -118,7 +124,7 @@ def _word_error_rate(reference: ReferenceClip, decoded: DecodedClip) -> float:
         raise MetricError("no transcript")
     _need_finite(decoded.samples_1N)
     heard = recognize(reference.judges.recognizer, Waveform(decoded.samples_1N, decoded.sample_rate))
-    return float(wer(reference.text, comparison_form(heard, reference.language)))
+    return float(wer(reference.text, reference.form(heard)))
 
 
 Measure: TypeAlias = Callable[[ReferenceClip, DecodedClip], float]

@@ -76,6 +76,18 @@ def test_codecs_are_not_scored_by_loops() -> None:
         assert score_clip(reference, wave(sign).samples_CN, ["word_error_rate"]) == {"word_error_rate": score}
 
 
+def test_words_of_codecs_are_counted_in_the_language_of_the_speech() -> None:
+    class Listener(StuckRecognizer):
+        def recognize(self, samples_CN: Tensor, sample_rate: int) -> str:
+            return "今天天气好"
+
+    for language, rate in (("zh", 1 / 6), ("en", 1.0)):
+        judges = CodecJudges(Listener())
+        reference = ReferenceClip(wave(-1), "speech", "今天天气很好", judges, language)
+        scores = score_clip(reference, wave(-1).samples_CN, ["word_error_rate"])
+        assert scores["word_error_rate"] == pytest.approx(rate)
+
+
 def test_speech_with_a_loop_counts_as_missing(tmp_path: Path) -> None:
     items = [SpeechItem("good", "a b c d"), SpeechItem("bad", "a b c d")]
     clips = {
