@@ -35,7 +35,8 @@ def codec(
         list[Path] | None, typer.Option(help="A sound file, or a folder of them; give it again for more.")
     ] = None,
     listing: Annotated[
-        Path | None, typer.Option("--list", help="CSV with the columns path and, if known, kind and text.")
+        Path | None,
+        typer.Option("--list", help="CSV with the columns path and, if known, kind, text and language."),
     ] = None,
     kind: Annotated[
         str, typer.Option(help="Kind of the clips that name none: speech, sound, music or unknown.")
