@@ -172,7 +172,7 @@ def make_judges(
         "choice": lambda: ChoiceJudge(samples),
         "exact": ExactJudge,
         "reward_model": lambda: RewardJudge(_given(config.reward_model)),
-        "words": lambda: WordsJudge(_recognizer(config, samples), choose_form("spoken", config.language)),
+        "words": lambda: WordsJudge(_recognizer(config, samples), config.language),
         "voice": lambda: LikenessJudge(_voices(config, samples, context), samples),
         "judge": lambda: VerdictJudge(
             load_judge(_given(config.judge), config.codec, config.judge_tokens),
@@ -279,15 +279,22 @@ class RewardJudge:
 
 
 class WordsJudge:
-    """The reward `words_score` of a spoken answer, with the recognizer's transcript."""
+    """The reward `words_score` of a spoken answer, with the recognizer's transcript.
 
-    def __init__(self, recognizer: ChosenJudge[Recognizer], form: TextForm) -> None:
-        self._recognizer, self._form = recognizer.judge, form
-        self.fingerprint: str | None = f"{recognizer.fingerprint} {form.name} {form.language}"
+    Args:
+        language: of samples that name none.
+    """
+
+    def __init__(self, recognizer: ChosenJudge[Recognizer], language: str) -> None:
+        self._recognizer, self._language = recognizer.judge, language
+        self.fingerprint: str | None = f"{recognizer.fingerprint} spoken {language}"
+
+    def _form(self, sample: Sample) -> TextForm:
+        return choose_form("spoken", sample.language or self._language)
 
     def about(self, sample: Sample) -> Any:
         """The text to be said."""
-        text = self._form.apply(text_and_speaker(sample)[0])
+        text = self._form(sample).apply(text_and_speaker(sample)[0])
         if not text:
             raise BadSample("", sample.id, "has no text to be said: give metadata.text", "no text")
         return text
@@ -295,13 +302,13 @@ class WordsJudge:
     def score(self, sample: Sample, numbers: Sequence[int]) -> list[Score]:
         """See `AnswerJudge.score`."""
         self.about(sample)  # raises where there is no text
-        text = text_and_speaker(sample)[0]
-        return [self._score(text, spoken_part(sample.answers[number])) for number in numbers]
+        text, form = text_and_speaker(sample)[0], self._form(sample)
+        return [self._score(text, form, spoken_part(sample.answers[number])) for number in numbers]
 
-    def _score(self, text: str, part: AudioPart) -> Score:
+    def _score(self, text: str, form: TextForm, part: AudioPart) -> Score:
         try:
             wave = load_clip(Path(part.path), part.start_s, part.end_s)
-            return Score(*words_score(self._recognizer, self._form, wave, text))
+            return Score(*words_score(self._recognizer, form, wave, text))
         except MetricError as error:
             return Score(None, error.reason)
 

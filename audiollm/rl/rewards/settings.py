@@ -171,6 +171,7 @@ class WordsSettings(RewardSettings):
     recognizer: str = POCKETSPHINX
     """`pocketsphinx`, a recognizer's folder, or an import path."""
     language: str = "en"
+    """Language of the recognizer, and of samples that name none (`metadata.language`)."""
     form: str = "whisper"
     """How texts are compared: see `evaluate tts --form`."""
 

@@ -36,13 +36,15 @@ def words_reward(settings: s.WordsSettings) -> Callable[[SampledAnswer], float |
     """
     chosen = choose_recognizer(settings.recognizer, settings.language)
     assert chosen is not None
-    recognizer, form = chosen.judge, choose_form(settings.form, settings.language)
+    recognizer = chosen.judge
+    choose_form(settings.form, settings.language)  # refuses a wrong name before anything is sampled
 
     def score(answer: SampledAnswer) -> float | None:
         if answer.recording is None:
             return None
         if not answer.recording.num_samples:
             return 0.0
+        form = choose_form(settings.form, answer.sample.language or settings.language)
         return words_score(recognizer, form, answer.recording, text_to_say(answer))[0]
 
     return score

@@ -321,6 +321,24 @@ def test_length_and_end_of_speech() -> None:
     assert values_of({"ends": 1}, *spoken, answer("x")) == [1.0, 1.0, 0.0, None]
 
 
+def test_words_are_compared_in_the_language_of_the_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "german_ears.py").write_text(
+        "class Ear:\n"
+        "    name = 'ear'\n"
+        "    def recognize(self, samples_CN, sample_rate): return 'es sind fünfundzwanzig'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    wave = Waveform(torch.zeros(1, 1600), 16_000)
+    german, unknown = (
+        answer("", prompt(None, text="Es sind 25.", **facts), recording=wave)
+        for facts in ({"language": "de"}, {})
+    )
+    words = {"words": {"recognizer": "german_ears:Ear", "form": "spoken"}}
+    assert values_of(words, german, unknown) == [1.0, pytest.approx(0.5)]
+
+
 def test_words_and_voice_by_plugged_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "plugged_ears.py").write_text(
         "import torch\n"
