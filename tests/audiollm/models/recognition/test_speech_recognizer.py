@@ -140,6 +140,17 @@ def test_signals_of_pieces_are_joined() -> None:
     assert joined.no_speech_probability == 0.1 and joined.confidence == 0.5
 
 
+def test_a_judge_is_named_as_in_annotate_and_another_format_is_refused(tmp_path: Path) -> None:
+    folder = ctc_folder(tmp_path / "ctc")
+    plain, named = choose_recognizer(str(folder)), choose_recognizer(f"transformers={folder}")
+    assert plain is not None and named is not None and plain.fingerprint == named.fingerprint
+    (tmp_path / "ct2").mkdir()
+    (tmp_path / "ct2" / "model.bin").write_bytes(b"")
+    with pytest.raises(ConfigError, match="CTranslate2's format") as refused:
+        choose_recognizer(str(tmp_path / "ct2"))
+    assert "faster_whisper=FOLDER" in refused.value.remedy
+
+
 def test_a_folder_without_a_recognizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no speech recognizer loads from .*gone: no such folder"):
         SpeechRecognizer(tmp_path / "gone")
