@@ -149,10 +149,12 @@ annotate-speed: $(READY)  ## what the annotation costs: engine over steps, two w
 audiocot-speed: $(READY)  ## what chains of thought cost: engine over steps, hours by step, two workers: DATA=
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/audiocot.py $(if $(DATA),--data $(DATA))
 
-annotate-quality: $(READY)  ## how good annotations are: votes, trusted text, sound events, speaker turns, noise and room, duplicates: DATA=
+annotate-quality: $(READY)  ## how good annotations are: votes, trusted text, sound events, speaker turns, noise and room, duplicates: DATA=, REAL= (folder with whisper-base, whisper-tiny.en)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check pyannote.metrics
-	@for each in consensus text_trust events speaker_turns quality duplicates; do \
+	@for each in consensus events speaker_turns quality duplicates; do \
 		OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/$$each.py $(if $(DATA),--data $(DATA)) || exit 1; done
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/text_trust.py $(if $(DATA),--data $(DATA)) \
+		$(if $(REAL),--recognizer faster_whisper=$(REAL)/whisper-base/ctranslate2 --recognizer transformers=$(REAL)/whisper-tiny.en)
 
 studio-check: $(READY)  ## the studio in a real Chromium, with screens: SCREENS= (apt-get install chromium; 8 minutes)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'gradio>=6,<7' playwright

@@ -1,10 +1,12 @@
 """Trust in recognized text: the kept share, its errors, and how often foreign speech and sounds keep text.
 
     python benchmarks/text_trust.py [--data ../shared/data] [--half choose|report|both]
+        [--recognizer faster_whisper=FOLDER] [--recognizer transformers=FOLDER] [--groups "sound events;foreign speech"]
 
-Runs `annotate` as it is without any setting (Pocketsphinx, open vocabulary) on packs of recordings. The files of each
-pack are ordered by the hash of their name and dealt in turn to two halves: thresholds were chosen on `choose`, and
-`report` is what counts. `peer` is the same without the rules on text: every word that is heard is kept.
+Runs `annotate` as it is without any setting (Pocketsphinx, open vocabulary), and once with each recognizer whose folder
+is there, on packs of recordings. The files of each pack are ordered by the SHA-256 of their name and dealt in turn to
+two halves: thresholds were chosen on `choose`, and `report` is what counts. `peer` is the same without the rules on
+text: every word that is heard is kept.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import csv
 import json
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
@@ -50,13 +53,21 @@ _TEXTS = {
 }
 """Texts of files, from the pack's README or manifests; of 1272-141231-0002 LibriSpeech's own, because the README
 gives the text of another utterance."""
+_LANGUAGES = {"speech_zh": "zh", "_fr_": "fr", "russian": "ru"}
+"""Part of a path of the foreign speech -> the language that is spoken."""
 _ENGLISH_AMONG_OTHERS = ("bria", "loona", "SimulEval")
 """English speech in the pack of other languages."""
+_WITHOUT_SPEECH = ("sound events", "music, singing, noises")
+_KINDS = ("pocketsphinx", "faster_whisper", "transformers")
 _SPEECH_AMONG_NOISES = ("clean_freesound", "noisy_snr0", "speech.wav", "speech_bab_0dB")
 
 
 class Group(NamedTuple):
-    """Recordings of one kind. `texts`: by file name; None where nothing is known, empty where nothing is said."""
+    """Recordings of one kind.
+
+    Args:
+        texts: by file name; None where nothing is known, empty where nothing is said in English.
+    """
 
     title: str
     files: list[Path]
@@ -70,14 +81,46 @@ def main() -> None:
     data = Path(__file__).resolve().parents[2] / "shared" / "data"
     parser.add_argument("--data", type=Path, default=data)
     parser.add_argument("--half", choices=["choose", "report", "both"], default="both")
+    parser.add_argument(
+        "--recognizer", action="append", default=[], help="kind=FOLDER; skipped where it is absent"
+    )
+    parser.add_argument("--groups", default="", help="titles, separated by semicolons; empty: all")
     arguments = parser.parse_args()
     if not (arguments.data / _READ).is_dir():
         parser.error(f"no {_READ} under {arguments.data}: give --data")
+    titles = [title.strip() for title in arguments.groups.split(";") if title.strip()]
+    halves = [half for half in ("choose", "report") if arguments.half in (half, "both")]
     with tempfile.TemporaryDirectory() as folder:
-        for group in groups(arguments.data, Path(folder) / "made"):
-            for half in ("choose", "report"):
-                if arguments.half in (half, "both"):
-                    measure(group, half, Path(folder) / f"{group.title}-{half}")
+        packs = groups(arguments.data, Path(folder) / "made")
+        for recognizer in recognizers(arguments.recognizer):
+            for number, half in enumerate(halves):
+                target = Path(folder) / f"{recognizer.title}-{number}"
+                silent = [
+                    measure(group, half, recognizer, target / group.title)
+                    for group in packs
+                    if not titles or group.title in titles
+                ]
+                print_sounds(half, recognizer, [rows for rows in silent if rows is not None])
+
+
+class RecognizerCase(NamedTuple):
+    """A recognizer to measure: its title, and its settings for `annotate`; none are Pocketsphinx."""
+
+    title: str
+    settings: Row | None
+
+
+def recognizers(texts: Sequence[str]) -> list[RecognizerCase]:
+    """Pocketsphinx, and the recognizers of `kind=FOLDER` whose folders are there."""
+    cases = [RecognizerCase("Pocketsphinx", None)]
+    for text in texts:
+        kind, _, folder = text.partition("=")
+        if not Path(folder).is_dir():
+            print(f"no folder {folder}: {kind} is skipped", file=sys.stderr)
+            continue
+        names = [name for name in Path(folder).resolve().parts if name != "ctranslate2"]
+        cases.append(RecognizerCase(f"{names[-1]} by {kind}", {"kind": kind, "model": folder}))
+    return cases
 
 
 def groups(data: Path, made: Path) -> list[Group]:
@@ -116,23 +159,30 @@ def half_of(files: Iterable[Path], half: str) -> list[Path]:
     return ordered[half == "report" :: 2]
 
 
-def measure(group: Group, half: str, folder: Path) -> None:
-    """Annotate one half of a group, and print."""
+def measure(group: Group, half: str, recognizer: RecognizerCase, folder: Path) -> list[Row] | None:
+    """Annotate one half of a group, and print; returns the rows of a group in which nobody speaks."""
     by_pack: dict[str, list[Path]] = {}
     for path in group.files:
         by_pack.setdefault(str(path).partition("/data/")[2].partition("/")[0], []).append(path)
     files = [path for pack in by_pack.values() for path in half_of(pack, half)]
     folder.mkdir(parents=True)
-    config = AnnotationConfig.model_validate({"input": [str(path) for path in files], "quality_sample": 0})
+    settings: Row = {"input": [str(path) for path in files], "quality_sample": 0}
+    if recognizer.settings is not None:
+        settings |= {"recognizers": [recognizer.settings], "workers": 1}
+    config = AnnotationConfig.model_validate(settings)
     recipe = Recipe("trust", folder, "tiny", 0, folder, (), {})
     STAGE.run(config, Context(folder, recipe, Console(quiet=True), {}))
     rows = [json.loads(line) for line in (folder / "segments.jsonl").read_text().splitlines()]
-    name = f"{half}: {group.title}"
+    name = f"{recognizer.title}, {half}: {group.title}"
+    steps = json.loads((folder / "timings.json").read_text())["steps"]
+    step = next((steps[kind] for kind in _KINDS if kind in steps), None)
+    if step is not None:
+        _print(f"{name}: cost of recognition, with all figures", step["seconds"] / step["audio_s"], None,
+               "CPU-s per audio-s")  # fmt: skip
     if group.texts:
         _print_errors(name, rows, group.texts)
-        steps = json.loads((folder / "timings.json").read_text())["steps"]["pocketsphinx"]
-        _print(f"{name}: cost of recognition, with all figures", steps["seconds"] / steps["audio_s"], None,
-               "CPU-s per audio-s")  # fmt: skip
+    if group.title == "foreign speech":
+        _print_languages(name, rows)
     heard_s = sum(row["duration_s"] for row in rows)
     kept_s = sum(row["duration_s"] for row in rows if row["text"])
     heard = [row for row in rows if any(row["heard"].values())]
@@ -143,6 +193,29 @@ def measure(group: Group, half: str, folder: Path) -> None:
     _print(
         f"{name}: time with text", kept_s / heard_s if heard_s else 0.0, None, "share of seconds", s=heard_s
     )
+    return rows if group.title in _WITHOUT_SPEECH else None
+
+
+def print_sounds(half: str, recognizer: RecognizerCase, silent: Sequence[Sequence[Row]]) -> None:
+    """Print how many segments of sounds, music, noise and silence keep a text, all groups together."""
+    rows = [row for group in silent for row in group]
+    if rows:
+        name = f"{recognizer.title}, {half}: sounds, music, noise and silence: segments with text"
+        _print(name, *_share(rows), "share of segments", n=len(rows))
+
+
+def _print_languages(name: str, rows: Sequence[Row]) -> None:
+    """Print how often the language of foreign speech is right, of the segments that keep a text and of all."""
+    right = [row for row in rows if row["text"] and row["language"] == _language_of(row["path"])]
+    with_text = [row for row in rows if row["text"]]
+    _print(f"{name}: right language, of segments with text", len(right) / max(len(with_text), 1), None,
+           "share of segments", n=len(with_text))  # fmt: skip
+    _print(f"{name}: right language and text, of all segments", len(right) / max(len(rows), 1), None,
+           "share of segments", n=len(rows))  # fmt: skip
+
+
+def _language_of(path: str) -> str | None:
+    return next((language for part, language in _LANGUAGES.items() if part in path), None)
 
 
 def _share(rows: Sequence[Row]) -> tuple[float, float]:

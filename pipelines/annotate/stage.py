@@ -12,6 +12,7 @@ from audiollm.audio.discovery import AudioError
 from audiollm.data.text.forms import comparison_form
 from audiollm.errors import StageError
 from audiollm.failures import watched_failures
+from audiollm.files.atomic import write_json
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage
 from pipelines.annotate.execution import chain as chains
@@ -35,6 +36,7 @@ from pipelines.annotate.measurements.duplicates import DuplicateConfig
 from pipelines.annotate.output.columns import make_columns
 from pipelines.annotate.output.rows import write_output
 from pipelines.annotate.recognizers.choice import STRONGER, PocketsphinxConfig
+from pipelines.annotate.recognizers.weights import recognizer_rows
 from pipelines.execution.engine import EngineError, RunHalted
 from pipelines.execution.ledger import Ledger, LedgerError
 from pipelines.steps.chain import Missing
@@ -108,6 +110,8 @@ def _run(config: AnnotationConfig, context: Context, ledger: Ledger) -> dict[str
         "engine": config.engine,
     }
     write_rules(folder, RULES, config.limits, thresholds, lacking)
+    recognizers = {name: chain.settings[name] for name in chain.recognizers}
+    write_json(folder / "recognizers.json", recognizer_rows(recognizers))
     write_timings(folder, annotation.costs, "voice_activity", took)
     return funnel
 

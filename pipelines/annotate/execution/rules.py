@@ -76,6 +76,15 @@ class Thresholds(BaseModel):
     """Smallest fit of pocketsphinx's text where it hears with a grammar."""
     min_token_confidence: float | None = Field(0.37, ge=0, le=1)
     """Smallest mean probability of the tokens of faster_whisper, transformers and endpoints, where they tell it."""
+    no_text_loop: bool | None = True
+    """True: refuse a text in which a model repeats itself, or that is longer than the segment can hold."""
+    max_text_compression_ratio: float | None = Field(2.4, gt=0)
+    """Largest ratio of a model's text to the same text compressed by zlib (Whisper's own limit)."""
+    max_no_speech_probability: float | None = Field(0.2, ge=0, le=1)
+    """Largest probability of a Whisper that nobody speaks. Whisper's own limit is 0.6; over barks and tones of a second
+    Whisper base gives 0.42 to 0.85, over speech up to 0.12 (the half of the recordings on which it was chosen)."""
+    min_mean_log_probability: float | None = -1.0
+    """Smallest mean log probability of a model's tokens, in nats (Whisper's own limit)."""
     min_text_vote_share: float | None = Field(0.6, ge=0, le=1)
     """Smallest mean share of recognizers behind a word; 0.5 for two recognizers without a common word."""
 
@@ -148,6 +157,17 @@ RULES: tuple[AnnotationRule, ...] = (
     ),
     AnnotationRule(
         "min_grammar_fit", "text", "grammar_fit", ">=", "not one of the grammar's texts", " nats per frame",
+        of_text=True,
+    ),
+    AnnotationRule("no_text_loop", "text", "loop", "is", "a model in a loop", of_text=True),
+    AnnotationRule(
+        "max_text_compression_ratio", "text", "compression_ratio", "<=", "a model in a loop", of_text=True
+    ),
+    AnnotationRule(
+        "max_no_speech_probability", "text", "no_speech_probability", "<=", "a model that hears no speech", of_text=True
+    ),
+    AnnotationRule(
+        "min_mean_log_probability", "text", "mean_log_probability", ">=", "unsure words of a model", " nats",
         of_text=True,
     ),
     AnnotationRule("min_token_confidence", "text", "token_confidence", ">=", "unsure words of a model", of_text=True),

@@ -10,15 +10,21 @@ Figures by name, each where it was measured; the rules of the step `text` in `ru
     pocketsphinx_confidence    mean posterior probability of its words (open vocabulary)
     pocketsphinx_fit           how well the sound fits its words, in nats per frame (open vocabulary)
     grammar_fit                the same with a grammar, which has no posterior probabilities
+    loop                       why the text of a model is a loop (`audiollm.data.text.repeated_words`)
+    compression_ratio          how far zlib shortens the text of a model: loops are shortened more than speech
+    no_speech_probability      Whisper's probability that nobody speaks
+    mean_log_probability       of the tokens of a model that tells it, in nats
     token_confidence           mean probability of the tokens of a model that tells it
     vote_share                 mean share of recognizers behind a word; of two and more recognizers
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from audiollm.data.text.repeated_words import loop_reason
 from pipelines.annotate.execution.rules import RULES, Thresholds, first_broken
 from pipelines.annotate.steps.language import base_code
 from pipelines.steps.rules import Drop
@@ -41,12 +47,14 @@ class Judged(NamedTuple):
     Args:
         source: the recognizer's name, or `consensus`; None without a text.
         figures: those of the text that is kept, else of the first that is refused.
+        language: of the text that is kept, as its recognizer tells it.
     """
 
     text: str
     source: str | None
     figures: Value
     refused: Drop | None
+    language: str | None = None
 
 
 def judge_text(
@@ -55,6 +63,7 @@ def judge_text(
     language: str | None,
     speech_share: float,
     thresholds: Thresholds,
+    duration_s: float = math.inf,
 ) -> Judged:
     """The text of the recognizers that are trusted: of one alone its own, of several their consensus.
 
@@ -62,20 +71,28 @@ def judge_text(
         values: of the steps so far, with `consensus`.
         kinds: recognizer -> its kind, in their order.
         language: that is given with the recording.
+        duration_s: length of the segment: more text than it can hold is a loop.
     """
     names = [name for name in kinds if name in values]
     told = {name: _told_language(name, names, values, language) for name in names}
-    figures = {name: _figures(kinds[name], values[name], values, told[name], speech_share) for name in names}
+    figures = {
+        name: _figures(kinds[name], values[name], values, told[name], speech_share, duration_s)
+        for name in names
+    }
     refused = {name: _broken(figures[name], thresholds) for name in names if values[name]["text"]}
     trusted = [name for name in names if refused.get(name) is None]
     if not any(values[name]["text"] for name in trusted):
         first = next((name for name, drop in refused.items() if drop is not None), None)
         return Judged("", None, figures[first or names[0]], refused[first] if first else NO_WORDS)
     if len(trusted) == 1:
-        return Judged(values[trusted[0]]["text"], trusted[0], figures[trusted[0]], None)
+        value = values[trusted[0]]
+        return Judged(value["text"], trusted[0], figures[trusted[0]], None, value["language"])
     shared = {"vote_share": values["consensus"]["vote_share"]}
     drop = _broken(shared, thresholds) if values["consensus"]["text"] else NO_WORDS
-    return Judged("" if drop else values["consensus"]["text"], None if drop else "consensus", shared, drop)
+    if drop:
+        return Judged("", None, shared, drop)
+    surest = max(trusted, key=lambda name: values[name]["language_probability"] or 0.0)
+    return Judged(values["consensus"]["text"], "consensus", shared, None, values[surest]["language"])
 
 
 def _broken(figures: Value, thresholds: Thresholds) -> Drop | None:
@@ -83,7 +100,12 @@ def _broken(figures: Value, thresholds: Thresholds) -> Drop | None:
 
 
 def _figures(
-    kind: str, value: Value, values: Mapping[str, Value], told: str | None, speech_share: float
+    kind: str,
+    value: Value,
+    values: Mapping[str, Value],
+    told: str | None,
+    speech_share: float,
+    duration_s: float,
 ) -> Value:
     own = base_code(value["language"]) if value["language"] else None
     found: Value = {
@@ -93,7 +115,7 @@ def _figures(
         "language_probability": value["language_probability"],
     }
     if kind != "pocketsphinx":
-        found["token_confidence"] = value["confidence"]
+        found |= _signals(value, duration_s)
     elif value["confidence"] is None:
         found["grammar_fit"] = value["acoustic_fit"]
     else:
@@ -101,6 +123,18 @@ def _figures(
         found["pocketsphinx_confidence"] = value["confidence"]
         found["pocketsphinx_fit"] = value["acoustic_fit"]
     return {name: figure for name, figure in found.items() if figure is not None}
+
+
+def _signals(value: Value, duration_s: float) -> Value:
+    """A model's own signals of doubt; the mean log probability is more than the mean confidence of words."""
+    log_probability = value["mean_log_probability"]
+    return {
+        "loop": loop_reason(value["text"], duration_s),
+        "compression_ratio": value["compression_ratio"],
+        "no_speech_probability": value["no_speech_probability"],
+        "mean_log_probability": log_probability,
+        "token_confidence": value["confidence"] if log_probability is None else None,
+    }
 
 
 def _told_language(

@@ -114,8 +114,15 @@ class Walks:
     def _judged(
         self, source: RecordingSource, part: Mapping[str, Any], values: Mapping[str, Value]
     ) -> Judged:
-        share = _about(part)["speech_share"]
-        return judge_text(values, self.chain.kinds, source.given.language, share, self.thresholds)
+        about = _about(part)
+        return judge_text(
+            values,
+            self.chain.kinds,
+            source.given.language,
+            about["speech_share"],
+            self.thresholds,
+            about["duration_s"],
+        )
 
     def _check(self, step: str, value: Value, kind: str) -> Drop | None:
         return first_broken(RULES, self.thresholds, step, value, kind)
@@ -186,7 +193,9 @@ def _segment_row(
         "text": given.text if given.text is not None else judged.text if judged else "",
         "text_source": "given" if given.text is not None else judged.source if judged else None,
         "text_refused": judged.refused.as_row() if judged and judged.refused else None,
-        "language": values.get("language", {}).get("language") or given.language,
+        "language": values.get("language", {}).get("language")
+        or given.language
+        or (judged.language if judged else None),
         "heard": dict(heard),
         "speech_s": part["speech_s"],
         **{name: value for name, value in _about(part).items() if name != "duration_s"},

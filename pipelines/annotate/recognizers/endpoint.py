@@ -21,6 +21,8 @@ from pipelines.annotate.step import Segment
 from pipelines.steps.step import Resources, Value
 
 SENT_RATE = 16000
+_FORM_REFUSED = (400, 415, 422)
+"""HTTP status codes of servers that do not have the form of reply that is asked for."""
 
 
 class _AddressConfig(RecognizerConfig):
@@ -52,7 +54,7 @@ class EndpointConfig(_AddressConfig):
 
     kind: Literal["endpoint"] = "endpoint"
     words: bool = False
-    """Ask for words with times and for the language (`verbose_json`); not every server has them."""
+    """Ask for words with times; not every server has them."""
     prompt: str | None = None
     """A text for the model to continue."""
 
@@ -66,16 +68,22 @@ class ChatEndpointConfig(_AddressConfig):
 
 
 class Endpoint:
-    """Sends each segment as a 16-bit WAV of 16 kHz, mono."""
+    """Sends each segment as a 16-bit WAV of 16 kHz, mono.
+
+    It asks for `verbose_json`, which has the language and the model's signals of doubt. A server that refuses it at the
+    first request is asked for `json`, and its texts are judged without them.
+    """
 
     level: ClassVar[Literal["segment"]] = "segment"
     needs: tuple[str, ...] = ()
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     resources = Resources()
 
     def __init__(self, config: EndpointConfig) -> None:
         self.name = config.name or config.kind
         self._config = config
+        self._format: str | None = "verbose_json" if config.words else None
+        """The form of replies that the server is known to have; None: it was not asked yet."""
 
     def missing(self) -> str | None:
         return None
@@ -95,10 +103,24 @@ class Endpoint:
         return _value(self._ask(sound), self._config.language, self.name, segment.duration_s)
 
     def _ask(self, sound: bytes) -> dict[str, Any]:
+        if self._format is not None:
+            return self._request(sound, self._format)
+        try:
+            reply = self._request(sound, "verbose_json")
+        except EndpointError as error:
+            if not any(f"HTTP {status}:" in str(error) for status in _FORM_REFUSED):
+                raise
+            reply = self._request(sound, "json")
+            self._format = "json"
+        else:
+            self._format = "verbose_json"
+        return reply
+
+    def _request(self, sound: bytes, response_format: str) -> dict[str, Any]:
         config = self._config
-        fields = {"model": config.model, "temperature": "0", "response_format": "json"}
+        fields = {"model": config.model, "temperature": "0", "response_format": response_format}
         if config.words:
-            fields |= {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
+            fields["timestamp_granularities[]"] = "word"
         if config.language:
             fields["language"] = config.language
         if config.prompt:
@@ -110,7 +132,7 @@ class Endpoint:
         try:
             return _transcription(client.post("audio/transcriptions", body, content_type), client)
         except EndpointError as error:
-            raise EndpointError(f"{self.name}: {config.url}: {error}") from None
+            raise type(error)(f"{self.name}: {config.url}: {error}") from None
 
 
 class ChatEndpoint:
@@ -185,17 +207,32 @@ def _value(reply: Mapping[str, Any], told: str | None, name: str, duration_s: fl
             )
             for word in reply.get("words") or ()
         ]
+        parts = reply.get("segments") or ()
         spoken = [
             (min(float(part["avg_logprob"]), 0.0), float(part["end"]) - float(part["start"]))
-            for part in reply.get("segments") or ()
+            for part in parts
             if part.get("avg_logprob") is not None
         ]
+        silences = [float(part["no_speech_prob"]) for part in parts if part.get("no_speech_prob") is not None]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EndpointError(f"{name}: the reply's words or segments are not understood: {error!r}") from error
     length = sum(seconds for _, seconds in spoken)
-    confidence = math.exp(sum(value * seconds for value, seconds in spoken) / length) if length > 0 else None
+    mean = sum(value * seconds for value, seconds in spoken) / length if length > 0 else None
     language = told or _language_code(reply.get("language"))
-    return heard(str(reply["text"]), words, language, None, confidence)
+    return heard(
+        str(reply["text"]),
+        words,
+        language,
+        None if told else _probability(reply.get("language_probability")),
+        None if mean is None else math.exp(mean),
+        mean,
+        min(silences, default=None),
+    )
+
+
+def _probability(value: object) -> float | None:
+    """Some servers (speaches, whisper.cpp) tell the probability of the language that they detect."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _language_code(language: object) -> str | None:

@@ -18,6 +18,11 @@ from pipelines.annotate.step import Segment
 from pipelines.steps.step import Resources, Value
 
 SAMPLE_RATE = 16000
+MAX_TOKENS_PER_SECOND, SPARE_TOKENS = 25.0, 40
+"""Most tokens of a clip: twice what the fastest speech has, also in scripts of three tokens per character, and a short
+sentence. A loop over a sound of a second ends after 65 tokens, not after 448."""
+_MAX_TOKENS, _MAX_TOKENS_AFTER_A_PROMPT = 444, 220
+"""Most tokens of 30 s: with its prompt, Whisper's context has 448 places."""
 _FILES = ("model.bin", "config.json", "tokenizer.json")
 _EXPECTED_FOLDER = (
     "a Whisper that ct2-transformers-converter made, "
@@ -50,7 +55,7 @@ class FasterWhisper:
 
     level: ClassVar[Literal["segment"]] = "segment"
     needs: tuple[str, ...] = ()
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     def __init__(self, config: FasterWhisperConfig) -> None:
         self.name = config.name or config.kind
@@ -95,6 +100,7 @@ class FasterWhisper:
             condition_on_previous_text=config.condition_on_previous_text,
             initial_prompt=config.initial_prompt,
             word_timestamps=config.word_timestamps,
+            max_new_tokens=self._max_tokens(segment.duration_s),
             vad_filter=False,  # voice activity has cut the segments already
         )
         spoken = list(parts)
@@ -103,17 +109,26 @@ class FasterWhisper:
             for part in spoken
             for word in part.words or ()
         ]
+        mean_log_probability = _mean_log_probability(spoken)
         told = config.language is not None
         return heard(
             "".join(part.text for part in spoken),
             words,
             info.language,
             None if told else info.language_probability,
-            _confidence(spoken),
+            None if mean_log_probability is None else math.exp(mean_log_probability),
+            mean_log_probability,
+            min((part.no_speech_prob for part in spoken), default=None),
         )
 
+    def _max_tokens(self, duration_s: float) -> int:
+        config = self._config
+        has_prompt = config.initial_prompt is not None or config.condition_on_previous_text
+        most = _MAX_TOKENS_AFTER_A_PROMPT if has_prompt else _MAX_TOKENS
+        return min(most, round(SPARE_TOKENS + MAX_TOKENS_PER_SECOND * duration_s))
 
-def _confidence(parts: list[Any]) -> float | None:
-    """The geometric mean of the tokens' probabilities."""
+
+def _mean_log_probability(parts: list[Any]) -> float | None:
+    """The mean over the tokens of all parts, in nats."""
     tokens = sum(len(part.tokens) for part in parts)
-    return math.exp(sum(part.avg_logprob * len(part.tokens) for part in parts) / tokens) if tokens else None
+    return sum(part.avg_logprob * len(part.tokens) for part in parts) / tokens if tokens else None

@@ -95,7 +95,10 @@ def _sections(folder: Folder, gallery: Gallery) -> tuple[dict[str, Row], list[Ro
     builders: dict[str, Callable[[], Row]] = {
         "funnel": lambda: (
             funnel_section(folder, files, counts, is_given, "segments")
-            | {"texts": _texts(counts.get("recognized_texts"))}
+            | {
+                "texts": _texts(counts.get("recognized_texts")),
+                "recognizers": _recognizers(folder.objects("recognizers.json")),
+            }
         ),
         "numbers": lambda: _numbers_section(found.numbers, folder.objects("not_applied.json")),
         "tables": lambda: tables_section(found, folder.json("bins.json")),
@@ -127,6 +130,12 @@ def _numbers_section(tally: NumberTally, not_applied: Sequence[Row]) -> Row:
     return section | {
         "never": [{"title": rule.title or rule.name, "value": named(rule.value)} for rule in never]
     }
+
+
+def _recognizers(rows: Sequence[Row]) -> list[Row]:
+    """The recognizers with their weights, as texts."""
+    names = ("name", "kind", "weights", "model_type", "digest")
+    return [{key: named(without_home(str(row.get(key) or "")), 120) for key in names} for row in rows]
 
 
 def _texts(counts: Any) -> Row:

@@ -232,6 +232,39 @@ SURE, UNSURE = _sphinx("one of the men", 0.9, -2.5), _sphinx("one of the men", 0
         ({"faster_whisper": heard("seven", (), "en", 0.9, 0.6)}, None, None),
         ({"faster_whisper": heard("seven", (), "en", 0.3, 0.6)}, None, "min_text_language_probability"),
         ({"faster_whisper": heard("seven", (), "en", 0.9, 0.1)}, None, "min_token_confidence"),
+        # Whisper's own signals, whoever runs it: an utterance, and what it writes over a bark, a tone and a cat
+        ({"faster_whisper": heard("ten of clubs", (), "en", 0.96, 0.46, -0.77, 0.05)}, None, None),
+        ({"transformers": heard("ten of clubs", (), "en", None, 0.46, -0.77, 0.05)}, None, None),
+        (
+            {"faster_whisper": heard("I'm sorry, " * 14, (), "en", 0.97, 0.6, -0.53, 0.05)},
+            None,
+            "no_text_loop",
+        ),
+        ({"transformers": heard("no " * 448, (), "en", None, 0.9, -0.1, 0.05)}, None, "no_text_loop"),
+        (
+            {
+                "endpoint": heard(
+                    "and we go and we go and we go and we go and we go and we go and we go and we stay"
+                )
+            },
+            None,
+            "max_text_compression_ratio",
+        ),
+        (
+            {"faster_whisper": heard("Thank you.", (), "en", 0.97, 0.6, -0.4, 0.77)},
+            None,
+            "max_no_speech_probability",
+        ),
+        (
+            {"endpoint": heard("Thank you.", (), "en", None, None, None, 0.77)},
+            None,
+            "max_no_speech_probability",
+        ),
+        (
+            {"transformers": heard("Yeah!", (), "en", None, 0.9, -1.2, 0.05)},
+            None,
+            "min_mean_log_probability",
+        ),
         # sounds, where events were measured
         (
             {"pocketsphinx": SURE, "events": {"tags": [{"label": "Chainsaw", "score": 0.9}]}},
@@ -259,6 +292,86 @@ def test_a_text_is_judged_by_the_rules_of_its_recognizer(
     judged = _judged(values, language)
     assert (judged.refused.rule if judged.refused else None) == rule
     assert bool(judged.text) == (rule is None)
+
+
+def test_more_text_than_a_segment_can_hold_is_a_loop() -> None:
+    text = "the quick brown fox jumps over a lazy dog while seven other animals sleep beside every river of this valley"
+    value = heard(text, (), "en", 0.97, 0.6, -0.5, 0.05)
+    limits = Thresholds()
+    values: dict[str, Value] = {"faster_whisper": value, "consensus": {"text": text, "vote_share": None}}
+    kinds = {"faster_whisper": "faster_whisper"}
+    assert judge_text(values, kinds, None, 0.9, limits, 6.0).refused is None
+    refused = judge_text(values, kinds, None, 0.9, limits, 0.5).refused
+    assert refused is not None and refused.rule == "no_text_loop" and "can hold" in refused.reason
+
+
+def test_the_language_of_the_kept_text_is_kept() -> None:
+    chinese = heard("你好", (), "zh", 0.95, 0.8, -0.3, 0.05)
+    assert _judged({"faster_whisper": chinese}).language == "zh"
+    assert _judged({"pocketsphinx": UNSURE, "faster_whisper": chinese}).language == "zh"
+    same = heard("one of the men", (), "en", 0.95, 0.8, -0.3, 0.05)
+    assert _judged({"endpoint": heard("one of the men"), "faster_whisper": same}).language == "en"
+    assert _judged({"faster_whisper": heard("x", (), "nn", 0.2, 0.8, -0.3, 0.05)}).language is None
+
+
+class Listens:
+    """An audio LLM that hears the same in all clips."""
+
+    fingerprint = "1"
+
+    def answer(self, wave: Any, question: str) -> str:
+        return "eins zwei drei"
+
+
+def test_rows_keep_the_recognizers_language_and_the_report_names_its_weights(tmp_path: Path) -> None:
+    corpus = CorpusConfig(words=["one"], voices=1, takes=2, test_takes=1)
+    speak_corpus(tmp_path / "spoken", corpus, seed=0, on_done=lambda done: None)
+    recognizer = {"kind": "audio_llm", "model": f"{__name__}:Listens", "language": "de"}
+    settings = {
+        "input": str(tmp_path / "spoken"),
+        "recognizers": [recognizer],
+        "workers": 1,
+        "quality_sample": 0,
+    }
+    folder = tmp_path / "out"
+    folder.mkdir()
+    recipe = Recipe("test", folder, "tiny", 0, folder, (), {})
+    STAGE.run(AnnotationConfig.model_validate(settings), Context(folder, recipe, Console(quiet=True), {}))
+    rows = [json.loads(line) for line in (folder / "segments.jsonl").read_text().splitlines()]
+    assert rows and all((row["text"], row["language"]) == ("eins zwei drei", "de") for row in rows)
+    (weights,) = json.loads((folder / "recognizers.json").read_text())
+    assert (weights["name"], weights["weights"]) == ("audio_llm", f"{__name__}:Listens")
+    assert f"{__name__}:Listens" in (folder / "report.html").read_text()
+
+
+def test_a_published_whisper_writes_nothing_over_barks_and_tones_and_keeps_its_language(
+    tmp_path: Path,
+) -> None:
+    """Kept before: "I'm sorry, I'm sorry, …", without a language."""
+    pytest.importorskip("faster_whisper", reason="faster-whisper is not installed (extra whisper)")
+    weights = Path(os.environ.get("AUDIOLLM_REAL") or "") / "whisper-base" / "ctranslate2"
+    chinese = SHARED / "speech_zh" / "speech_recognition" / "tests" / "chinese.flac"
+    if not os.environ.get("AUDIOLLM_REAL") or not weights.is_dir() or not chinese.is_file():
+        pytest.skip("AUDIOLLM_REAL names no folder with whisper-base, or the recordings are not there")
+    barks = [
+        path for name in ("2-122104-A", "4-182368-A") for path in (SHARED / "esc10").rglob(f"{name}.ogg")
+    ]
+    time_N = np.arange(5 * 16000) / 16000
+    soundfile.write(tmp_path / "tone.wav", 0.3 * np.sin(2 * np.pi * 120 * time_N), 16000)
+    recognizer = {"kind": "faster_whisper", "model": weights, "beam_size": 1, "word_timestamps": False}
+    inputs = [str(path) for path in (*barks, tmp_path / "tone.wav", chinese)]
+    folder = tmp_path / "out"
+    folder.mkdir()
+    config = {"input": inputs, "recognizers": [recognizer], "workers": 1, "quality_sample": 0}
+    recipe = Recipe("test", folder, "tiny", 0, folder, (), {})
+    STAGE.run(AnnotationConfig.model_validate(config), Context(folder, recipe, Console(quiet=True), {}))
+    rows = [json.loads(line) for line in (folder / "segments.jsonl").read_text().splitlines()]
+    spoken = [row for row in rows if "chinese" in row["path"]]
+    assert len(rows) > len(spoken) == 1
+    assert spoken[0]["text"] and spoken[0]["language"] == "zh"
+    assert not any(row["text"] or row["language"] for row in rows if row not in spoken)
+    (named,) = json.loads((folder / "recognizers.json").read_text())
+    assert named["weights"] == "whisper-base/ctranslate2" and len(named["digest"]) == 12
 
 
 def test_of_several_recognizers_those_that_are_not_trusted_do_not_count() -> None:

@@ -49,11 +49,11 @@ class Server:
         self._http.shutdown()
         self._http.server_close()
 
-    def fields(self) -> dict[str, bytes]:
-        """Fields of the last multipart request, read by the standard library's parser of messages."""
+    def fields(self, number: int = -1) -> dict[str, bytes]:
+        """Fields of a multipart request, by default of the last, read by the standard library's parser of messages."""
         from email import message_from_bytes
 
-        _, headers, body = self.requests[-1]
+        _, headers, body = self.requests[number]
         message = message_from_bytes(f"Content-Type: {headers['Content-Type']}\r\n\r\n".encode() + body)
         parts = message.get_payload()
         assert isinstance(parts, list)
@@ -97,6 +97,30 @@ def test_an_endpoint_is_sent_the_sound_and_its_words_are_read(
         "timestamp_granularities[]": b"word",
         "prompt": b"Um,",
     }
+
+
+def test_an_endpoint_tells_its_signals_of_doubt(server: Server, tmp_path: Path) -> None:
+    parts = [
+        {"avg_logprob": -0.5, "no_speech_prob": 0.9, "start": 0, "end": 1},
+        {"avg_logprob": -1.5, "no_speech_prob": 0.2, "start": 1, "end": 2},
+    ]
+    reply = {"text": "Ja.", "language": "german", "language_probability": 0.8, "segments": parts}
+    server.replies = [(200, reply)]
+    value = made(kind="endpoint", url=server.url, model="m").process(segment(tmp_path, 1.0))
+    assert (value["language"], value["language_probability"]) == ("de", 0.8)
+    assert (value["mean_log_probability"], value["no_speech_probability"]) == (-1.0, 0.2)
+    assert server.fields()["response_format"] == b"verbose_json"
+
+
+def test_a_server_without_verbose_replies_is_asked_for_plain_ones_from_then_on(
+    server: Server, tmp_path: Path
+) -> None:
+    server.replies = [(400, b"no verbose_json"), (200, {"text": "hi"}), (200, {"text": "you"})]
+    step = made(kind="endpoint", url=server.url, model="m")
+    said = segment(tmp_path, 0.1)
+    assert [step.process(said)["text"] for _ in range(2)] == ["hi", "you"]
+    forms = [server.fields(number)["response_format"] for number in range(3)]
+    assert forms == [b"verbose_json", b"json", b"json"]
 
 
 def test_an_endpoint_that_is_busy_is_asked_again_and_one_that_refuses_is_not(
