@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from audiollm.data.chat.question_prompts import LETTERS, MAX_WORDS, PLAIN, question_prompt
-from audiollm.evaluate.listening.answer_parts import AnswerParts, read_answer
+from audiollm.evaluate.listening.answer_parts import THINK, AnswerParts, read_answer
 from audiollm.evaluate.listening.choices import read_choice
 from audiollm.evaluate.listening.replies import Inquiry, Reply
 from audiollm.evaluate.report.formats import percent, with_interval
@@ -168,7 +168,12 @@ def _form(parts: AnswerParts) -> Row:
     """Form of a reply with tags; nothing of a plain one."""
     if not parts.is_tagged:
         return {}
-    return {"well_formed": parts.thinks_well or parts.answers_well, "thought_words": parts.thought_words}
+    is_thought_short = parts.thought_words <= MAX_WORDS and (parts.has_thought or THINK[0] not in parts.tags)
+    return {
+        "well_formed": parts.thinks_well or parts.answers_well,
+        "thought_words": parts.thought_words,
+        "short_thought": is_thought_short,
+    }
 
 
 def _scores(rows: Sequence[Row]) -> dict[str, Any]:
@@ -183,13 +188,16 @@ def _scores(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _form_scores(rows: Sequence[Row]) -> dict[str, Any]:
-    """Figures on the form of replies, where at least one has tags; a reply without tags is not well formed."""
+    """Figures on the form of replies, where at least one has tags; a reply without tags is not well formed.
+
+    A thought that is empty, or never ends, is not short.
+    """
     words = [row["thought_words"] for row in rows if "thought_words" in row]
     if not words:
         return {}
     return {
         "well_formed": share([bool(row.get("well_formed")) for row in rows]),
-        "short_thoughts": share([each <= MAX_WORDS for each in words]),
+        "short_thoughts": share([row["short_thought"] for row in rows if "short_thought" in row]),
         "thought_words": {**metric_table(words), **mean_of_normal(words)},
     }
 

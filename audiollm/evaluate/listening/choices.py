@@ -26,6 +26,8 @@ from audiollm.evaluate.listening.reply_wording import (
     without_idle_denials,
 )
 
+MAX_LEAD_WORDS = 2
+"""Words before `answer` in a reply that is nothing but an option: `the correct answer is B`."""
 _YES_NO = {"yes", "no", "true", "false"}
 
 
@@ -133,6 +135,15 @@ def _is_lettered(text: str, question: _Options) -> set[int]:
     )
 
 
+def _is_declared(text: str, question: _Options) -> set[int]:
+    """The reply is a letter, or the text of an option, behind `option` or `the answer is`."""
+    lead = LEAD.search(text)
+    if lead is None or len(text[: lead.start()].split()) > MAX_LEAD_WORDS:
+        return set()
+    rest = text[lead.end() :]
+    return set(question.texts.get(question.form(rest), ())) or _is_letter(rest, question)
+
+
 def _declares(text: str, question: _Options) -> set[int]:
     """The reply says which the answer is, by letter or by text; all that it says so of."""
     places: set[int] = set()
@@ -223,5 +234,5 @@ def _mentions(text: str, question: _Options) -> set[int]:
 
 
 _Rule = Callable[[str, _Options], set[int]]
-_STRICT_RULES: tuple[_Rule, ...] = (_is_letter, _is_lettered)
+_STRICT_RULES: tuple[_Rule, ...] = (_is_letter, _is_lettered, _is_declared)
 _FREE_RULES: tuple[_Rule, ...] = (_is_letter, _declares, _begins_with_letter, _says_yes_or_no, _mentions)

@@ -11,7 +11,7 @@ from audiollm.evaluate.listening.answer_parts import last_boxed
 
 _JSON_KEYS = ("answer", "final_answer", "final answer", "choice", "option", "response", "prediction")
 _JSON_FIELD = re.compile(
-    rf"""[{{,]\s*["']?({"|".join(_JSON_KEYS)})["']?\s*:\s*("(?:[^"\\]|\\.)*"|'[^']*'|[^,}}\]\s"']+)""",
+    rf"""[{{,]\s*["']?({"|".join(_JSON_KEYS)})["']?\s*:\s*\[?\s*("(?:[^"\\]|\\.)*"|'[^']*'|[^,}}\]\s"']+)""",
     re.IGNORECASE,
 )
 """A field of a JSON object, with its value as it is written there."""
@@ -37,7 +37,7 @@ LETTER_LEAD = re.compile(
     r"""
     (?:\b(?:it(?:'s|\ is|\ must\ be|\ would\ be)|that(?:'s|\ is)
          |i(?:'d|\ would)?\ (?:choose|pick|select|say|go\ with|guess))
-       |\bguess(?:\ is|:)|→|=>)
+       |\bguess(?:\ is|:)|\b(?:so|therefore|thus|hence|correct)\b[,:]?|→|=>)
     \s+["'(\[]*
     """,
     re.IGNORECASE | re.VERBOSE,
@@ -76,6 +76,8 @@ LETTER_FIRST = re.compile(
 _NOT_DENIED = re.compile(
     r"\b(?:no doubt|without (?:a |any )?doubt|not only|not just|nothing but|(?:none|no) other than|not sure but)\b"
 )
+_ANYTHING_BUT = re.compile(r"\b(?:any|every)thing (?:but|except)\b|\ball (?:but|except)\b")
+_TAG_QUESTION = re.compile(r"[^.!?]*,\s*(?:\w+n't \w+|right|correct|yes|no)\?")
 _CLAUSE_END = re.compile(
     r"""
     [.;:!?,\n()。，；]
@@ -138,7 +140,8 @@ def inner_answer(answer: str) -> str:
 
 
 def without_idle_denials(text: str) -> str:
-    """A text in lower case with blanks in the place of words that look like a denial (`no doubt`)."""
+    """A text in lower case without words that look like a denial (`no doubt`), as long as it was; the reverse, too."""
+    text = _ANYTHING_BUT.sub(lambda match: "not".ljust(len(match[0])), text)
     return _NOT_DENIED.sub(lambda match: " " * len(match[0]), text)
 
 
@@ -162,7 +165,7 @@ def is_stated(text: str, mention: re.Match[str]) -> bool:
     if denials and len(clause[denials[-1].end() :].split()) <= MAX_DENIAL_WORDS:
         return False
     sentence_end = re.search(r"[.!?\n]", behind)
-    is_asked = sentence_end is not None and sentence_end[0] == "?"
+    is_asked = sentence_end is not None and sentence_end[0] == "?" and not _TAG_QUESTION.match(behind)
     return not is_asked and not is_denied_behind(behind)
 
 

@@ -31,6 +31,8 @@ def check_rewards(
             prompt without answer key, with a key that is none of its options or that would not be right as an answer,
             or options that are there twice.
     """
+    for sample in samples:
+        _check_choices(sample)
     for term in terms:
         if term.speech and not speaks:
             raise ConfigError(
@@ -42,8 +44,6 @@ def check_rewards(
             import_reward(term.name)
         if term.needs_key:
             _check_keys(term, samples, where)
-    for sample in samples:
-        _check_choices(sample)
 
 
 def _check_keys(term: RewardTerm, samples: Sequence[Sample], where: str) -> None:

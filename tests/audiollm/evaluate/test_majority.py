@@ -152,6 +152,9 @@ def test_form_and_words_of_thoughts_by_domain(tmp_path: Path) -> None:
         assert table["short_thoughts"]["accuracy"] == 0.5
         assert (table["thought_words"]["mean"], table["well_formed"]["n"]) == (26.5, 3)
     assert outcome.tables[-1].title == "form of the replies"
+    poor = {"q0": Reply("<think></think><answer>Man</answer>"), "q1": Reply("<think>a b"), "q2": Reply("Man")}
+    unthought = evaluate_audio_qa(questions, poor, tmp_path).result
+    assert unthought["short_thoughts"]["accuracy"] == unthought["well_formed"]["accuracy"] == 0.0
     plain = evaluate_audio_qa(questions, dict.fromkeys(replies, Reply("Man")), tmp_path)
     assert "well_formed" not in plain.result
 
