@@ -29,10 +29,12 @@ from audiollm.rl.online.entropies import mean_entropy, step_threshold
 from audiollm.rl.online.fresh_losses import PackLogprobs, StepLoss, fresh_loss
 from audiollm.rl.online.progress.entropy_bounds import EntropyBounds
 from audiollm.rl.online.progress.held_out import (
+    REWARD_PREFIX,
     HeldOutChange,
     StartMeasure,
     changes_since_start,
     collapse,
+    reward_means,
 )
 from audiollm.rl.online.progress.skips import SkippedSteps
 from audiollm.rl.online.prompts import PromptMaker
@@ -267,7 +269,8 @@ class PolicyTask:
             greedy = self._means(self._rows_of(self._greedy.greedy(prompts, 0)))
         figures = self._figures_of(sampled)
         flat = figures.pop("groups_without_variance")
-        return StartMeasure(dict(greedy), figures, flat, int(self._total(len(prompts))), is_held_out)
+        count = int(self._total(len(prompts)))
+        return StartMeasure(reward_means(greedy), reward_means(figures), flat, count, is_held_out)
 
     @torch.no_grad()
     def evaluate(self, step: int) -> Mapping[str, float]:
@@ -550,7 +553,7 @@ class PolicyTask:
         reward_AF, scores = made.reward_AF, made.scores
         for place, rollout in enumerate(made.rollouts):
             own = dict(zip(self._rewards, reward_AF[place].tolist(), strict=True))
-            row = {f"reward/{name}": value for name, value in own.items()}
+            row = {f"{REWARD_PREFIX}{name}": value for name, value in own.items()}
             reward = scores.told_A[place] if scores.kept_A[place] else math.nan
             row |= {"reward": reward, "truncated": float(rollout.truncated)}
             rows.append({**row, "answer_length": float(rollout.tokens.num_actions)})

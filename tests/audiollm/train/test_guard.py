@@ -251,7 +251,7 @@ def test_a_task_can_end_the_run_with_its_best_weights(tmp_path: Path) -> None:
     for attempt in range(2):
         task = Stops(10)
         begin_seeded(task)
-        settings = config(best="ones", best_is="higher", evaluate_every=5)
+        settings = config(best="ones", best_is="higher", evaluate_every=5, checkpoint_seconds=1e6)
         figures = train(task, settings, tmp_path / "stops", context_of(tmp_path / "stops"), CPU)
         assert (
             figures["steps"] == 10 and figures["stopped"] == "enough" and figures["best_step"] in (0, 5, 10)

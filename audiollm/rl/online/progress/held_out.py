@@ -22,6 +22,8 @@ MAX_FLAT_SHARE = 0.9
 """Share of groups whose answers all have the same reward, above which there is hardly anything to learn from."""
 FORMAT = "format"
 """The reward whose fall is an alarm of its own."""
+REWARD_PREFIX = "reward/"
+"""Begins the names of the rewards among the figures of a step."""
 SHARE_REWARDS = {FORMAT: "well formed", "accuracy": "right"}
 """Rewards of 0 or 1 that a policy must earn now and then from the first step on, and what they call an answer."""
 FORMAT_LOSS = 0.5
@@ -37,7 +39,7 @@ class StartMeasure:
     """Rewards of the policy that a training begins from."""
 
     greedy: Mapping[str, float]
-    """Mean by reward over greedy answers to the held-out prompts, `reward` for the weighted sum."""
+    """Mean by the reward's name over greedy answers to the held-out prompts, `reward` for the weighted sum."""
     sampled: Mapping[str, float]
     """The same of answers that are sampled as the training samples them."""
     groups_without_variance: float
@@ -90,6 +92,15 @@ class StartMeasure:
                 "then, larger groups, or a higher temperature"
             )
         return None
+
+
+def reward_means(figures: Mapping[str, float]) -> dict[str, float]:
+    """The mean rewards among the figures of a step, by the rewards' names, and `reward` for the weighted sum."""
+    return {
+        name.removeprefix(REWARD_PREFIX): value
+        for name, value in figures.items()
+        if name == "reward" or name.startswith(REWARD_PREFIX)
+    }
 
 
 @dataclass(frozen=True)

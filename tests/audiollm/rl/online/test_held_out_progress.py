@@ -44,6 +44,19 @@ def test_a_change_is_compared_prompt_by_prompt() -> None:
     assert changes_since_start(rows(5, [1.0])) == []
 
 
+def test_a_reward_within_two_standard_errors_of_the_start_is_not_clearly_below() -> None:
+    """Differences of -1, 0, -1 and 0 have a mean of -0.5 and a standard error of sqrt(1 / 3) / 2 = 0.29."""
+    first = rows(0, [3.0, 2.0, 2.0, 1.0])
+    (change,) = changes_since_start([*first, *rows(5, [2.0, 2.0, 1.0, 1.0])])
+    assert change.is_below and not change.is_clearly_below
+
+
+@pytest.mark.parametrize(("before", "after", "lost"), [(1.0, 0.4, True), (0.5, 0.2, True), (0.4, 0.0, False)])
+def test_a_format_that_the_start_hardly_had_is_not_lost(before: float, after: float, lost: bool) -> None:
+    (change,) = changes_since_start([*rows(0, [1.0, 1.0], before), *rows(5, [1.0, 1.0], after)])
+    assert change.lost_format is lost
+
+
 def test_a_policy_has_collapsed_after_so_many_evaluations_in_a_row() -> None:
     low, high = [0.0, 0.0, 0.1, 0.0], [1.0, 1.0, 1.0, 0.9]
     start = rows(0, high)
