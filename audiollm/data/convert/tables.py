@@ -233,6 +233,7 @@ def _named_rows(
                 continue
             columns = finder.of_row(row)
             path = row.get(columns.get("audio", ""))
+            path = path.strip() if isinstance(path, str) else path
             fields = {field: _as_text(row[column]) for field, column in columns.items() if field != "audio"}
             id = fields.pop("id", "")
             if is_missing(id, is_name=True):

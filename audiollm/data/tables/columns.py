@@ -46,13 +46,14 @@ def match_column(names: Iterable[str], name: str) -> str | None:
 
 def find_columns(
     names: Sequence[str],
-    given: Mapping[str, str],
+    named: Mapping[str, str],
     place: str,
     usual_columns: Mapping[str, Sequence[str]] = USUAL_COLUMNS,
 ) -> dict[str, str]:
     """The column of each field: those that were named, then the usual ones, then every other by its own name.
 
     Args:
+        named: fields and their columns where these do not have the usual names.
         usual_columns: for each field, the columns that are taken for it, the first that is there.
 
     Raises:
@@ -64,11 +65,11 @@ def find_columns(
         column = next((match for match in matches if match is not None), None)
         if column is not None:
             columns[field] = column
-    for field, named in given.items():
-        match = match_column(names, named)
+    for field, name in named.items():
+        match = match_column(names, name)
         if match is None:
             raise ConfigError(
-                f"{field}={named}: {place} has no such column", "--columns", suggestion(named, list(names))
+                f"{field}={name}: {place} has no such column", "--columns", suggestion(name, list(names))
             )
         columns[field] = match
     others = [name for name in names if name not in columns.values() and name not in columns]
@@ -79,7 +80,7 @@ class ColumnFinder:
     """The columns of a list whose rows may have different keys, as JSON's may.
 
     Args:
-        names, given, place, usual_columns: as of `find_columns`.
+        names, named, place, usual_columns: as of `find_columns`.
 
     Raises:
         ConfigError: a column was named that no row has.
@@ -88,13 +89,13 @@ class ColumnFinder:
     def __init__(
         self,
         names: Sequence[str],
-        given: Mapping[str, str],
+        named: Mapping[str, str],
         place: str,
         usual_columns: Mapping[str, Sequence[str]] = USUAL_COLUMNS,
     ) -> None:
-        self.columns = find_columns(names, given, place, usual_columns)
+        self.columns = find_columns(names, named, place, usual_columns)
         """Those of all rows together."""
-        self._given = {field: self.columns[field] for field in given}
+        self._named = {field: self.columns[field] for field in named}
         self._place, self._usual, self._names = place, usual_columns, list(names)
         self._by_names: dict[tuple[str, ...], dict[str, str]] = {tuple(names): self.columns}
 
@@ -106,8 +107,8 @@ class ColumnFinder:
         """The column of each field in a row."""
         names = tuple(row)
         if names not in self._by_names:
-            given = {field: column for field, column in self._given.items() if column in row}
-            self._by_names[names] = find_columns(names, given, self._place, self._usual)
+            named = {field: column for field, column in self._named.items() if column in row}
+            self._by_names[names] = find_columns(names, named, self._place, self._usual)
         return self._by_names[names]
 
 

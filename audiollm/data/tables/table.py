@@ -149,10 +149,11 @@ def separator_of(lines: Sequence[str], path: Path, known_columns: Collection[str
     return max(splitting, key=rank, default=usual)
 
 
-def _one_line(line: str, separator: str) -> list[str] | None:
+def _one_line(line: str, separator: str, skips_spaces: bool = False) -> list[str] | None:
     """The cells of a line with well-formed quotation marks; None where they are not."""
     try:
-        rows = list(csv.reader([line], delimiter=separator, strict=True))
+        reader = csv.reader([line], delimiter=separator, strict=True, skipinitialspace=skips_spaces)
+        rows = list(reader)
     except csv.Error:
         return None
     return rows[0] if rows else []
@@ -227,6 +228,9 @@ class _RowParser:
         one_line = quoted is not None and quoted[1] == place + 1
         if len(plain) == width and (not one_line or self._separator == "\t"):
             return self._as_text(place, plain), place + 1
+        spaced = _one_line(line, self._separator, skips_spaces=True)
+        if spaced is not None and len(spaced) == width:  # `a.wav, "one, two"`
+            return spaced, place + 1
         return self._checked(quoted[0] if quoted is not None and one_line else plain), place + 1
 
     def _checked(self, cells: list[str]) -> list[str] | BadRow:

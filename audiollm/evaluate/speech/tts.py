@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from audiollm.data.tables.text_lines import read_lines
 from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.judging import FileEmbeddings, SpeechClip, cosine, digest, value_of
 from audiollm.evaluate.report.formats import percent, with_interval
@@ -58,12 +59,8 @@ def read_list(path: Path) -> list[SpeechItem]:
     Raises:
         ConfigError: it cannot be read, a line with another number of fields, or a name that is used twice.
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot be read: {error}", str(path), "give a list in UTF-8") from None
     items: dict[str, SpeechItem] = {}
-    for place, line in enumerate(lines, start=1):
+    for place, line in enumerate(read_lines(path).lines, start=1):
         if not line.strip():
             continue
         item = _item(line.strip().split("|"), path.parent, f"{path}:{place}")

@@ -179,6 +179,7 @@ def _read(path: Path, required: Sequence[str]) -> tuple[list[tuple[str, dict[str
         fields |= {
             _COLUMN_NAMES.get(field, field): _as_text(field, row[column]) for field, column in columns.items()
         }
+        fields["path"] = fields.get("path", "").strip()
         for name in required:
             value = row.get(columns.get(name, ""))
             if not isinstance(value, str) or is_missing(value):

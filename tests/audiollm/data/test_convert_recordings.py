@@ -299,6 +299,18 @@ def test_parquet_with_sound_in_it(tmp_path: Path) -> None:
             assert load(tmp_path / sample.audio("user")[0].path).num_samples == 16_000
 
 
+def test_parquet_of_the_audio_feature(tmp_path: Path) -> None:
+    """As datasets on the hub have it: the sound inside, and the feature in the file's metadata."""
+    datasets = pytest.importorskip("datasets")
+    sounds(tmp_path, "a.wav")
+    content = {"bytes": (tmp_path / "a.wav").read_bytes(), "path": "a.wav"}
+    features = datasets.Features({"audio": datasets.Audio(16_000), "text": datasets.Value("string")})
+    plain = datasets.Dataset.from_list([{"audio": content, "text": "hi"}])
+    plain.cast(features).to_parquet(str(tmp_path / "in/test-00000-of-00001.parquet"))
+    (sample,) = convert(tmp_path, "huggingface", tmp_path / "in", "--task", "asr")
+    assert load(tmp_path / sample.audio("user")[0].path).num_samples == 16_000 and sample.is_held_out
+
+
 def test_files_of_an_unknown_split_beside_known_ones_are_refused(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     sounds(tmp_path, "a.wav")

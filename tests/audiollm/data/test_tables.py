@@ -116,6 +116,7 @@ GRUSS = [["a.wav", "Grüße, Ann"], ["b.wav", "zwei"]]
         ("pipes.csv", "utf-8", "path|text\na.wav|Grüße, Ann\nb.wav|zwei"),
         ("commas.tsv", "utf-8", 'path,text\na.wav,"Grüße, Ann"\nb.wav,zwei\n'),
         ("pandas.csv", "utf-8", ',path,text\n0,a.wav,"Grüße, Ann"\n1,b.wav,zwei\n'),
+        ("spaces.csv", "utf-8", 'path, text\na.wav, "Grüße, Ann"\nb.wav,zwei\n'),
         ("empty_columns.csv", "utf-8", 'path,text,,\na.wav,"Grüße, Ann",,\n,,,\nb.wav,zwei,,\n'),
     ],
 )
