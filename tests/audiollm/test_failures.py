@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from audiollm.audio import save
 from audiollm.commands.cli import build_app
+from audiollm.evaluate.judges.judging import failures_of
+from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.failures import (
     MAX_EQUAL_FAILURES,
     MAX_SIMILAR_FAILURES,
@@ -96,6 +98,16 @@ def test_an_exception_of_an_item_passes_on_and_is_counted() -> None:
         for _ in range(100):
             with pytest.raises(ValueError, match="no"), noted_outcome("judge"):
                 raise ValueError("no")
+
+
+def test_silent_clips_stop_no_training() -> None:
+    """A policy that begins with silence goes on, as long as one clip is heard."""
+    with watched_failures("train_policy"):
+        for _ in range(100):
+            with pytest.raises(MetricError, match="silent"), failures_of("classifier"):
+                raise MetricError("the clip is silent")
+        with failures_of("classifier"):
+            pass
 
 
 # ------------------------------------------------------------------------------------------ the commands

@@ -27,6 +27,7 @@ from audiollm.evaluate.judges.features import (
     mel_power,
     pad_clips,
 )
+from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.files.atomic import DamagedFile, atomic_path, read_record, write_json
 from audiollm.files.tensors import load_tensors
 
@@ -150,11 +151,11 @@ class ClipClassifier:
         """The scores of the labels for one clip, `[K]`.
 
         Raises:
-            ValueError: the clip is silent.
+            MetricError: the clip is silent.
         """
         power_TM = mel_power(samples_CN, sample_rate, self._filters_FM)
         if not len(power_TM):
-            raise ValueError("the clip is silent")
+            raise MetricError("the clip is silent")
         power_BTM, frames_B = pad_clips([power_TM])
         with torch.inference_mode():
             logits_BK: Tensor = self.network(log_features(power_BTM), frames_B)

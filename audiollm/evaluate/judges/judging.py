@@ -277,11 +277,13 @@ class FileEmbeddings:
 def failures_of(judge: str) -> Iterator[None]:
     """Turn any exception of a judge or a model into a `MetricError` that names it.
 
+    A `MetricError` of its own is a fault of the clip (it is silent).
+
     Raises:
         FailedOnEveryItem: it has failed on a few dozen clips for this reason, and succeeded on none.
     """
     try:
-        with noted_outcome(judge):
+        with noted_outcome(judge, (MetricError,)):
             yield
     except FailedOnEveryItem:
         raise

@@ -83,7 +83,7 @@ class ClassifierSpeakerJudge:
         """The embedding of the voice, float32 `[K]`, K training speakers: the logits, less their mean.
 
         Raises:
-            ValueError: the clip is silent.
+            MetricError: the clip is silent.
         """
         logits_K = self._classifier.logits(samples_1N, sample_rate)
         return logits_K - logits_K.mean()
