@@ -21,6 +21,8 @@ from audiollm.errors import ConfigError
 SEPARATORS = {",": "comma", "\t": "tab", ";": "semicolon", "|": "pipe"}
 """Separators of cells, and their names."""
 _SAMPLE_LINES = 200
+_MAX_CELL = 131_072
+"""Longest cell in characters, as `csv` has it for quoted ones."""
 _EXTENSION = re.compile(r"\.[A-Za-z][A-Za-z0-9]{1,4}$")
 _BROKEN = re.compile("[\udc80-\udcff]")
 """Bytes that are not UTF-8, as `read_lines` gives them."""
@@ -234,6 +236,9 @@ class _RowParser:
         return self._checked(quoted[0] if quoted is not None and one_line else plain), place + 1
 
     def _checked(self, cells: list[str]) -> list[str] | BadRow:
+        longest = max(map(len, cells))
+        if longest > _MAX_CELL:
+            return BadRow(f"a cell of {longest} characters: at most {_MAX_CELL} are read")
         if len(cells) == self._width or not any(cell.strip() for cell in cells):
             return cells
         reason = (

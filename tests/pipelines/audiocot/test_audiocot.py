@@ -355,10 +355,12 @@ def test_pictures_that_cannot_be_read_are_an_error_of_their_sound(tmp_path: Path
     assert (funnel["audio_files"], funnel["files_failed"]) == (1, 1)
 
 
-@pytest.mark.parametrize("content", [b"path,caption\na.wav,caf\xe9\n", b"path\n" + b"a" * 200_000 + b"\n"])
+@pytest.mark.parametrize(
+    "content", [b"path,caption\na.wav,\xef\xf0\xe8\xe2\xe5\xf2\n", b"path\n" + b"a" * 200_000 + b"\n"]
+)
 def test_a_list_that_is_no_text_is_a_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "list.csv").write_bytes(content)
-    with pytest.raises(StageError, match=r"list\.csv: "):
+    with pytest.raises(StageError, match=r"list\.csv(:2)?: "):
         think(tmp_path / "out", tmp_path / "list.csv")
 
 
