@@ -11,7 +11,7 @@ import torch
 from scipy.signal import lfilter
 from torch import Tensor
 
-from audiollm.audio import load, normalize_rms, peak_dbfs, rms_dbfs, to_mono
+from audiollm.audio import LevelMeter, load, normalize_rms, peak_dbfs, rms_dbfs, to_mono
 from audiollm.audio.mixing import BLOCK_SAMPLES, Mixdown, mono_channel
 from audiollm.audio.streams import stream_mono
 
@@ -77,6 +77,25 @@ def test_the_level_is_that_of_the_mix() -> None:
     assert rms_dbfs(both_CN) == rms_dbfs(to_mono(both_CN))
     assert rms_dbfs(normalize_rms(both_CN, -26.0)) == pytest.approx(-26.0, abs=1e-3)
     assert rms_dbfs(torch.zeros(2, 9)) == -math.inf
+
+
+@pytest.mark.parametrize("length", [1, 500, BLOCK_SAMPLES - 1, BLOCK_SAMPLES + 9])
+def test_channels_of_a_short_clip_cancel_each_other_too(length: int) -> None:
+    samples_CN = inverted("inverted")[:, :length]
+    assert torch.equal(to_mono(samples_CN)[0], samples_CN[0]) and rms_dbfs(samples_CN) > -60
+
+
+def test_the_level_of_pieces_is_that_of_the_whole() -> None:
+    """The loudest piece may be the first."""
+    samples_1N = torch.cat([voice(0), 0.1 * voice(1), torch.zeros(7)])[None]
+    meter = LevelMeter()
+    for piece_1N in samples_1N.split(5000, dim=1):
+        meter.push(piece_1N)
+    meter.push(samples_1N[:, :0])
+    assert meter.num_samples == samples_1N.shape[1]
+    assert meter.rms_dbfs == pytest.approx(rms_dbfs(samples_1N))
+    assert meter.peak_dbfs == pytest.approx(20 * math.log10(float(samples_1N.abs().max())))
+    assert meter.gain_to(0.0, 0.5) == pytest.approx(0.5 / float(samples_1N.abs().max()))
 
 
 @pytest.mark.parametrize("length", [1, BLOCK_SAMPLES - 1, BLOCK_SAMPLES, 5 * BLOCK_SAMPLES + 77])

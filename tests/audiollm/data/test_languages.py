@@ -59,6 +59,7 @@ def test_scripts() -> None:
     assert languages_of("LATIN", {"en", "ru", "sr", "zh"}) == {"en", "sr"}
     assert languages_of("CYRILLIC", {"en", "ru", "sr", "zh"}) == {"ru", "sr"}
     assert not is_written_in("Привет", "en") and not is_written_in("hello", "ru")
+    assert is_written_in("你好世界", "zh") and not is_written_in("你好世界", "ja")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from audiollm.data.tables.columns import find_columns, is_missing
 from audiollm.data.tables.rows import checked_rows, read_rows
-from audiollm.data.tables.splits import HELD_OUT_NAMES, TRAINED_NAMES, holds_out, split_of
+from audiollm.data.tables.splits import HELD_OUT_NAMES, TRAINED_NAMES, holds_out, is_of_split, split_of
 from audiollm.data.tables.table import BadRow, read_table
 from audiollm.errors import ConfigError
 
@@ -126,6 +126,15 @@ def test_exports_are_read(tmp_path: Path, name: str, encoding: str, content: str
     assert bool(notes) is (encoding == "cp1252"), "a guessed encoding is said"
 
 
+def test_names_of_columns_tell_the_separator_where_every_line_has_two(tmp_path: Path) -> None:
+    content = "path,text,tags;of;the;clip\na.wav,one,w;x;y;z\n"
+    assert cells(tmp_path / "t.csv", content) == [["a.wav", "one", "w;x;y;z"]]
+
+
+def test_the_end_mark_of_dos_is_no_row(tmp_path: Path) -> None:
+    assert cells(tmp_path / "t.csv", "path,text\r\na.wav,one\r\n\x1a") == [["a.wav", "one"]]
+
+
 def test_a_broken_line_among_utf8_is_refused_alone(tmp_path: Path) -> None:
     content = "path,text\na.wav,für\n".encode() + b"b.wav,caf\xe9\nc.wav,x\n"
     assert cells(tmp_path / "t.csv", content) == [
@@ -201,6 +210,25 @@ def test_nan_is_no_name() -> None:
 )  # fmt: skip
 def test_held_out_names(name: str) -> None:
     assert holds_out(name) and split_of(name) == "test"
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "is_of"),
+    [
+        ("evaluation", "test", True),
+        ("dev-clean", "test", True),
+        ("dev-clean", "dev-clean", True),
+        ("train_sft", "train", True),
+        ("train", "test", False),
+        ("dev", "validation", False),
+        ("latest", "test", False),
+        ("latest", "latest", True),
+        ("", "test", False),
+        (None, "test", False),
+    ],
+)
+def test_a_split_is_of_its_own_name_and_of_its_kind(name: str | None, split: str, is_of: bool) -> None:
+    assert is_of_split(name, split) is is_of
 
 
 @pytest.mark.parametrize("name", [*TRAINED_NAMES, "train-clean-100", "Train_SFT", "training set"])
