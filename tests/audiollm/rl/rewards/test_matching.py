@@ -30,3 +30,10 @@ def test_a_free_answer(answer: str, key: str, match: Match, tolerance: float, ri
 @pytest.mark.parametrize(("answer", "right"), [("A dog.", True), ("The animal is a dog.", False)])
 def test_an_answer_in_tags_is_the_key_alone(answer: str, right: bool) -> None:
     assert is_right(answer, "a dog", (), "text", 0.0, is_free=False) is right
+
+
+@pytest.mark.parametrize(("terms", "right"), [(3, True), (120, False)])
+def test_a_formula_of_more_than_two_hundred_characters_is_compared_as_text(terms: int, right: bool) -> None:
+    formula = "+".join(["1"] * terms)
+    assert is_right(formula, str(terms), (), "math", 0.0) is right
+    assert is_right(formula, formula, (), "math", 0.0)
