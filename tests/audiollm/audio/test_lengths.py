@@ -14,7 +14,7 @@ import soundfile
 import torch
 from torch import Tensor
 
-from audiollm.audio import AudioError, load, probe
+from audiollm.audio import AudioError, decoding, load, probe
 from audiollm.audio.lengths import xing_header
 from audiollm.audio.ogg import ogg_links
 from audiollm.audio.streams import stream_mono
@@ -57,6 +57,13 @@ def test_nothing_is_said_of_whole_files(files: dict[str, Path], tmp_path: Path) 
         path = tmp_path / f"{number}.wav"
         path.write_bytes(wav[:size] + struct.pack("<I", unknown) + wav[size + 4 :])
         assert difference(path) is None, hex(unknown)
+
+
+@pytest.fixture(autouse=True)
+def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process names a number of files, each once: those of other tests do not count."""
+    monkeypatch.setattr(decoding, "_compared", set())
+    monkeypatch.setattr(decoding, "_named", [])
 
 
 @pytest.mark.parametrize("name", WITH_LENGTH)
