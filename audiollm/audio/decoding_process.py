@@ -23,6 +23,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -233,6 +234,9 @@ _crashes: dict[Any, str] = {}
 
 def _results(task: Task, remember: bool = True) -> Iterator[Any]:
     source, name = task[1].source, task[1].name
+    if isinstance(source, str):  # the process may have been started in another folder
+        request: Any = task[1]
+        task = task[0], replace(request, source=str(Path(source).absolute()))
     if remember and _crashes and (reason := _crashes.get(_identity(source))):
         raise DecoderCrash(name, reason)
     done = 0

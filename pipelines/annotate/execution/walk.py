@@ -227,7 +227,7 @@ def _file_row(source: RecordingSource, values: Mapping[str, Value]) -> Row:
         **_named(source),
         "duration_s": values["voice_activity"]["duration_s"],
         "speech_s": round(sum(end - start for start, end in values["voice_activity"]["spans"]), 3),
-        "length": values["voice_activity"]["length"],
+        "length": values["voice_activity"].get("length"),
         "form": {name: values["probe"][name] for name in ("codec", "sample_rate", "num_channels")},
         "voices": {
             name: {"seconds": v["seconds"], "embedding": v["embedding"]} for name, v in speakers.items()

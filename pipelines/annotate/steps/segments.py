@@ -70,7 +70,7 @@ class Segments:
         spans = [VoicedSpan(*span) for span in activity["spans"]]
         if item.given.text is not None:
             whole = _row(_trim(duration_s, spans), "speech", item.given.speaker, spans, 0.0)
-            notes = [activity["length"], None if spans else "no speech heard in it, kept whole"]
+            notes = [activity.get("length"), None if spans else "no speech heard in it, kept whole"]
             if any(notes):
                 whole["note"] = "; ".join(filter(None, notes))
             return {"segments": [whole]}

@@ -56,7 +56,7 @@ def test_bad_and_long_samples_are_named_and_the_rest_goes_on(tmp_path: Path, tem
 
 
 def test_samples_without_an_answer_and_held_out_splits(tmp_path: Path, template: Template) -> None:
-    """Nothing is learned from a conversation without the assistant; `validation` and `dev` are no training data."""
+    """Nothing is learned from a conversation without the assistant; `validation`, `dev` and their like are held out."""
     said = SAMPLE.messages[1]
     answered = [said, said.model_copy(update={"role": "assistant"})]
     splits = ["train", "validation", "dev-clean", "test", "development", None]
@@ -69,8 +69,8 @@ def test_samples_without_an_answer_and_held_out_splits(tmp_path: Path, template:
     aside = SetAside(tmp_path / "set_aside.jsonl", "train")
     source = open_source(tmp_path / "samples.jsonl")
     found = survey_sources([source], template, 200, "cut", aside, lambda: None)
-    assert found.used(0, held_out=False).tolist() == [0, 4, 5]
-    assert found.used(0, held_out=True).tolist() == [1, 2, 3]
+    assert found.used(0, held_out=False).tolist() == [0, 5]
+    assert found.used(0, held_out=True).tolist() == [1, 2, 3, 4]
     assert [(row["id"], row["kind"]) for row in aside.rows] == [("asked", "no answer")]
 
 
