@@ -89,12 +89,24 @@ class FreshTraining:
         table = mean_of_shares if is_share else mean_of_normal
         return {step: {**table(values), "is_share": is_share} for step, values in sorted(by_step.items())}
 
+    def before_and_after(self, name: str) -> list[Row]:
+        """The tables of a reward at the start and of the model that is handed over; one where there is only one."""
+        tables = self.tables(name)
+        if len(tables) < 2:
+            return list(tables.values())
+        return [tables[min(tables)], tables[self._handed_over(tables)]]
+
+    def _handed_over(self, tables: Mapping[int, Row]) -> int:
+        """The evaluation of the model that is handed over: that of the best weights, or the last."""
+        best_step = (self.stage.figures or {}).get("best_step")
+        return int(best_step) if best_step in tables else max(tables)
+
     def gain(self, name: str) -> Row | None:
-        """The mean of a reward's change from the first to the last evaluation, answer by answer, with its interval."""
+        """The mean of a reward's change from the start to the model that is handed over, answer by answer."""
         tables = self.tables(name)
         if len(tables) < 2:
             return None
-        first, last = min(tables), max(tables)
+        first, last = min(tables), self._handed_over(tables)
         before, after = (
             {str(row.get("id")): _value(row, name) for row in self.answers if row["step"] == step}
             for step in (first, last)

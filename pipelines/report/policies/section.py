@@ -47,7 +47,7 @@ def policy_tiles(material: Material) -> list[Row]:
     found = []
     for training in (FreshTraining(stage) for stage in material.stages(*KINDS) if stage.figures is not None):
         name = "accuracy" if training.tables("accuracy") else REWARD
-        tables = list(training.tables(name).values())
+        tables = training.before_and_after(name)
         if tables:
             found.append((tables[-1]["mean"], name, tables[0], tables[-1], training))
     if not found:
@@ -138,16 +138,14 @@ def _scores(training: FreshTraining) -> list[Row]:
     names = training.reward_names
     rows = []
     for name in [*names, *([REWARD] if len(names) != 1 else [])]:
-        tables = list(training.tables(name).values())
+        tables = training.before_and_after(name)
         if not tables:
             continue
         gain = training.gain(name)
         rows.append(
             {
                 "name": "weighted sum" if name == REWARD else short_name(name),
-                "cells": [
-                    _cell(table) for table in (tables[:1] if len(tables) == 1 else (tables[0], tables[-1]))
-                ],
+                "cells": [_cell(table) for table in tables],
                 "gain": None if gain is None else _gain_text(gain),
             }
         )
@@ -266,7 +264,7 @@ def _compared_row(material: Material, training: FreshTraining, place: int) -> Ro
     figures = training.stage.figures or {}
     cells = []
     for name in [*_shared_rewards([training]), REWARD]:
-        tables = list(training.tables(name).values())
+        tables = training.before_and_after(name)
         cells.append(
             (
                 short_name(name),

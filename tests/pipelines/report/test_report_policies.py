@@ -131,6 +131,16 @@ def test_rewards_before_and_after_have_intervals(whole: Run) -> None:
     assert not other["evaluated"]["after"]
 
 
+def test_the_model_that_is_handed_over_has_the_figure_of_its_step(whole: Run) -> None:
+    """The start was the best: nothing was gained, whatever the last evaluation says."""
+    figures = whole.results["first"].figures
+    assert figures is not None
+    figures["best_step"] = 0
+    accuracy = section(whole)["stages"][0]["scores"][0]
+    assert [cell["share"]["value"] for cell in accuracy["cells"]] == [0.25, 0.25]
+    assert accuracy["gain"] == "+0.0 points (+0.0 to +0.0)"
+
+
 def test_a_model_that_is_worse_than_its_start_is_at_the_head_of_the_page(whole: Run) -> None:
     figures = whole.results["first"].figures
     assert figures is not None
