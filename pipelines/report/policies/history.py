@@ -99,7 +99,7 @@ class FreshTraining:
     def _handed_over(self, tables: Mapping[int, Row]) -> int:
         """The evaluation of the model that is handed over: that of the best weights, or the last."""
         best_step = (self.stage.figures or {}).get("best_step")
-        return int(best_step) if best_step in tables else max(tables)
+        return next((step for step in tables if step == best_step), max(tables))
 
     def gain(self, name: str) -> Row | None:
         """The mean of a reward's change from the start to the model that is handed over, answer by answer."""
