@@ -20,7 +20,7 @@ from audiollm.errors import StageError, error_line
 MAX_EQUAL_FAILURES = 24
 """Equal failures of a step that never succeeded, after which a run stops."""
 MAX_SIMILAR_FAILURES = 48
-"""The same for failures whose texts differ only in their numbers (sizes, addresses): weaker evidence of one reason."""
+"""Equal failures in a row, but for numbers (sizes, addresses) in their texts, that end a run: weaker evidence."""
 MIN_EQUAL_FAILURES = 3
 """Equal failures of a step that never succeeded, from which a finished run ends with an error; a run of fewer items
 needs all of them."""

@@ -101,7 +101,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of a recipe gave."""
+    """Scores and costs of a run of a recipe."""
 
     seed: int
     before: Scores

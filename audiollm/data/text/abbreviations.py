@@ -17,7 +17,7 @@ _SENTENCE_STARTERS = (
     r"|There|These|They|This|To|We|What|When|Where|Who|Why|With|Yes|You|Your)\b"
 )
 _NOT_A_SENTENCE = rf"(?!{_SENTENCE_STARTERS})"
-"""What follows a title is a name, and no word that begins a sentence."""
+"""Lookahead: the next word begins no sentence, so that it may be the name behind a title."""
 _NUMERAL = r"(?=\d|[IVX]{2,6}\b)"
 _SENTENCE_START = r"(?:(?<=^)|(?<=[.!?;:] )|(?<=\())"
 _SENTENCE_END = re.compile(rf"\s*[\"')\]]*\s*(?:$|\s{_SENTENCE_STARTERS})")

@@ -26,7 +26,7 @@ _UNITS: dict[str, tuple[str, float]] = {
 _LEAD = re.compile(
     r"^.*?\b(?:is|are|was|were|answer|hear|it's|that's)\b(?:\s*(?:is|:|=))?\s*|^answer\s*[:=]\s*", re.I | re.S
 )
-"""What is said before a statement."""
+"""Opening phrases of a statement (`the sound is`, `I hear`)."""
 MAX_LEADS = 3
 """Words such as `is` that may stand before a statement, beside the first."""
 _DENIED = re.compile(r"\b(?:not|no|never|nor|cannot)\b|n't\b|^,.*[,;]", re.IGNORECASE)

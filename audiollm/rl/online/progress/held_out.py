@@ -41,7 +41,7 @@ class StartMeasure:
     greedy: Mapping[str, float]
     """Mean by the reward's name over greedy answers to the held-out prompts, `reward` for the weighted sum."""
     sampled: Mapping[str, float]
-    """The same of answers that are sampled as the training samples them."""
+    """Mean by reward over answers that are sampled as in training, `reward` for the weighted sum."""
     groups_without_variance: float
     """Share of the sampled groups whose answers all have the same reward."""
     prompts: int
