@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,7 +107,7 @@ class Outcome:
     """Empty where the case has no stage before."""
     after: Scores
     minutes: float
-    """Of all stages on the wall clock."""
+    """Minutes of all stages on the wall clock."""
     cpu_minutes: float
     warnings: Sequence[str]
 
@@ -146,7 +145,7 @@ def _run_case(name: str, case: Case, place: str, options: argparse.Namespace) ->
     seeds = options.seeds if case.seeded else options.seeds[:1]
     outcomes = []
     for seed in seeds:
-        with _busy_process() if place == "busy" else _nothing():
+        with _busy_process() if place == "busy" else nullcontext():
             outcomes.append(_outcome(case, seed, f"{name}-{place}-{seed}", place, options))
     print(json.dumps(_line(f"{name}, {place}", case, outcomes)), flush=True)
     return not case.must_gain or _change(outcomes)["low"] > 0
@@ -232,17 +231,12 @@ def _phrases(runs: Path) -> Path:
 @contextmanager
 def _busy_process() -> Iterator[None]:
     """A process that takes a core for as long as the block runs."""
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"], preexec_fn=os.setpgrp)
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
     try:
         yield
     finally:
         process.kill()
         process.wait()
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 if __name__ == "__main__":

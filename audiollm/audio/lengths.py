@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 _EXACT_S = 0.02
 """Largest difference that is not named for codecs without a delay: PCM, FLAC."""
 _LOSSY_S, _LOSSY_SAMPLES = 0.05, 4096
-"""The same for others: seconds of rounding, and samples of delay and padding (AAC: 2112 before, a frame behind)."""
+"""Largest difference that is not named for lossy codecs: seconds of rounding, and samples of delay and padding (AAC:
+2112 before, a frame behind)."""
 _STREAMED_BYTES = 0x7FFF0000
 """Sizes in 32-bit headers from which a program means that it did not know: 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF."""
 _COUNTED_BYTES = 1 << 24

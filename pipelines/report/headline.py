@@ -52,7 +52,7 @@ def headline(material: Material, summary: Mapping[str, Any]) -> list[Row]:
 
 
 def warnings_of(material: Material) -> list[Row]:
-    """What stages warn of: models that are worse than their start, trainings that were stopped."""
+    """Return the warnings of all stages: a model that is worse than its start, a training that was stopped."""
     return [
         {"stage": name, "text": str(text)}
         for name, result in material.results.items()

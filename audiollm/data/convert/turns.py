@@ -30,7 +30,7 @@ class SourceTurn(NamedTuple):
     """A message of a source."""
 
     role: str
-    """As the source calls it."""
+    """Role by the name that the source has for it."""
     content: Any
     """A text, or OpenAI's list of parts."""
     weight: int = 1

@@ -94,7 +94,7 @@ class ColumnFinder:
         usual_columns: Mapping[str, Sequence[str]] = USUAL_COLUMNS,
     ) -> None:
         self.columns = find_columns(names, named, place, usual_columns)
-        """Those of all rows together."""
+        """The columns that the rows have, together."""
         self._named = {field: self.columns[field] for field in named}
         self._place, self._usual, self._names = place, usual_columns, list(names)
         self._by_names: dict[tuple[str, ...], dict[str, str]] = {tuple(names): self.columns}
