@@ -6,7 +6,9 @@ Oracle on a CPU: the same weights, rounded to half precision and stored in float
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,14 +18,32 @@ import transformers
 from numpy.typing import NDArray
 
 from audiollm.audio import Waveform
+from audiollm.evaluate.judges.classifier import ClassifierConfig, ClipClassifier, ClipNet
 from audiollm.files import transformers_folders
+from audiollm.flow.model.mmdit import MMDiT
+from audiollm.flow.model.packed import pack_conditions
+from audiollm.flow.model.rows import rows_of
+from audiollm.flow.model.thinksound import ThinkSound
+from audiollm.flow.sound_model import SoundModel, SoundModelConfig, condition_facts
+from audiollm.onnx_models import package_file
+from audiollm.rl.preference.critic import CriticModel
+from audiollm.rl.preference.critic_settings import CriticStart
+from audiollm.rl.reward.model import RewardModel, Scored, load_reward_model
+from audiollm.train.options import LoRASettings
 from tests.audiollm.evaluate.sound.test_evaluate_sound import save_clap
+from tests.audiollm.flow import test_mmdit, test_thinksound
 from tests.audiollm.flow.test_condition_encoders import CAPTION_DIM, save_clip, save_tokenizer
 from tests.audiollm.half_precision import DTYPES, stored_as
 from tests.audiollm.models.tiny_audio_llms import save_tiny
+from tests.audiollm.rl.policy.packed_samples import save_model
+from tests.audiollm.rl.preference.records import tone
+from tests.audiollm.rl.reward.test_reward_models import samples
 from tests.pipelines.annotate.steps.tiny_recognizers import ctc_folder, whisper_folder
 from tests.pipelines.audiocot.test_tracking import detector, tracker
+from tests.tokenizer import test_codecs, test_continuous, test_higgs, test_mel_pca, test_model
 from tests.tokenizer.test_teacher import WAVE, wav2vec2_bert, whisper
+from tokenizer.continuous.model import AudioVAE
+from tokenizer.native.model import AudioTokenizer
 
 Figures = NDArray[np.float64]
 RATE = 16_000
@@ -75,6 +95,65 @@ def save_codec(model_class: Any, config: Any) -> Callable[[Path], None]:
         model_class(config).save_pretrained(folder)
 
     return save
+
+
+def save_random(name: str) -> Callable[[Path], None]:
+    """A published codec with random weights, by its name in `CODECS`."""
+    return lambda folder: test_codecs.make(name).save_pretrained(folder)
+
+
+def save_higgs(folder: Path) -> None:
+    torch.manual_seed(5)
+    transformers.HiggsAudioV2TokenizerModel(test_higgs.tiny_config()).save_pretrained(folder)
+
+
+def save_tokenizer_model(folder: Path) -> None:
+    torch.manual_seed(6)
+    AudioTokenizer(test_model.SMALL).save_pretrained(folder)
+
+
+def save_vae(folder: Path) -> None:
+    torch.manual_seed(7)
+    AudioVAE(test_continuous.SMALL).save_pretrained(folder)
+
+
+def save_flow(folder: Path) -> None:
+    conditions = {"caption": condition_facts(kind="features", width=test_mmdit.CONFIG.caption_dim)}
+    model = SoundModel(SoundModelConfig("native", asdict(test_mmdit.CONFIG), "toy", RATE, 1, 400, conditions))
+    assert isinstance(model.transformer, MMDiT)
+    test_mmdit.randomized(model.transformer)
+    model.save_pretrained(folder)
+
+
+def save_thinksound(folder: Path) -> None:
+    test_thinksound.randomized(ThinkSound(test_thinksound.SMALL)).save_pretrained(folder)
+
+
+def save_reward_model(kind: str, scored: Scored = "answers") -> Callable[[Path], None]:
+    def save(folder: Path) -> None:
+        start = folder.with_name(f"{folder.name}_start")
+        save_model(start, kind) if kind == "codes" else save_tiny(kind, start)
+        torch.manual_seed(8)
+        RewardModel.begin(start, scored=scored, bias=True).save(folder)
+
+    return save
+
+
+def save_critic(folder: Path) -> None:
+    start = folder.with_name(f"{folder.name}_start")
+    save_model(start, "codes")
+    torch.manual_seed(9)
+    CriticModel.begin(with_critic(start), 1000).save(folder)
+
+
+def with_critic(folder: Path) -> Any:
+    """The settings of a training that a critic is begun from."""
+    return SimpleNamespace(model=folder, trained="all", lora=LoRASettings(), critic=CriticStart())
+
+
+def save_classifier(folder: Path) -> None:
+    torch.manual_seed(10)
+    ClipClassifier(ClipNet(3, ClassifierConfig()), ("a", "b", "c"), 8000.0, ClassifierConfig()).save(folder)
 
 
 def save_llama(folder: Path) -> None:
@@ -194,6 +273,63 @@ def encode_and_decode(folder: Path) -> Any:
     return codec.decode(codec.encode(samples_1N))
 
 
+def encode_latents(folder: Path) -> Any:
+    from audiollm.autoencoder import load_autoencoder
+
+    autoencoder = load_autoencoder(folder)
+    samples_CN = torch.from_numpy(NOISE_N)[None].expand(autoencoder.channels, -1)
+    with torch.no_grad():
+        latent_DT = autoencoder.encode_distribution(samples_CN).mean
+        return torch.cat(
+            [latent_DT.flatten(), autoencoder.decode(autoencoder.normalize(latent_DT)).flatten()]
+        )
+
+
+def flow_velocity(folder: Path) -> Any:
+    model = SoundModel.from_pretrained(folder)
+    conditions = test_mmdit.conditions_of(("caption",), 0)
+    with torch.no_grad():
+        packed, latents = (
+            pack_conditions([conditions], torch.device("cpu")),
+            rows_of([6], torch.device("cpu")),
+        )
+        context_LE = torch.zeros(6, test_mmdit.CONFIG.input_channels - 8)
+        return model(
+            torch.linspace(-1, 1, 48).reshape(6, 8), torch.tensor([0.3]), packed, latents, context_LE
+        )
+
+
+def released_velocity(folder: Path) -> Any:
+    released, saved = (
+        ThinkSound.from_released(folder, test_thinksound.SMALL),
+        ThinkSound.from_pretrained(folder),
+    )
+    conditions = test_thinksound.small_conditions(("frames", "caption"), 20, 0)
+    features = {name: each._replace(values_RC=each.values_RC.float()) for name, each in conditions.items()}
+    packed = pack_conditions([features], torch.device("cpu"))
+    x_LD, rows = torch.linspace(-1, 1, 160).reshape(20, 8), rows_of([20], torch.device("cpu"))
+    with torch.no_grad():
+        return torch.cat([model(x_LD, torch.tensor([0.3]), packed, rows) for model in (released, saved)])
+
+
+def score_answers(kind: str) -> Callable[[Path], Any]:
+    def use(folder: Path) -> list[float]:
+        for number in range(6):
+            tone(folder / f"{number}.wav", 150.0 + 90 * number)
+        scores = load_reward_model(folder).score_many(samples(folder, kind))
+        return [score for record in scores for score in record]
+
+    return use
+
+
+def value_tokens(folder: Path) -> Any:
+    critic = CriticModel.begin(with_critic(folder), 1000)
+    policy: Any = critic.policy
+    encoded = policy.encode(policy.take(samples(folder, "codes")[0], [0, 1]))
+    with torch.no_grad():
+        return critic.root.eval()(policy.batch(encoded))
+
+
 def hear_through_tower(folder: Path) -> Any:
     from audiollm.models.audio_encoder import AudioTower, encoder_config, load_tower
 
@@ -251,6 +387,18 @@ KINDS = {
     "dac": Kind(save_codec(transformers.DacModel, DAC), encode_and_decode),
     "whisper tower": Kind(whisper_folder, hear_through_tower),
     "llama": Kind(save_llama, build_on_llama),
+    "encodec": Kind(save_random("encodec"), encode_and_decode),
+    "mimi": Kind(save_random("mimi"), encode_and_decode),
+    "higgs codec": Kind(save_higgs, encode_and_decode),
+    "our tokenizer": Kind(save_tokenizer_model, encode_and_decode),
+    "our autoencoder": Kind(save_vae, encode_latents),
+    "mel autoencoder": Kind(lambda folder: test_mel_pca.fitted().save_pretrained(folder), encode_latents),
+    "flow model": Kind(save_flow, flow_velocity),
+    "released flow model": Kind(save_thinksound, released_velocity),
+    "reward model": Kind(save_reward_model("qwen2_audio"), score_answers("qwen2_audio")),
+    "reward model of steps": Kind(save_reward_model("codes", "steps"), score_answers("codes")),
+    "critic": Kind(save_critic, value_tokens),
+    "speaker classifier": Kind(save_classifier, judge_voice),
     "policy": Kind(lambda folder: save_tiny("qwen2_audio", folder), score_policy),
 }
 
@@ -291,3 +439,15 @@ def test_audio_llms_answer_in_the_dtype_in_which_they_are_stored(
 ) -> None:
     save_tiny(name, tmp_path / "model")
     assert figures(ask(stored_as(tmp_path / "model", dtype)))[0] > 4
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_a_voice_embedder_in_half_precision_is_rounded_weights(tmp_path: Path, dtype: torch.dtype) -> None:
+    from pipelines.annotate.voice.embedders import Ge2eVoices
+
+    stored = torch.load(package_file("resemblyzer", "pretrained.pt"), "cpu", weights_only=True)["model_state"]
+    for name, target in (("half", dtype), ("rounded", torch.float32)):
+        weights = {key: tensor.to(dtype).to(target) for key, tensor in stored.items()}
+        torch.save({"model_state": weights}, tmp_path / f"{name}.pt")
+    half, rounded = (Ge2eVoices(tmp_path / f"{name}.pt").embed([NOISE_N]) for name in ("half", "rounded"))
+    np.testing.assert_array_equal(half, rounded)

@@ -24,6 +24,8 @@ import soundfile
 from numpy.typing import NDArray
 
 from audiollm.audio.discovery import AudioError, is_rate
+from audiollm.audio.flac import flac_length
+from audiollm.audio.frames import frame_damage
 from audiollm.audio.lengths import AudioInfo, header_frames, holds_facts, stream_lengths, uncounted_sound
 from audiollm.audio.ogg import OggLink, link_content, ogg_links
 
@@ -90,11 +92,14 @@ def open_soundfile(source: str | bytes) -> soundfile.SoundFile:
 
     Not MP3: libsndfile estimates the length and cuts files of variable bit rate off there.
     Not RAW: it takes any bytes with the extension .au, .gsm or .vox for samples.
+    Not FLAC whose header counts fewer samples than its frames hold: it ends there.
     Not Ogg of more than two channels: it leaves them in the order of Vorbis, with the centre before the right.
     """
     handle = soundfile.SoundFile(source if isinstance(source, str) else io.BytesIO(source))
     is_surround = handle.format == "OGG" and handle.channels > 2
-    if handle.format in ("MP3", "RAW") or is_surround or handle.frames == 0:
+    flac = flac_length(source) if handle.format == "FLAC" else None
+    is_longer = flac is not None and flac.frames > flac.header
+    if handle.format in ("MP3", "RAW") or is_surround or is_longer or handle.frames == 0:
         handle.close()
         raise ValueError(f"left to FFmpeg: {handle.format}, {handle.frames} frames")
     return handle
@@ -244,7 +249,8 @@ def av_info(source: str | bytes, name: str | Path) -> AudioInfo:
             duration_s = float(stream.duration * stream.time_base) + _late_s(container, begins_s)
         rate, channels, kind = context.sample_rate, context.channels, (container.format.name, context.name)
         duration_s, header_s = stream_lengths(container, stream, source, duration_s)
-        return AudioInfo(rate, channels, None, duration_s, *kind, header_s, _ogg_damage(links))
+        damage = _ogg_damage(links) or frame_damage(source, container.format.name)
+        return AudioInfo(rate, channels, None, duration_s, *kind, header_s, damage)
 
 
 @contextmanager

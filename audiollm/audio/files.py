@@ -42,6 +42,7 @@ from audiollm.audio.samples import (
     rms_dbfs,
     set_channels,
 )
+from audiollm.files.spelled_paths import as_spelled
 
 __all__ = [
     "AUDIO_EXTENSIONS",
@@ -95,7 +96,7 @@ def probe(path: str | Path) -> AudioInfo:
     Raises:
         AudioError: the file cannot be opened, is not audio, or is raw samples without a header.
     """
-    path = Path(path)
+    path = as_spelled(Path(path))
     check_readable(path)
     return read_info(str(path), path)
 
@@ -117,7 +118,8 @@ def load(
     second that its pictures are counted from: silence precedes sound that begins later.
 
     Args:
-        path: the file; its content decides the format, not its extension.
+        path: the file, also in other Unicode characters that look the same; its content decides the format, not its
+            extension.
         start_s: where the span starts, in seconds.
         end_s: where it ends; None, or beyond the end: the end of the file.
         sample_rate: resample to this rate in Hz (after the span is cut out); None keeps the file's.
@@ -131,7 +133,7 @@ def load(
         AudioError: not a readable audio file, no samples, NaN or infinite samples, damaged in the middle,
             or a span that is empty or starts beyond the end.
     """
-    path = Path(path)
+    path = as_spelled(Path(path))
     check_readable(path)
     return decode(DecodeRequest(str(path), path, start_s, end_s, sample_rate, mono))
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from audiollm.audio.flac import flac_length
+
 if TYPE_CHECKING:
     import soundfile
     from av.audio.stream import AudioStream
@@ -155,6 +157,8 @@ def stream_lengths(
         guess_s: FFmpeg's duration.
     """
     name = container.format.name
+    if name == "flac" and (flac := flac_length(source)) is not None:
+        return flac.frames / flac.sample_rate, flac.header / flac.sample_rate
     if name in _STREAMS:
         header = xing_header(source) if name == "mp3" else None
         return _counted(container, stream, source, header, guess_s)

@@ -1,4 +1,5 @@
-"""One channel of many: the mean of the channels, or the loudest one where the channels cancel each other.
+"""One channel of many: the mean of the channels, or the loudest one where the channels cancel each other. Two of many:
+by the rule for surround sound.
 
 Of a recording with one inverted channel the mean is silence, though each channel is loud. Whoever mixes to mono, or
 measures what a listener to mono hears, does it here, so that a level is that of the sound which is used.
@@ -18,6 +19,19 @@ MIN_POWER_RATIO = 0.5
 equally loud channels reach it at a correlation of -0.5. Of 12 real recordings of 2 to 8 channels the lowest is 1.1."""
 MIN_CANCELLED_SHARE = 0.2
 """Share of the power in cancelled blocks from which one channel is taken. The largest in those recordings is 0.02."""
+
+SURROUND = {
+    3: "L R C",
+    4: "L R Ls Rs",
+    5: "L R C Ls Rs",
+    6: "L R C LFE Ls Rs",
+    7: "L R C LFE Cs Ls Rs",
+    8: "L R C LFE Ls Rs Ls Rs",
+}
+"""Channels of surround sound by their number, in the order of WAV and FLAC."""
+_STEREO_GAINS = {"L": (1.0, 0.0), "R": (0.0, 1.0), "C": (0.5**0.5, 0.5**0.5), "LFE": (0.0, 0.0),
+                 "Ls": (0.5**0.5, 0.0), "Rs": (0.0, 0.5**0.5), "Cs": (0.5, 0.5)}  # fmt: skip
+"""Gains to left and right: ITU-R BS.775, which leaves the channel of low effects out."""
 
 
 class Mixdown:
@@ -78,3 +92,10 @@ def mix(samples_CN: Tensor, channel: int | None) -> Tensor:
 def to_mono(samples_CN: Tensor) -> Tensor:
     """The mean of the channels, or the loudest channel where they cancel each other, `[1, N]`."""
     return mix(samples_CN, mono_channel(samples_CN))
+
+
+def to_stereo(samples_CN: Tensor) -> Tensor:
+    """Surround sound of 3 to 8 channels as stereo, `[2, N]`, with gains that sum to 1 at most: it never clips."""
+    gains_C2 = torch.tensor([_STEREO_GAINS[name] for name in SURROUND[samples_CN.shape[0]].split()])
+    gains_2C = gains_C2.T.to(samples_CN) / gains_C2.sum(dim=0).max().item()
+    return gains_2C @ samples_CN

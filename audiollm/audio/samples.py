@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from audiollm.audio.discovery import is_rate
-from audiollm.audio.mixing import to_mono
+from audiollm.audio.mixing import SURROUND, to_mono, to_stereo
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,18 +105,12 @@ def resample(samples_CN: Tensor, orig_rate: int, new_rate: int) -> Tensor:
 
 
 def set_channels(samples_CN: Tensor, num_channels: int) -> Tensor:
-    """[C, N] as [num_channels, N]: any number to mono by `to_mono`, mono to any number by copies.
-
-    Raises:
-        ValueError: another change (6 to 2, say), which would need a mixing rule.
-    """
+    """[C, N] as [num_channels, N]: surround sound to stereo by `to_stereo`, else by `to_mono` and copies of that."""
     if samples_CN.shape[0] == num_channels:
         return samples_CN
-    if num_channels == 1:
-        return to_mono(samples_CN)
-    if samples_CN.shape[0] == 1 and num_channels > 1:
-        return samples_CN.repeat(num_channels, 1)
-    raise ValueError(f"no rule to make {num_channels} channels from {samples_CN.shape[0]}: go through mono")
+    if num_channels == 2 and samples_CN.shape[0] in SURROUND:
+        return to_stereo(samples_CN)
+    return to_mono(samples_CN).repeat(num_channels, 1)
 
 
 # Loudness

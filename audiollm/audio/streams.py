@@ -24,6 +24,7 @@ from audiollm.audio.discovery import check_readable
 from audiollm.audio.files import AudioError, load
 from audiollm.audio.mixing import Mixdown, mix
 from audiollm.files.atomic import atomic_path
+from audiollm.files.spelled_paths import as_spelled
 
 WHOLE_SPAN_S = 600.0
 """A span that is known to be no longer is loaded at once: `load` seeks to it."""
@@ -41,7 +42,7 @@ def stream_mono(
     Raises:
         AudioError: as `load` does; damage is found where it is reached, after the pieces before it.
     """
-    path = Path(path)
+    path = as_spelled(Path(path))
     if end_s is not None and end_s - start_s <= WHOLE_SPAN_S:
         yield load(path, start_s, end_s, sample_rate, mono=True).samples_CN
         return

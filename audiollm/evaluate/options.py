@@ -53,7 +53,9 @@ MaxTokens = Annotated[int, typer.Option(min=1, help="Longest reply, in tokens.")
 RecognizerOption = Annotated[
     str | None,
     typer.Option(
-        "--recognizer", help="Judge of words: pocketsphinx, a Hugging Face model's folder, or module:factory."
+        "--recognizer",
+        help="Judge of words, as annotate takes it: pocketsphinx, transformers=FOLDER, faster_whisper=FOLDER, the "
+        "folder alone, or module:factory.",
     ),
 ]
 SpeakerJudgeOption = Annotated[

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from audiollm.files.spelled_paths import as_spelled
+
 Kinds = type | tuple[type, ...]
 NO_KEYS: Mapping[str, Kinds] = {}
 NUMBER = (int, float)
@@ -144,7 +146,7 @@ def is_unicode(text: str) -> bool:
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's content. OpenSSL computes it by the CPU's own instructions, faster than BLAKE2."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with as_spelled(path).open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

@@ -239,7 +239,7 @@ def load_track(part: AudioPart, autoencoder: Autoencoder, sample_id: str, place:
         waveform = load(part.path, part.start_s, part.end_s, sample_rate=autoencoder.sample_rate)
     except AudioError as error:
         raise BadSample(place, sample_id, str(error), UNREADABLE) from error
-    return set_channels(waveform.samples_CN[:2], autoencoder.channels)
+    return set_channels(waveform.samples_CN, autoencoder.channels)
 
 
 # Private

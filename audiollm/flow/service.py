@@ -318,7 +318,7 @@ def extract_ordered(
             "train it with audio_context",
         )
     rate, channels = generator.sample_rate, generator.autoencoder.channels
-    heard_CN = set_channels(resample(track.waveform(), track.sample_rate, rate)[:2], channels)
+    heard_CN = set_channels(resample(track.waveform(), track.sample_rate, rate), channels)
     mean_TD = generator.encode(heard_CN)
     context = span_context(mean_TD, 0, len(mean_TD), LatentState.SHOWN)
     words = TextPart(text=edit_words("extract", order.caption, others))

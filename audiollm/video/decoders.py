@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from audiollm.audio.discovery import AudioError
+from audiollm.files.spelled_paths import as_spelled
 
 NO_OTHER_FILES = {"protocol_whitelist": "none"}
 """Options of FFmpeg: a playlist that is called a video must not reach other files or the network."""
@@ -159,7 +160,7 @@ def _opened(request: FramesRequest) -> Iterator[tuple[Any, Any, float]]:
     """The container, its pictures, and the second that time is counted from, which sound and pictures share."""
     with contextlib.ExitStack() as stack:
         try:
-            binary = stack.enter_context(open(request.source, "rb"))
+            binary = stack.enter_context(open(as_spelled(Path(request.source)), "rb"))
             container = stack.enter_context(av.open(binary, "r", options=NO_OTHER_FILES))
         except (av.error.FFmpegError, OSError, ValueError) as error:
             missing = isinstance(error, FileNotFoundError)

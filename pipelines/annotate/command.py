@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from audiollm.errors import ConfigError
+from audiollm.models.recognition.recognizer import folder_recognizer
 from audiollm.recipe.config import load_document, show_path
 from pipelines.annotate.execution.presets import PRESETS
 
@@ -55,8 +56,8 @@ def annotate(
     recognizer: Annotated[
         list[str] | None,
         typer.Option(
-            help="A recognizer; repeat for several: pocketsphinx, faster_whisper=FOLDER, transformers=FOLDER, "
-            "audio_llm=FOLDER, endpoint=MODEL@URL, none.",
+            help="A recognizer; repeat for several: pocketsphinx, faster_whisper=FOLDER, transformers=FOLDER (either "
+            "folder alone, too), audio_llm=FOLDER, endpoint=MODEL@URL, none.",
             show_default="pocketsphinx",
         ),
     ] = None,
@@ -154,11 +155,15 @@ def annotate(
 
 
 def _recognizers(given: Sequence[str] | None) -> list[dict[str, str]] | None:
-    """Parse `kind=where` into settings; `none` alone: no recognizer."""
+    """Parse `kind=where`, or a folder alone, into settings; `none` alone: no recognizer."""
     if given is None or list(given) == ["none"]:
         return None if given is None else []
     found = []
     for text in given:
+        if Path(text).is_dir():
+            kind, folder = folder_recognizer(text)
+            found.append({"kind": kind, "model": str(folder)})
+            continue
         kind, _, where = text.partition("=")
         settings = {"kind": kind}
         model, at, url = where.partition("@")

@@ -35,9 +35,12 @@ def _is_default(default: Any) -> Any:
 def _check_judge(given: str, info: ValidationInfo) -> str:
     """Check the folder of a judge; `pocketsphinx` and import paths (`package.module:factory`) are none."""
     is_import_path = ":" in given and not Path(given).exists()
-    if given != "pocketsphinx" and not is_import_path:
-        return str(check_input(Path(given), info))
-    return given
+    if given == "pocketsphinx" or is_import_path:
+        return given
+    kind, equals, folder = given.rpartition("=")
+    if equals and not Path(given).exists():  # kind=FOLDER
+        return f"{kind}={check_input(Path(folder), info)}"
+    return str(check_input(Path(given), info))
 
 
 JudgeFolder = Annotated[str, AfterValidator(_check_judge)]
@@ -89,7 +92,7 @@ class SampleAnswersConfig(StageConfig):
     """Folder of the stage train_reward."""
     recognizer: JudgeFolder = Field("pocketsphinx", exclude_if=_is_default("pocketsphinx"))
     """Recognizer of `words`: pocketsphinx (English; where few texts are asked for, it chooses among these), the
-    folder of a Hugging Face recognizer, or an import path."""
+    folder of a recognizer as `annotate` takes it, or an import path."""
     language: str = Field("en", exclude_if=_is_default("en"))
     """Language of the spoken texts."""
     voice_judge: JudgeFolder | None = Field(None, exclude_if=_is_default(None))

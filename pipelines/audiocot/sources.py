@@ -14,6 +14,7 @@ from audiollm.data.tables.rows import checked_rows
 from audiollm.data.tables.splits import split_of
 from audiollm.errors import ConfigError
 from audiollm.files.set_aside import Row
+from audiollm.files.spelled_paths import as_spelled
 from pipelines.audiocot.clip import Told
 from pipelines.steps.inputs import FileList, Found, InputForm, Inputs, absolute
 
@@ -120,7 +121,7 @@ def _of_row(row: dict[str, Any], folder: Path, where: str) -> tuple[str, Told | 
         raise ListError(f"{where}: no path: each row needs the column path")
     told = Told(
         text=None if is_missing(text) else str(text).strip(),
-        video=None if is_missing(video) else absolute(folder / str(video)),
+        video=None if is_missing(video) else absolute(as_spelled(folder / str(video))),
         split=None if is_missing(split, is_name=True) else _split(str(split), where),
     )
     return written, None if told == Told() else told

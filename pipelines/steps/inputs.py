@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from audiollm.audio.discovery import find_audio
 from audiollm.files.atomic import atomic_path, file_digest, is_unicode
 from audiollm.files.set_aside import NAME_IS_NOT_UTF8, UNREADABLE, Row, set_aside_row
+from audiollm.files.spelled_paths import as_spelled
 from pipelines.execution.ledger import Ledger, Outcome
 
 MANIFESTS = (".jsonl", ".ndjson", ".csv", ".tsv")
@@ -244,7 +245,7 @@ def _listed(manifest: Path, found: Inputs) -> Iterator[tuple[str, str, str]]:
     found.notes += listed.notes
     for written, told in listed.rows:
         given = Path(written).expanduser()
-        path = absolute(manifest.parent / given)
+        path = absolute(as_spelled(manifest.parent / given))
         if not Path(path).is_file():
             where = f"{manifest.name}: no such file"
             found.rejected.append(set_aside_row(found.form.stage, path, UNREADABLE, where))

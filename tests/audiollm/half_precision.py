@@ -24,5 +24,7 @@ def stored_as(folder: Path, dtype: str) -> Path:
         }
         save_file(weights, path, metadata={"format": "pt"})
     for path in copy.rglob("config.json"):
-        path.write_text(json.dumps({**json.loads(path.read_text()), "dtype": dtype}))
+        config = json.loads(path.read_text())
+        if "dtype" in config:  # transformers' configs; ours have no such setting
+            path.write_text(json.dumps({**config, "dtype": dtype}))
     return copy

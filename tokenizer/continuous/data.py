@@ -56,8 +56,7 @@ class StereoStore(RandomClips):
     def _read(self, index: int) -> Tensor:
         part = self.clips[index]
         waveform = load(part.path, part.start_s, part.end_s, sample_rate=self.sample_rate)
-        # beyond stereo the first two channels are the front pair, in every usual order
-        return set_channels(waveform.samples_CN[:2], self.channels)
+        return set_channels(waveform.samples_CN, self.channels)
 
 
 def stereo_crops(store: StereoStore, batch: int, length: int, generator: torch.Generator) -> Crops:

@@ -31,8 +31,9 @@ from audiollm.audio.decoding import length_difference
 from audiollm.audio.samples import SILENCE_DBFS
 from audiollm.audio.streams import stream_mono
 from audiollm.codec import Codec, codec_digest, load_codec
-from audiollm.data.records.sample import AudioPart, Sample, TextPart
+from audiollm.data.records.sample import AudioPart, Sample
 from audiollm.data.records.shards import ShardWriter
+from audiollm.data.records.silent_samples import silent_part, teaches_words
 from audiollm.devices import one_thread
 from audiollm.errors import BadSample, ConfigError, StageError
 from audiollm.failures import note_failure, note_success, shared_watch
@@ -44,8 +45,6 @@ LONG_S = 600.0
 SHARD_S = 3600.0
 """Seconds of audio per shard by default: a kill loses at most this much work."""
 PEAK = 0.99
-SILENT = "silent"
-"""Kind of the samples with words and a silent recording."""
 REFUSED = "cannot be encoded"
 """The kind of a sample whose sound the codec does not take."""
 CODED_AUDIO = "coded_audio"
@@ -155,25 +154,6 @@ def note_coding(bad: BadSample | None) -> None:
         note_success("the codec")
     else:
         note_failure("the codec", bad.reason, bad.kind != REFUSED)
-
-
-def teaches_words(sample: Sample) -> bool:
-    """Return whether the sample has words of a user or an assistant: codes of silence would be taught as them."""
-    roles = ("user", "assistant")
-    return any(text.strip() for role in roles for text in sample.texts(role)) or any(
-        isinstance(part, TextPart) and part.text.strip()
-        for answer in sample.answers
-        for part in answer.content
-    )
-
-
-def silent_part(sample: Sample, path: str, level_dbfs: float) -> BadSample:
-    """A sample whose words go with a recording in which nothing is heard."""
-    reason = (
-        f"is silent (its peak is at {level_dbfs:.0f} dBFS, the limit is {SILENCE_DBFS:.0f}) and the sample has words: "
-        "get the recording anew, or leave it out"
-    )
-    return BadSample(path, sample.id, reason, SILENT)
 
 
 def check_record(path: Path, record: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from audiollm.codec import Codec, codec_digest, load_codec
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import AudioPart, Part, Sample
 from audiollm.data.records.shards import ShardWriter
+from audiollm.data.records.silent_samples import silent_part, teaches_words
 from audiollm.data.tables.splits import is_of_split
 from audiollm.devices import default_device, one_thread
 from audiollm.errors import BadSample, StageError
@@ -33,9 +34,7 @@ from tokenizer.corpus.encoding import (
     begin_set_aside,
     note_coding,
     refused_by_codec,
-    silent_part,
     stored_codes,
-    teaches_words,
 )
 from tokenizer.higgs import HiggsTokenizer, new_higgs
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig

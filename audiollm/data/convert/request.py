@@ -18,6 +18,7 @@ from audiollm.data.tables.columns import NAME_FIELDS, is_missing
 from audiollm.data.tables.splits import split_of
 from audiollm.data.tables.table import BadRow
 from audiollm.errors import BadSample, ConfigError
+from audiollm.files.spelled_paths import as_spelled
 
 
 class SourceRows(NamedTuple):
@@ -96,7 +97,7 @@ class ConversionRequest:
         """
         try:
             home = self.source if self.source.is_dir() else self.source.parent
-            paths = [(folder / name).resolve() for folder in (self.audio, home)]
+            paths = [as_spelled(folder / name).resolve() for folder in (self.audio, home)]
             path = next((path for path in paths if path.is_file()), None)
             if path is None:
                 raise ValueError(f"{name}: no such file in {self.audio}; --audio names another folder")

@@ -35,6 +35,7 @@ from audiollm.data.tables.text_lines import NOT_UTF8, TextLines, decode_text, re
 from audiollm.errors import BadSample, ConfigError
 from audiollm.files.atomic import is_unicode
 from audiollm.files.set_aside import NAME_IS_NOT_UTF8
+from audiollm.files.spelled_paths import as_spelled
 
 SIDE_FILES = (".txt", ".lab", ".json")
 """Extensions of files with the text of `a.wav`, in order of search: `a.txt`, `a.lab`, `a.json`."""
@@ -190,7 +191,11 @@ def _recording_of(request: ConversionRequest, name: str) -> str:
     """The file of an id of LJSpeech's layout; a name that is a file already stays."""
     if Path(name).suffix.lower() in AUDIO_EXTENSIONS:
         return name
-    files = [path for path in (f"wavs/{name}.wav", f"wavs/{name}.flac") if (request.audio / path).exists()]
+    files = [
+        path
+        for path in (f"wavs/{name}.wav", f"wavs/{name}.flac")
+        if as_spelled(request.audio / path).exists()
+    ]
     return files[0] if files else f"wavs/{name}.wav"
 
 

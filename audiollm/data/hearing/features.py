@@ -10,7 +10,7 @@ Shapes: N samples at 16 kHz, M mel bins, F mel frames of a window, X mel frames 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from audiollm.audio.samples import SILENCE_DBFS, peak_dbfs
 from audiollm.data.records.sample import AudioPart, Sample
+from audiollm.data.records.silent_samples import silent_part, teaches_words
 from audiollm.data.records.source import AudioClip, LoadedSample
 from audiollm.data.records.storage import is_url
 from audiollm.errors import BadSample
@@ -89,6 +91,8 @@ class ClipFeatures:
     """A heard recording for the model's audio encoder: stands in for the codes of an audio part."""
 
     windows: tuple[FeatureWindow, ...]
+    peak_dbfs: float = 0.0
+    """The peak level of the recording; `-inf` of digital silence."""
 
     @property
     def rows(self) -> int:
@@ -201,9 +205,10 @@ def clip_features(clip: AudioClip, shape: FeatureShape) -> ClipFeatures:
     """
     samples_1N = clip.load(SAMPLE_RATE, mono=True).samples_CN
     seconds = _declared_s(clip)
-    return mel_features(
+    made = mel_features(
         samples_1N, shape, None if seconds is None else shape.rows(round(seconds * SAMPLE_RATE))
     )
+    return replace(made, peak_dbfs=peak_dbfs(samples_1N))
 
 
 class HeardClips:
@@ -246,12 +251,16 @@ def part_audio(
         hear: function from a part's number and clip to its features; None: `clip_features`.
 
     Raises:
-        BadSample: a part that needs codes has none, or one that needs its sound cannot be read.
+        BadSample: a part that needs codes has none, one that needs its sound cannot be read, or it is silent beside
+            words.
     """
     made: list[PartAudio] = []
     for number, (clip, heard) in enumerate(zip(loaded.audio, heard_parts(loaded.sample), strict=True)):
         if heard and shape is not None:
-            made.append(clip_features(clip, shape) if hear is None else hear(number, clip))
+            features = clip_features(clip, shape) if hear is None else hear(number, clip)
+            if features.peak_dbfs < SILENCE_DBFS and teaches_words(loaded.sample):
+                raise silent_part(loaded.sample, clip.place, features.peak_dbfs)
+            made.append(features)
         elif number < len(codes):
             made.append(codes[number])
         else:

@@ -12,6 +12,8 @@ from audiollm.data.tables.table import BadRow, Table, read_table
 from audiollm.data.tables.text_lines import NOT_UTF8, TextLines, read_lines
 from audiollm.errors import ConfigError
 
+LIST_KEYS = ("data", "samples", "items", "rows", "annotations", "records", "examples", "questions")
+"""Keys under which an object in a JSON file holds its list."""
 TABLE_ENDINGS = (".csv", ".tsv", ".tab", ".psv", ".txt")
 """Endings of files that are read as tables; those of JSON are `.json`, `.jsonl` and `.ndjson`."""
 
@@ -82,14 +84,19 @@ def checked_rows(path: Path, known_columns: Collection[str] = ()) -> CheckedRows
 
 
 def read_json_rows(path: Path) -> RowList:
-    """The objects of a JSON array, or of JSON lines.
+    """The objects of a JSON array, of the array in an object (`{"data": [...]}`), or of JSON lines.
 
     Raises:
         ConfigError: the file cannot be read, or is a broken array.
     """
     text = read_lines(path)
     first = next((line for line in text.lines if line.strip()), "").lstrip()
-    rows = _array(path, "\n".join(text.lines)) if first.startswith("[") else _json_lines(path, text)
+    if first.startswith("["):
+        rows = _array(path, "\n".join(text.lines))
+    elif first.startswith("{") and (nested := _nested(path, text)) is not None:
+        rows = nested
+    else:
+        rows = _json_lines(path, text)
     keys = dict.fromkeys(key for row in rows if isinstance(row.values, dict) for key in row.values)
     return RowList(rows, list(keys), tuple(text.notes))
 
@@ -104,10 +111,40 @@ def _array(path: Path, content: str) -> list[ListRow]:
     except (UnicodeEncodeError, json.JSONDecodeError, RecursionError) as error:
         problem = NOT_UTF8 if isinstance(error, UnicodeEncodeError) else f"wrong JSON: {error}"
         raise ConfigError(problem, str(path), "mend it, or give one object a line (.jsonl)") from None
+    return _rows_of(values, str(path))
+
+
+def _rows_of(values: list[Any], place: str) -> list[ListRow]:
     return [
-        ListRow(f"{path}[{number}]", value if isinstance(value, dict) else BadRow("no object"))
+        ListRow(f"{place}[{number}]", value if isinstance(value, dict) else BadRow("no object"))
         for number, value in enumerate(values)
     ]
+
+
+def _nested(path: Path, text: TextLines) -> list[ListRow] | None:
+    """The rows of the list in the one object that a file holds; None: the file holds several, or a row.
+
+    Raises:
+        ConfigError: an object over several lines that holds no such list.
+    """
+    lines = [line for line in text.lines if line.strip()]
+    if len(lines) > 1 and not isinstance(_object(lines[0], is_guessed=False), BadRow):
+        return None
+    try:
+        whole = json.loads("\n".join(lines))
+    except (json.JSONDecodeError, RecursionError):
+        return None
+    lists = {key: value for key, value in whole.items() if isinstance(value, list)}
+    key = next((key for key in LIST_KEYS if any(isinstance(row, dict) for row in lists.get(key, ()))), None)
+    if key is not None:
+        return _rows_of(lists[key], f"{path}:{key}")
+    if len(lines) > 1:
+        raise ConfigError(
+            "an object, and no list of rows",
+            str(path),
+            f"give an array, or one under {', '.join(LIST_KEYS[:4])}",
+        )
+    return None
 
 
 def _json_lines(path: Path, text: TextLines) -> list[ListRow]:

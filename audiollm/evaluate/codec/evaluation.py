@@ -25,6 +25,7 @@ from audiollm.audio import AudioError, Waveform, load, probe, resample
 from audiollm.codec import Codec
 from audiollm.evaluate.codec.measures import CodecJudges, ReferenceClip, score_clip
 from audiollm.evaluate.codec.scores import METRICS, CodecRows, count_codes, pack_counts, summarize_codecs
+from audiollm.evaluate.judges.judging import judge_label
 from audiollm.evaluate.report.store import Row
 from audiollm.failures import failed_calls, note_success, noted_outcome
 from audiollm.files.atomic import file_digest
@@ -241,7 +242,7 @@ def _note_earlier(codec: str, judges: CodecJudges) -> None:
     note_success(f"the codec {codec}")
     for judge in (judges.recognizer, judges.speaker):
         if judge is not None:
-            note_success(judge.name)
+            note_success(judge_label(judge))
 
 
 def _code(

@@ -19,7 +19,7 @@ from audiollm.data.text.forms import comparison_form
 from audiollm.evaluate.codec import signal_metrics
 from audiollm.evaluate.codec.scores import METRICS
 from audiollm.evaluate.judges import voicing
-from audiollm.evaluate.judges.judging import Recognizer, VoiceJudge, failures_of, recognize
+from audiollm.evaluate.judges.judging import Recognizer, VoiceJudge, failures_of, judge_label, recognize
 from audiollm.evaluate.judges.voicing import Voicing, track_voicing
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.text_errors import choose_form
@@ -109,7 +109,7 @@ def _speaker_similarity(reference: ReferenceClip, decoded: DecodedClip) -> float
     if judge is None:
         raise MetricError("no judge given")
     _need_finite(decoded.samples_1N)
-    with failures_of(judge.name):
+    with failures_of(judge_label(judge)):
         embedding_D = judge.embed(decoded.samples_1N, decoded.sample_rate)
         return float(functional.cosine_similarity(reference.embedding, embedding_D, dim=0))
 

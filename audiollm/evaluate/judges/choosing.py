@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.judging import Recognizer, VoiceJudge
 from audiollm.evaluate.judges.pretrained import (
     ClassifierSpeakerJudge,
@@ -32,10 +31,10 @@ class ChosenJudge(Generic[Judge]):
 
 
 def choose_recognizer(given: str | None, language: str | None = None) -> ChosenJudge[Recognizer] | None:
-    """`pocketsphinx` (English, open vocabulary), the folder of a Hugging Face recognizer, or an import path.
+    """`pocketsphinx` (English, open vocabulary), the folder of a recognizer, or an import path.
 
     Args:
-        given: a folder may be written as in `annotate`, too: `transformers=FOLDER`.
+        given: a folder as `annotate` takes it: `transformers=FOLDER`, `faster_whisper=FOLDER`, or the folder alone.
         language: of the speech; None: a multilingual Whisper detects it.
 
     Raises:
@@ -47,16 +46,8 @@ def choose_recognizer(given: str | None, language: str | None = None) -> ChosenJ
         return ChosenJudge(PocketsphinxRecognizer(), POCKETSPHINX)
     if is_import_path(given):
         return _plugged(given, Recognizer, "name and recognize(samples_CN, sample_rate)")
-    folder = Path(given.removeprefix("transformers="))
-    if (folder / "model.bin").is_file() and not list(folder.glob("*.safetensors")):
-        raise ConfigError(
-            "a Whisper in CTranslate2's format, or pickled weights",
-            str(folder),
-            "give the model's folder with safetensors weights; CTranslate2's is for `annotate --recognizer "
-            "faster_whisper=FOLDER`",
-        )
-    judge = PretrainedRecognizer(folder, language)
-    return ChosenJudge(judge, f"{folder_digest(folder)} {language}")
+    judge = PretrainedRecognizer(given, language)
+    return ChosenJudge(judge, f"{folder_digest(judge.folder)} {language}")
 
 
 def choose_speaker_judge(given: str | None) -> ChosenJudge[VoiceJudge] | None:

@@ -125,7 +125,8 @@ class SpeechJudges:
 
     def note_earlier_answers(self) -> None:
         """Record that the judges have answered to a clip in an earlier run."""
-        for name in (*self.names, *([self.voices.name] if self.voices else [])):
+        judges = [judge for judge in (self.recognizer, self.voices) if judge is not None]
+        for name in (*self.classifiers, *map(judge_label, judges)):
             note_success(name)
 
     def closed_set(self, judge: str) -> Sequence[str] | None:
@@ -218,6 +219,12 @@ def digest(path: Path) -> str:
         raise MetricError(f"cannot be heard: cannot be read ({error.strerror})") from error
 
 
+def judge_label(judge: Recognizer | VoiceJudge) -> str:
+    """The name of a judge in errors, with its folder where it was opened from one."""
+    folder: Path | None = getattr(judge, "folder", None)
+    return judge.name if folder is None else f"{judge.name} ({folder})"
+
+
 def recognize(judge: Recognizer | None, wave: Waveform) -> str:
     """A recognizer's transcript of a clip: every score of words is counted on what this returns.
 
@@ -227,7 +234,7 @@ def recognize(judge: Recognizer | None, wave: Waveform) -> str:
     """
     if judge is None:
         raise MetricError(NO_JUDGE.reason)
-    with failures_of(judge.name):
+    with failures_of(judge_label(judge)):
         text = judge.recognize(wave.samples_CN, wave.sample_rate)
     reason = loop_reason(text, wave.duration_s)
     if reason is not None:
@@ -243,7 +250,7 @@ def embed(judge: VoiceJudge | None, wave: Waveform) -> Tensor:
     """
     if judge is None:
         raise MetricError(NO_JUDGE.reason)
-    with failures_of(judge.name):
+    with failures_of(judge_label(judge)):
         embedding_D = judge.embed(wave.samples_CN, wave.sample_rate)
     if not bool(torch.isfinite(embedding_D).all()) or not bool(embedding_D.any()):
         raise MetricError(f"{judge.name} gives no direction for this clip")

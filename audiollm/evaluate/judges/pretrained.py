@@ -19,20 +19,22 @@ from audiollm.files.transformers_folders import fit_inputs, open_model, opening
 
 
 class PretrainedRecognizer:
-    """A `SpeechRecognizer` (CTC or Whisper-like, of transformers) in a local folder.
+    """A speech recognizer in a local folder: of transformers (CTC or Whisper-like), or a Whisper of CTranslate2.
 
     Args:
+        source: `transformers=FOLDER`, `faster_whisper=FOLDER`, or the folder alone.
         language: the spoken language (`en`, `zh`), for a multilingual model; None: the model detects it.
 
     Raises:
         ConfigError: the folder holds none, or holds pickled weights only.
     """
 
-    def __init__(self, folder: Path, language: str | None = None) -> None:
-        from audiollm.models.recognition.recognizer import SpeechRecognizer
+    def __init__(self, source: str | Path, language: str | None = None) -> None:
+        from audiollm.models.recognition.recognizer import folder_recognizer, open_recognizer
 
-        self.name = folder.name
-        self._recognizer = SpeechRecognizer(folder, language)
+        self.folder = folder_recognizer(str(source))[1]
+        self.name = self.folder.name
+        self._recognizer = open_recognizer(str(source), language)
 
     def recognize(self, samples_CN: Tensor, sample_rate: int) -> str:
         """The transcript, as the model writes it."""
@@ -50,7 +52,7 @@ class PretrainedSpeakerJudge:
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModelForAudioXVector
 
-        self.name = folder.name
+        self.name, self.folder = folder.name, folder
         self._model, self._inputs = _pretrained(
             folder, AutoModelForAudioXVector, "speaker judge (an x-vector model)"
         )
@@ -75,7 +77,7 @@ class ClassifierSpeakerJudge:
     def __init__(self, folder: Path) -> None:
         from audiollm.evaluate.judges.classifier import ClipClassifier
 
-        self.name = f"{folder.parent.parent.name}/{folder.name}"
+        self.name, self.folder = f"{folder.parent.parent.name}/{folder.name}", folder
         with opening(folder, "trained classifier", "give the folder of a classifier that `evaluate` trained"):
             self._classifier = ClipClassifier.load(folder)
 
@@ -99,7 +101,7 @@ class PretrainedEmotionJudge:
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModelForAudioClassification
 
-        self.name = folder.name
+        self.name, self.folder = folder.name, folder
         what = "emotion judge (an audio classifier)"
         self._model, self._inputs = _pretrained(folder, AutoModelForAudioClassification, what)
         self.labels = [str(self._model.config.id2label[i]) for i in range(self._model.config.num_labels)]

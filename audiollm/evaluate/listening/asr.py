@@ -22,6 +22,7 @@ from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResu
 from audiollm.evaluate.report.text_errors import Errors, TextForm, choose_form, count_errors, error_table
 from audiollm.evaluate.speech.scoring import error_summary, rate_of, transcript_errors
 from audiollm.evaluate.speech.tts import error_rows
+from audiollm.files.spelled_paths import as_spelled
 
 QUESTION = "Transcribe the speech."
 """The question to the model: a phrasing of the task `asr` in `audiollm/data/chat/tasks.yaml`."""
@@ -202,7 +203,7 @@ def _of_sample(values: Mapping[str, Any], where: str, folder: Path) -> _Made:
             f"sample {sample.id}: no recording of the user's, or no text", where, "give samples of asr"
         )
     part = heard[0]
-    path = folder / part.path
+    path = as_spelled(folder / part.path)
     about = _about(values) | ({"speaker": part.speaker} if part.speaker else {})
     language = sample.metadata.get("language")
     return _Made(

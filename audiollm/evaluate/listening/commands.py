@@ -71,6 +71,7 @@ def asr(
     """
     console = Console()
     from audiollm.evaluate.judges.choosing import choose_recognizer
+    from audiollm.evaluate.judges.judging import judge_label
     from audiollm.evaluate.listening.asr import evaluate_asr, read_recordings
     from audiollm.evaluate.listening.replies import by_recognizer, read_replies
 
@@ -84,8 +85,9 @@ def asr(
             f"from {hypotheses}",
         )
     elif chosen is not None:
-        replies = _ask(by_recognizer(chosen.judge), chosen.fingerprint, inquiries, out, console)
-        about = f"recognizer: {chosen.judge.name}"
+        label = judge_label(chosen.judge)
+        replies = _ask(by_recognizer(chosen.judge), chosen.fingerprint, inquiries, out, console, label)
+        about = f"recognizer: {label}"
     else:
         source = ListenerSource(model, codec, endpoint, endpoint_model, key_variable, max_tokens)
         replies, about = _replies(source, inquiries, out, console)
@@ -288,13 +290,14 @@ def _ask(
     inquiries: list[Inquiry],
     out: Path,
     console: Console,
+    subject: str = "the model",
 ) -> dict[str, Reply]:
     from audiollm.evaluate.listening.replies import ask_all
     from audiollm.evaluate.report.store import RowStore
 
     with bar(console, "listening", len(inquiries)) as progress:
         store = RowStore(out / "kept.jsonl")
-        return ask_all(write, fingerprint, inquiries, store, lambda what: step(progress, what))
+        return ask_all(write, fingerprint, inquiries, store, lambda what: step(progress, what), subject)
 
 
 def _spoken(

@@ -54,11 +54,16 @@ def ask_all(
     inquiries: Sequence[Inquiry],
     store: RowStore,
     advance: Advance,
+    subject: str = "the model",
 ) -> dict[str, Reply]:
-    """The replies by id. Replies of an earlier run are kept; failed ones are asked for again."""
+    """The replies by id. Replies of an earlier run are kept; failed ones are asked for again.
+
+    Args:
+        subject: name of what replies, for errors.
+    """
     replies: dict[str, Reply] = {}
     for inquiry in inquiries:
-        replies[inquiry.id] = _ask(write, fingerprint, inquiry, store)
+        replies[inquiry.id] = _ask(write, fingerprint, inquiry, store, subject)
         advance(inquiry.id)
     return replies
 
@@ -108,7 +113,7 @@ def read_replies(path: Path, ids: Sequence[str], keys: Sequence[str]) -> dict[st
     return {id: found.get(id, Reply(problem="no reply")) for id in ids}
 
 
-def _ask(write: Write, fingerprint: str, inquiry: Inquiry, store: RowStore) -> Reply:
+def _ask(write: Write, fingerprint: str, inquiry: Inquiry, store: RowStore, subject: str) -> Reply:
     try:
         content = digest(inquiry.path)
         depends_on: list[Any] = [
@@ -122,13 +127,13 @@ def _ask(write: Write, fingerprint: str, inquiry: Inquiry, store: RowStore) -> R
         ]
         known = store.get(*depends_on)
         if known is not None:
-            note_success("the model")
+            note_success(subject)
             return Reply(str(known["reply"]))
         wave = load_clip(inquiry.path, inquiry.start_s, inquiry.end_s)
     except MetricError as error:
         return Reply(problem=error.reason)
     try:
-        with failures_of("the model"):  # whatever it raises is its result for this recording
+        with failures_of(subject):  # whatever it raises is its result for this recording
             text = write(wave, inquiry)
     except MetricError as error:
         return Reply(problem=error.reason)

@@ -9,6 +9,7 @@ from typing import Any
 
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import read_jsonl
+from audiollm.files.spelled_paths import as_spelled
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def read_generated(listing: Path) -> list[GeneratedSound]:
 
 def beside_list(path: str, folder: Path) -> Path:
     """A path of a list: relative to the folder of the list where such a file is there, else as it stands."""
-    beside = folder / path
+    beside = as_spelled(folder / path)
     return beside if beside.exists() else Path(path)
 
 

@@ -95,7 +95,7 @@ def event_track(path: str, folder: Path, sample_rate: int, channels: int) -> Ten
         AudioError: it cannot be read.
     """
     at = Path(path) if Path(path).is_absolute() else folder / path
-    return set_channels(load(at, sample_rate=sample_rate).samples_CN[:2], channels)
+    return set_channels(load(at, sample_rate=sample_rate).samples_CN, channels)
 
 
 # Private

@@ -175,7 +175,7 @@ def _make_section(
     heard_CN = track.waveform(section.start, section.end)
     missing = section.end - section.start - heard_CN.shape[1]
     heard_CN = torch.nn.functional.pad(heard_CN, (0, missing))
-    at_rate_CN = set_channels(resample(heard_CN, track.sample_rate, rate)[:2], autoencoder.channels)
+    at_rate_CN = set_channels(resample(heard_CN, track.sample_rate, rate), autoencoder.channels)
     mean_TD = generator.encode(at_rate_CN)
     per_latent = autoencoder.hop_samples * track.sample_rate / rate
     first = math.floor((section.span.start - section.start) / per_latent)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from audiollm.audio import AudioError, load, resample, set_channels, to_mono
+from audiollm.audio import AudioError, load, resample, set_channels
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import atomic_path
 
@@ -70,7 +70,7 @@ class Track:
     def fitted(self, made_CN: Tensor, rate: int) -> Tensor:
         """Mono or stereo `[C, N]` at this track's rate and in its channels; more than two have the mean each."""
         back_CN, channels = resample(made_CN, rate, self.sample_rate), self.samples_NC.shape[1]
-        return set_channels(back_CN if channels <= 2 else to_mono(back_CN), channels)
+        return set_channels(back_CN, channels)
 
     def stored(self, samples_CN: Tensor) -> NDArray[Any]:
         """A waveform as samples `[N, C]` of this track's format, rounded and limited to its range."""

@@ -1,1 +1,1 @@
-"""Speech recognizers of transformers in local folders, called in one way by annotation, evaluation and rewards."""
+"""Speech recognizers in local folders, called in one way by annotation, evaluation and rewards."""

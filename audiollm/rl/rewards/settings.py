@@ -169,7 +169,7 @@ class WordsSettings(RewardSettings):
     """Settings of `words`."""
 
     recognizer: str = POCKETSPHINX
-    """`pocketsphinx`, a recognizer's folder, or an import path."""
+    """`pocketsphinx`, a recognizer's folder as `annotate` takes it (`faster_whisper=FOLDER`), or an import path."""
     language: str = "en"
     """Language of the recognizer, and of samples that name none (`metadata.language`)."""
     form: str = "whisper"

@@ -1,33 +1,21 @@
-"""Recognizer `faster_whisper`: Whisper by CTranslate2, from a folder.
-
-Shapes: N samples at 16 kHz.
-"""
+"""Recognizer `faster_whisper`: Whisper by CTranslate2, from a folder."""
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from audiollm.models.recognition.transcript import SpokenWord
-from pipelines.annotate.recognizers.value import RecognizerConfig, heard, missing_folder
+from audiollm.models.recognition.ctranslate2_whisper import (
+    CTranslate2Whisper,
+    WhisperDecoding,
+    whisper_problem,
+)
+from pipelines.annotate.recognizers.value import RecognizerConfig, heard
 from pipelines.annotate.step import Segment
 from pipelines.steps.step import Resources, Value
-
-SAMPLE_RATE = 16000
-MAX_TOKENS_PER_SECOND, SPARE_TOKENS = 25.0, 40
-"""Most tokens of a clip: twice what the fastest speech has, also in scripts of three tokens per character, and a short
-sentence. A loop over a sound of a second ends after 65 tokens, not after 448."""
-_MAX_TOKENS, _MAX_TOKENS_AFTER_A_PROMPT = 444, 220
-"""Most tokens of 30 s: with its prompt, Whisper's context has 448 places."""
-_FILES = ("model.bin", "config.json", "tokenizer.json")
-_EXPECTED_FOLDER = (
-    "a Whisper that ct2-transformers-converter made, "
-    "with --copy_files tokenizer.json preprocessor_config.json"
-)
 
 
 class FasterWhisperConfig(RecognizerConfig):
@@ -51,7 +39,7 @@ class FasterWhisperConfig(RecognizerConfig):
 
 
 class FasterWhisper:
-    """Whisper without temperature fallback: beam search decodes all speech once, and always gives the same text."""
+    """A `CTranslate2Whisper` as a step; the confidence is the tokens' geometric mean probability."""
 
     level: ClassVar[Literal["segment"]] = "segment"
     needs: tuple[str, ...] = ()
@@ -63,72 +51,32 @@ class FasterWhisper:
         self._config = config
 
     def missing(self) -> str | None:
-        if importlib.util.find_spec("faster_whisper") is None:
-            return f"{self.name}: the package faster-whisper is not here: pip install 'audiollm[whisper]'"
-        return missing_folder(f"{self.name}.model", self._config.model, _FILES, _EXPECTED_FOLDER)
+        problem = whisper_problem(self._config.model)
+        return None if problem is None else f"{self.name}.model: {problem}"
 
     def setup(self) -> None:
         """Raises: ConfigError: no such model."""
-        from audiollm.errors import ConfigError
-
-        if (problem := self.missing()) is not None:
-            raise ConfigError(problem, self.name, "see what is missing")
-        from faster_whisper import WhisperModel
-
-        try:
-            self._model = WhisperModel(
-                str(self._config.model.absolute()),
-                device="cuda" if self._config.gpus else "cpu",
-                compute_type=self._config.compute_type,
-                cpu_threads=1,
-                local_files_only=True,
-            )
-        except (RuntimeError, ValueError, OSError) as error:
-            raise ConfigError(
-                f"no Whisper loads from {self._config.model}: {error}",
-                f"{self.name}.model",
-                f"give {_EXPECTED_FOLDER}",
-            ) from error
+        config = self._config
+        decoding = WhisperDecoding(
+            config.language,
+            config.beam_size,
+            config.initial_prompt,
+            config.condition_on_previous_text,
+            config.word_timestamps,
+        )
+        device = "cuda" if config.gpus else "cpu"
+        self._recognizer = CTranslate2Whisper(config.model, decoding, device, config.compute_type)
 
     def process(self, segment: Segment) -> Value:
-        config = self._config
-        parts, info = self._model.transcribe(
-            segment.samples(SAMPLE_RATE).copy(),
-            language=config.language,
-            beam_size=config.beam_size,
-            temperature=0.0,
-            condition_on_previous_text=config.condition_on_previous_text,
-            initial_prompt=config.initial_prompt,
-            word_timestamps=config.word_timestamps,
-            max_new_tokens=self._max_tokens(segment.duration_s),
-            vad_filter=False,  # voice activity has cut the segments already
-        )
-        spoken = list(parts)
-        words = [
-            SpokenWord(word.word, word.start, min(word.end, segment.duration_s), word.probability)
-            for part in spoken
-            for word in part.words or ()
-        ]
-        mean_log_probability = _mean_log_probability(spoken)
-        told = config.language is not None
+        samples_N = segment.samples(self._recognizer.sample_rate).copy()
+        speech = self._recognizer.transcribe([samples_N])[0]
+        mean_log_probability = speech.mean_log_probability
         return heard(
-            "".join(part.text for part in spoken),
-            words,
-            info.language,
-            None if told else info.language_probability,
+            speech.text,
+            speech.words,
+            speech.language,
+            speech.language_probability,
             None if mean_log_probability is None else math.exp(mean_log_probability),
             mean_log_probability,
-            min((part.no_speech_prob for part in spoken), default=None),
+            speech.no_speech_probability,
         )
-
-    def _max_tokens(self, duration_s: float) -> int:
-        config = self._config
-        has_prompt = config.initial_prompt is not None or config.condition_on_previous_text
-        most = _MAX_TOKENS_AFTER_A_PROMPT if has_prompt else _MAX_TOKENS
-        return min(most, round(SPARE_TOKENS + MAX_TOKENS_PER_SECOND * duration_s))
-
-
-def _mean_log_probability(parts: list[Any]) -> float | None:
-    """The mean over the tokens of all parts, in nats."""
-    tokens = sum(len(part.tokens) for part in parts)
-    return sum(part.avg_logprob * len(part.tokens) for part in parts) / tokens if tokens else None

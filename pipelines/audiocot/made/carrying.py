@@ -115,7 +115,7 @@ def _load(part: SoundPart, form: MadeForm, samples: int) -> NDArray[np.float64]:
     from audiollm.audio import load, set_channels
 
     waveform = load(part.path, part.start_s, part.end_s, sample_rate=form.sample_rate)
-    sound_CN = set_channels(waveform.samples_CN[:2], form.channels).double().numpy()[:, :samples]
+    sound_CN = set_channels(waveform.samples_CN, form.channels).double().numpy()[:, :samples]
     return np.pad(sound_CN, ((0, 0), (0, samples - sound_CN.shape[1])))
 
 

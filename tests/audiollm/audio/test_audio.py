@@ -10,6 +10,7 @@ import copy
 import math
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 import scipy.signal
@@ -164,16 +165,31 @@ def test_bad_rates_are_refused(rate: object) -> None:
 # Channels
 
 
-def test_channels_go_to_mono_and_from_mono_only() -> None:
+def test_channels_go_to_mono_and_from_mono_to_any_number() -> None:
     source = noise(4, 6, 50)
     assert torch.allclose(audio.set_channels(source, 1), source.sum(0, keepdim=True) / 6, atol=1e-6)
     stereo = audio.set_channels(source[:1], 2)
     assert torch.equal(stereo[0], source[0])
     assert torch.equal(stereo[1], source[0])
     assert audio.set_channels(source, 6) is source
-    for num_channels in (2, 0):
-        with pytest.raises(ValueError, match="channels"):
-            audio.set_channels(source, num_channels)
+    assert torch.equal(audio.set_channels(source, 4), audio.set_channels(source, 1).repeat(4, 1))
+
+
+@pytest.mark.parametrize(
+    ("layout", "order"), [("5.1", 6), ("7.1", 8), ("3.0", 3), ("quad", 4), ("5.0", 5), ("6.1", 7)]
+)
+def test_surround_goes_to_stereo_as_ffmpeg_mixes_it(layout: str, order: int) -> None:
+    """FFmpeg's rule is ITU-R BS.775 with gains that sum to 1 at most; a centre behind goes to both sides."""
+    source = noise(4, order, 2000)
+    frame = av.AudioFrame.from_ndarray(
+        np.ascontiguousarray(source.T.numpy()).reshape(1, -1), format="flt", layout=layout
+    )
+    frame.sample_rate = 48_000
+    mixed = av.AudioResampler(format="fltp", layout="stereo", rate=48_000).resample(frame)[0].to_ndarray()
+    ours = audio.set_channels(source, 2)
+    gain = float((ours * torch.from_numpy(mixed)).sum() / torch.from_numpy(mixed).square().sum())
+    torch.testing.assert_close(ours, gain * torch.from_numpy(mixed), atol=1e-4, rtol=0)
+    assert float(ours.abs().max()) <= 1.0
 
 
 # Loudness

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from audiollm.audio import AudioError, decoding, load, probe
+from audiollm.audio.flac import flac_length
 from audiollm.audio.lengths import xing_header
 from audiollm.audio.ogg import ogg_links
 from audiollm.audio.streams import stream_mono
@@ -34,6 +36,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "av.opus": lambda p, x: write_av(p, "ogg", "libopus", x),
         "bare.mp3": lambda p, x: write_av(p, "mp3", "libmp3lame", x, write_xing="0"),
         "a.aac": lambda p, x: write_av(p, "adts", "aac", x),
+        "a.mp2": lambda p, x: write_av(p, "mp2", "mp2", x),
+        "a.ac3": lambda p, x: write_av(p, "ac3", "ac3", x),
+        "a.eac3": lambda p, x: write_av(p, "eac3", "eac3", x),
     }
     return write_formats(folder) | {name: write(folder / name, sweep(2)) for name, write in more.items()}
 
@@ -125,6 +130,58 @@ def test_a_xing_header_that_lies_is_not_believed(
     if factor > 1:
         assert decoded_s == pytest.approx(8.0, abs=0.1)
     assert info.difference(decoded_s) is not None or decoded_s == pytest.approx(header_s, abs=0.1)
+
+
+FRAMES_ALONE = ("a.aac", "a.mp2", "a.ac3", "a.eac3", "bare.mp3")
+
+
+@pytest.mark.parametrize("name", FRAMES_ALONE)
+def test_frames_without_a_header_tell_what_is_missing_between_them(
+    files: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    """Decoders look for the next frame, and say nothing."""
+    content, path = files[name].read_bytes(), tmp_path / name
+    middle, noise = len(content) // 2, np.random.default_rng(0).bytes(777)
+    damaged = {
+        "its last frame is cut off": content[: len(content) * 6 // 10 - 37],
+        "bytes at 4.0. s are no whole frame": content[:middle] + content[middle + 1000 :],
+        "777 bytes at 4.0. s are no whole frame": content[:middle] + noise + content[middle:],
+        "in 2 places, the first at 4.0. s,": content[:middle]
+        + noise
+        + content[middle:-5000]
+        + noise
+        + content[-5000:],
+        "777 bytes at its end are no whole frame": content + noise,
+    }
+    for sentence, data in damaged.items():
+        path.write_bytes(data)
+        said = probe(path).damage
+        assert said is not None and re.search(sentence, said), (sentence, said)
+    for harmless in (b"TAG" + bytes(125), bytes(512), b"APETAGEX" + noise):
+        path.write_bytes(content + harmless)
+        assert probe(path).damage is None
+    path.write_bytes(content[100:])  # a recording of a stream begins anywhere
+    assert probe(path).damage is None
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24"])
+def test_a_flac_that_holds_more_than_its_header_counts_is_read_whole(
+    tmp_path: Path, channels: int, subtype: str
+) -> None:
+    path, samples_CN = tmp_path / "a.flac", sweep(channels, RATE, 3.1)
+    soundfile.write(path, samples_CN.T.numpy(), RATE, subtype=subtype)
+    whole = load(path).samples_CN
+    assert flac_length(str(path)) == (whole.shape[1], whole.shape[1], RATE) and difference(path) is None
+    content = bytearray(path.read_bytes())
+    facts = int.from_bytes(content[18:26], "big")
+    content[18:26] = (facts - whole.shape[1] + RATE).to_bytes(8, "big")  # a second
+    path.write_bytes(content)
+    assert torch.equal(load(path).samples_CN, whole)
+    assert probe(path).duration_s == pytest.approx(3.1)
+    assert difference(path) == (
+        "its header tells 1.00 s, 3.10 s could be decoded: its header does not count all of it"
+    )
 
 
 def test_two_mp3_files_in_one_are_read_whole(files: dict[str, Path], tmp_path: Path) -> None:

@@ -179,6 +179,30 @@ def test_json_lists(tmp_path: Path) -> None:
         checked_rows(tmp_path / "b.jsonl")
 
 
+@pytest.mark.parametrize("key", ["data", "samples", "items", "rows"])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_list_in_an_object_is_read(tmp_path: Path, key: str, indent: int | None) -> None:
+    path = tmp_path / "list.json"
+    rows = [{"id": "a", "tags": ["x"]}, {"id": "b"}]
+    path.write_text(json.dumps({"version": 1, "languages": ["en"], key: [*rows, 3]}, indent=indent))
+    listed = read_rows(path)
+    assert [row.values for row in listed.rows[:2]] == rows and listed.columns == ["id", "tags"]
+    assert listed.rows[1].place == f"{path}:{key}[1]"
+    assert isinstance(listed.rows[2].values, BadRow)
+
+
+def test_an_object_that_is_a_row_stays_one(tmp_path: Path) -> None:
+    path = tmp_path / "list.jsonl"
+    row = {"messages": [{"role": "user", "content": "x"}], "items": ["a"]}
+    path.write_text(json.dumps(row))
+    assert [row.values for row in read_rows(path).rows] == [row]
+    path.write_text(f"{json.dumps({'data': [{'id': 'a'}]})}\n" * 2)
+    assert len(read_rows(path).rows) == 2
+    path.write_text(json.dumps(row, indent=2))
+    with pytest.raises(ConfigError, match="an object, and no list of rows"):
+        read_rows(path)
+
+
 def test_columns_are_named_in_any_capitals() -> None:
     names = ["Client ID", "FILE-NAME", "Sentence", "up_votes"]
     assert find_columns(names, {}, "t.tsv") == {

@@ -191,6 +191,8 @@ def test_models_and_recognizers_write_and_are_not_asked_twice(tmp_path: Path) ->
         ask_all(by_recognizer(reader), "r", inquiries[:1], RowStore(None), lambda _: None)["a"].text
         == "one two"
     )
+    failing = ask_all(by_recognizer(reader), "r", inquiries[1:2], RowStore(None), lambda _: None, "base (/w)")
+    assert failing["b"].problem == "base (/w) failed: RuntimeError: out of breath"
 
 
 def test_the_command(tmp_path: Path) -> None:

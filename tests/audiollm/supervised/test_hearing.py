@@ -108,6 +108,25 @@ def test_a_recording_that_is_gone_is_set_aside_and_the_rest_is_heard(tmp_path: P
     assert [row["id"] for row in aside.rows] == ["lost"]
 
 
+def test_a_silent_recording_beside_words_is_set_aside(tmp_path: Path) -> None:
+    save(tmp_path / "heard.wav", sound(0.5), 16_000)
+    save(tmp_path / "silent.wav", 1e-4 * sound(0.5), 16_000)
+    samples = [
+        Sample(id=f"{name} {words}", task="asr", messages=[
+            Message(role="user", content=[AudioPart(path=f"{name}.wav")]),
+            Message(role="assistant", content=[TextPart(text=words)]),
+        ])
+        for name, words in (("heard", "a dog"), ("silent", "a dog"), ("silent", ""))
+    ]  # fmt: skip
+    write_samples(tmp_path / "samples.jsonl", samples)
+    aside = SetAside(tmp_path / "set_aside.jsonl", "train")
+    usable = read_usable(open_source(tmp_path / "samples.jsonl"), np.arange(3), SHAPE, aside)
+    assert [loaded.sample.id for loaded, _ in usable] == ["heard a dog", "silent "]
+    assert [(row["id"], "is silent (its peak is at" in row["reason"]) for row in aside.rows] == [
+        ("silent a dog", True)
+    ]
+
+
 def test_a_header_that_is_unsure_is_not_believed(tmp_path: Path) -> None:
     """MP3 is decoded to be measured; a span beyond the end of a file is cut there."""
     content = encode_bytes(sound(0.5), 16_000, "mp3")

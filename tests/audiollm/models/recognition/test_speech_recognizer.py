@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import jiwer
@@ -17,7 +20,9 @@ from safetensors.torch import load_file, save_file
 from audiollm.audio import load
 from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.choosing import choose_recognizer
+from audiollm.evaluate.judges.judging import judge_label
 from audiollm.evaluate.report.text_errors import choose_form
+from audiollm.models.recognition import ctranslate2_whisper
 from audiollm.models.recognition.recognizer import SpeechRecognizer
 from audiollm.models.recognition.transcript import RecognizedSpeech, SpokenWord, join_transcripts
 from tests.audiollm.half_precision import DTYPES, stored_as
@@ -140,15 +145,57 @@ def test_signals_of_pieces_are_joined() -> None:
     assert joined.no_speech_probability == 0.1 and joined.confidence == 0.5
 
 
-def test_a_judge_is_named_as_in_annotate_and_another_format_is_refused(tmp_path: Path) -> None:
+def test_a_judge_is_named_as_in_annotate_and_another_kind_is_refused(tmp_path: Path) -> None:
     folder = ctc_folder(tmp_path / "ctc")
     plain, named = choose_recognizer(str(folder)), choose_recognizer(f"transformers={folder}")
     assert plain is not None and named is not None and plain.fingerprint == named.fingerprint
-    (tmp_path / "ct2").mkdir()
-    (tmp_path / "ct2" / "model.bin").write_bytes(b"")
-    with pytest.raises(ConfigError, match="CTranslate2's format") as refused:
-        choose_recognizer(str(tmp_path / "ct2"))
+    with pytest.raises(ConfigError, match="'endpoint' is not opened from a folder") as refused:
+        choose_recognizer("endpoint=whisper-1@http://localhost:8000/v1")
     assert "faster_whisper=FOLDER" in refused.value.remedy
+
+
+@pytest.mark.parametrize("prefix", ["", "faster_whisper="])
+def test_a_whisper_of_ctranslate2_is_opened_by_faster_whisper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    """faster-whisper is an extra: its interface, as it is published, stands in its place."""
+    opened: dict[str, Any] = {}
+
+    class WhisperModel:
+        def __init__(self, folder: str, **options: Any) -> None:
+            opened.update(folder=folder, **options)
+
+        def transcribe(self, samples_N: NDArray[np.float32], **options: Any) -> tuple[Any, Any]:
+            opened.update(samples=len(samples_N), **options)
+            parts = [
+                SimpleNamespace(text=text, words=None, tokens=[1, 2], avg_logprob=-0.5, no_speech_prob=0.1)
+                for text in (" seven", " eight")
+            ]
+            return iter(parts), SimpleNamespace(language="en", language_probability=0.9)
+
+    monkeypatch.setitem(sys.modules, "faster_whisper", ModuleType("faster_whisper"))
+    sys.modules["faster_whisper"].WhisperModel = WhisperModel  # type: ignore[attr-defined]
+    sys.modules["faster_whisper"].__spec__ = ModuleSpec("faster_whisper", None)
+    for name in ("model.bin", "config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+    chosen = choose_recognizer(f"{prefix}{tmp_path}", "en")
+    assert chosen is not None
+    assert chosen.judge.recognize(torch.zeros(2, 8000), 8000) == "seven eight"
+    assert (opened["folder"], opened["local_files_only"]) == (str(tmp_path), True)
+    assert (opened["samples"], opened["language"], opened["temperature"]) == (16_000, "en", 0.0)
+    assert judge_label(chosen.judge) == f"{tmp_path.name} ({tmp_path})"
+
+
+def test_what_a_whisper_of_ctranslate2_lacks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.bin").write_bytes(b"")
+    monkeypatch.setattr(ctranslate2_whisper.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="package faster-whisper is not here"):
+        choose_recognizer(f"faster_whisper={tmp_path}")
+    monkeypatch.setattr(ctranslate2_whisper.importlib.util, "find_spec", lambda name: object())
+    with pytest.raises(ConfigError, match=r"holds no config\.json and no tokenizer\.json"):
+        choose_recognizer(str(tmp_path))
 
 
 def test_a_folder_without_a_recognizer_is_named(tmp_path: Path) -> None:
