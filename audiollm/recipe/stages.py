@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -176,13 +178,33 @@ class RecipeStage:
     def fingerprint(self, upstream: Mapping[str, str]) -> str:
         """Changes when the settings that matter, an input file (path, size, time) or an upstream fingerprint does.
 
-        The stage's own `facts` count, too.
+        The stage's own `facts` count, too. A path counts as the place that it names, relative or absolute, from
+        whatever working directory.
         """
-        parts = [self.stage.kind, self.config.model_dump_json(exclude=set(self.config.incidental))]
+        parts = [self.stage.kind, self._settings_from_root()]
         parts += [f"{name}={upstream[name]}" for name in self.upstream]
-        parts += [line for path in self.inputs for line in _stat_lines(path)]
+        parts += [line for path in self.inputs for line in _stat_lines(path, self._from_root(path))]
         parts += self.stage.facts(self.config) if self.stage.facts else []
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
+
+    def _settings_from_root(self) -> str:
+        """The settings that matter as JSON, with inputs and earlier stages' artifacts as `_from_root` names them."""
+        settings = self.config.model_dump_json(exclude=set(self.config.incidental))
+        spellings = [re.escape(_in_json(str(path))) for path in self.inputs]
+        spellings.append(re.escape(_in_json(str(self.folder.parent))) + r'/[^"]*')
+        return re.sub(
+            f'"({"|".join(spellings)})"',
+            lambda match: f'"{_in_json(self._from_root(Path(json.loads(match[0]))))}"',
+            settings,
+        )
+
+    def _from_root(self, path: Path) -> str:
+        """The path as seen from the folder that holds the folder of all runs; one outside of it is absolute.
+
+        Links count as they are named: their targets may differ between machines.
+        """
+        root, place = (Path(os.path.normpath(p.absolute())) for p in (self.folder / "../../..", path))
+        return str(place.relative_to(root) if place.is_relative_to(root) else place)
 
 
 @dataclass(frozen=True)
@@ -432,10 +454,19 @@ def _fields_at(model: type[BaseModel], location: Sequence[str | int]) -> list[st
     return list(model.model_fields)
 
 
-def _stat_lines(path: Path) -> list[str]:
+def _in_json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _stat_lines(path: Path, name: str) -> list[str]:
+    """Name, size and time of a file, or of each file of a folder.
+
+    Args:
+        name: stands for the path.
+    """
     if path.is_file():
         stat = path.stat()
-        return [f"{path}\t{stat.st_size}\t{stat.st_mtime_ns}"]
+        return [f"{name}\t{stat.st_size}\t{stat.st_mtime_ns}"]
     lines = []
     for folder, folders, files in os.walk(path):
         folders.sort()
@@ -444,5 +475,5 @@ def _stat_lines(path: Path) -> list[str]:
         for file in sorted(set(files).difference(own)):
             full = os.path.join(folder, file)
             stat = os.lstat(full)
-            lines.append(f"{full}\t{stat.st_size}\t{stat.st_mtime_ns}")
+            lines.append(f"{name}{full.removeprefix(str(path))}\t{stat.st_size}\t{stat.st_mtime_ns}")
     return lines

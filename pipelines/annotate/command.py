@@ -158,11 +158,10 @@ def _recognizers(given: Sequence[str] | None) -> list[dict[str, str]] | None:
     """Parse `kind=where`, or a folder alone, into settings; `none` alone: no recognizer."""
     if given is None or list(given) == ["none"]:
         return None if given is None else []
-    found = []
+    found: list[dict[str, str]] = []
     for text in given:
         if Path(text).is_dir():
-            kind, folder = folder_recognizer(text)
-            found.append({"kind": kind, "model": str(folder)})
+            found.append({"kind": folder_recognizer(text)[0], "model": text})
             continue
         kind, _, where = text.partition("=")
         settings = {"kind": kind}

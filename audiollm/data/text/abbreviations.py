@@ -1,4 +1,5 @@
-"""English abbreviations, roman numbers and signs, read only where their context makes them one.
+"""English abbreviations, roman numbers and signs, and titles of other languages, read only where their context makes
+them one.
 
 `No. 5` is `number 5`, and `No.` is an answer; `Dr. Li` is `doctor Li`, and `the Dr.` stays as it is written. Numbers
 stay digits here: `audiollm.data.text.normalize` reads them afterwards.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import NamedTuple
 
 _NAME = r"(?=[A-Z](?:[a-zà-ÿ'’.-]|[A-Z]))"
@@ -110,7 +112,38 @@ _ORDINALS = (
     "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth",
     "twentieth", "twenty first", "twenty second", "twenty third", "twenty fourth",
 )
+_TITLES_BY_LANGUAGE: dict[str, dict[str, str]] = {
+    "de": {"Dr": "Doktor", "Prof": "Professor", "Hr": "Herr", "Hrn": "Herrn", "Fr": "Frau", "St": "Sankt"},
+    "nl": {"dr": "dokter", "Dr": "Dokter", "prof": "professor", "Prof": "Professor", "mevr": "mevrouw",
+           "Mevr": "Mevrouw", "dhr": "de heer", "Dhr": "De heer"},
+    "fr": {"Dr": "docteur", "Pr": "professeur", "Mme": "madame", "Mlle": "mademoiselle", "Mgr": "monseigneur"},
+    "es": {"Dr": "doctor", "Dra": "doctora", "Sr": "señor", "Sra": "señora", "Srta": "señorita", "Prof": "profesor"},
+    "pt": {"Dr": "doutor", "Dra": "doutora", "Sr": "senhor", "Sra": "senhora", "Prof": "professor",
+           "Profa": "professora"},
+    "it": {"Dr": "dottor", "Dott": "dottor", "Sig": "signor", "Sig.ra": "signora", "Prof": "professor",
+           "Ing": "ingegner", "Avv": "avvocato"},
+}
+"""With a point, or without where `_WITHOUT_POINT` has them, before a name or another title."""
+_WITHOUT_POINT = {"fr": ("Dr", "Pr", "Mme", "Mlle", "Mgr"), "de": ("Dr", "Prof"), "it": ("Sig.ra",)}
+_SENTENCE_STARTERS_BY_LANGUAGE = {
+    "de": "Der|Die|Das|Den|Dem|Des|Ein|Eine|Er|Sie|Es|Ich|Wir|Ihr|Du|Und|Aber|Oder|Wenn|Dann|Als|Im|In|Am|An|Auf|Aus"
+    "|Bei|Bis|Mit|Nach|Von|Vor|Zu|Zum|Zur|Für|Ist|Hat|Nun|Nein|Ja|Was|Wer|Wie|Wo|Warum|Diese[rsmn]?|Danach|Da|Hier",
+    "nl": "De|Het|Een|Hij|Zij|Ze|Ik|Wij|We|En|Maar|Als|In|Op|Met|Van|Dat|Dit|Er",
+    "fr": "Le|La|Les|Un|Une|Il|Elle|Ils|Elles|Je|Nous|Vous|On|Et|Mais|Si|En|Dans|Pour|Ce|Cette|C",
+    "es": "El|La|Los|Las|Un|Una|Él|Ella|Yo|Y|Pero|Si|En|Con|Por|Para|No|Es|Se",
+    "pt": "O|A|Os|As|Um|Uma|Ele|Ela|Eu|E|Mas|Se|Em|No|Na|Com|Por|Para|Não|É",
+    "it": "Il|Lo|La|I|Gli|Le|Un|Una|Lui|Lei|Io|E|Ma|Se|In|Con|Per|Non|È|Si",
+}
 # fmt: on
+
+
+def read_titles(text: str, language: str) -> str:
+    """Write out the titles before names in a text of another language than English: `Dr. Weber` -> `Doktor Weber`.
+
+    A language without titles here keeps its text.
+    """
+    titles = _TITLES_BY_LANGUAGE.get(language)
+    return _title_pattern(language).sub(lambda match: titles[match[1] or match[2]], text) if titles else text
 
 
 def read_abbreviations(text: str) -> str:
@@ -121,6 +154,15 @@ def read_abbreviations(text: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ private
+
+
+@cache
+def _title_pattern(language: str) -> re.Pattern[str]:
+    titles = _any({title.replace(".", r"\."): "" for title in _TITLES_BY_LANGUAGE[language]})
+    bare = _any(_WITHOUT_POINT.get(language, ()) or ("(?!)",))
+    starters = _SENTENCE_STARTERS_BY_LANGUAGE[language]
+    is_name = rf"(?=\s+(?!(?:{starters})\b)(?:(?:{titles})\b|[A-ZÀ-ÖØ-Þ][\w'’.-]))"
+    return re.compile(rf"(?<![\w.-])(?:({titles})\.|({bare})){is_name}")
 
 
 def _any(words: Mapping[str, str] | tuple[str, ...]) -> str:

@@ -8,6 +8,7 @@ import warnings
 from functools import cache
 
 from audiollm.data.text import normalize, numerals
+from audiollm.data.text.abbreviations import read_titles
 from audiollm.data.text.characters import settle_characters
 from audiollm.data.text.languages import language_code, language_of
 from audiollm.data.text.sound_tags import sound_tags
@@ -27,7 +28,8 @@ def spoken_form(text: str, language: str | None = None) -> str:
     """The text as it is spoken: `"Dr. Li paid $5 on 3/4/2024"` -> `"doctor Li paid five dollars on the fourth of ..."`.
 
     English, Chinese and Japanese by the grammars of `audiollm.data.text.normalize`; other languages by num2words, as
-    `audiollm.data.text.numerals` says. A language that neither knows keeps its digits, which a warning says once.
+    `audiollm.data.text.numerals` says, and by their titles before names (`Dr. Weber` -> `Doktor Weber`). A language
+    that neither knows keeps its digits, which a warning says once.
     Words, markup and white space are kept; characters are brought to one form (`settle_characters`).
 
     Args:
@@ -39,6 +41,8 @@ def spoken_form(text: str, language: str | None = None) -> str:
     code = "zh" if code == "yue" else code  # both write numbers alike
     if code in normalize.LANGUAGES:
         text = normalize.normalize(text, code)
+    else:
+        text = read_titles(text, code)
     if not _DIGIT.search(text):
         return text
     if code not in normalize.LANGUAGES and not numerals.can_read(code):

@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
+from audiollm.data.text.forms import spoken_form
+from audiollm.data.text.languages import language_code
 from audiollm.data.text.option_forms import in_digits, loosest_form
 from audiollm.evaluate.listening.choices import read_choice
 from audiollm.evaluate.listening.reply_wording import answer_text, inner_answer
@@ -35,13 +37,32 @@ _FORMULA_MARKS = re.compile(r"\$|\\[()\[\]]")
 
 
 def is_right(
-    answer: str, key: str, choices: Sequence[str], match: Match, tolerance: float, is_free: bool = True
+    answer: str,
+    key: str,
+    choices: Sequence[str],
+    match: Match,
+    tolerance: float,
+    is_free: bool = True,
+    language: str | None = None,
 ) -> bool:
     """Compare the answer part of a reply with the key; see `AccuracySettings.match`.
 
     Args:
         is_free: the answer may be a free text that names the key (`the sound is a dog`); False: it is the key alone.
+        language: of answer and key: its number words are numbers, beside those of English (`zwei` for `2`).
     """
+    if _is_right(answer, key, choices, match, tolerance, is_free):
+        return True
+    if match in ("exact", "math") or language_code(language) in (None, "en"):
+        return False
+    spoken = [spoken_form(choice, language) for choice in choices]
+    spoken_answer, spoken_key = (spoken_form(text, language) for text in (answer, key))
+    return _is_right(spoken_answer, spoken_key, spoken, match, tolerance, is_free)
+
+
+def _is_right(
+    answer: str, key: str, choices: Sequence[str], match: Match, tolerance: float, is_free: bool
+) -> bool:
     if match == "auto":
         match = "letter" if choices else "number" if read_number(key) else "text"
     if match == "exact":

@@ -25,7 +25,10 @@ def accuracy(answer: SampledAnswer, settings: s.AccuracySettings) -> float | Non
     if reply is None:
         return 0.0
     is_free = form == "free"
-    return float(is_right(reply, answer.key, answer.choices, settings.match, settings.tolerance, is_free))
+    language = answer.sample.language
+    return float(
+        is_right(reply, answer.key, answer.choices, settings.match, settings.tolerance, is_free, language)
+    )
 
 
 def form(answer: SampledAnswer, settings: s.FormatSettings) -> float:

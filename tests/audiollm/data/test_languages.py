@@ -70,7 +70,7 @@ def test_scripts() -> None:
         (
             "de",
             "Nein, DE ist gut, und Dr. Maier kommt um 8.30 Uhr.",
-            "Nein, DE ist gut, und Dr. Maier kommt um acht Uhr dreißig.",
+            "Nein, DE ist gut, und Doktor Maier kommt um acht Uhr dreißig.",
         ),
         ("de", "am 3. Mai 1999", "am dritten Mai neunzehnhundertneunundneunzig"),
         ("de", "1.234.567 und 3,5 %", "eine Million zweihundertvierunddreißigtausendfünfhundertsiebenundsechzig und "
@@ -102,6 +102,26 @@ def test_scripts() -> None:
     ],
 )  # fmt: skip
 def test_numbers_of_a_language(language: str | None, written: str, spoken: str) -> None:
+    assert spoken_form(written, language) == spoken
+
+
+@pytest.mark.parametrize(
+    ("language", "written", "spoken"),
+    [
+        ("de", "Dr. Müller und Prof. Dr. Weber", "Doktor Müller und Professor Doktor Weber"),
+        ("de", "Frau Dr. Ö. Klein wohnt in St. Gallen", "Frau Doktor Ö. Klein wohnt in Sankt Gallen"),
+        ("German", "Hr. Schmidt kam um 8", "Herr Schmidt kam um acht"),
+        ("de", "Er ist Dr. Das wissen alle.", "Er ist Dr. Das wissen alle."),
+        ("de", "Sie wurde Dr. und kam am Fr. wieder", "Sie wurde Dr. und kam am Fr. wieder"),
+        ("fr", "Mme Dupont et le Dr Martin", "madame Dupont et le docteur Martin"),
+        ("es", "La Sra. García y el Dr. Ruiz", "La señora García y el doctor Ruiz"),
+        ("pt", "A Dra. Lima", "A doutora Lima"),
+        ("it", "Il Dott. Rossi e la Sig.ra Bianchi", "Il dottor Rossi e la signora Bianchi"),
+        ("nl", "dhr. Jansen en mevr. De Vries", "de heer Jansen en mevr. De Vries"),
+        ("ru", "Dr. Weber", "Dr. Weber"),
+    ],
+)  # fmt: skip
+def test_titles_before_names(language: str, written: str, spoken: str) -> None:
     assert spoken_form(written, language) == spoken
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from audiollm.errors import ConfigError, StageError
 from audiollm.recipe.runner import Context, ResourceMeter, read_result, run_recipe
-from audiollm.recipe.stages import Recipe, RecipeStage, Stage, StageConfig
+from audiollm.recipe.stages import Recipe, RecipeStage, Stage, StageConfig, load_recipe
 
 QUIET = Console(quiet=True)
 
@@ -52,6 +52,40 @@ def recipe_of(folder: Path, ran: list[str], values: dict[str, int], **options: A
         config = CountConfig(value=values.get(name, 0))
         stages.append(RecipeStage(name, stage, config, folder / name, upstream, ()))
     return Recipe("demo", Path("demo.yaml"), "tiny", 0, folder, tuple(stages), {})
+
+
+def test_paths_may_be_spelled_from_another_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, data = tmp_path / "project", tmp_path / "data"
+    for folder in (project / "recipes", project / "runs", data / "clips"):
+        folder.mkdir(parents=True)
+    (data / "clips" / "ä.wav").write_bytes(b"sound")
+    (project / "recipes" / "tasks.yaml").write_text("{}\n")
+    (project / "recipes" / "demo.yaml").write_text("""\
+audio: null
+stages:
+  - annotate: {input: "${audio}"}
+  - compose: {segments: "${annotate.segments}", tasks: {tts: 1.0}, tasks_file: "${here}/tasks.yaml"}
+""")
+
+    def prints(working: Path, recipe: str, audio: str, runs: str) -> list[str]:
+        monkeypatch.chdir(working)
+        known: dict[str, str] = {}
+        for stage in load_recipe(Path(recipe), [f"audio={audio}"], runs=Path(runs)).stages:
+            known[stage.name] = stage.fingerprint(known)
+        return list(known.values())
+
+    usual = prints(project, "recipes/demo.yaml", "../data/clips", "runs")
+    assert usual == prints(project, f"{project}/recipes/demo.yaml", f"{data}/clips", "runs")
+    assert usual == prints(data, "../project/recipes/demo.yaml", "clips", f"{project}/runs")
+    assert usual == prints(tmp_path, "project/./recipes/demo.yaml", "data/clips", "project/runs")
+    (project / "recipes" / "tasks.yaml").write_text("{} # another\n")
+    changed = prints(project, "recipes/demo.yaml", "../data/clips", "runs")
+    assert (changed[0] == usual[0], changed[1] == usual[1]) == (True, False)
+    (project / "other").mkdir()
+    (project / "other" / "ä.wav").write_bytes(b"sound")
+    assert prints(project, "recipes/demo.yaml", "other", "runs")[0] != usual[0]
 
 
 def test_second_run_skips_everything(tmp_path: Path) -> None:

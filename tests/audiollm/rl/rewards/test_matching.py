@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from audiollm.data.records.sample import Message, Sample, TextPart
+from audiollm.rl.rewards.batch import SampledAnswer
 from audiollm.rl.rewards.matching import is_right
-from audiollm.rl.rewards.settings import Match
+from audiollm.rl.rewards.settings import AccuracySettings, Match
+from audiollm.rl.rewards.texts import accuracy
 
 
 @pytest.mark.parametrize(
@@ -37,3 +40,36 @@ def test_a_formula_of_more_than_two_hundred_characters_is_compared_as_text(terms
     formula = "+".join(["1"] * terms)
     assert is_right(formula, str(terms), (), "math", 0.0) is right
     assert is_right(formula, formula, (), "math", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "key", "choices", "language", "right"),
+    [
+        ("zwei", "2", (), "de", True),
+        ("2", "zwei", (), "German", True),
+        ("Einundzwanzig.", "21", (), "de", True),
+        ("zwei Hunde", "2 Hunde", (), "de-AT", True),
+        ("drei", "2", (), "de", False),
+        ("vingt-deux", "22", (), "fr", True),
+        ("dieciséis", "16", (), "es", True),
+        ("двадцать", "20", (), "ru", True),
+        ("二", "2", (), "zh", True),
+        ("minus fünf Grad", "-5 Grad", (), "de", True),
+        ("fünf Grad", "-5 Grad", (), "de", False),
+        ("zwei", "2", ("2", "3"), "de", True),
+        ("drei", "2", ("2", "3"), "de", False),
+        ("Es sind zwei.", "2", ("2", "3"), "de", True),
+        ("two", "2", (), "de", True),
+        ("zwei", "2", (), None, False),
+        ("zwei", "2", (), "en", False),
+    ],
+)  # fmt: skip
+def test_number_words_of_the_samples_language(
+    answer: str, key: str, choices: tuple[str, ...], language: str | None, right: bool
+) -> None:
+    turns = (("user", "How many?"), ("assistant", key))
+    messages = [Message(role=role, content=[TextPart(text=text)]) for role, text in turns]  # type: ignore[arg-type]
+    metadata = {"choices": list(choices), **({"language": language} if language else {})}
+    assert is_right(answer, key, choices, "auto", 0.0, True, language) is right
+    sample = Sample(id="a", messages=messages, task="question", metadata=metadata)
+    assert accuracy(SampledAnswer(sample, answer, 0), AccuracySettings(form="free")) == float(right)
