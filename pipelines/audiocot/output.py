@@ -110,13 +110,19 @@ def remove_stale(folder: Path, plans: Sequence[MadePlan]) -> None:
 
 
 def write_samples_of(
-    folder: Path, clips: Sequence[Row], made: Sequence[tuple[MadePlan, Mapping[str, Any]]]
+    folder: Path,
+    clips: Sequence[Row],
+    made: Sequence[tuple[MadePlan, Mapping[str, Any]]],
+    with_little_evidence: bool,
 ) -> dict[str, int]:
     """Write `cot.jsonl`, `edits.jsonl` and `thinking.jsonl`; returns the number of samples of each.
 
     `cot.jsonl` is for sound models: clips, pairs, and edits whose two sounds have one length. `edits.jsonl` has the
     triples of all operations. `thinking.jsonl` is for models that write: clips, regions, instructions;
     `BY_QUESTION` names the files with each kind alone.
+
+    Args:
+        with_little_evidence: write the questions about clips whose records have little evidence, too.
     """
     by_id = {clip["id"]: clip for clip in clips}
     cot = [_sound_sample(clip) for clip in clips]
@@ -132,6 +138,8 @@ def write_samples_of(
         else:
             edits.append(sample)
             thinking.append(_instruction_question(clip, plan, found))
+    if not with_little_evidence:
+        thinking = [sample for sample in thinking if not sample.metadata.get("little_evidence")]
     counts = {}
     for name, samples in ((COT, cot), (EDITS, edits), (THINKING, thinking)):
         write_jsonl(folder / name, (sample.model_dump(mode="json") for sample in samples))
@@ -283,7 +291,13 @@ def _with_record(row: Row) -> Row:
     """A kept clip with its record, prose and caption."""
     record = ThoughtRecord.model_validate(row["measured"]["think"]["record"])
     caption = row["text"] or caption_of_record(record)
-    return {**row, "record": record_json(record), "thought": prose_of(record), "caption": caption}
+    return {
+        **row,
+        "record": record_json(record),
+        "thought": prose_of(record),
+        "caption": caption,
+        "little_evidence": row["measured"]["think"]["little_evidence"],
+    }
 
 
 def _parts(clip: Row, region: Sequence[Mapping[str, Any]] = ()) -> list[Any]:
@@ -301,7 +315,8 @@ def _sound(clip: Row) -> AudioPart:
 
 def _facts(clip: Row, **more: Any) -> dict[str, Any]:
     split = {"split": clip["split"]} if clip["split"] else {}
-    return {**split, "clip": clip["id"], **more}
+    doubt = {"little_evidence": True} if clip["little_evidence"] else {}
+    return {**split, **doubt, "clip": clip["id"], **more}
 
 
 def _sound_sample(clip: Row) -> Sample:

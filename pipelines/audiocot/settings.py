@@ -70,6 +70,8 @@ class AudioCotConfig(StageConfig):
     missing_scorer: Literal["fail", "skip"] = "fail"
     """Reaction to a missing model of a step or threshold; skip: go on, and report what was not applied."""
     made: MadeConfig = Field(default_factory=MadeConfig)
+    little_evidence: Literal["leave_out", "keep"] = "leave_out"
+    """In `thinking.jsonl`, questions about clips whose loudest sound the tagger could not name."""
     held_out: float = Field(0.0, ge=0, lt=1)
     """Share of the files without a split of their own that become the split `test`, which no training learns from; by
     content, so that a file that is added moves no other."""

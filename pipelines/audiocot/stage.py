@@ -76,7 +76,7 @@ def run_audiocot(config: AudioCotConfig, context: Context) -> dict[str, Any]:
         raise StageError(f"audiocot: {error}", "audiollm doctor says what is missing") from None
     except LedgerError as error:
         raise StageError(f"audiocot: {error}") from None
-    _summarize(funnel, context)
+    _summarize(funnel, config, context)
     return funnel
 
 
@@ -105,11 +105,12 @@ def _run(config: AudioCotConfig, context: Context, ledger: Ledger) -> dict[str, 
     clips = read_kept(folder)
     plans = plan_made(clips, config)
     made, failed = _make(config, context, ledger, plans)
-    counts = write_samples_of(folder, clips, made)
+    counts = write_samples_of(folder, clips, made, config.little_evidence == "keep")
     funnel |= {
         "samples": counts,
         "made": _by_operation([plan for plan, _ in made]),
         "not_made": failed,
+        "little_evidence": sum(clip["little_evidence"] for clip in clips),
         "review": write_review(folder, clips, config.review_share, config.seed),
     }
     if config.shards:
@@ -232,13 +233,16 @@ def _by_operation(plans: list[MadePlan]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _summarize(funnel: Mapping[str, Any], context: Context) -> None:
+def _summarize(funnel: Mapping[str, Any], config: AudioCotConfig, context: Context) -> None:
     reasons = ", ".join(f"{count} {reason}" for reason, count in funnel["reasons"].items())
     context.say(
         f"{funnel['segments']} clips, {funnel['seconds'] / 60:.1f} minutes, from {funnel['files_kept']} of "
         f"{funnel['audio_files']} files" + (f"; set aside: {reasons}" if reasons else "")
     )
     made = ", ".join(f"{count} {operation}" for operation, count in funnel["made"].items())
+    if count := funnel["little_evidence"]:
+        fate = "" if config.little_evidence == "keep" else ", not in thinking.jsonl"
+        context.say(f"the tagger has no name for the loudest sound of {count} clips: little evidence{fate}")
     if funnel["files_not_whole"]:
         context.say(not_whole_sentence(funnel["files_not_whole"]))
     context.say(f"made: {made or 'nothing'}; {funnel['review']['listed']} clips to review")

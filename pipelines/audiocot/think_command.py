@@ -109,6 +109,8 @@ def think_about(
         thinker = model_thinker(model, asks or ASKS)
     answer = thinker.think(asked)
     prose = prose_of(answer.record)
+    if answer.little_evidence:
+        typer.echo("little evidence: the tagger has no name for the loudest sound", err=True)
     if as_json:
         found = answer.as_json()
         found = found if "operation" in found else {"record": found}

@@ -81,11 +81,16 @@ class ThoughtRequest:
 
 @dataclass(frozen=True)
 class ThoughtAnswer:
-    """A record and, for an instruction, the operation and its span."""
+    """A record and, for an instruction, the operation and its span.
+
+    Args:
+        little_evidence: the tagger has no name for what is loudest in the clip.
+    """
 
     record: ThoughtRecord
     operation: str | None = None
     span: tuple[float, float] | None = None
+    little_evidence: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """The answer as JSON values."""
@@ -126,7 +131,7 @@ class MeasuredThinker:
         Raises:
             ConfigError: a file or a tagger that cannot be used.
         """
-        from pipelines.audiocot.answers.measured import heard_record, placed_record
+        from pipelines.audiocot.answers.measured import has_little_evidence, heard_record, placed_record
         from pipelines.audiocot.steps.levels import Levels, LevelsConfig
         from pipelines.audiocot.steps.motion import Motion, MotionConfig
         from pipelines.audiocot.steps.tags import Tags, TagsConfig
@@ -143,7 +148,9 @@ class MeasuredThinker:
             moments = Motion(MotionConfig()).process(clip)["moments"]
         except VideoError:  # the pictures end before the sound: what is heard is measured all the same
             moments = []
-        return ThoughtAnswer(placed_record(heard_record(values, clip.duration_s), moments))
+        record = placed_record(heard_record(values, clip.duration_s), moments)
+        little_evidence = "tags" in values and has_little_evidence(record, values["levels"])
+        return ThoughtAnswer(record, little_evidence=little_evidence)
 
 
 class ModelThinker:

@@ -208,7 +208,7 @@ def prose_of(record: ThoughtRecord) -> str:
     for number, event in enumerate(record.events):
         is_last_of_many = 3 < len(record.events) == number + 1
         order = _ORDER[0 if number == 0 else 2 if is_last_of_many else 1]
-        sound = " ".join(filter(None, [event.manner, event.sound]))
+        sound = _with_manner(event.sound, event.manner)
         told = f"{order}, at {event.start_s:.1f} seconds, {sound}"
         told += f" of {event.source}" if event.source else ""
         told += f" {event.place}" if event.place else ""
@@ -232,6 +232,16 @@ def caption_of_record(record: ThoughtRecord) -> str:
 def record_json(record: BaseModel) -> dict[str, Any]:
     """The record as JSON values, without what is not said."""
     return record.model_dump(mode="json", exclude_none=True)
+
+
+def _with_manner(sound: str, manner: str | None) -> str:
+    """The words of a sound with its manner, behind an article: "loud bell", "a loud dog"."""
+    if manner is None:
+        return sound
+    article, _, noun = sound.partition(" ")
+    if article.lower() not in ("a", "an") or not noun:
+        return f"{manner} {sound}"
+    return f"{'an' if manner[0].lower() in 'aeiou' else 'a'} {manner} {noun}"
 
 
 def _refuse_constant(name: str) -> None:

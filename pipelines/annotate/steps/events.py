@@ -160,6 +160,10 @@ class Events:
         A tag's score is the mean over the windows, so that tags say what the segment is full of: with the highest
         score, one window's mistake would be a tag. What is short and sure is an event.
         """
+        return self.value_of(*self.hear(item), item.duration_s)
+
+    def hear(self, item: Heard) -> tuple[WindowScores, list[float]]:
+        """The scores of the item's windows, and the middle of each window in seconds."""
         tagger = self._tagger
         samples_N = item.samples(tagger.sample_rate)
         window = round(tagger.window_s * tagger.sample_rate)
@@ -168,11 +172,12 @@ class Events:
         if len(samples_N) < window:
             samples_N = np.pad(samples_N, (0, window - len(samples_N)))
         heard = tagger.hear(samples_N[start : start + window] for start in starts)
-        middles_s = [(start + window / 2) / tagger.sample_rate for start in starts]
-        groups = groups_in(tagger.labels)
-        events = find_events(
-            heard, middles_s, item.duration_s, groups, self._config.onset, self._config.offset
-        )
+        return heard, [(start + window / 2) / tagger.sample_rate for start in starts]
+
+    def value_of(self, heard: WindowScores, middles_s: Sequence[float], duration_s: float) -> Value:
+        """The step's value by the scores of the windows."""
+        groups = groups_in(heard.labels)
+        events = find_events(heard, middles_s, duration_s, groups, self._config.onset, self._config.offset)
         tags = rank_tags(heard, groups, self._config.top)
         return {
             "events": [event._asdict() for event in events],
@@ -231,10 +236,9 @@ def find_events(
         groups: see `groups_in`.
     """
     labels, scores_FK = heard
-    middles_F = np.asarray(middles_s)
-    edges_s = [0.0, *((middles_F[1:] + middles_F[:-1]) / 2), duration_s]
+    edges_s = window_edges(middles_s, duration_s)
     loud = np.flatnonzero(scores_FK.max(axis=0) >= onset)
-    runs = {int(k): _runs(scores_FK[:, k], onset, offset) for k in loud if labels[k] != SILENCE}
+    runs = {int(k): runs_above(scores_FK[:, k], onset, offset) for k in loud if labels[k] != SILENCE}
     events = []
     for k, found in runs.items():
         narrower = [run for member in groups.get(k, ()) for run in runs.get(member, ())]
@@ -244,6 +248,25 @@ def find_events(
                 start_s, end_s = round(float(edges_s[first]), 3), round(float(edges_s[end]), 3)
                 events.append(Event(labels[k], start_s, end_s, score))
     return sorted(events, key=lambda event: (event.start_s, -event.score, event.label))
+
+
+def window_edges(middles_s: Sequence[float], duration_s: float) -> list[float]:
+    """The seconds between which each window speaks: halfway to the middles of its neighbours, `[F + 1]`."""
+    middles_F = np.asarray(middles_s)
+    return [0.0, *((middles_F[1:] + middles_F[:-1]) / 2).tolist(), duration_s]
+
+
+def runs_above(scores_F: NDArray[np.float32], onset: float, offset: float) -> list[tuple[int, int]]:
+    """Runs `[first, end)` of windows that begin at `onset` and end below `offset`."""
+    runs: list[tuple[int, int]] = []
+    first: int | None = None
+    for place, score in enumerate([*scores_F.tolist(), -1.0]):
+        if first is None and score >= onset:
+            first = place
+        elif first is not None and score < offset:
+            runs.append((first, place))
+            first = None
+    return runs
 
 
 def rank_tags(heard: WindowScores, groups: Mapping[int, range], top: int) -> list[tuple[str, float]]:
@@ -265,19 +288,6 @@ def rank_tags(heard: WindowScores, groups: Mapping[int, range], top: int) -> lis
         if mean > 0 and k not in covered and label != SILENCE
     ]
     return sorted(named, key=lambda tag: (-tag[1], tag[0]))[:top]
-
-
-def _runs(scores_F: NDArray[np.float32], onset: float, offset: float) -> list[tuple[int, int]]:
-    """Runs `[first, end)` that begin at `onset` and end below `offset`."""
-    runs: list[tuple[int, int]] = []
-    first: int | None = None
-    for place, score in enumerate([*scores_F.tolist(), -1.0]):
-        if first is None and score >= onset:
-            first = place
-        elif first is not None and score < offset:
-            runs.append((first, place))
-            first = None
-    return runs
 
 
 def _is_own(folder: Path) -> bool:

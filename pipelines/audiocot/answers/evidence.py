@@ -14,7 +14,7 @@ LEVEL_STEP_S = 0.1
 """Seconds of one value of the curve of levels."""
 SURE, ABSENT = 0.5, 0.05
 """Scores of a kind from which it is taken for heard, and below which for not heard."""
-_SILENT_DBFS = -70.0
+_SILENT_DBFS, _LOUD_DBFS = -70.0, -50.0
 _SMALL_WORDS = frozenset(
     [
         "a",
@@ -28,7 +28,11 @@ _SMALL_WORDS = frozenset(
         "to",
         "with",
         "from",
+        "or",
         "other",
+        "loud",
+        "quiet",
+        "steady",
         "sound",
         "sounds",
         "noise",
@@ -90,6 +94,9 @@ def contradiction(record: ThoughtRecord, evidence: Evidence) -> str | None:
             return f"{sound!r} is to be avoided, and {clash!r} was heard"
     if evidence.heard and not named:
         return f"no sound is named, and {evidence.heard[0]!r} was heard"
+    loudest_dbfs = max(evidence.curve_dbfs, default=_SILENT_DBFS)
+    if not record.sounds() and loudest_dbfs >= _LOUD_DBFS:
+        return f"no sound is named, and the clip has a level of {loudest_dbfs:.0f} dBFS"
     for kind, score in (evidence.kinds or {}).items():
         said = _sounds_of_kind(record, kind)
         if score < ABSENT:

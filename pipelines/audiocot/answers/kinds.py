@@ -5,50 +5,22 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from audiollm.evaluate.judges.audioset import branch_of
+
 KINDS = ("voice", "music")
-_VOICE_CLASSES = """
-Human voice | Speech | Male speech, man speaking | Female speech, woman speaking |
-Child speech, kid speaking | Conversation | Narration, monologue | Babbling | Speech synthesizer | Shout |
-Bellow | Whoop | Yell | Battle cry | Children shouting | Screaming | Whispering | Laughter | Baby laughter |
-Giggle | Snicker | Belly laugh | Chuckle, chortle | Crying, sobbing | Baby cry, infant cry | Whimper |
-Wail, moan | Sigh | Singing | Choir | Yodeling | Chant | Mantra | Male singing | Female singing |
-Child singing | Synthetic singing | Rapping | Humming | Groan | Grunt | Yawn |
-Cheering | Chatter | Hubbub, speech noise, speech babble | Booing | Children playing
-"""
-"""AudioSet's branch "Human voice", and those of its sounds of groups that it describes as speech or vocalizations."""
-_MUSIC_CLASSES = """
-Music | Musical instrument | Plucked string instrument | Guitar | Electric guitar | Bass guitar |
-Acoustic guitar | Steel guitar, slide guitar | Tapping (guitar technique) | Strum | Banjo | Sitar | Mandolin |
-Zither | Ukulele | Keyboard (musical) | Piano | Electric piano | Clavinet | Rhodes piano | Organ |
-Electronic organ | Hammond organ | Synthesizer | Sampler | Mellotron | Harpsichord | Percussion | Drum kit |
-Drum machine | Drum | Snare drum | Rimshot | Drum roll | Bass drum | Timpani | Tabla | Cymbal | Hi-hat |
-Crash cymbal | Cowbell | Wood block | Tambourine | Rattle (instrument) | Maraca | Gong | Tubular bells |
-Mallet percussion | Marimba, xylophone | Glockenspiel | Vibraphone | Steelpan | Orchestra | Brass instrument |
-French horn | Trumpet | Trombone | Cornet | Bugle | Bowed string instrument | String section |
-Violin, fiddle | Pizzicato | Cello | Double bass | Wind instrument, woodwind instrument | Flute | Saxophone |
-Alto saxophone | Soprano saxophone | Clarinet | Oboe | Bassoon | Harp | Choir | Bell | Church bell |
-Jingle bell | Bicycle bell | Tuning fork | Chime | Wind chime | Change ringing (campanology) | Harmonica |
-Accordion | Bagpipes | Didgeridoo | Shofar | Theremin | Singing bowl | Musical ensemble |
-Bass (instrument role) | Scratching (performance technique) | Music genre | Pop music | Hip hop music |
-Grime music | Trap music | Beatboxing | Rock music | Heavy metal | Punk rock | Grunge | Progressive rock |
-Rock and roll | Psychedelic rock | Rhythm and blues | Soul music | Reggae | Dub | Country | Swing music |
-Bluegrass | Funk | Folk music | Middle Eastern music | Jazz | Disco | Classical music | Opera |
-Electronic music | House music | Techno | Dubstep | Electro | Drum and bass | Oldschool jungle | Electronica |
-Electronic dance music | Ambient music | Drone music | Trance music | Noise music | UK garage |
-Music of Latin America | Cumbia | Salsa music | Soca music | Kuduro | Funk carioca | Flamenco | Blues |
-Music for children | New-age music | Vocal music | A capella | Chant | Mantra | Music of Africa | Afrobeat |
-Kwaito | Christian music | Gospel music | Music of Asia | Carnatic music | Music of Bollywood | Ska |
-Traditional music | Independent music | Musical concepts | Song | Melody | Musical note | Beat | Drum beat |
-Chord | Harmony | Bassline | Loop | Drone | Music role | Background music | Theme music | Jingle (music) |
-Soundtrack music | Lullaby | Video game music | Christmas music | Dance music | Wedding music |
-Birthday music | Music mood | Happy music | Funny music | Sad music | Tender music | Exciting music |
-Angry music | Scary music
-"""
-"""AudioSet's branch "Music". Choirs, chants and mantras are in both branches."""
-_CLASSES = {
-    kind: frozenset(name.strip() for name in names.split("|"))
-    for kind, names in zip(KINDS, (_VOICE_CLASSES, _MUSIC_CLASSES), strict=True)
+_BRANCHES = {
+    "voice": (
+        "Human voice",
+        "Cheering",
+        "Chatter",
+        "Hubbub, speech noise, speech babble",
+        "Booing",
+        "Children playing",
+    ),
+    "music": ("Music",),
 }
+"""AudioSet's branches of each kind. Voices are also those sounds of groups that it describes as speech or
+vocalizations; choirs, chants and mantras are in both branches."""
 
 
 def _word_set(words: str) -> frozenset[str]:
@@ -105,7 +77,8 @@ _OTHERS = _word_set(
 
 def kinds_of_class(label: str) -> list[str]:
     """Return the kinds of a tagger's class: those of AudioSet by its branches, others by their words."""
-    return [kind for kind in KINDS if label in _CLASSES[kind]] or kinds_of(label)
+    branches = [kind for kind in KINDS if any(label in branch_of(root) for root in _BRANCHES[kind])]
+    return branches or kinds_of(label)
 
 
 def kinds_of(sound: str, source: str = "") -> list[str]:

@@ -9,23 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from audiollm.data.records.thoughts import NO_OTHERS, ThoughtEvent, ThoughtRecord
+from audiollm.data.records.thoughts import MAX_EVENTS, NO_OTHERS, ThoughtEvent, ThoughtRecord
 from pipelines.audiocot.answers.evidence import ABSENT, LEVEL_STEP_S
 from pipelines.audiocot.answers.kinds import kinds_of_class
+from pipelines.audiocot.answers.loudness import SILENT_DBFS, Loudness, LoudSpan, loudness_of
+from pipelines.audiocot.answers.naming import SoundSpan, whole_name
 from pipelines.steps.step import Value
 
-_NEAR_ONSET_S = 0.6
-"""An onset this near to the beginning of a tagged event is its beginning: half a window of YAMNet, and a hop."""
+UNNAMED, STEADY, QUIET_STEADY = "a sound", "a steady sound", "a quiet steady sound"
+"""Names of sounds of which no class is sure."""
 _NEAR_MOTION_S = 0.2
 _QUIET_DB, _LOUD_DB = -12.0, 6.0
 """Levels of an event against the clip's, at which it is called quiet or loud."""
-_BACKGROUND_SHARE = 0.8
-_TOGETHER_S = 0.1
-"""Two events that begin and end within this are one sound by two names."""
+_BACKGROUND_SHARE, _STEADY_SHARE = 0.8, 0.4
+"""Shares of a clip from which a class lasts for the whole of it: of any clip, and of one that sounds steadily."""
+_LOUD_SHARE = 0.7
+"""Share of a clip that is loud, at least, where a class lasts for the whole of it: barks with pauses are events."""
+_TAGGER_OFF_S = 0.25
+"""The ends of a tagger's sounds are this uncertain: half of YAMNet's hop."""
 _LEAST_S = 0.05
 _SAME_BEGINNING_S = 0.1
 """A record names an event of a scene where it has its name and begins within this."""
-_END_DROP_DB = 25.0
 _AVOIDED = {"voice": "human voice", "music": "music"}
 
 
@@ -80,26 +84,36 @@ def numbers_in_scene(
 
 
 def heard_record(values: Mapping[str, Value], duration_s: float) -> ThoughtRecord:
-    """The record of what a tagger, levels and onsets tell of a clip."""
+    """The record of what a tagger, levels and onsets tell of a clip.
+
+    A steady sound is background, any other is an event; one without a name is `UNNAMED`, or `STEADY` in the background.
+    Only the record of silence names nothing.
+    """
     levels, tagged = values["levels"], values.get("tags")
-    if tagged is None:
-        return _unnamed(levels, duration_s)
-    found: list[tuple[float, ThoughtEvent]] = []
-    background: list[str] = []
-    for event in tagged["events"]:
-        if event["end_s"] - event["start_s"] >= _BACKGROUND_SHARE * duration_s:
-            background.append(_name(event["label"]))
-            continue
-        start_s, end_s = _refined(event, levels, duration_s)
-        manner = _manner(levels, start_s, end_s)
-        named_event = ThoughtEvent(sound=_name(event["label"]), start_s=start_s, end_s=end_s, manner=manner)
-        found.append((event["score"], named_event))
-    events = sorted(_one_by_name(found), key=lambda event: (event.start_s, event.sound))[:32]
-    background = [name for name in dict.fromkeys(background) if name not in {e.sound for e in events}]
-    absent = [_AVOIDED[kind] for kind, score in tagged["kinds"].items() if score < ABSENT]
-    named = {kind for event in tagged["events"] for kind in kinds_of_class(event["label"])}
-    avoid = [name for kind, name in _AVOIDED.items() if name in absent and kind not in named]
-    return ThoughtRecord(events=events, background=background[:8], avoid=avoid)
+    loudness = loudness_of(levels["curve_dbfs"], levels["onsets_s"], duration_s)
+    sounds = [] if tagged is None else [SoundSpan(**sound) for sound in tagged["sounds"]]
+    if loudness.is_silent:
+        return ThoughtRecord(avoid=_absent_kinds(tagged))
+    background = _background(sounds, loudness, duration_s)
+    spans = _event_spans(sounds, background, loudness, duration_s)
+    events = [_event(label, span, levels) for label, span in spans[:MAX_EVENTS]]
+    behind = [whole_name(label) for label in background] or _unnamed_background(loudness, levels)
+    return ThoughtRecord(events=events, background=behind[:8], avoid=_absent_kinds(tagged))
+
+
+def has_little_evidence(record: ThoughtRecord, levels: Value) -> bool:
+    """Whether what is loudest in a clip has no name in a record of `heard_record`."""
+    curve_dbfs = levels["curve_dbfs"]
+    if max(curve_dbfs, default=SILENT_DBFS) <= SILENT_DBFS:
+        return False
+    at_s = (curve_dbfs.index(max(curve_dbfs)) + 0.5) * LEVEL_STEP_S
+    names = [e.sound for e in record.events if e.start_s - LEVEL_STEP_S <= at_s <= e.end_s + LEVEL_STEP_S]
+    return not any(is_named(name) for name in names or record.background)
+
+
+def is_named(sound: str) -> bool:
+    """Whether a record says what a sound is."""
+    return sound not in (UNNAMED, STEADY, QUIET_STEADY)
 
 
 def placed_record(record: ThoughtRecord, moments: Sequence[Mapping[str, Any]]) -> ThoughtRecord:
@@ -118,63 +132,115 @@ def placed_record(record: ThoughtRecord, moments: Sequence[Mapping[str, Any]]) -
 # Private
 
 
-def _unnamed(levels: Value, duration_s: float) -> ThoughtRecord:
-    """Without a tagger: sounds without a name, where the energy rises."""
-    events = []
-    for onset_s in levels["onsets_s"][:32]:
-        end_s = _end_of(levels["curve_dbfs"], onset_s, duration_s)
-        manner = _manner(levels, onset_s, end_s)
-        events.append(ThoughtEvent(sound="a sound", start_s=onset_s, end_s=end_s, manner=manner))
-    return ThoughtRecord(events=events)
+def _background(sounds: Sequence[SoundSpan], loudness: Loudness, duration_s: float) -> list[str]:
+    """The classes that last for the whole clip, the longest first; of a steady sound the surest, however long it is."""
+    heard_s: dict[str, float] = {}
+    for sound in sounds:
+        if sound.label is not None:
+            heard_s[sound.label] = heard_s.get(sound.label, 0.0) + sound.end_s - sound.start_s
+    loud_s = sum(span.end_s - span.start_s for span in loudness.spans)
+    if not loudness.is_steady and loud_s < _LOUD_SHARE * duration_s:
+        return []
+    share = _STEADY_SHARE if loudness.is_steady else _BACKGROUND_SHARE
+    lasting = [label for label, seconds in heard_s.items() if seconds >= share * duration_s]
+    if loudness.is_steady and not lasting:
+        behind = [s for s in sounds if s.label and not any(_overlap_s(s, span) for span in loudness.spans)]
+        lasting = [str(s.label) for s in sorted(behind, key=lambda sound: -sound.score)[:1]]
+    return sorted(lasting, key=lambda label: (-heard_s[label], label))
 
 
-def _refined(event: Mapping[str, Any], levels: Value, duration_s: float) -> tuple[float, float]:
-    """Beginning at the nearest onset, and the end where the level has fallen."""
-    start_s, end_s = float(event["start_s"]), min(float(event["end_s"]), duration_s)
-    near = [onset for onset in levels["onsets_s"] if abs(onset - start_s) <= _NEAR_ONSET_S and onset < end_s]
-    if near:
-        start_s = min(near, key=lambda onset: abs(onset - start_s))
-    end_s = max(min(end_s, _end_of(levels["curve_dbfs"], start_s, duration_s)), start_s + _LEAST_S)
-    end_s = min(end_s, duration_s)
-    return round(min(start_s, max(0.0, end_s - _LEAST_S)), 3), round(end_s, 3)
+def _unnamed_background(loudness: Loudness, levels: Value) -> list[str]:
+    if loudness.is_steady:
+        return [STEADY]
+    if loudness.bed_dbfs is None:
+        return []
+    return [QUIET_STEADY if loudness.bed_dbfs < levels["level_dbfs"] + _QUIET_DB else STEADY]
 
 
-def _end_of(curve: Sequence[float], start_s: float, duration_s: float) -> float:
-    """The end of a sound: its level has fallen by `_END_DROP_DB` for two steps, or the clip ends."""
-    first = int(start_s / LEVEL_STEP_S)
-    loudest = max(curve[first : first + 3], default=-120.0)
-    for place in range(first + 1, len(curve) - 1):
-        loudest = max(loudest, curve[place])
-        if max(curve[place], curve[place + 1]) < loudest - _END_DROP_DB:
-            return round(min(duration_s, max(place * LEVEL_STEP_S, start_s + _LEAST_S)), 3)
-    return round(duration_s, 3)
+def _event_spans(
+    sounds: Sequence[SoundSpan], background: Sequence[str], loudness: Loudness, duration_s: float
+) -> list[tuple[str | None, LoudSpan]]:
+    """Classes with the loud spans in which they are heard, in order of time; None: a loud span without a name.
+
+    A loud span in which only the background is heard is a part of it.
+    """
+    spans: list[tuple[str | None, LoudSpan]] = []
+    matched: set[SoundSpan] = set()
+    for span in loudness.spans:
+        heard = [sound for sound in sounds if _is_heard_in(sound, span)]
+        matched.update(heard)
+        labels = [sound for sound in heard if sound.label is not None]
+        alone = len(heard) == 1
+        spans += [
+            (sound.label, span if alone else _common_span(sound, span))
+            for sound in labels
+            if sound.label not in background
+        ]
+        if not labels and not background:
+            spans.append((None, span))
+    for sound in sounds:
+        if sound.label is not None and sound.label not in background and sound not in matched:
+            spans.append((sound.label, LoudSpan(sound.start_s, min(sound.end_s, duration_s))))
+    return _joined(sorted(set(spans), key=lambda pair: (pair[1], pair[0] or "")))
+
+
+def _joined(spans: Sequence[tuple[str | None, LoudSpan]]) -> list[tuple[str | None, LoudSpan]]:
+    """Spans of one class that follow without a pause as one; those without a name keep their beginnings."""
+    joined: list[tuple[str | None, LoudSpan]] = []
+    for label, span in spans:
+        before = [
+            place for place, (name, last) in enumerate(joined) if name == label and last.end_s >= span.start_s
+        ]
+        if label is None or not before:
+            joined.append((label, span))
+        else:
+            start_s, end_s = joined[before[-1]][1]
+            joined[before[-1]] = (label, LoudSpan(start_s, max(end_s, span.end_s)))
+    return joined
+
+
+def _overlap_s(sound: SoundSpan, span: LoudSpan) -> float:
+    """Seconds that both have, with the tagger's uncertainty at both ends of its sound."""
+    start_s, end_s = sound.start_s - _TAGGER_OFF_S, sound.end_s + _TAGGER_OFF_S
+    return max(0.0, min(end_s, span.end_s) - max(start_s, span.start_s))
+
+
+def _is_heard_in(sound: SoundSpan, span: LoudSpan) -> bool:
+    shorter_s = min(sound.end_s - sound.start_s, span.end_s - span.start_s)
+    return _overlap_s(sound, span) > 0.5 * shorter_s
+
+
+def _common_span(sound: SoundSpan, span: LoudSpan) -> LoudSpan:
+    """The loud span, cut at the ends of the tagger's sound that lie clearly inside of it."""
+    start_s = sound.start_s if sound.start_s - span.start_s > 2 * _TAGGER_OFF_S else span.start_s
+    end_s = sound.end_s if span.end_s - sound.end_s > 2 * _TAGGER_OFF_S else span.end_s
+    return LoudSpan(start_s, end_s)
+
+
+def _event(label: str | None, span: LoudSpan, levels: Value) -> ThoughtEvent:
+    manner = _manner(levels, *span)
+    if label is None:
+        manner, sound = manner or "moderately loud", UNNAMED
+    else:
+        sound = whole_name(label)
+    return ThoughtEvent(sound=sound, start_s=span.start_s, end_s=span.end_s, manner=manner)
+
+
+def _absent_kinds(tagged: Value | None) -> list[str]:
+    """Names of the kinds of sounds that are surely not in a clip."""
+    if tagged is None:
+        return []
+    present = {kind for event in tagged["events"] for kind in kinds_of_class(event["label"])}
+    return [
+        _AVOIDED[kind] for kind, score in tagged["kinds"].items() if score < ABSENT and kind not in present
+    ]
 
 
 def _manner(levels: Value, start_s: float, end_s: float) -> str | None:
-    curve = levels["curve_dbfs"]
-    part = curve[
-        int(start_s / LEVEL_STEP_S) : max(int(start_s / LEVEL_STEP_S) + 1, round(end_s / LEVEL_STEP_S))
-    ]
-    if not part:
+    """How loud an event is against its clip: quiet, loud, or neither."""
+    first = int(start_s / LEVEL_STEP_S)
+    steps = levels["curve_dbfs"][first : max(first + 1, round(end_s / LEVEL_STEP_S))]
+    if not steps:
         return None
-    above_db = max(part) - levels["level_dbfs"]
+    above_db = max(steps) - levels["level_dbfs"]
     return "quiet" if above_db < _QUIET_DB else "loud" if above_db > _LOUD_DB else None
-
-
-def _one_by_name(found: Sequence[tuple[float, ThoughtEvent]]) -> list[ThoughtEvent]:
-    """Events with their scores, without those that are another name for a surer one: both begin and end together."""
-    kept: list[ThoughtEvent] = []
-    for _, event in sorted(found, key=lambda pair: (-pair[0], pair[1].sound)):
-        same = (
-            abs(event.start_s - other.start_s) <= _TOGETHER_S
-            and (event.sound == other.sound or abs(event.end_s - other.end_s) <= _TOGETHER_S)
-            for other in kept
-        )
-        if not any(same):
-            kept.append(event)
-    return kept
-
-
-def _name(label: str) -> str:
-    """A class's name in lower case: "Fire engine, fire truck (siren)" is "fire engine"."""
-    return label.split(",")[0].split("(")[0].strip().lower() or label.lower()

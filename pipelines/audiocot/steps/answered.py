@@ -13,7 +13,14 @@ from audiollm.data.records.thoughts import ThoughtError, ThoughtRecord, parse_an
 from pipelines.audiocot.answers import schemas
 from pipelines.audiocot.answers.choice import AnswererConfig, AnswerPlace, AskedModel, missing_model
 from pipelines.audiocot.answers.evidence import contradiction, evidence_of
-from pipelines.audiocot.answers.measured import heard_record, placed_record, true_events, true_record
+from pipelines.audiocot.answers.measured import (
+    has_little_evidence,
+    heard_record,
+    is_named,
+    placed_record,
+    true_events,
+    true_record,
+)
 from pipelines.audiocot.clip import SoundClip
 from pipelines.steps.step import Resources, Value
 
@@ -150,6 +157,7 @@ class Listen(_Answered):
 
     name = "listen"
     needs = ("probe", "levels", "tags")
+    version: ClassVar[int] = 4
     _config: ListenConfig
 
     def process(self, item: SoundClip) -> Value:
@@ -181,18 +189,32 @@ class Think(_Answered):
 
     name = "think"
     needs = ("probe", "levels", "tags", "motion", "watch", "listen")
+    version: ClassVar[int] = 4
     _config: ThinkConfig
 
     def process(self, item: SoundClip) -> Value:
-        """`{record, sounds, asks}`; `sounds` is the number of different ones."""
+        """`{record, sounds, little_evidence, asks}`.
+
+        `sounds` is the number of different ones, where a tagger ran of those with a name; `little_evidence` is true
+        where the tagger alone names sounds, and what is loudest in the clip has no name.
+        """
         heard = {key: value for key, value in item.values["listen"].items() if key != "asks"}
         if self._asked is None:
             record = ThoughtRecord.model_validate(
                 {**heard, "events": sorted(heard.get("events", []), key=lambda event: event["start_s"])}
             )
+            little_evidence = False
             if item.told.truth is None:
                 record = placed_record(record, item.values.get("motion", {}).get("moments", []))
-            return {"record": record_json(record), "sounds": len(record.sounds()), "asks": 0}
+                is_tagged = "tags" in item.values and item.values["listen"]["asks"] == 0
+                little_evidence = is_tagged and has_little_evidence(record, item.values["levels"])
+            sounds = [sound for sound in record.sounds() if "tags" not in item.values or is_named(sound)]
+            return {
+                "record": record_json(record),
+                "sounds": len(sounds),
+                "little_evidence": little_evidence,
+                "asks": 0,
+            }
         evidence = evidence_of(item.values, item.duration_s)
         seen = {key: value for key, value in item.values.get("watch", {}).items() if key != "asks"} or None
         prompt = schemas.think_prompt(self._config.prompt, item.duration_s, seen, heard, item.told.text)
@@ -203,7 +225,12 @@ class Think(_Answered):
             return found
 
         answer, asks = self._ask([prompt], check)
-        return {"record": record_json(answer), "sounds": len(answer.sounds()), "asks": asks}
+        return {
+            "record": record_json(answer),
+            "sounds": len(answer.sounds()),
+            "little_evidence": False,
+            "asks": asks,
+        }
 
 
 class DescribeObjects(_Answered):
