@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= passive
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart test mutants prove check bench learn time-to-voice learn-tokenizer learn-tts learn-vae learn-cloning learn-understanding learn-preference compare-preference learn-tts-preference learn-grpo compare-rl learn-tts-grpo learn-interpret learn-interpret-speech learn-flow learn-audiocot learn-recipes tokenizer-speed long-audio packing loss-memory loader gpu llm-generate interpret-speed interpret-long dual-ffn-overhead llm-train flow seams dpo grpo annotate-speed annotate-quality audiocot-speed studio-check studio-speed busy-neighbour clean
+.PHONY: help setup quickstart test mutants prove check bench learn time-to-voice learn-tokenizer learn-tts learn-vae learn-cloning learn-understanding learn-preference compare-preference learn-tts-preference learn-grpo compare-rl learn-tts-grpo learn-interpret learn-interpret-speech learn-flow learn-audiocot learn-recipes tokenizer-speed long-audio packing loss-memory loader gpu llm-generate interpret-speed interpret-long dual-ffn-overhead llm-train flow seams dpo grpo annotate-speed annotate-quality audiocot-speed audiocot-names studio-check studio-speed busy-neighbour clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 21
@@ -149,6 +149,9 @@ annotate-speed: $(READY)  ## what the annotation costs: engine over steps, two w
 audiocot-speed: $(READY)  ## what chains of thought cost: engine over steps, hours by step, two workers: DATA=
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/audiocot.py $(if $(DATA),--data $(DATA))
 
+audiocot-names: $(READY)  ## names in records that are measured, ESC-10 with YAMNet: right ones, clips without: DATA=, FOLDS="3 4" (1 minute)
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/audiocot_names.py $(if $(DATA),--data $(DATA)) $(if $(FOLDS),--folds $(FOLDS))
+
 annotate-quality: $(READY)  ## how good annotations are: votes, trusted text, sound events, speaker turns, noise and room, duplicates: DATA=, REAL= (folder with whisper-base, whisper-tiny.en)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check pyannote.metrics
 	@for each in consensus events speaker_turns quality duplicates; do \
@@ -170,7 +173,7 @@ studio-speed: $(READY)  ## the studio: click to sound against a new process, the
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'gradio>=6,<7' playwright
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/studio.py
 
-bench: time-to-voice tokenizer-speed long-audio packing loss-memory loader llm-generate interpret-speed interpret-long dual-ffn-overhead llm-train flow seams dpo grpo annotate-speed annotate-quality audiocot-speed studio-speed busy-neighbour  ## every benchmark; each prints JSON lines
+bench: time-to-voice tokenizer-speed long-audio packing loss-memory loader llm-generate interpret-speed interpret-long dual-ffn-overhead llm-train flow seams dpo grpo annotate-speed annotate-quality audiocot-speed audiocot-names studio-speed busy-neighbour  ## every benchmark; each prints JSON lines
 
 busy-neighbour: $(READY)  ## CPU-seconds of a training, alone and beside one busy process
 	@$(BIN)/python benchmarks/busy_neighbour.py

@@ -16,8 +16,13 @@ def broader_classes(label: str) -> frozenset[str]:
 
     A class may be a kind of several; none where the label is no class of AudioSet, or one of its seven roots.
     """
-    parents = _parents().get(label, frozenset())
+    parents = classes_above(label)
     return parents.union(*(broader_classes(parent) for parent in parents))
+
+
+def classes_above(label: str) -> frozenset[str]:
+    """The classes of which a class is a kind at once: of "Bark" this is "Dog"."""
+    return _parents().get(label, frozenset())
 
 
 @cache
@@ -29,7 +34,7 @@ def branch_of(label: str) -> frozenset[str]:
 @cache
 def class_depth(label: str) -> int:
     """Steps from a root to a class on the longest way; 0 for a root and for a label that is no class."""
-    return max((1 + class_depth(parent) for parent in _parents().get(label, ())), default=0)
+    return max((1 + class_depth(parent) for parent in classes_above(label)), default=0)
 
 
 @cache

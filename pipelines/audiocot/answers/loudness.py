@@ -43,7 +43,7 @@ class Loudness(NamedTuple):
     Args:
         is_silent: nothing is heard.
         is_steady: one sound, about as loud from the beginning to the end; spans rise above it.
-        bed_dbfs: level of what is heard between the spans; None: nothing is.
+        bed_dbfs: level of the steady sound, or of what is heard between the spans; None: nothing is.
     """
 
     spans: tuple[LoudSpan, ...]
@@ -67,7 +67,8 @@ def loudness_of(curve_dbfs: Sequence[float], onsets_s: Sequence[float], duration
     is_loud_T = curve_T >= threshold_dbfs
     starts = _risen_onsets(curve_T, is_loud_T, onsets_s)
     spans = [span for run in _runs(is_loud_T) for span in _spans_of(run, starts, onsets_s, duration_s)]
-    return Loudness(tuple(spans), False, is_steady, None if is_steady else _bed(curve_T, is_loud_T))
+    bed_dbfs = float(np.median(curve_T)) if is_steady else _bed(curve_T, is_loud_T)
+    return Loudness(tuple(spans), False, is_steady, bed_dbfs)
 
 
 # Private

@@ -12,7 +12,7 @@ from typing import Any
 from audiollm.data.records.thoughts import MAX_EVENTS, NO_OTHERS, ThoughtEvent, ThoughtRecord
 from pipelines.audiocot.answers.evidence import ABSENT, LEVEL_STEP_S
 from pipelines.audiocot.answers.kinds import kinds_of_class
-from pipelines.audiocot.answers.loudness import SILENT_DBFS, Loudness, LoudSpan, loudness_of
+from pipelines.audiocot.answers.loudness import Loudness, LoudSpan, loudness_of
 from pipelines.audiocot.answers.naming import SoundSpan, whole_name
 from pipelines.steps.step import Value
 
@@ -103,12 +103,16 @@ def heard_record(values: Mapping[str, Value], duration_s: float) -> ThoughtRecor
 
 def has_little_evidence(record: ThoughtRecord, levels: Value) -> bool:
     """Whether what is loudest in a clip has no name in a record of `heard_record`."""
+    sounds = loudest_sounds(record, levels)
+    return bool(sounds) and not any(is_named(sound) for sound in sounds)
+
+
+def loudest_sounds(record: ThoughtRecord, levels: Value) -> list[str]:
+    """The sounds of a record at the loudest moment of its clip: its events then, else the background."""
     curve_dbfs = levels["curve_dbfs"]
-    if max(curve_dbfs, default=SILENT_DBFS) <= SILENT_DBFS:
-        return False
-    at_s = (curve_dbfs.index(max(curve_dbfs)) + 0.5) * LEVEL_STEP_S
-    names = [e.sound for e in record.events if e.start_s - LEVEL_STEP_S <= at_s <= e.end_s + LEVEL_STEP_S]
-    return not any(is_named(name) for name in names or record.background)
+    at_s = (curve_dbfs.index(max(curve_dbfs)) + 0.5) * LEVEL_STEP_S if curve_dbfs else 0.0
+    near = [e.sound for e in record.events if e.start_s - LEVEL_STEP_S <= at_s <= e.end_s + LEVEL_STEP_S]
+    return near or list(record.background)
 
 
 def is_named(sound: str) -> bool:
@@ -150,8 +154,6 @@ def _background(sounds: Sequence[SoundSpan], loudness: Loudness, duration_s: flo
 
 
 def _unnamed_background(loudness: Loudness, levels: Value) -> list[str]:
-    if loudness.is_steady:
-        return [STEADY]
     if loudness.bed_dbfs is None:
         return []
     return [QUIET_STEADY if loudness.bed_dbfs < levels["level_dbfs"] + _QUIET_DB else STEADY]

@@ -12,7 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from audiollm.evaluate.judges.audioset import abstract_classes, branch_of, broader_classes, class_depth
+from audiollm.evaluate.judges.audioset import (
+    abstract_classes,
+    branch_of,
+    broader_classes,
+    class_depth,
+    classes_above,
+)
 from audiollm.evaluate.judges.taggers import WindowScores
 from pipelines.annotate.steps.events import SILENCE, runs_above, window_edges
 
@@ -27,6 +33,8 @@ _RIVAL_SHARE = 0.65
 _MAX_KINDS = 20
 """A class of more kinds (an animal, a vehicle) is too broad to name a sound; music is one."""
 _MUSIC = "Music"
+_GROUPS = ("Respiratory sounds", "Human locomotion", "Human group actions")
+"""Classes that taggers do not know. Where a cough, a sneeze and a throat clearing are unsure each, one of them is sure."""
 _PLACES = ("Acoustic environment", "Sound reproduction")
 """Branches that name where or by what a recording was made."""
 _MANNERS = "Source-ambiguous sounds"
@@ -69,11 +77,12 @@ def name_sounds(
         offset: score below which it ends.
     """
     edges_s = window_edges(middles_s, duration_s)
-    columns = {label: column for column, label in enumerate(window_scores.labels) if _is_sound(label)}
-    candidates = _candidates(window_scores.scores_FK, columns, onset, offset)
+    labels, scores_FK = _with_groups(window_scores)
+    columns = {label: column for column, label in enumerate(labels) if _is_sound(label)}
+    candidates = _candidates(scores_FK, columns, onset, offset)
     for candidate in candidates:
-        scores_FK = window_scores.scores_FK[candidate.first : candidate.end]
-        candidate.peaks = {label: float(scores_FK[:, column].max()) for label, column in columns.items()}
+        peaks_K = scores_FK[candidate.first : candidate.end].max(axis=0)
+        candidate.peaks = {label: float(peaks_K[column]) for label, column in columns.items()}
         candidate.name = _best_name(candidate.labels, candidate.peaks)
     _unify_names(candidates, offset)
     spans = []
@@ -89,6 +98,16 @@ def whole_name(label: str) -> str:
     """A class's name in lower case, with its synonyms: "Fire engine, fire truck (siren)" is "fire engine or fire truck
     (siren)", so that a list of names can be read."""
     return " or ".join(name for name in label.lower().split(", ") if name != "etc.")
+
+
+def _with_groups(window_scores: WindowScores) -> WindowScores:
+    """The scores with those of `_GROUPS`, each the sum over its kinds."""
+    labels, scores_FK = window_scores
+    groups = {}
+    for group in [group for group in _GROUPS if group not in labels]:
+        members = [column for column, label in enumerate(labels) if group in classes_above(label)]
+        groups[group] = scores_FK[:, members].sum(axis=1).clip(max=1.0)
+    return WindowScores([*labels, *groups], np.column_stack([scores_FK, *groups.values()]))
 
 
 def _candidates(
@@ -161,7 +180,7 @@ def _is_rival(member: str, label: str, peaks: Mapping[str, float]) -> bool:
 
 
 def _can_name(label: str) -> bool:
-    if label in abstract_classes():
+    if label in abstract_classes() and label not in _GROUPS:
         return False
     return len(branch_of(label)) <= _MAX_KINDS + 1 or label in branch_of(_MUSIC)
 

@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from audiollm.evaluate.judges.audioset import branch_of, broader_classes
 from audiollm.evaluate.report.formats import duration, percent_or_dash
 from audiollm.evaluate.report.page import render_template
 from audiollm.files.atomic import write_text
 from pipelines.audiocot.answers.evidence import name_words
+from pipelines.audiocot.answers.measured import is_named
+from pipelines.audiocot.answers.naming import whole_name
 from pipelines.report import page as run_page
 from pipelines.report.figures import DYNAMIC_RANGE_DB
 from pipelines.report.material import pick_evenly, without_home
@@ -66,6 +69,8 @@ class CotSurvey(PartSurvey):
     unheard: Counter[str] = field(default_factory=Counter)
     """Sounds that the record names, and the tagger did not hear."""
     with_pictures: int = 0
+    little_evidence: int = 0
+    """Kept clips whose loudest sound the tagger could not name."""
 
     def add(self, row: Row, kept: bool) -> None:
         super().add({key: value for key, value in row.items() if key != "measured"} | _numbers(row), kept)
@@ -79,6 +84,7 @@ class CotSurvey(PartSurvey):
         if not kept:
             return
         self.with_pictures += row.get("video") is not None
+        self.little_evidence += row.get("little_evidence") is True
         self._add_record(row)
 
     def _add_record(self, row: Row) -> None:
@@ -93,10 +99,9 @@ class CotSurvey(PartSurvey):
         heard = found(row, "measured.tags.events")
         if isinstance(heard, list):
             labels = {named(each.get("label"), 80) for each in heard if isinstance(each, Mapping)}
-            spoken = set[str]().union(*(name_words(name) for name in names))
-            tagged = set[str]().union(*(name_words(label) for label in labels))
-            self.unnamed.update(label for label in labels if not name_words(label) & spoken)
-            self.unheard.update(name for name in set(names) if not name_words(name) & tagged)
+            sounds = {name for name in names if is_named(name)}
+            self.unnamed.update(label for label in labels if not any(_agree(label, name) for name in sounds))
+            self.unheard.update(name for name in sounds if not any(_agree(label, name) for label in labels))
 
 
 def write_audiocot_report(folder: Path) -> Path:
@@ -202,6 +207,7 @@ def _sounds_section(survey: CotSurvey) -> Row:
         "more": max(0, len(survey.sounds) - SOUNDS_SHOWN),
         "events": _bars(sorted(survey.event_counts.items())),
         "with_pictures": survey.with_pictures,
+        "little_evidence": survey.little_evidence,
         "kept": survey.kept.segments,
     }
 
@@ -257,6 +263,7 @@ def _card(row: Row, gallery: Gallery, reason: Reason | None) -> Row:
         "clip": _clip(str(row.get("path") or ""), start_s, end_s, gallery),
         "strip": _strip(row.get("video"), start_s, end_s),
         "dropped": reason.title if reason is not None else "",
+        "little_evidence": row.get("little_evidence") is True,
         "why": said(without_home(str((drop or {}).get("reason") or "")), 300),
     }
 
@@ -349,3 +356,9 @@ def _review_section(folder: Folder) -> Row:
             if row.get("verdict") == "rejected"
         ],
     }
+
+
+def _agree(label: str, name: str) -> bool:
+    """Whether a tagger's class and a name in a record may be one sound: they share a word, or are kinds of each other."""
+    relatives = broader_classes(label) | branch_of(label)
+    return bool(name_words(label) & name_words(name)) or name in map(whole_name, relatives)
