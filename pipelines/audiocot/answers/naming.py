@@ -34,7 +34,7 @@ _MAX_KINDS = 20
 """A class of more kinds (an animal, a vehicle) is too broad to name a sound; music is one."""
 _MUSIC = "Music"
 _GROUPS = ("Respiratory sounds", "Human locomotion", "Human group actions")
-"""Classes that taggers do not know. Where a cough, a sneeze and a throat clearing are unsure each, one of them is sure."""
+"""Classes that taggers do not know. Of a cough, a sneeze and a throat clearing that are unsure each, one is sure."""
 _PLACES = ("Acoustic environment", "Sound reproduction")
 """Branches that name where or by what a recording was made."""
 _MANNERS = "Source-ambiguous sounds"

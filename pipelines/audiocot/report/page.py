@@ -359,6 +359,6 @@ def _review_section(folder: Folder) -> Row:
 
 
 def _agree(label: str, name: str) -> bool:
-    """Whether a tagger's class and a name in a record may be one sound: they share a word, or are kinds of each other."""
+    """Whether a tagger's class and a name in a record may be one sound: they share a word, or a branch."""
     relatives = broader_classes(label) | branch_of(label)
     return bool(name_words(label) & name_words(name)) or name in map(whole_name, relatives)
