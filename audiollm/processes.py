@@ -8,6 +8,9 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 
 _PR_SET_PDEATHSIG = 1
 
@@ -15,6 +18,26 @@ ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
 )
 """Environment of a worker beside others, with one thread."""
+
+
+@contextmanager
+def interrupts_held_back(by_multiprocessing: bool = True) -> Iterator[None]:
+    """Start child processes inside: they inherit that Ctrl-C, which reaches the whole group, is not for them.
+
+    It is this process that ends them. One that ignores the signal once it runs would still print a traceback when it
+    came while it loaded its modules.
+
+    Args:
+        by_multiprocessing: multiprocessing starts them. Its resource tracker has to be there first: it would let the
+            signal through again when it starts.
+    """
+    if by_multiprocessing:
+        resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end_with_parent() -> None:

@@ -45,6 +45,7 @@ from audiollm.audio.decoders import (
     soundfile_info,
 )
 from audiollm.audio.discovery import AudioError, is_plain
+from audiollm.processes import interrupts_held_back
 
 LONGEST_SILENCE_S = 120.0
 """A decoder that has given nothing for so long hangs: a block of sound takes it well under a second."""
@@ -149,9 +150,10 @@ class _Helper:
             self._desk = mmap.mmap(file.fileno(), _DESK_BYTES)
             descriptors = theirs.fileno(), file.fileno()
             command = [sys.executable, "-c", _PROGRAM, *map(str, descriptors), _OWN_ROOT, *sys.path]
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=descriptors, env=environment
-            )
+            with interrupts_held_back(by_multiprocessing=False):
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, pass_fds=descriptors, env=environment
+                )
         self.is_new, self.is_ready = True, False
         try:
             self._receive(START_S)

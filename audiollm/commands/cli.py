@@ -1,24 +1,23 @@
 """The console script `audiollm`. Commands are found through the entry-point group `audiollm.commands`.
 
-An entry named `GROUP.COMMAND` becomes `audiollm GROUP COMMAND`, whichever package brings it.
+An entry named `GROUP.COMMAND` becomes `audiollm GROUP COMMAND`, whichever package brings it. Nothing heavy is imported
+with this module: Ctrl-C has to end the script quietly from its first moment on.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-import threading
-from collections.abc import Callable
-from functools import partial
-from importlib.metadata import entry_points
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-import typer
-from rich.console import Console
+if TYPE_CHECKING:
+    import threading
 
-from audiollm.errors import BadSample, ConfigError, StageError
-from audiollm.failures import watched_failures
-from audiollm.files.atomic import DamagedFile
-from audiollm.files.disk_errors import disk_error
+    import typer
+    from rich.console import Console
 
 GROUPS = {
     "evaluate": "Score codecs and what models make: against references, and with independent judges.",
@@ -28,6 +27,8 @@ GROUPS = {
 INTERRUPTED = 130
 """Exit code at Ctrl-C."""
 STOPPED = "stopped; the same command goes on from here"
+COMPLETION = "_AUDIOLLM_COMPLETE"
+"""Environment variable by which a shell asks for completions."""
 
 
 def build_app(wanted: str = "") -> typer.Typer:
@@ -37,12 +38,21 @@ def build_app(wanted: str = "") -> typer.Typer:
         wanted: a command or a group. Where it is installed the app has it alone: importing all commands and reading
             their options takes 0.7 CPU-seconds.
     """
+    from importlib.metadata import entry_points
+
+    import typer
+
+    from audiollm.commands.help_text import help_text
+    from audiollm.failures import watched_failures
+
+    # without rich's frames, which cut long words and break examples
     app = typer.Typer(
         name="audiollm",
         help="Train, annotate for, and evaluate audio LLMs, from recipes.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_show_locals=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
     groups: dict[str, typer.Typer] = {}
     entries = sorted(entry_points(group="audiollm.commands"), key=lambda entry: entry.name)
@@ -51,26 +61,47 @@ def build_app(wanted: str = "") -> typer.Typer:
             command = entry.load()
             group, _, name = entry.name.rpartition(".")
             if group and group not in groups:
-                groups[group] = typer.Typer(help=GROUPS.get(group, ""), no_args_is_help=True)
-                groups[group].callback()(_app)  # else a single command would take the group's place
+                summary = GROUPS.get(group, "")
+                groups[group] = typer.Typer(
+                    help=summary, short_help=summary, no_args_is_help=True, rich_markup_mode=None
+                )
+                groups[group].callback()(_group)  # else a single command would take the group's place
                 app.add_typer(groups[group], name=group)
             watched = watched_failures(entry.name.replace(".", " "))(command)
-            (groups[group] if group else app).command(name=name)(watched)
+            text = help_text(command.__doc__ or "")
+            summary = " ".join(text.partition("\n\n")[0].split())  # whole in the list of commands
+            (groups[group] if group else app).command(name=name, help=text, short_help=summary)(watched)
         except Exception as error:  # one broken plug-in must not take the others down
             print(
                 f"audiollm: the command {entry.name!r} does not load ({error}); see `audiollm doctor`",
                 file=sys.stderr,
             )
-    app.callback()(_app)
+    app.callback()(_top_level(typer))
     return app
 
 
 def main() -> None:
     """Run a command; an error that a person can mend is one message, with exit code 2 (or a stage's own)."""
-    errors = Console(stderr=True, soft_wrap=True)
-    threading.excepthook = partial(_thread_error, errors, threading.excepthook)
+    with _quiet_interrupts():
+        _refuse_undecodable(sys.argv[1:])
+        import threading
+        from functools import partial
+
+        from rich.console import Console
+
+        errors = Console(stderr=True, soft_wrap=True)
+        threading.excepthook = partial(_thread_error, errors, threading.excepthook)
+        app = build_app(_command_of(sys.argv[1:]))
+    _run(app, errors)
+
+
+def _run(app: typer.Typer, errors: Console) -> None:
+    from audiollm.errors import BadSample, ConfigError, StageError
+    from audiollm.files.atomic import DamagedFile
+    from audiollm.files.disk_errors import disk_error
+
     try:
-        build_app(sys.argv[1] if len(sys.argv) > 1 else "")()
+        app(prog_name="audiollm")
     except ConfigError as error:
         errors.print(str(error), style="red", highlight=False, markup=False)
         sys.exit(2)
@@ -91,26 +122,92 @@ def main() -> None:
         errors.print(STOPPED, highlight=False)
         sys.exit(INTERRUPTED)
     except Exception as error:
-        told = disk_error(error)
-        if told is None:
+        lines = disk_error(error)
+        if lines is None:
             raise
-        errors.print("\n  ".join(told), style="red", highlight=False, markup=False)
+        errors.print("\n  ".join(lines), style="red", highlight=False, markup=False)
         sys.exit(1)
 
 
+def _command_of(arguments: Sequence[str]) -> str:
+    """The first word of the command line, also where a shell asks how it may go on."""
+    if COMPLETION in os.environ:
+        os.environ.setdefault("TERMINAL_WIDTH", "1000")  # typer wraps help, and a shell proposes each line
+        words = os.environ.get("_TYPER_COMPLETE_ARGS", os.environ.get("COMP_WORDS", "")).split()
+        return words[1] if len(words) > 2 else ""
+    return arguments[0] if arguments else ""
+
+
+@contextmanager
+def _quiet_interrupts() -> Iterator[None]:
+    """While modules are loaded Ctrl-C ends the process at once: an exception would become another in their midst."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # ignored, or the caller's own
+        yield
+        return
+    signal.signal(signal.SIGINT, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _end(number: int, frame: Any) -> None:
+    os.write(2, f"{STOPPED}\n".encode())
+    os._exit(INTERRUPTED)
+
+
+def _refuse_undecodable(arguments: Sequence[str]) -> None:
+    """End the process where an argument cannot be written into a manifest, a report or a message."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            shown = os.fsencode(argument).decode("utf-8", "backslashreplace")
+            print(
+                f"{shown}: this argument is not UTF-8\n  rename the file, or set the terminal to UTF-8",
+                file=sys.stderr,
+            )
+            sys.exit(2)
+
+
 def _thread_error(
-    errors: Console, otherwise: Callable[[threading.ExceptHookArgs], Any], given: threading.ExceptHookArgs
+    errors: Console,
+    otherwise: Callable[[threading.ExceptHookArgs], Any],
+    arguments: threading.ExceptHookArgs,
 ) -> None:
     """A full disk ends threads of libraries as well (TensorBoard's); no traceback is needed to say so."""
-    told = disk_error(given.exc_value) if given.exc_value is not None else None
-    if told is None:
-        otherwise(given)
+    from audiollm.files.disk_errors import disk_error
+
+    lines = disk_error(arguments.exc_value) if arguments.exc_value is not None else None
+    if lines is None:
+        otherwise(arguments)
     else:
-        errors.print(told[0], style="red", highlight=False, markup=False)
+        errors.print(lines[0], style="red", highlight=False, markup=False)
 
 
-def _app() -> None:
+def _group() -> None:
     pass
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from audiollm import __version__
+
+        print(f"audiollm {__version__}")
+        sys.exit()
+
+
+def _top_level(typer: Any) -> Callable[..., None]:
+    """The options of the script itself."""
+    option = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+    )
+
+    def app(version: bool = option) -> None:
+        pass
+
+    return app
 
 
 if __name__ == "__main__":

@@ -19,10 +19,10 @@ from typing import Any, Literal
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from audiollm.errors import ConfigError
+from audiollm.terminal import print_table
 
 State = Literal["ok", "missing", "warning", "optional", "note"]
 STYLES = {"ok": "green", "missing": "bold red", "warning": "yellow", "optional": "dim", "note": "dim"}
@@ -68,12 +68,11 @@ def doctor() -> None:
     """
     console = Console(file=sys.stdout)
     checks = list(_checks(console))
-    table = Table("", "what", "found", "remedy", title="audiollm doctor", title_justify="left", box=None)
-    for check in checks:
-        table.add_row(
-            Text(check.state, STYLES[check.state]), *map(Text, (check.name, check.found, check.remedy))
-        )
-    console.print(table)
+    rows = [
+        [Text(check.state, STYLES[check.state]), check.name, check.found, check.remedy] for check in checks
+    ]
+    headings = ["", "what", "found", "remedy"]
+    print_table(console, headings, rows, "audiollm doctor", figures=False, box=None)
     if missing := [check.name for check in checks if check.state == "missing"]:
         console.print(Text(f"\nneeded, and missing or not loading: {', '.join(missing)}", "bold red"))
         raise typer.Exit(1)

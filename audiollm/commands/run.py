@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
+import yaml
+from pydantic_core import to_jsonable_python
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from audiollm.errors import ConfigError
 from audiollm.recipe.ranks import Ranks, join_ranks, launch, leave
@@ -232,16 +237,37 @@ def _required(recipe: Path | None) -> Path:
 
 
 def _print_settings(kind: str, console: Console) -> None:
+    """A stage's settings, each with its type, its default and its meaning."""
     stage = find_stage(kind, "--help-stage")
     console.print(f"[bold]{kind}[/bold]: {stage.help}", highlight=False)
-    table = Table("setting", "type", "default", "meaning", box=None)
     for key, field in stage.config.model_fields.items():
-        default: Any = "required" if field.is_required() else field.get_default(call_default_factory=True)
-        table.add_row(key, _type_name(field.annotation), str(default), field.description or "")
-    console.print(table)
-    console.print(f"makes: {', '.join(stage.artifacts)}", highlight=False)
+        line = Text.assemble((key, "bold"), f"  {type_name(field.annotation)}  ")
+        default: Any = field.get_default(call_default_factory=True)
+        line.append("required" if field.is_required() else f"default {_yaml(default)}", "dim")
+        console.print(line, soft_wrap=True)
+        if field.description:
+            console.print(Padding(Text(" ".join(field.description.split())), (0, 0, 0, 6)))
+    console.print(f"makes: {', '.join(stage.artifacts)}", highlight=False, soft_wrap=True)
 
 
-def _type_name(annotation: Any) -> str:
-    name = getattr(annotation, "__name__", None) if isinstance(annotation, type) else None
-    return name or str(annotation).replace("typing.", "").replace("pathlib.", "")
+def _yaml(value: Any) -> str:
+    """The value as a recipe has it."""
+    plain = to_jsonable_python(value)
+    text = yaml.safe_dump(plain, default_flow_style=True, width=math.inf, sort_keys=False)
+    return text.removesuffix("...\n").strip()
+
+
+def type_name(annotation: Any) -> str:
+    """The type of a setting in words of Python, without the checks that it is annotated with."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return type_name(arguments[0])
+    if origin is Literal:
+        return " | ".join(map(str, arguments))
+    if origin in (Union, UnionType):
+        return " | ".join(dict.fromkeys(map(type_name, arguments)))
+    if annotation in (None, NoneType):
+        return "null"
+    name = getattr(origin or annotation, "__name__", str(annotation))
+    inner = ", ".join("..." if argument is Ellipsis else type_name(argument) for argument in arguments)
+    return f"{name}[{inner}]" if inner else name

@@ -87,7 +87,7 @@ class Context:
             yield progress
 
     def say(self, text: str) -> None:
-        self.console.print(f"  {text}", highlight=False, markup=False)
+        self.console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
 
 
 def run_recipe(

@@ -272,10 +272,12 @@ def load_recipe(
     apply_overrides(document, [text for text in overrides if text not in early], override_targets(document))
     used: set[str] = set()
     top = resolve(document, used)
-    recipe_name = name or _text(top, "name", path.stem)
-    if not recipe_name or Path(recipe_name).name != recipe_name or recipe_name.startswith("."):
+    recipe_name = _text(top, "name", path.stem) if name is None else name
+    if not recipe_name.strip() or Path(recipe_name).name != recipe_name or recipe_name.startswith("."):
         raise ConfigError(
-            f"name: {recipe_name!r} is not a folder name", document.where(("name",)), "no slashes"
+            f"name: {recipe_name!r} is not a folder name",
+            document.where(("name",)) if name is None else "--name",
+            "a word without slashes that does not begin with a dot",
         )
     size, seed = _size(top), _seed(top)
     folder = runs / recipe_name

@@ -12,11 +12,11 @@ import typer
 import yaml
 from pydantic import ValidationError
 from rich.console import Console
-from rich.table import Table
 
 from audiollm.errors import ConfigError
 from audiollm.models.recognition.recognizer import folder_recognizer
 from audiollm.recipe.config import load_document, show_path
+from audiollm.terminal import print_table
 from pipelines.annotate.execution.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -247,11 +247,11 @@ def _show(config: AnnotationConfig, console: Console) -> None:
 
     estimate = plan_annotation(config, {})
     console.print(f"  preset {config.preset}: {config.chosen_preset.about}", highlight=False)
-    table = Table("threshold", "value")
-    for name, value in config.limits.model_dump().items():
-        if value is not None:
-            table.add_row(name, ", ".join(value) if isinstance(value, list) else f"{value}")
-    console.print(table)
+    limits = {name: value for name, value in config.limits.model_dump().items() if value is not None}
+    rows = [
+        [name, ", ".join(value) if isinstance(value, list) else f"{value}"] for name, value in limits.items()
+    ]
+    print_table(console, ["threshold", "value"], rows, figures=False)
     steps = chains.build(config.step_settings(), config.recognizer_settings(), {}).steps
     console.print(f"  steps: {', '.join(steps)}", highlight=False)
     seconds = estimate.seconds or 0.0

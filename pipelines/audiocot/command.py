@@ -11,10 +11,10 @@ import typer
 import yaml
 from pydantic import ValidationError
 from rich.console import Console
-from rich.table import Table
 
 from audiollm.errors import ConfigError
 from audiollm.recipe.config import load_document, show_path
+from audiollm.terminal import print_table
 from pipelines.annotate.command import EngineName, override_setting
 from pipelines.audiocot.presets import PRESETS
 
@@ -230,11 +230,9 @@ def _show(config: AudioCotConfig, console: Console) -> None:
 
     estimate = plan_audiocot(config, {})
     console.print(f"  preset {config.preset}: {config.chosen_preset.about}", highlight=False)
-    table = Table("threshold", "value")
-    for name, value in config.limits.model_dump().items():
-        if value is not None:
-            table.add_row(name, f"{value}")
-    console.print(table)
+    limits = {name: value for name, value in config.limits.model_dump().items() if value is not None}
+    rows = [[name, f"{value}"] for name, value in limits.items()]
+    print_table(console, ["threshold", "value"], rows, figures=False)
     console.print(f"  steps: {', '.join(config.step_settings())}", highlight=False)
     console.print(
         f"  {estimate.facts['seconds'] / 3600:.2f} hours of sound, about {(estimate.seconds or 0) / 60:.1f} minutes "

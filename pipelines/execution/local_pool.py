@@ -15,7 +15,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from audiollm.errors import error_line
-from audiollm.processes import ONE_THREAD, end_with_parent
+from audiollm.processes import ONE_THREAD, end_with_parent, interrupts_held_back
 from pipelines.execution.engine import EngineError, Pool, Worker, WorkerReply
 from pipelines.execution.shared_setup import WORKER_FILE, worker_of
 
@@ -79,7 +79,7 @@ class LocalProcesses:
         with tempfile.NamedTemporaryFile() as file:
             file.write(self._worker)
             file.flush()
-            with _environment({**ONE_THREAD, WORKER_FILE: file.name}):
+            with _environment({**ONE_THREAD, WORKER_FILE: file.name}), interrupts_held_back():
                 process.start()
         theirs.close()
         self._processes[number] = (process, ours)

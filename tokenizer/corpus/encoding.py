@@ -39,6 +39,7 @@ from audiollm.errors import BadSample, ConfigError, StageError
 from audiollm.failures import note_failure, note_success, shared_watch
 from audiollm.files.atomic import atomic_path, folder_digest, read_record, write_json
 from audiollm.files.set_aside import UNREADABLE, Row, SetAside, read_set_aside, row_of
+from audiollm.processes import interrupts_held_back
 
 LONG_S = 600.0
 """Longer audio does not go unnoticed into a codec that takes a clip only as a whole."""
@@ -366,7 +367,8 @@ def _encode_in_processes(
     ahead: deque[tuple[int, Future[Coded | BadSample]]] = deque()
     try:
         for index in todo:
-            ahead.append((index, pool.submit(_work, samples[index])))
+            with interrupts_held_back():
+                ahead.append((index, pool.submit(_work, samples[index])))
             if len(ahead) >= 4 * workers:
                 first, future = ahead.popleft()
                 yield first, future.result()

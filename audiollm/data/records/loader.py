@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import torch
 import torch.utils.data
 
-from audiollm.processes import end_with_parent
+from audiollm.processes import end_with_parent, interrupts_held_back
 
 T = TypeVar("T")
 
@@ -54,7 +54,8 @@ class Loader(Generic[T]):
             return self._make(step)
         if step != self._next or self._iterator is None:
             self._steps.start = step
-            self._iterator = iter(self._loader)
+            with interrupts_held_back():
+                self._iterator = iter(self._loader)
         self._next = -1  # an error leaves no one knows where
         made = next(self._iterator)
         self._next = step + 1

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from audiollm.errors import ConfigError, suggestion
 from audiollm.evaluate.options import Examples, Limit, Out, RecognizerOption, SpeakerJudgeOption
 from audiollm.evaluate.report.suite import bar, spread_items, step
 from audiollm.files.atomic import folder_digest
+from audiollm.terminal import print_table
 
 if TYPE_CHECKING:
     from audiollm.codec import Codec
@@ -225,18 +225,17 @@ def _print(result: dict[str, Any], console: Console) -> None:
 
     for kind, size in result["clips"].items():
         title = f"{kind}: {size['clips']} clips, {size['seconds']:.0f} s, means"
-        table = Table("metric", title=title, title_justify="left")
+        rows: list[list[str]] = []
         originals = result["original"].get(kind, {})
         heard = any(cell["n"] for cell in originals.values())
-        for heading in [*(["original"] if heard else []), *result["codecs"]]:
-            table.add_column(heading, justify="right")
+        headings = ["metric", *(["original"] if heard else []), *result["codecs"]]
         for name in result["metrics"]:
             metric = METRICS[name]
             cells = [scores["kinds"].get(kind, {}).get(name) for scores in result["codecs"].values()]
             cells = [originals.get(name), *cells] if heard else cells
             arrow = "↑" if metric.higher_is_better else "↓"
-            table.add_row(f"{metric.title} {arrow}", *(_cell(cell, metric.digits) for cell in cells))
-        console.print(table)
+            rows.append([f"{metric.title} {arrow}", *(_cell(cell, metric.digits) for cell in cells)])
+        print_table(console, headings, rows, title)
     _print_codecs(result, console)
     _print_reasons(result, console)
     for item in result["set_aside"]:
@@ -259,10 +258,8 @@ def _print_reasons(result: dict[str, Any], console: Console) -> None:
 
 
 def _print_codecs(result: dict[str, Any], console: Console) -> None:
-    table = Table("", title="codebooks and cost", title_justify="left")
     rows: dict[str, list[str]] = {}
-    for label, scores in result["codecs"].items():
-        table.add_column(label, justify="right")
+    for scores in result["codecs"].values():
         usage, perplexity = scores["codebooks"]["usage"], scores["codebooks"]["perplexity"]
         cells = {
             "kbps": f"{scores['bitrate_bps'] / 1000:.2f}",
@@ -277,9 +274,8 @@ def _print_codecs(result: dict[str, Any], console: Console) -> None:
             cells[f"{what}, CPU-s a second"] = "n/a" if seconds is None else f"{seconds:.4f}"
         for heading, cell in cells.items():
             rows.setdefault(heading, []).append(cell)
-    for heading, row in rows.items():
-        table.add_row(heading, *row)
-    console.print(table)
+    table = [[heading, *row] for heading, row in rows.items()]
+    print_table(console, ["", *result["codecs"]], table, "codebooks and cost")
 
 
 def _cell(table: dict[str, Any] | None, digits: int) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -18,9 +17,9 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 
 from audiollm.evaluate.report.formats import format_number
+from audiollm.terminal import print_table
 
 Item = TypeVar("Item")
 EXAMPLE_S = 12.0
@@ -96,7 +95,8 @@ def conclude(outcome: SuiteResult, out: Path, num_examples: int, console: Consol
     for line in outcome.about:
         console.print(line, style="dim", highlight=False, markup=False)
     for table in outcome.tables:
-        console.print(_printed(table.shown()))
+        shown = table.shown()
+        print_table(console, shown.headings, shown.rows, shown.title)
         if table.note:
             console.print(f"  {table.note}", style="dim", highlight=False, markup=False)
     missing = list(dict.fromkeys(outcome.missing))
@@ -187,17 +187,6 @@ def bar(console: Console, description: str, total: int) -> Iterator[Progress]:
 def step(progress: Progress, what: str) -> None:
     """Advance a progress bar by one case, and show its name."""
     progress.update(progress.task_ids[0], advance=1, what=what.replace("[", "("))
-
-
-def _printed(table: ScoreTable) -> Table:
-    from rich.text import Text
-
-    shown = Table(title=Text(table.title), title_justify="left", box=SIMPLE_HEAD)
-    for index, heading in enumerate(table.headings):
-        shown.add_column(Text(heading), justify="left" if index == 0 else "right")
-    for row in table.rows:
-        shown.add_row(*(Text(cell) for cell in row))
-    return shown
 
 
 def _heard(sound: Sound) -> dict[str, str]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from audiollm.errors import BadSample, ConfigError, StageError, error_line
-from audiollm.processes import end_with_parent
+from audiollm.processes import end_with_parent, interrupts_held_back
 from audiollm.rl.rollouts.protocol import Prompted, Rollout, RolloutEngine, RolloutSettings
 
 LoadEngine = Callable[[], tuple[nn.Module, RolloutEngine[Any]]]
@@ -91,7 +91,8 @@ class ProcessRollouts(Generic[Prompted]):
         self._process = context.Process(
             target=_serve, args=(theirs, load, self._shared, threads, gpu), daemon=True
         )
-        self._process.start()
+        with interrupts_held_back():
+            self._process.start()
         theirs.close()
 
     def start(

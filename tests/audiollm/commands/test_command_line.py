@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from audiollm.commands import cli
 from audiollm.commands.cli import build_app
+from audiollm.commands.help_text import command_lines, help_text
+from audiollm.errors import ConfigError
+from audiollm.recipe.stages import find_stage, load_recipe
+
+COMMANDS = sorted(entry.name for entry in entry_points(group="audiollm.commands"))
 
 
 @pytest.mark.parametrize(("wanted", "others"), [("inspect", "convert"), ("evaluate", "inspect")])
@@ -36,3 +50,141 @@ def test_an_interrupted_command_says_how_to_go_on(
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 130 and "the same command goes on from here" in capsys.readouterr().err
+
+
+def _help(name: str) -> str:
+    arguments = [*name.split("."), "-h"]
+    return CliRunner().invoke(build_app(arguments[0]), arguments, env={"COLUMNS": "80"}).output
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_whole_at_80_columns_and_its_examples_are_commands(name: str) -> None:
+    text = _help(name)
+    wide = [line for line in text.splitlines() if len(line) > 80]
+    assert "…" not in text and all(
+        re.match(r"  [-\w].*<\S*>$", line) for line in wide
+    )  # the choices of an option
+    command = next(entry for entry in entry_points(group="audiollm.commands") if entry.name == name).load()
+    examples = re.findall(r"(?m)^    audiollm .*|(?<=Example: )audiollm .*", command.__doc__)
+    commands = [
+        shlex.split(line) for line in re.sub(r"\\\n", " ", text).splitlines() if " audiollm " in line[:12]
+    ]
+    assert len(commands) == len(examples)
+    names = set(re.findall(r"(?<![\w-])--?[\w-]+", text[text.index("\nOptions:") :]))
+    for words in commands:
+        assert words[1 : 1 + len(name.split("."))] == name.split(".")
+        options = {word for word in words[: words.index("|") if "|" in words else None] if word[0] == "-"}
+        assert options - {"-"} <= names
+
+
+def test_the_list_of_commands_is_whole() -> None:
+    text = CliRunner().invoke(build_app(), ["-h"], env={"COLUMNS": "80"}).output
+    joined = " ".join(text.split())
+    for entry in entry_points(group="audiollm.commands"):
+        if "." not in entry.name:
+            summary = inspect.cleandoc(entry.load().__doc__).partition("\n\n")[0]
+            assert " ".join(summary.split()) in joined
+
+
+def test_long_examples_go_on_after_a_backslash() -> None:
+    command = "audiollm say --text 'two words' " + "--reference me.wav " * 6 + "-o - | player   # loud"
+    lines = command_lines(command)
+    assert lines[0] == "# loud" and all(len(line) <= 76 for line in lines)
+    assert all(line.endswith(" \\") for line in lines[1:-1]) and len(lines) > 2
+    assert shlex.split(" ".join(line.removesuffix("\\") for line in lines[1:])) == shlex.split(command)[:-2]
+    assert (
+        help_text("Say.\n\n    Example: audiollm say\n    --loud")
+        == "Say.\n\nExample:\n\n\b\naudiollm say --loud"
+    )
+
+
+def test_the_version_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["audiollm", "--version"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert not end.value.code and re.fullmatch(r"audiollm \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("words", "completions"),
+    [("audiollm gen", ["generate"]), ("audiollm sound e", ["edit"]), ("audiollm plan --tf", ["--tflops"])],
+)
+def test_a_shell_completes(words: str, completions: list[str]) -> None:
+    environment = {"_AUDIOLLM_COMPLETE": "complete_bash", "COMP_WORDS": words}
+    environment["COMP_CWORD"] = str(len(words.split()) - 1)
+    result = _script([], environment)
+    assert result.stdout.split() == completions and not result.stderr
+
+
+def test_a_completion_is_one_line_however_long_its_description() -> None:
+    environment = {"_AUDIOLLM_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    result = _script([], {**environment, "_TYPER_COMPLETE_ARGS": "audiollm sound e"})
+    (line,) = result.stdout.splitlines()
+    assert line.startswith("edit\tExtend a track") and line.endswith("stay as they are.")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["inspect", b"caf\xe9.jsonl"], [b"\xff"], ["run", b"r.yaml", b"audio=\xe9"]]
+)
+def test_an_argument_that_is_not_utf_8_is_named(arguments: list[str | bytes]) -> None:
+    result = _script(arguments)
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    assert "not UTF-8" in result.stderr and r"\x" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "module", ["rich.console", "typer", "audiollm.commands.run", "audiollm.recipe.stages"]
+)
+def test_an_interrupt_while_modules_are_loaded_leaves_no_traceback(module: str) -> None:
+    """Also where the import of a library would turn the exception into one of its own."""
+    code = f"""
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                for _ in range(1000): pass
+            except BaseException as error:
+                raise ImportError("not so") from error
+sys.meta_path.insert(0, Interrupt())
+from audiollm.commands.cli import main
+sys.argv = ["audiollm", "run", "x.yaml"]
+main()
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (130, "")
+    assert result.stderr == "stopped; the same command goes on from here\n"
+
+
+def _script(
+    arguments: list[str | bytes] | list[str], environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "audiollm.commands.cli", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **(environment or {})},
+        cwd=Path(__file__).parents[3],
+    )
+
+
+@pytest.mark.parametrize("kind", ["train", "annotate", "tokenize", "train_policy"])
+def test_the_settings_of_a_stage_are_whole(kind: str) -> None:
+    arguments = ["run", "--help-stage", kind]
+    text = CliRunner().invoke(build_app("run"), arguments, env={"COLUMNS": "80"}).output
+    assert "…" not in text and " at 0x" not in text
+    joined = " ".join(text.split())
+    for key, field in find_stage(kind).config.model_fields.items():
+        assert re.search(rf"(?m)^{key}  \S.*  (required|default .*)$", text)
+        assert " ".join((field.description or "").split()) in joined
+    assert "default {rank: 16" in text or kind != "train"
+    assert re.search(r"(?m)^samples  Path  required$", text) or kind != "tokenize"
+
+
+@pytest.mark.parametrize("name", ["", " ", "a/b", ".", ".hidden"])
+def test_a_name_that_is_no_folder_is_refused(name: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("stages:\n  - annotate: {}\n")
+    with pytest.raises(ConfigError, match=r"--name  name: .* is not a folder name"):
+        load_recipe(recipe, name=name, runs=tmp_path / "runs")
