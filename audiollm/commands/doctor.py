@@ -68,7 +68,7 @@ def doctor() -> None:
     """
     console = Console(file=sys.stdout)
     checks = list(_checks(console))
-    rows = [
+    rows: list[list[str | Text]] = [
         [Text(check.state, STYLES[check.state]), check.name, check.found, check.remedy] for check in checks
     ]
     headings = ["", "what", "found", "remedy"]

@@ -328,10 +328,12 @@ def _bar(words: str) -> Iterator[Callable[[float], None]]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from audiollm.generation.speaking.long_text import spoken_seconds
+    from audiollm.progress import ProgressLog
 
     columns = (TextColumn("speaking"), BarColumn(), TextColumn("{task.completed:.1f} s"), TimeElapsedColumn())
     begun, started = time.perf_counter(), False
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    bar = Progress(*columns, console=console, transient=True)
     task = bar.add_task("speaking", total=spoken_seconds(words))
 
     def on_seconds(seconds: float) -> None:
@@ -342,7 +344,8 @@ def _bar(words: str) -> Iterator[Callable[[float], None]]:
         bar.update(task, completed=seconds)
 
     try:
-        yield on_seconds
+        with ProgressLog(console, "speaking"):
+            yield on_seconds
     finally:
         if started:
             bar.stop()

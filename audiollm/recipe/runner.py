@@ -14,7 +14,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -22,19 +23,13 @@ from typing import Any, TypeVar
 import psutil
 import yaml
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress
 
 from audiollm.errors import ConfigError, StageError, suggestion
 from audiollm.failures import watched_failures
 from audiollm.files.atomic import DamagedFile, read_json, write_json
 from audiollm.files.disk_errors import disk_error
+from audiollm.progress import ProgressLog, progress_bar
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.recipe.stages import Recipe, RecipeStage
 
@@ -71,19 +66,19 @@ class Context:
     results: Mapping[str, StageResult]
     ranks: Ranks = ALONE
     """The ranks of the run. A stage that does not declare `all_ranks` runs on one, however many the run has."""
+    log: ProgressLog | None = None
+    """Says now and then how the stage goes on, where the console is no terminal."""
 
     @contextmanager
-    def progress(self, description: str, total: float | None) -> Iterator[Progress]:
-        """A rich progress bar with one task; call `.advance(task_id=0)` or `.update(0, completed=n)`."""
-        columns = (
-            TextColumn("  {task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=self.console, transient=True) as progress:
-            progress.add_task(description, total=total)
+    def progress(self, description: str, total: float | None, **options: Any) -> Iterator[Progress]:
+        """A progress bar with one task; call `.advance(task_id=0)` or `.update(0, completed=n)`.
+
+        Args:
+            total: None: not known.
+            options: of `ProgressLog.bar`.
+        """
+        bar = self.log.bar if self.log else partial(progress_bar, self.console)
+        with bar(description, total, **options) as progress:
             yield progress
 
     def say(self, text: str) -> None:
@@ -204,7 +199,12 @@ def _run_stage(stage: RecipeStage, fingerprint: str, context: Context) -> StageR
         "fingerprint": fingerprint,
         "settings": stage.settings(),
     }
-    with ResourceMeter(stage.folder / "stage.json", common, before) as meter:
+    meter_file = stage.folder / "stage.json"
+    with (
+        ProgressLog(context.console, stage.name) as log,
+        ResourceMeter(meter_file, common, before) as meter,
+    ):
+        context = replace(context, log=log)
         context.ranks.of_first(stage.name)
         try:
             with _plain_errors(stage.folder), watched_failures(stage.name):

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from audiollm.errors import ConfigError
+from audiollm.progress import progress_bar
 
 if TYPE_CHECKING:
     from audiollm.codec import Codec
@@ -361,9 +362,8 @@ class _RateColumn(ProgressColumn):
 @contextmanager
 def _bar(console: Console, description: str, total_s: float) -> Iterator[Advance]:
     columns = (TextColumn("  {task.description}"), BarColumn(), _RateColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(description, total=total_s)
-        yield lambda seconds: progress.advance(task, seconds)
+    with progress_bar(console, description, total_s, columns, unit="second") as progress:
+        yield lambda seconds: progress.advance(progress.task_ids[0], seconds)
 
 
 def _warn_of_long(codec: Codec, corpus: Corpus, console: Console) -> None:

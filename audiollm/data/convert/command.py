@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from audiollm.errors import ConfigError, StageError, suggestion
 from audiollm.files.atomic import atomic_path, write_jsonl
 from audiollm.files.set_aside import row_of
+from audiollm.progress import progress_bar
 
 if TYPE_CHECKING:
     from audiollm.data.chat.tasks import TaskTemplate
@@ -308,11 +308,9 @@ def _good(
     from audiollm.errors import BadSample
 
     ids: set[str] = set()
-    bar = (TextColumn("  converting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*bar, console=console, transient=True) as progress:
-        task = progress.add_task("", total=rows.total)
+    with progress_bar(console, "converting", rows.total) as progress:
         for result in rows.results:
-            progress.advance(task)
+            progress.advance(progress.task_ids[0])
             if not isinstance(result, BadSample) and result.id in ids:
                 result = BadSample(f"sample {result.id}", result.id, "its id was used before", "doubled id")
             if isinstance(result, BadSample):

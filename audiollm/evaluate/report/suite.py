@@ -9,16 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, TextColumn
 
 from audiollm.evaluate.report.formats import format_number
+from audiollm.progress import COLUMNS, progress_bar
 from audiollm.terminal import print_table
 
 Item = TypeVar("Item")
@@ -171,16 +165,8 @@ def spread_items(items: Sequence[Item], limit: int | None) -> list[Item]:
 @contextmanager
 def bar(console: Console, description: str, total: int) -> Iterator[Progress]:
     """A progress bar with one task; its field `what` names the last finished case."""
-    columns = (
-        TextColumn("  {task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("[dim]{task.fields[what]}"),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        progress.add_task(description, total=total, what="")
+    columns = (*COLUMNS, TextColumn("[dim]{task.fields[what]}"))
+    with progress_bar(console, description, total, columns, what="") as progress:
         yield progress
 
 

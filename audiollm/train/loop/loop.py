@@ -108,6 +108,7 @@ class _Run:
         self.own_tokens = 0.0  # of this rank since the last checkpoint
         self.evaluated: dict[str, float] = {}  # by the last evaluation
         self.saving_seconds = 0.0  # of the last checkpoint
+        self.last_figures: Figures = {}  # of the last step that was finished
         if config.steps is None and config.strategy in ("zero2", "zero3") and self.ranks.world > 1:
             raise ValueError(f"{config.strategy} cannot try steps out: give steps in place of minutes")
         freeze(self._named(self.modules), config.rules)
@@ -164,7 +165,9 @@ class _Run:
         """Train to the end."""
         self.speed, self.last_saved = Speed(self.device, self.ranks.world), time.monotonic()
         self._check_stop()  # a resumed run may have stopped before
-        with self.context.progress("training", self.steps) as bar:
+        with self.context.progress(
+            "training", self.steps, unit="step", completed=self.step, figures=self._figures_in_words
+        ) as bar:
             while self.step < self.steps and self.stopped is None:
                 bar.update(bar.task_ids[0], completed=self.step)
                 bad = self._train_step()
@@ -186,6 +189,12 @@ class _Run:
                     if save or self.stopped is not None:
                         self._save()
             bar.update(bar.task_ids[0], completed=self.step)
+
+    def _figures_in_words(self) -> str:
+        """The loss of the last step, and its reward, for a line of a log."""
+        figures = self.last_figures
+        names = [name for name in ("loss", "reward") if name in figures]
+        return ", ".join(f"{name} {float(figures[name]):.4g}" for name in names)
 
     def finish(self) -> int:
         """Put the weights that the run ends with into the modules; returns how many parameters there are."""
@@ -222,6 +231,7 @@ class _Run:
         self.own_tokens += tokens
         self.step += 1
         self.guard.add(self.step, self.figures)
+        self.last_figures = self.figures
         return None
 
     def _update_all(self, step: int, steps: int) -> Figures:

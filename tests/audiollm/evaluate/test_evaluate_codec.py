@@ -336,7 +336,7 @@ def test_another_package_adds_to_a_group_of_commands(monkeypatch: pytest.MonkeyP
     from importlib.metadata import EntryPoint
 
     entries = [EntryPoint("evaluate.doctor", "audiollm.commands.doctor:doctor", "audiollm.commands")]
-    monkeypatch.setattr("audiollm.commands.cli.entry_points", lambda group: entries)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: entries)
     answer = CliRunner().invoke(build_app(), ["evaluate", "--help"])
     assert answer.exit_code == 0
     assert "doctor" in answer.output

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import re
+import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,6 +108,26 @@ def test_it_learns(tmp_path: Path) -> None:
     run(tmp_path / "run", Regression(), steps=300, checkpoint_seconds=60.0)
     errors = [row["error"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "error" in row]
     assert errors[-1] < 0.3 * errors[0]
+
+
+def test_a_log_says_how_a_training_goes_even_where_a_step_is_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(Regression):
+        def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> Tensor:
+            time.sleep(0.3)
+            return super().batch(step, generator, ranks)
+
+    monkeypatch.setattr("audiollm.progress.LINE_SECONDS", 0.2)
+    log = io.StringIO()
+    context = replace(context_of(tmp_path), console=Console(file=log, width=80))
+    settings = config(steps=4, warmup_steps=1, log_every=100, evaluate_every=100)
+    train(Slow(), settings, tmp_path, context, CPU)
+    lines = [line for line in log.getvalue().splitlines() if "of 4 steps" in line]
+    assert len(lines) > 3 and lines[0].startswith("  training: 0 of 4 steps, 0 s so far")
+    assert re.fullmatch(
+        r"  training: [1-4] of 4 steps, loss [\d.e+-]+, [\d.]+ .*per s.*, \d+ s left", lines[-1]
+    )
 
 
 def test_a_checkpoint_cut_short_is_not_loaded(tmp_path: Path) -> None:
