@@ -83,7 +83,13 @@ def open_studio(
         with console.status("loading models"):
             editor = load_editor(folder, limits, model, autoencoder, writer, tagger, tracker)
             app = studio_app(editor, runs, tuple(data or ()), live)
-        console.print(f"http://{ADDRESS}:{listening.getsockname()[1]}", style="bold")
+        address = f"http://{ADDRESS}:{listening.getsockname()[1]}"
+        console.print(address, style="bold")
+        console.print(
+            f"projects of another browser, or from before its cookies were cleared: {address}/?recover={editor.recovery_key}",
+            soft_wrap=True,
+            highlight=False,
+        )
         if not editor.service.has_model:
             console.print(
                 "no model: `audiollm run recipes/thinksound/tiny.yaml` makes one; then give --model RUN",

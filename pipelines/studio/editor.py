@@ -6,7 +6,8 @@ Shapes: C channels, N samples.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +92,36 @@ class SoundEditor:
     ) -> None:
         self.service, self.store, self.regions = service, store, regions
         self.writer_understands = writer_understands
+        self.run = secrets.token_hex(4)
+        """The name of this start of the studio: a page may outlive it, and the numbers of requests begin anew."""
+        self.recovery_key = secrets.token_urlsafe(24)
+        """Who knows it may take over the projects of all browsers: the console prints it."""
         self._thinker, self._limits = thinker, limits
+
+    def take_over(self, owner: str, key: str, ids: Collection[str]) -> list[StoredProject]:
+        """Give an owner projects of other browsers, and return those that are still another's.
+
+        Args:
+            key: `recovery_key`, which only the console tells.
+            ids: the projects; empty: none is given, and all are listed.
+
+        Raises:
+            StudioRefusal: another key.
+        """
+        if not secrets.compare_digest(key.encode(), self.recovery_key.encode()):
+            raise StudioRefusal(
+                "This recovery link is of an earlier start: open the one that the studio printed when it was started "
+                "last.",
+                403,
+            )
+        for project in self.store.projects_of_others(owner):
+            if project.id in ids:
+                self.store.give(project, owner)
+        return self.store.projects_of_others(owner)
+
+    def key(self, job: Job) -> str:
+        """The name of a request that no other has, of this start or another."""
+        return f"{self.run}-{job.number}"
 
     def think(self, project: StoredProject, owner: str, region: Sequence[Region] = ()) -> Job:
         """Write the chain of thought anew: of the clip, or with a region of its object.
@@ -203,7 +233,7 @@ class SoundEditor:
             job.check_stop()
             with self.store.new_version(project) as (number, path):
                 save(path, made_CN, generator.sample_rate)
-                facts = _facts(asked, caption, prose)
+                facts = _facts(asked, caption, prose, self.key(job))
                 title = f"made: {caption or 'from the pictures'}"
                 self.store.finish(project, number, None, "generate", title, None, facts)
             return {"version": number}
@@ -260,7 +290,7 @@ class SoundEditor:
                 splice(sound, path, whole.start, part_NC)
                 title = f"{kind} {caption or ('this' if asked.region else '')}".strip()
                 title += f", {span_s[0]:.1f} to {span_s[1]:.1f} s"
-                facts = _facts(asked, caption, "")
+                facts = _facts(asked, caption, "", self.key(job))
                 self.store.finish(project, number, version, kind, title, whole, facts)
             return {"version": number}
 
@@ -332,7 +362,7 @@ class SoundEditor:
             part_NC = track.stored(back_CN[:, : track.num_samples])
             splice(sound, path, first, part_NC, is_silent_elsewhere=True)
             title = f"extract {caption or 'this'}, {span_s[0]:.1f} to {span_s[1]:.1f} s"
-            facts = _facts(asked, caption, "")
+            facts = _facts(asked, caption, "", self.key(job))
             self.store.finish(project, number, version, "extract", title, None, facts)
         return {"version": number}
 
@@ -432,8 +462,8 @@ def _check_named(is_named: bool) -> None:
         raise StudioRefusal("There are no pictures to these seconds: name the sound.")
 
 
-def _facts(asked: MakeRequest, caption: str, cot: str) -> dict[str, Any]:
+def _facts(asked: MakeRequest, caption: str, cot: str, request: str) -> dict[str, Any]:
     return {
         "caption": caption[:MAX_CAPTION], "cot": cot[:MAX_COT], "seed": asked.seed, "steps": asked.steps,
-        "region": asked.region[:2000],
+        "region": asked.region[:2000], "request": request,
     }  # fmt: skip

@@ -22,7 +22,10 @@ HEADER = b"x-studio"
 _YEAR_S = 365 * 24 * 3600
 _MOST_BODY = 1_000_000
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
-_LOCAL = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::\d{1,5})?")
+_ADDRESS = "127.0.0.1"
+_OTHER_NAME = re.compile(r"(?:localhost|\[::1\])(:\d{1,5})?")
+"""Names of this machine under which a browser would keep another cookie: it is sent on to the address."""
+_LOCAL = re.compile(r"127\.0\.0\.1(?::\d{1,5})?")
 UPLOAD_PATH = "/studio/api/projects"
 REPORT_PREFIX = "/studio/reports/"
 _PAGES = frozenset(
@@ -42,6 +45,8 @@ _GRADIO = frozenset(
         "/gradio_api/cancel",
     }
 )
+_FROM_ELSEWHERE = (b"cross-site", b"same-site")
+"""Where a link to the studio stands that a browser follows without its cookie (SameSite=Strict)."""
 _PAGE_POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; media-src 'self' blob:; connect-src 'self'; font-src 'self' data:; "
@@ -70,14 +75,22 @@ class StudioGate:
             return
         headers = {name.lower(): value for name, value in scope["headers"]}
         path, method = scope["path"], scope["method"]
-        if not _LOCAL.fullmatch(headers.get(b"host", b"").decode("latin-1")):
+        host = headers.get(b"host", b"").decode("latin-1")
+        is_page = path == "/" and method in ("GET", "HEAD")
+        if is_page and (match := _OTHER_NAME.fullmatch(host)):
+            await _send_on(send, f"http://{_ADDRESS}{match[1] or ''}/", scope.get("query_string", b""))
+            return
+        if not _LOCAL.fullmatch(host):
             await _refuse(send, 421, "The studio answers on the local address alone: open http://127.0.0.1.")
             return
         if not is_allowed(path):
             await _refuse(send, 403, "The studio does not serve this address.")
             return
         token, is_new = _token(headers), False
-        if token is None and path == "/" and method in ("GET", "HEAD"):
+        if token is None and is_page and headers.get(b"sec-fetch-site") in _FROM_ELSEWHERE:
+            await _load_again(send)
+            return
+        if token is None and is_page:
             token, is_new = secrets.token_urlsafe(32), True
         is_report = path.startswith(REPORT_PREFIX)
         if token is None and not path.startswith(_FOR_ALL) and path not in ("/favicon.ico", "/robots.txt"):
@@ -144,6 +157,22 @@ def _unsafe_problem(
     if int(length or 0) > _MOST_BODY:
         return 413, "The request is too large."
     return None
+
+
+async def _send_on(send: Any, address: str, query: bytes) -> None:
+    """Redirect a browser to the one address, where its cookie is."""
+    place = address.encode() + (b"?" + query if query else b"")
+    headers = [(b"location", place), (b"content-length", b"0"), *_SILENT.items()]
+    await send({"type": "http.response.start", "status": 307, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _load_again(send: Any) -> None:
+    """Let the page load itself: then its browser sends the cookie that it has, and is given no other."""
+    body = b'<!doctype html><meta http-equiv="refresh" content="0"><title>audiollm studio</title>'
+    headers = [(b"content-type", b"text/html; charset=utf-8"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": [*headers, *_SILENT.items()]})
+    await send({"type": "http.response.body", "body": body})
 
 
 async def _refuse(send: Any, status: int, sentence: str) -> None:

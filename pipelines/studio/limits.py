@@ -51,8 +51,10 @@ class StudioLimits:
     """Versions of a project."""
     waiting: int = 8
     """Requests of one window in the queue."""
-    patience_s: float = 15.0
-    """Seconds after which a window whose connection ended counts as closed."""
+    patience_s: float = 150.0
+    """Seconds without a question from a window after which it counts as closed: hidden windows ask once a minute."""
+    reload_s: float = 5.0
+    """Seconds within which a window that was left comes back, as a page that is loaded again does."""
     followed_s: float = 120.0
     """Seconds between the first and the last click on an object: all pictures of them are held in memory."""
     spare_mb: float = 200.0

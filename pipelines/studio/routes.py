@@ -5,19 +5,17 @@ Shapes: W columns of pixels.
 
 # no `from __future__ import annotations`: FastAPI reads the types of the functions inside `add_routes`
 
-import asyncio
 import io
-import json
-import secrets
 import shutil
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, Response
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from soundfile import SoundFileError
@@ -47,11 +45,11 @@ _EXPORTS = {".wav": "audio/wav", ".mp4": "video/mp4", ".mkv": "video/x-matroska"
 _SOURCE_KINDS = {".mp4": "video/mp4", ".mkv": "video/webm"}
 _THUMBNAILS, _THUMBNAIL_HEIGHT, _THUMBNAIL_WIDTH = 16, 64, 512
 _FRAME_SIDE = 960
-_POLL_S = 0.1
-_KEEP_ALIVE_S = 10.0
+_MOST_JOBS = 50
 _MOST_COLUMNS, _LATEST_S = 8000, 1e6
 PageId = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{8,64}$")]
-"""The number that a window of a browser draws for itself: its requests are stopped when it is closed."""
+"""The number that a window of a browser draws for itself, and keeps when it is loaded again: its requests are stopped
+when it is closed."""
 
 
 class _Body(BaseModel):
@@ -104,6 +102,12 @@ class RegionBody(_Body):
     clicks: list[ClickBody] = Field(max_length=50)
 
 
+class RecoverBody(_Body):
+    key: str = Field(max_length=100)
+    projects: list[str] = Field(default_factory=list, max_length=100_000)
+    """Those that are to be this browser's; none: they are listed."""
+
+
 class ThinkBody(_Body):
     page: PageId
     region: list[Region] = Field(default_factory=list, max_length=5000)
@@ -112,45 +116,56 @@ class ThinkBody(_Body):
 class OpenWindows:
     """Windows of browsers that are open: the requests of one that is closed are stopped, after their present step.
 
-    A window tells when it is closed. One whose connection ends without that may come back: a tunnel or a network that
-    failed for a moment costs no work.
+    An open window asks for its requests again and again. One that tells that it is left has a few seconds to come back:
+    it may have been loaded again. One that falls silent has longer: a tunnel that fails for a while costs no work.
+
+    Args:
+        clock: seconds.
     """
 
-    def __init__(self, editor: SoundEditor) -> None:
-        self._editor = editor
-        self._open: dict[str, int] = {}
+    def __init__(self, editor: SoundEditor, clock: Callable[[], float] = time.monotonic) -> None:
+        self._editor, self._clock = editor, clock
+        self._closing_s: dict[str, float] = {}
+        """When a window counts as closed unless it asks again, on the clock."""
+        self._timer: threading.Timer | None = None
         self._guard = threading.Lock()
 
-    def enter(self, window: str) -> None:
-        """Count a connection of a window."""
-        with self._guard:
-            self._open[window] = self._open.get(window, 0) + 1
+    def ask(self, window: str) -> None:
+        """The window is open: it asked for something."""
+        self._expect(window, self._editor.store.limits.patience_s)
 
     def leave(self, window: str) -> None:
-        """A connection ended: without another one in time the window counts as closed."""
-        with self._guard:
-            self._open[window] = self._open.get(window, 1) - 1
-        waiting = threading.Timer(self._editor.store.limits.patience_s, self._give_up, [window])
-        waiting.daemon = True
-        waiting.start()
+        """The window tells that it is closed or loaded again."""
+        self._expect(window, self._editor.store.limits.reload_s)
 
-    def close(self, window: str) -> None:
-        """The window was closed."""
-        self._editor.service.stop(window)
-
-    def _give_up(self, window: str) -> None:
+    def _expect(self, window: str, seconds: float) -> None:
         with self._guard:
-            is_closed = self._open.get(window, 0) <= 0
-            if is_closed:
-                self._open.pop(window, None)
-        if is_closed:
-            self.close(window)
+            self._closing_s[window] = self._clock() + seconds
+            if self._timer is None:
+                self._start_timer()
+
+    def _start_timer(self) -> None:
+        limits = self._editor.store.limits
+        self._timer = threading.Timer(min(limits.patience_s, limits.reload_s) / 4, self._close_silent)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _close_silent(self) -> None:
+        with self._guard:
+            now_s = self._clock()
+            closed = [window for window, closing_s in self._closing_s.items() if closing_s <= now_s]
+            for window in closed:
+                del self._closing_s[window]
+            self._timer = None
+            if self._closing_s:
+                self._start_timer()
+        for window in closed:
+            self._editor.service.stop(window)
 
 
 def add_routes(app: FastAPI, editor: SoundEditor) -> None:
     """Add the addresses below /studio to an app."""
     store, limits, service = editor.store, editor.store.limits, editor.service
-    run = secrets.token_hex(4)  # a page may outlive the server, whose numbers begin anew
     windows = OpenWindows(editor)
     following = threading.Semaphore(
         limits.waiting
@@ -208,6 +223,10 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
         }
 
     # projects
+
+    @router.post("/api/recover")
+    def recover(body: RecoverBody, owner: Owner) -> dict[str, Any]:
+        return {"projects": [_listed(project) for project in editor.take_over(owner, body.key, body.projects)]}
 
     @router.post("/api/projects")
     async def open_file(request: Request, owner: Owner, name: str = "") -> dict[str, Any]:
@@ -381,13 +400,18 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
         store.delete_version(project, version)
         return {}
 
+    @router.post("/api/projects/{id}/versions/{number}/restore")
+    def restore_version(number: int, project: Project) -> dict[str, Any]:
+        store.restore_version(project, number)
+        return {}
+
     # requests to the models
 
     @router.post("/api/projects/{id}/think")
     def think(body: ThinkBody, project: Project, owner: Owner) -> dict[str, Any]:
         window = window_of(owner, body.page)
         check_queue(window)
-        return _job(run, editor.think(project, window, body.region), editor)
+        return _job(editor.think(project, window, body.region), editor)
 
     @router.post("/api/projects/{id}/plan")
     def plan(body: PlanBody, project: Project, owner: Owner) -> dict[str, Any]:
@@ -397,7 +421,7 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
         if editor.writer_understands:
             check_queue(window)
             job = editor.understand(project, window, version, body.instruction, span)
-            return {"job": _job(run, job, editor)}
+            return {"job": _job(job, editor)}
         found = read_instruction(body.instruction, store.thought(project), version.duration_s, span)
         return {"plan": vars(found)}
 
@@ -405,51 +429,35 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
     def generate(body: MakeBody, project: Project, owner: Owner) -> dict[str, Any]:
         window = window_of(owner, body.page)
         check_queue(window)
-        return _job(run, editor.generate(project, window, body.asked()), editor)
+        return _job(editor.generate(project, window, body.asked()), editor)
 
     @router.post("/api/projects/{id}/edit")
     def edit(body: EditBody, project: Project, owner: Owner) -> dict[str, Any]:
         window = window_of(owner, body.page)
         check_queue(window)
         version = store.version(project, body.version)
-        return _job(run, editor.edit(project, window, version, body.kind, body.asked()), editor)
+        return _job(editor.edit(project, window, version, body.kind, body.asked()), editor)
 
     @router.get("/api/jobs")
-    def jobs(owner: Owner, page: PageId) -> dict[str, Any]:
-        return {"jobs": [_job(run, job, editor) for job in service.jobs(window_of(owner, page))]}
+    async def jobs(owner: Owner, page: PageId) -> dict[str, Any]:
+        """The requests of a window, which asks again and again: ten windows of one browser share six connections, so
+        that none may keep one open."""
+        window = window_of(owner, page)
+        windows.ask(window)
+        return {"run": editor.run, "jobs": [_job(job, editor) for job in service.jobs(window)][-_MOST_JOBS:]}
 
     @router.post("/api/jobs/{number}/stop")
     def stop_job(number: int, owner: Owner, page: PageId) -> dict[str, Any]:
         for job in service.jobs(window_of(owner, page)):
             if job.number == number:
                 service.stop_job(job)
-                return _job(run, job, editor)
+                return _job(job, editor)
         raise StudioRefusal("There is no such request.", 404)
 
     @router.post("/api/close")
     def close_window(owner: Owner, page: PageId) -> dict[str, Any]:
-        windows.close(window_of(owner, page))
+        windows.leave(window_of(owner, page))
         return {}
-
-    @router.get("/api/events")
-    async def events(owner: Owner, page: PageId) -> Response:
-        window = window_of(owner, page)
-
-        async def told() -> AsyncIterator[str]:
-            windows.enter(window)
-            last, quiet_s = "", 0.0
-            try:
-                while True:
-                    now = json.dumps([_job(run, job, editor) for job in service.jobs(window)][-50:])
-                    if now != last or quiet_s >= _KEEP_ALIVE_S:
-                        yield f"data: {now}\n\n"
-                        last, quiet_s = now, 0.0
-                    await asyncio.sleep(_POLL_S)
-                    quiet_s += _POLL_S
-            finally:
-                windows.leave(window)
-
-        return StreamingResponse(told(), media_type="text/event-stream")
 
     app.include_router(router)
     add_refusals(app)
@@ -463,7 +471,7 @@ def add_refusals(app: FastAPI) -> None:
 
     def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"][1:])
+        place = _place_in_words(first["loc"][1:])
         message = str(first["msg"]).removeprefix("Value error, ")
         return JSONResponse({"sentence": f"{place}: {message}." if place else f"{message}."}, 422)
 
@@ -509,11 +517,11 @@ def _shown(version: SoundVersion) -> dict[str, Any]:
     return version.model_dump(mode="json", exclude={"region", "cot"})
 
 
-def _job(run: str, job: Job, editor: SoundEditor) -> dict[str, Any]:
+def _job(job: Job, editor: SoundEditor) -> dict[str, Any]:
     problem = job.problem
     return {
         "number": job.number,
-        "key": f"{run}-{job.number}",
+        "key": editor.key(job),
         "title": job.title,
         "project": job.subject,
         "state": job.state,
@@ -529,6 +537,15 @@ def _failure(problem: Exception) -> str:
     if isinstance(problem, (StudioRefusal, ConfigError, StageError, AudioError)):
         return sentence_of(problem)
     return f"Something went wrong ({type(problem).__name__}: {sentence_of(problem)}): nothing was changed, try again."
+
+
+def _place_in_words(parts: Sequence[str | int]) -> str:
+    """The place of a wrong value as a person sees it: rows of the table are counted from 1."""
+    if tuple(parts[:2]) == ("record", "events") and len(parts) > 2:
+        return " ".join([f"Row {int(parts[2]) + 1} of the chain of thought", *map(str, parts[3:4])])
+    if parts[:1] == ("record",):
+        return " ".join(["The chain of thought", *map(str, parts[1:2])])
+    return ".".join(map(str, parts))
 
 
 def _need_pictures(project: StoredProject) -> None:

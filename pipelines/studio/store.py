@@ -43,6 +43,8 @@ from pipelines.studio.waveforms import compare_tracks, measure_loudness, measure
 
 _ID = re.compile(r"[0-9a-f]{16}")
 _SOUND_FILES = (".wav", ".npy")
+_DELETED = ".deleted"
+"""Ending of the facts of a deleted version, which can be restored."""
 _MOST_CHANGES = 500
 MAX_CAPTION, MAX_COT = 2000, 20_000
 """Characters of a version's words that are kept; the model may have read more of them."""
@@ -105,6 +107,8 @@ class SoundVersion(_Stored):
     seed: int = 0
     steps: int = 0
     region: tuple[Region, ...] = ()
+    request: str = Field(default="", max_length=40)
+    """The request that made it: a page that was cut off finds its result by it."""
 
 
 class ProjectStore:
@@ -179,17 +183,37 @@ class ProjectStore:
             StudioRefusal: the owner has no such project: whether another has, is not told.
         """
         missing = StudioRefusal(
-            "There is no such project here: it was deleted, or belongs to another browser.", 404
+            "There is no such project here: it was deleted, or belongs to another browser. The recovery link that "
+            "the studio prints when it starts gives projects to this one.",
+            404,
         )
         if not _ID.fullmatch(id):
             raise missing
-        try:
-            found = StoredProject.model_validate(read_json(self._projects / id / "project.json"))
-        except (OSError, DamagedFile, ValidationError):
-            raise missing from None
-        if found.owner != owner or found.id != id:
+        found = self._read_project(id)
+        if found is None or found.owner != owner:
             raise missing
         return found
+
+    def projects_of_others(self, owner: str) -> list[StoredProject]:
+        """The projects of all browsers but the owner's, the newest first."""
+        folders = [folder for folder in self._projects.iterdir() if _ID.fullmatch(folder.name)]
+        projects = [self._read_project(folder.name) for folder in folders]
+        foreign = [project for project in projects if project is not None and project.owner != owner]
+        return sorted(foreign, key=lambda project: -project.created)
+
+    def give(self, project: StoredProject, owner: str) -> None:
+        """Make a project another owner's."""
+        with self.writing(project):
+            owned = project.model_copy(update={"owner": owner})
+            write_json(self.place(project) / "project.json", owned.model_dump(mode="json"))
+
+    def _read_project(self, id: str) -> StoredProject | None:
+        """A project by its folder's name; None: there is none, or it is damaged."""
+        try:
+            project = StoredProject.model_validate(read_json(self._projects / id / "project.json"))
+        except (OSError, DamagedFile, ValidationError):
+            return None
+        return project if project.id == id else None
 
     def place(self, project: StoredProject) -> Path:
         """The folder of a project."""
@@ -352,17 +376,31 @@ class ProjectStore:
         return self._finish(self.place(project), number, parent, kind, title, span, facts)
 
     def delete_version(self, project: StoredProject, version: SoundVersion) -> None:
-        """Delete a version that no other was made from.
+        """Delete a version that no other was made from. It can be restored until the next deletion, or the next start.
 
         Raises:
             StudioRefusal: others were.
         """
         with self.writing(project):
-            if any(each.parent == version.id for each in self.versions(project)):
+            if any(later.parent == version.id for later in self.versions(project)):
                 raise StudioRefusal("Other versions were made from this one: delete those first.")
-            path = self.place(project) / "versions" / f"{version.id}.json"
-            for ending in (".json", *_SOUND_FILES):
-                path.with_suffix(ending).unlink(missing_ok=True)
+            folder = self.place(project) / "versions"
+            for deleted in folder.glob(f"*{_DELETED}"):
+                for ending in (_DELETED, *_SOUND_FILES):
+                    deleted.with_suffix(ending).unlink(missing_ok=True)
+            os.replace(folder / f"{version.id}.json", folder / f"{version.id}{_DELETED}")
+
+    def restore_version(self, project: StoredProject, id: int) -> None:
+        """Bring back the version that was deleted last.
+
+        Raises:
+            StudioRefusal: it was another, or the studio was started anew since.
+        """
+        with self.writing(project):
+            path = self.place(project) / "versions" / f"{id}{_DELETED}"
+            if not path.is_file():
+                raise StudioRefusal(f"Version {id} is gone: only the last deletion can be taken back.", 404)
+            os.replace(path, path.with_suffix(".json"))
 
     def _finish(
         self,
@@ -397,7 +435,8 @@ class ProjectStore:
                 continue
             sounds = [path for ending in _SOUND_FILES for path in (folder / "versions").glob(f"*{ending}")]
             parts = [path for path in sounds if not path.with_suffix(".json").exists()]
-            for path in {*folder.glob(".*"), *(folder / "versions").glob(".*"), *parts}:
+            deleted = (folder / "versions").glob(f"*{_DELETED}")
+            for path in {*folder.glob(".*"), *(folder / "versions").glob(".*"), *parts, *deleted}:
                 path.unlink(missing_ok=True)
 
 

@@ -1,13 +1,11 @@
 // The sound editor of the studio. It talks to its own server alone; `page` names this window, whose requests are
-// stopped when it is closed.
+// stopped when it is closed. A window keeps its name when it is loaded again.
 (() => {
   "use strict";
-  const page = crypto.randomUUID ? crypto.randomUUID() : Array.from(crypto.getRandomValues(new Uint8Array(16)),
-    (b) => b.toString(16).padStart(2, "0")).join("");
+  let page = "";
   const state = { project: null, version: null, other: null, hearsOther: false, cursor: 0, view: [0, 1], span: null,
     clicks: [], region: [], cross: null, strip: null, record: { events: [], background: [], follows: [], avoid: [] },
-    jobs: [], wave: null, parentWave: null, pictures: false };
-  const seen = new Set();
+    jobs: [], wave: null, parentWave: null, pictures: false, hasModel: true };
   let root, el;
 
   // requests to the server
@@ -20,9 +18,11 @@
     }
     let answer;
     try {
-      answer = await fetch(`/studio/api${path}`, { method: options.method || "GET", headers, body: options.body });
+      answer = await fetch(`/studio/api${path}`, { method: options.method || "GET", headers, body: options.body,
+        signal: options.signal });
     } catch {
-      throw new Error("The studio does not answer: was it ended? Versions that were finished are kept.");
+      throw Object.assign(new Error("The studio does not answer: was it ended? Versions that were finished are kept."),
+        { isOffline: true });
     }
     if (options.as && answer.ok) return answer[options.as]();
     let content = {};
@@ -36,9 +36,16 @@
   const isOpen = (id) => state.project !== null && state.project.id === id;
   const versionPath = (id, rest) => here(`/versions/${id}${rest}`);
 
-  function tell(sentence) { el.status.textContent = sentence; }
+  function tell(sentence, ...buttons) {
+    showSentence(el.status, sentence);
+    el.status.append(...buttons.flatMap((button) => [" ", button]));
+  }
+  // `code` in a sentence stands between backticks
+  function showSentence(element, sentence) {
+    element.replaceChildren(...sentence.split("`").map((part, n) => (n % 2 ? make("code", {}, part) : part)));
+  }
   function complain(error) {
-    el.problem.textContent = error.message || String(error);
+    showSentence(el.problem, error.message || String(error));
     el.problem.hidden = false;
     el.problem.scrollIntoView({ block: "nearest" });
   }
@@ -53,14 +60,49 @@
 
   async function refreshState() {
     const found = await ask("/state");
-    el.model.textContent = found.model;
-    el.model.hidden = !found.model;
+    showSentence(el.model, found.model);
+    el.model.hidden = state.hasModel = !found.model;
+    for (const button of [el.generate, el.apply]) {
+      button.disabled = !state.hasModel;
+      button.title = state.hasModel ? "" : "This needs a model: see above.";
+    }
+    showRegion();
     el.objectThink.hidden = !found.writer;
     const shown = state.project ? state.project.id : "";
     el.projects.replaceChildren(new Option(found.projects.length ? "choose one" : "none yet", ""),
       ...found.projects.map((each) => new Option(each.name, each.id)));
     el.projects.value = shown;
     return found;
+  }
+
+  // The link that the console prints: projects of other browsers, to be taken over by this one.
+  async function offerRecovery() {
+    const address = new URL(location.href);
+    const key = address.searchParams.get("recover");
+    if (!key) return;
+    address.searchParams.delete("recover");
+    history.replaceState(null, "", address);  // the key is not to stand in the browser's history
+    const { projects } = await ask("/recover", { method: "POST", json: { key } });
+    if (!projects.length) { tell("No project belongs to another browser."); return; }
+    el.recoverList.replaceChildren(...projects.map((project) => {
+      const label = make("label", { className: "st-check" });
+      const date = new Date(1000 * project.created).toLocaleString();
+      label.append(make("input", { type: "checkbox", checked: true, value: project.id }),
+        ` ${project.name} · ${clock(project.duration_s)} · ${date}`);
+      const item = make("li");
+      item.append(label);
+      return item;
+    }));
+    el.recover.hidden = false;
+    el.recoverNot.onclick = () => { el.recover.hidden = true; };
+    el.recoverTake.onclick = guarded(async () => {
+      const chosen = [...el.recoverList.querySelectorAll("input:checked")].map((box) => box.value);
+      if (!chosen.length) throw new Error("Choose the projects to take over.");
+      await ask("/recover", { method: "POST", json: { key, projects: chosen } });
+      el.recover.hidden = true;
+      const found = await refreshState();
+      tell(`${chosen.length} of ${found.projects.length} projects were taken over: choose one above.`);
+    });
   }
 
   async function openFile(file) {
@@ -102,6 +144,11 @@
     el.stage.hidden = el.strip.hidden = !project.has_pictures;
     state.view = [0, Math.max(project.duration_s, 0.1)];
     for (const field of [el.background, el.avoid]) field.value = field.defaultValue;
+    for (const field of [el.words, el.sound, el.caption]) field.value = "";  // they were for another project
+    el.planSaid.textContent = "";
+    el.kind.value = "add";
+    el.problem.hidden = true;
+    undoable.length = 0;
     showThought(project.thought, project.prose);
     showTree();
     showRegion();
@@ -116,6 +163,7 @@
     } else {
       el.video.removeAttribute("src");
     }
+    state.pictures = false;  // until the film has loaded
     showClock();
     selectVersion(project.versions.at(-1) || null).catch(complain);
   }
@@ -127,11 +175,8 @@
     state.version = version;
     if (!version) { draw(); showChanges(); return; }
     if (was !== version.id) {
-      const at = state.cursor;
-      const playing = !audio().paused;
       el.audioA.src = `/studio/api${versionPath(version.id, "/sound.wav")}`;
-      el.audioA.currentTime = Math.min(at, version.duration_s);
-      if (playing && !state.hearsOther) el.audioA.play();
+      if (isPlaying && !state.hearsOther) start(Math.min(state.cursor, version.duration_s));
       const longest = length();
       if (state.view[1] > longest || was === null) state.view = [0, longest];
       else if (state.view[0] === 0) state.view = [0, longest];
@@ -145,29 +190,31 @@
   const length = () => Math.max(state.project.has_pictures ? state.project.duration_s : 0.1,
     ...state.project.versions.map((each) => each.duration_s));
 
+  const DEEPEST = 6;
   function showTree() {
     const children = (parent) => state.project.versions.filter((each) => each.parent === parent);
-    const list = (parent) => {
+    const list = (parent, depth = 0) => {
       const found = children(parent);
       if (!found.length) return null;
-      // a chain of edits stays in one column: only branches are moved in
-      const ul = make("ul", { className: found.length > 1 && parent !== null ? "st-tree st-branch" : "st-tree" });
+      // each edit stands to the right of what it was made from, up to a depth at which its title still has room
+      const ul = make("ul", { className: depth === 0 ? "st-tree" : depth <= DEEPEST ? "st-tree st-branch" : "st-tree st-below" });
       for (const version of found) {
         const li = make("li");
         const button = make("button", { className: "st-button st-version" },
-          `${version.id} · ${version.title} · ${version.duration_s.toFixed(2)} s`);
+          `${version.id} · ${version.title} · ${clock(version.duration_s)}`);
         button.dataset.version = version.id;
         button.setAttribute("aria-pressed", String(!!state.version && state.version.id === version.id));
         if (version.is_same_outside !== null) {
-          button.append(make("span", { className: version.is_same_outside ? "st-same" : "st-same st-differs" },
-            version.is_same_outside
-              ? `unchanged elsewhere ✓ ${version.checked_samples.toLocaleString("en")} samples compared`
-              : "changed outside of the span"));
+          const isDifferent = !version.is_same_outside;
+          button.append(make("span", { className: isDifferent ? "st-same st-differs" : "st-same" },
+            isDifferent ? "changed outside of the span"
+              : version.checked_samples ? `unchanged elsewhere ✓ ${version.checked_samples.toLocaleString("en")} samples compared`
+                : "the edit covers the whole sound"));
         }
         button.onclick = guarded(() => selectVersion(version));
         li.append(button);
         if (state.version && state.version.id === version.id) li.append(actions(version));
-        const below = list(version.id);
+        const below = list(version.id, depth + 1);
         if (below) li.append(below);
         ul.append(li);
       }
@@ -212,11 +259,17 @@
     }
     const remove = make("button", { className: "st-button" }, "Delete");
     remove.onclick = guarded(async () => {
+      if (!confirm(`Delete version ${version.id}, ${version.title}?`)) return;
       const { id } = state.project;
-      await ask(versionPath(version.id, ""), { method: "DELETE" });
+      const path = versionPath(version.id, "");
+      await ask(path, { method: "DELETE" });
       if (!isOpen(id)) return;
       state.version = null;
       await reload(id, version.parent);
+      canUndo(`Version ${version.id} was deleted.`, async () => {
+        await ask(`${path}/restore`, { method: "POST" });
+        await reload(id, version.id);
+      });
     });
     box.append(remove);
     return box;
@@ -269,50 +322,94 @@
 
   function switchHeard() {
     const from = audio();
-    const playing = !from.paused;
     state.hearsOther = !state.hearsOther;
     const to = audio();
     to.currentTime = Math.min(from.currentTime, to.duration || from.currentTime);
     from.pause();
-    if (playing) to.play();
+    if (isPlaying) to.play().catch(complain);
     showCompare();
   }
 
-  // playing
+  // playing: one clock, the sound's, which the picture follows; without a sound it is the picture's
 
   const audio = () => (state.hearsOther && state.other ? el.audioB : el.audioA);
+  const clockOf = () => (state.version ? audio() : el.video);
+  const hasPicture = () => state.pictures && state.cursor < state.project.duration_s;
+  const JUMP_S = 0.25;  // farther apart than this, the picture jumps; nearer, its speed is turned
+  const CLOSE_S = 0.012;
+  const LATENESS_SAMPLES = 15;
+  const TURN_S = 0.3;  // a difference is made up in this time, or at this share of the speed:
+  const MOST_TURN = 0.25;
+  const LATEST_START_MS = 3000;
+  let isPlaying = false;
+  let startNumber = 0;  // of the newest start: an older one ends where it waits
+  let isStarting = false;
+  let frame = 0;
+  let jump = { begun: 0, cost_s: 0.1 };
+  let lateness = [];  // seconds of the picture behind the sound
+  let turn = { until: 0, isMade: false };
+  let turnCost_s = 0;
 
   function stopPlaying() {
-    el.audioA.pause();
-    el.audioB.pause();
-    el.video.pause();
+    isPlaying = isStarting = false;
+    startNumber++;
+    for (const each of [el.audioA, el.audioB, el.video]) each.pause();
+    setTurn(0, 0);
     el.play.textContent = "Play";
+    if (state.project) showBox();
   }
 
   function play() {
-    if (!state.version) {
-      if (!state.pictures) return;
-      if (el.video.paused) el.video.play(); else el.video.pause();
-      el.play.textContent = el.video.paused ? "Play" : "Pause";
-      return;
-    }
-    const sound = audio();
-    if (!sound.paused) { stopPlaying(); return; }
-    if (state.cursor >= state.version.duration_s - 0.02) seek(0);
-    sound.currentTime = state.cursor;
-    sound.play().catch(complain);
-    if (state.pictures && state.cursor < state.project.duration_s) el.video.play().catch(() => {});
+    if (isPlaying) { stopPlaying(); return; }
+    if (!state.version && !state.pictures) return;
+    const end = state.version ? state.version.duration_s : state.project.duration_s;
+    start(state.cursor >= end - 0.02 ? 0 : state.cursor);
+  }
+
+  // Move to a time; sound and picture go on together when both are there.
+  async function start(time) {
+    const number = ++startNumber;
+    isPlaying = isStarting = true;
+    state.cursor = time;
     el.play.textContent = "Pause";
-    requestAnimationFrame(follow);
+    cancelAnimationFrame(frame);
+    frame = requestAnimationFrame(follow);
+    const both = state.version && hasPicture() ? [audio(), el.video] : [clockOf()];
+    for (const each of [el.audioA, el.audioB, el.video]) each.pause();
+    setTurn(0, 0);
+    await Promise.all(both.map((each) => moved(each, time)));
+    if (number !== startNumber) return;
+    if (both.length > 1) el.video.play().catch(() => {});
+    try {
+      await both[0].play();
+    } catch (error) {
+      if (number === startNumber && error.name !== "AbortError") { stopPlaying(); complain(error); }
+    }
+    if (number === startNumber) isStarting = false;
+  }
+
+  // An element that has come to a time, or does not come there soon.
+  function moved(element, time) {
+    return new Promise((done) => {
+      const go = () => {
+        if (Math.abs(element.currentTime - time) < 0.001 && !element.seeking) { done(); return; }
+        element.addEventListener("seeked", done, { once: true });
+        element.currentTime = time;
+      };
+      if (element.readyState > 0) go();
+      else element.addEventListener("loadedmetadata", go, { once: true });
+      setTimeout(done, LATEST_START_MS);
+    });
   }
 
   function follow() {
-    const sound = audio();
-    if (sound.paused) { el.play.textContent = "Play"; el.video.pause(); return; }
-    state.cursor = sound.currentTime;
-    if (state.pictures && Math.abs(el.video.currentTime - state.cursor) > 0.15 && state.cursor < state.project.duration_s) {
-      el.video.currentTime = state.cursor;
-    }
+    if (!isPlaying) return;
+    frame = requestAnimationFrame(follow);
+    if (isStarting) return;
+    const clock = clockOf();
+    if (clock.paused) { stopPlaying(); return; }  // it has ended, or a key of the keyboard paused it
+    state.cursor = clock.currentTime;
+    if (clock !== el.video) keepPicture(clock);
     if (state.cursor > state.view[1]) {
       const wide = state.view[1] - state.view[0];
       setView(state.cursor, state.cursor + wide);
@@ -320,17 +417,53 @@
     showClock();
     draw();
     drawOverlay();
-    requestAnimationFrame(follow);
+    if (!el.boxes.contains(document.activeElement)) showBox();
+  }
+
+  function keepPicture(sound) {
+    const video = el.video;
+    if (!hasPicture()) { if (!video.paused) video.pause(); return; }
+    if (video.seeking || video.readyState < 3) return;
+    if (jump.begun) jump = { begun: 0, cost_s: Math.min(1, (performance.now() - jump.begun) / 1000) };
+    if (video.paused) video.play().catch(() => {});
+    const now = performance.now();
+    if (turn.until) {
+      if (now < turn.until) return;
+      setTurn(0, 0);
+      turn.isMade = true;
+    }
+    lateness.push(sound.currentTime - video.currentTime);
+    if (lateness.length < LATENESS_SAMPLES) return;
+    // clocks of a browser jump for a moment on a busy machine: their median tells where the picture is
+    const late_s = lateness.splice(0).sort((a, b) => a - b)[LATENESS_SAMPLES >> 1];
+    if (turn.isMade) turnCost_s = Math.max(0, Math.min(0.1, turnCost_s + 0.7 * late_s));
+    turn.isMade = false;
+    if (Math.abs(late_s) > JUMP_S) {
+      jump.begun = now;
+      video.currentTime = sound.currentTime + jump.cost_s;  // where the sound will be by then
+    } else if (Math.abs(late_s) > CLOSE_S) {
+      // a change of the speed and back costs a film with sound about 25 ms: it is made once, and the cost made up, too
+      const ahead_s = late_s + turnCost_s;
+      const by = Math.sign(ahead_s) * Math.min(MOST_TURN, Math.abs(ahead_s) / TURN_S);
+      setTurn(by, now + 1000 * ahead_s / by);
+    }
+  }
+
+  function setTurn(by, until) {
+    turn = { until, isMade: false };
+    lateness = [];
+    el.video.playbackRate = 1 + by;
   }
 
   let frameTimer = 0;
   function seek(time) {
     state.cursor = Math.min(Math.max(0, time), length());
-    for (const each of [el.audioA, el.audioB]) if (each.src) each.currentTime = state.cursor;
+    if (isPlaying) start(state.cursor);
+    else for (const each of [el.audioA, el.audioB]) if (each.src) each.currentTime = state.cursor;
     if (state.project.has_pictures) {
       const at = Math.min(state.cursor, Math.max(0, state.project.duration_s - 0.01));
-      if (state.pictures) el.video.currentTime = at;
-      else {
+      if (state.pictures && !(isPlaying && hasPicture())) el.video.currentTime = at;
+      else if (!state.pictures) {
         clearTimeout(frameTimer);
         frameTimer = setTimeout(() => { el.frame.src = `/studio/api${here(`/frame?at=${at.toFixed(3)}`)}`; }, 120);
       }
@@ -338,13 +471,38 @@
     showClock();
     draw();
     drawOverlay();
+    showBox();
+  }
+
+  // A time as people write it: "4.20 s", "1:04.20", "1:00:00.00"; and as fields take it, in which a bare number is
+  // one of seconds.
+  function clock(time, decimals = 2) {
+    return time < 60 ? `${time.toFixed(decimals)} s` : timeText(time, decimals);
+  }
+  function timeText(time, decimals = 2) {
+    const unit = 10 ** decimals;
+    const parts = Math.round(time * unit);
+    const seconds = ((parts % (60 * unit)) / unit).toFixed(decimals);
+    const minutes = Math.floor(parts / (60 * unit));
+    if (!minutes) return seconds;
+    const late = seconds.padStart(decimals ? 3 + decimals : 2, "0");
+    return minutes < 60 ? `${minutes}:${late}` : `${Math.floor(minutes / 60)}:${String(minutes % 60).padStart(2, "0")}:${late}`;
+  }
+  function timeOf(field) {
+    const text = field.value.trim().replace(",", ".");
+    if (text === "") return null;
+    if (!/^(\d+:){0,2}(\d+\.?\d*|\.\d+)$/.test(text)) {
+      throw new Error(`"${field.value}" is no time: give seconds, or minutes and seconds as 1:04.5.`);
+    }
+    return text.split(":").reduce((sum, part) => 60 * sum + Number(part), 0);
   }
 
   function showClock() {
-    el.clock.textContent = `${state.cursor.toFixed(2)} of ${length().toFixed(2)} s`;
+    el.clock.textContent = length() < 60 ? `${state.cursor.toFixed(2)} of ${length().toFixed(2)} s`
+      : `${timeText(state.cursor)} of ${timeText(length())}`;
     el.wave.setAttribute("aria-valuemax", length().toFixed(2));
     el.wave.setAttribute("aria-valuenow", state.cursor.toFixed(2));
-    el.wave.setAttribute("aria-valuetext", `${state.cursor.toFixed(2)} seconds`);
+    el.wave.setAttribute("aria-valuetext", length() < 60 ? `${state.cursor.toFixed(2)} seconds` : timeText(state.cursor));
   }
 
   // the time line
@@ -449,11 +607,12 @@
     const wide = state.view[1] - state.view[0];
     const rough = wide / Math.max(2, width / 90);
     const step = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1200].find((each) => each >= rough) || 1800;
+    const longest = length();
     for (let tick = Math.ceil(state.view[0] / step) * step; tick < state.view[1]; tick += step) {
       pen.fillStyle = colour("--st-line") || "#d4d4d8";
       pen.fillRect(toX(tick), 0, 1, HEIGHT - 14);
       pen.fillStyle = colour("--st-quiet");
-      const text = step >= 60 ? `${Math.round(tick / 60)} min` : `${Number(tick.toFixed(2))} s`;
+      const text = longest < 60 ? `${Number(tick.toFixed(2))} s` : timeText(tick, step < 1 ? 2 : 0);
       if (toX(tick) + 3 + pen.measureText(text).width <= width) pen.fillText(text, toX(tick) + 3, HEIGHT - 4);
     }
     const ends = [];  // of the last name in each row: names stand below each other where they would overlap
@@ -493,8 +652,8 @@
   }
 
   function showSpan() {
-    el.from.value = state.span ? state.span[0].toFixed(2) : "";
-    el.to.value = state.span ? state.span[1].toFixed(2) : "";
+    el.from.value = state.span ? timeText(state.span[0]) : "";
+    el.to.value = state.span ? timeText(state.span[1]) : "";
     draw();
   }
 
@@ -504,25 +663,26 @@
     showSpan();
   }
 
-  function spanFromFields() {
-    const from = el.from.value === "" ? null : Number(el.from.value);
-    const to = el.to.value === "" ? null : Number(el.to.value);
+  const spanFromFields = guarded(() => {
+    const [from, to] = [timeOf(el.from), timeOf(el.to)];
     state.span = from !== null && to !== null && to > from ? [from, to] : null;
     draw();
-  }
+  });
 
+  const between = ([from, to]) => (to < 60 ? `${from.toFixed(2)} to ${to.toFixed(2)} s` : `${timeText(from)} to ${timeText(to)}`);
   function showChanges() {
     const version = state.version;
     if (!version || version.parent === null || version.span === null) {
       el.changes.textContent = "";
       return;
     }
-    const spans = version.changed.slice(0, 4).map(([a, b]) => `${a.toFixed(2)} to ${b.toFixed(2)} s`).join(", ");
+    const spans = version.changed.slice(0, 4).map(between).join(", ");
     el.changes.textContent = (version.changed.length ? `Changed against version ${version.parent}: ${spans}`
       + (version.changed.length > 4 ? ", and more" : "") + " (orange; grey: before). " : `Nothing differs from version ${version.parent}. `)
-      + (version.is_same_outside ? `Unchanged elsewhere: ${version.checked_samples.toLocaleString("en")} samples outside of `
-        + `${version.span[0].toFixed(2)} to ${version.span[1].toFixed(2)} s were compared, and are the same numbers.`
-        : "Samples outside of the span differ.");
+      + (!version.is_same_outside ? "Samples outside of the span differ."
+        : version.checked_samples ? `Unchanged elsewhere: ${version.checked_samples.toLocaleString("en")} samples outside of `
+          + `${between(version.span)} were compared, and are the same numbers.`
+          : "The edit covers the whole sound: there is nothing outside of it to compare.");
   }
 
   // Ctrl and + is the browser's zoom, Alt and an arrow its way back; AltGr is how some keyboards write [
@@ -639,17 +799,29 @@
   function showRegion() {
     const region = state.region;
     el.objectState.textContent = region.length
-      ? `Followed from ${region[0].at_s.toFixed(1)} to ${region.at(-1).at_s.toFixed(1)} s by ${state.clicks.length} `
+      ? `Followed from ${region[0].at_s.toFixed(1)} to ${clock(region.at(-1).at_s, 1)} by ${state.clicks.length} `
         + `${state.clicks.length === 1 ? "click" : "clicks"}. Go to another time and click again where the box is wrong.`
       : "Click an object in the picture to follow it; drag a box where a click is not enough. Clicks at other times correct its way.";
-    el.objectThink.disabled = el.objectAdd.disabled = el.objectClear.disabled = el.only.disabled = !region.length;
+    el.objectThink.disabled = el.objectClear.disabled = el.only.disabled = !region.length;
+    el.objectAdd.disabled = !region.length || !state.hasModel;
     if (!region.length) el.only.checked = false;
-    const box = boxAt(state.cursor);
-    for (const [field, key] of [[el.boxX, "x"], [el.boxY, "y"], [el.boxW, "width"], [el.boxH, "height"]]) {
-      field.value = box ? Math.round(box[key]) : "";
-    }
+    showBox();
     drawOverlay();
   }
+
+  const boxFields = () => [[el.boxX, "x"], [el.boxY, "y"], [el.boxW, "width"], [el.boxH, "height"]];
+  // The box of the time that is shown: it is this one that is corrected.
+  function showBox() {
+    const box = boxAt(state.cursor);
+    for (const [field, key] of boxFields()) field.value = box ? Math.round(box[key]) : "";
+  }
+  const correctBox = guarded(async () => {
+    const box = Object.fromEntries(boxFields().map(([field, key]) => [key, field.value === "" ? NaN : Number(field.value)]));
+    if (!Object.values(box).every(Number.isFinite)) {
+      throw new Error("Give x, y, width and height of the box at the time that is shown, or drag it in the picture.");
+    }
+    await followObject(box);
+  });
 
   function bindOverlay() {
     let begun = null;
@@ -723,7 +895,7 @@
       const field = (type, value, label, change) => {
         const input = make("input", { type, value, ariaLabel: `${label} ${number + 1}` });
         if (type === "number") { input.step = "0.01"; input.min = "0"; }
-        input.onchange = () => { change(input.value); keepThought(); };
+        input.onchange = () => { undoThought(""); change(input.value); keepThought(); };
         const cell = make("td");
         cell.append(input);
         row.append(cell);
@@ -735,6 +907,7 @@
       const remove = make("button", { className: "st-button", ariaLabel: `Remove sound ${number + 1}` }, "×");
       remove.onclick = () => {
         const number = state.record.events.indexOf(event);
+        undoThought(`${event.sound} was removed.`);
         state.record.follows = state.record.follows.filter((link) => link.event !== number && link.after !== number)
           .map((link) => ({ ...link, event: link.event - (link.event > number), after: link.after - (link.after > number) }));
         state.record.events.splice(number, 1);
@@ -746,6 +919,7 @@
       row.append(cell);
       return row;
     }));
+    markWrongRows();
     if (focused) {
       const after = [...el.events.children].find((row) => eventOfRow.get(row) === place[0]);
       if (after) controls(after)[place[1]].focus();
@@ -754,6 +928,40 @@
   }
 
   const phrases = (text) => text.split(",").map((each) => each.trim()).filter(Boolean);
+
+  // What is wrong with a row of the table; "" where nothing is. Such a row is left out until it is changed.
+  const LATE_S = 0.05;
+  function rowProblem(event) {
+    const name = event.sound.trim();
+    if (!name) return "has no name";
+    if (!(event.end_s > event.start_s)) return `(${name}) must end after its beginning, ${event.start_s} s`;
+    if (event.end_s > state.project.duration_s + LATE_S) {
+      return `(${name}) ends at ${clock(event.end_s)}, and the clip at ${clock(state.project.duration_s)}`;
+    }
+    return "";
+  }
+  const wrongRows = () => state.record.events.flatMap((event, number) => {
+    const problem = rowProblem(event);
+    return problem ? [`Row ${number + 1} ${problem}`] : [];
+  });
+  function markWrongRows() {
+    for (const row of el.events.children) {
+      for (const input of row.querySelectorAll("input")) {
+        input.setAttribute("aria-invalid", String(!!rowProblem(eventOfRow.get(row))));
+      }
+    }
+    const wrong = wrongRows();
+    el.rowsSaid.hidden = !wrong.length;
+    el.rowsSaid.textContent = wrong.length ? `${wrong.join(". ")}. Change it, or remove it: until then it counts for nothing.` : "";
+  }
+  // The record without its wrong rows, and without links from and to them.
+  function usedRecord() {
+    const rows = state.record.events.map((event, number) => (rowProblem(event) ? -1 : number)).filter((number) => number >= 0);
+    const places = new Map(rows.map((number, place) => [number, place]));
+    const follows = state.record.follows.filter((link) => places.has(link.event) && places.has(link.after))
+      .map((link) => ({ ...link, event: places.get(link.event), after: places.get(link.after) }));
+    return structuredClone({ ...state.record, events: rows.map((number) => state.record.events[number]), follows });
+  }
 
   // saves follow each other, and requests that read the chain of thought follow them
   let saved = Promise.resolve();
@@ -768,8 +976,8 @@
     state.record.avoid = phrases(el.avoid.value);
     for (const field of [el.background, el.avoid]) field.defaultValue = field.value;
     if (moved) setTimeout(showEvents);  // when the next field has the focus, which then stays in it
-    else draw();
-    const [path, { id }, record] = [here("/thought"), state.project, structuredClone(state.record)];
+    else { markWrongRows(); draw(); }
+    const [path, { id }, record] = [here("/thought"), state.project, usedRecord()];
     saved = saved.catch(() => {}).then(async () => {
       const kept = await ask(path, { method: "PUT", json: { record, known: knownThoughts.get(id) } });
       knownThoughts.set(id, kept.record);
@@ -779,18 +987,51 @@
     guarded(() => saving)();
   }
 
+  // taking back, the newest first: by the button beside the message, or by Ctrl and Z
+  const undoable = [];
+  const MOST_UNDOABLE = 50;
+  function canUndo(sentence, undo) {
+    const entry = guarded(async () => {
+      undoable.splice(undoable.indexOf(entry), 1);
+      tell("");
+      await undo();
+    });
+    undoable.push(entry);
+    undoable.splice(0, undoable.length - MOST_UNDOABLE);
+    if (!sentence) return;
+    const button = make("button", { className: "st-button" }, "Undo");
+    button.onclick = entry;
+    tell(sentence, button);
+  }
+  function undoThought(sentence) {
+    const before = structuredClone(state.record);
+    const { id } = state.project;
+    canUndo(sentence, async () => {
+      if (!isOpen(id)) return;
+      state.record = before;
+      el.background.value = before.background.join(", ");
+      el.avoid.value = before.avoid.join(", ");
+      showEvents();
+      keepThought();
+    });
+  }
+
   // requests to the models
 
   const isActive = (job) => job.state === "waiting" || job.state === "running";
   const post = async (path, body, id = state.project.id) => {
     const job = await ask(`/projects/${id}${path}`, { method: "POST", json: { page, ...body } });
+    remember(job, { path, body });
     takeJobs([...state.jobs.filter(isActive), job]);
+    poll();
   };
   const sampler = () => ({ seed: Number(el.seed.value) || 0, steps: Number(el.steps.value) || 24 });
 
   const generate = guarded(async () => {
     const { id } = state.project;
     const asked = { caption: el.caption.value, region: el.only.checked ? state.region : [], ...sampler() };
+    const wrong = wrongRows();
+    if (wrong.length) throw new Error(`${wrong.join(". ")}. Change it, or remove it from the table.`);
     await saved;
     await post("/generate", asked, id);
   });
@@ -803,8 +1044,7 @@
 
   const apply = guarded(async (kind, caption, withRegion) => {
     if (!state.version) throw new Error("There is no sound to edit yet: generate one first.");
-    const from = el.from.value === "" ? null : Number(el.from.value);
-    const to = el.to.value === "" ? null : Number(el.to.value);
+    const [from, to] = [timeOf(el.from), timeOf(el.to)];
     await post("/edit", { version: state.version.id, kind, caption, start_s: kind === "extend" ? null : from, end_s: to,
       region: withRegion ? state.region : [], ...sampler() });
   });
@@ -814,9 +1054,9 @@
     const { id } = state.project;
     const span = state.span ? { start_s: state.span[0], end_s: state.span[1] } : {};
     const asked = { page, version: state.version.id, instruction: el.words.value, ...span };
-    await saved;
+    await saved.catch(() => {});  // words are read with the chain of thought as it was kept last
     const found = await ask(`/projects/${id}/plan`, { method: "POST", json: asked });
-    if (found.job) takeJobs([...state.jobs, found.job]);
+    if (found.job) { remember(found.job, { path: "/plan", body: asked }); takeJobs([...state.jobs, found.job]); }
     else if (isOpen(id)) showPlan(found.plan);
   });
 
@@ -825,7 +1065,7 @@
     el.sound.value = found.caption;
     if (found.start_s !== null && found.end_s !== null) setSpan(found.start_s, found.end_s);
     else { state.span = null; showSpan(); }
-    const where = found.end_s === null ? "in the whole sound" : `from ${found.start_s.toFixed(2)} to ${found.end_s.toFixed(2)} s`;
+    const where = found.end_s === null ? "in the whole sound" : `from ${between([found.start_s, found.end_s])}`;
     el.planSaid.textContent = `Understood: ${found.kind} ${found.caption || (state.region.length ? "the object" : "what fits")} ${where}. `
       + "Change it here if it is not what you meant, then apply.";
     el.apply.focus();
@@ -844,6 +1084,26 @@
     return line;
   }
 
+  // Requests of this window whose end it has not told yet, by their keys; they outlast a page that is loaded again.
+  const pending = new Map();
+  function remember(job, order) {
+    const entry = { since: performance.now(), title: job.title, project: job.project, ...pending.get(job.key), ...order };
+    pending.set(job.key, entry);
+    storePending();
+  }
+  function forget(key) {
+    pending.delete(key);
+    storePending();
+  }
+  function storePending() {
+    try {
+      sessionStorage.setItem("st-pending", JSON.stringify([...pending]));
+    } catch { /* the store is full: after a reload this window knows its requests from the server alone */ }
+  }
+  function recallPending() {
+    for (const [key, entry] of JSON.parse(sessionStorage.getItem("st-pending") || "[]")) pending.set(key, { ...entry, since: 0 });
+  }
+
   function takeJobs(jobs) {
     state.jobs = jobs;
     const shown = jobs.filter(isActive);
@@ -851,6 +1111,7 @@
       if (!shown.some((job) => job.key === key)) { line.item.remove(); jobLines.delete(key); }
     }
     for (const job of shown) {
+      if (!pending.has(job.key)) remember(job, {});
       const { said, bar } = jobLines.get(job.key) || jobLine(job);
       said.textContent = job.state === "waiting" ? `${job.title}: ${job.place} before it`
         : job.step ? `${job.title}: step ${job.step} of ${job.steps}` : `${job.title} …`;
@@ -858,10 +1119,107 @@
       if (job.steps) { bar.max = job.steps; bar.value = job.step; }
     }
     for (const job of jobs) {
-      if (seen.has(job.key) || isActive(job)) continue;
-      seen.add(job.key);
+      if (isActive(job) || !pending.has(job.key)) continue;
+      forget(job.key);
       finished(job).catch(complain);
     }
+  }
+
+  // A server that was started anew does not know a request: it was finished before, or is lost.
+  async function settle(key, entry) {
+    forget(key);
+    const found = await ask(`/projects/${entry.project}`).catch(() => null);
+    if (!found) { complain(new Error(`Lost: ${entry.title}. Its project is not there any more.`)); return; }
+    const version = found.versions.find((each) => each.request === key);
+    if (version) {
+      await finished({ ...entry, key, state: "done", result: { version: version.id } });
+      return;
+    }
+    const item = make("li", { className: "st-lost" });
+    item.append(make("span", {}, `Lost: ${entry.title}. The studio ended before it was done; nothing was changed.`));
+    const button = (text, work) => {
+      const made = make("button", { className: "st-button" }, text);
+      made.onclick = guarded(async () => { item.remove(); await work(); });
+      item.append(made);
+    };
+    if (entry.path) {
+      button("Start it again", async () => {
+        if (entry.path !== "/plan") { await post(entry.path, entry.body, entry.project); return; }
+        el.words.value = entry.body.instruction;
+        await plan();
+      });
+    }
+    button("Dismiss", async () => {});
+    el.jobs.append(item);
+  }
+
+  // the connection: the page asks for its requests again and again, and says when it gets no answer
+  const [ACTIVE_MS, QUIET_MS, TIMEOUT_MS] = [250, 1000, 1800];
+  let pollTimer = 0;
+  let pollNumber = 0;
+  let run = null;
+  async function poll() {
+    clearTimeout(pollTimer);
+    const number = ++pollNumber;
+    const begun = performance.now();
+    try {
+      const found = await ask(`/jobs?page=${page}`, { signal: AbortSignal.timeout(TIMEOUT_MS) });
+      if (number !== pollNumber) return;
+      connected(found, begun);
+    } catch (error) {
+      if (number !== pollNumber) return;
+      cutOff(error);
+    }
+    pollTimer = setTimeout(poll, state.jobs.some(isActive) && el.offline.hidden ? ACTIVE_MS : QUIET_MS);
+  }
+
+  function connected(found, begun) {
+    const wasCutOff = !el.offline.hidden;
+    el.offline.hidden = true;
+    root.classList.remove("st-cut-off");
+    const isNew = run !== null && run !== found.run;
+    run = found.run;
+    takeJobs(found.jobs);
+    for (const [key, entry] of pending) {
+      if (entry.since < begun && !found.jobs.some((job) => job.key === key)) settle(key, entry).catch(complain);
+    }
+    if (!wasCutOff && !isNew) return;
+    el.problem.hidden = true;
+    tell(isNew ? "The studio was started anew, and answers." : "The studio answers again.");
+    refreshState().catch(complain);
+  }
+
+  function cutOff(error) {
+    const sentence = error.isOffline
+      ? "The studio does not answer: it was ended, or is very busy. This page asks on and goes on by itself; versions that "
+        + "were finished are kept."
+      : `${error.message} Load the page again.`;
+    if (el.offline.textContent !== sentence) el.offline.textContent = sentence;
+    el.offline.hidden = false;
+    root.classList.add("st-cut-off");
+    for (const job of state.jobs.filter(isActive)) {
+      const line = jobLines.get(job.key);
+      if (line) line.said.textContent = `${job.title}: no word since ${job.step ? `step ${job.step} of ${job.steps}` : "it was asked for"}`;
+    }
+  }
+
+  // A window's name is held by a lock, so that a copy of the window takes another.
+  function holdName(name) {
+    return new Promise((done) => {
+      const options = { signal: AbortSignal.timeout(1000) };  // the page before this one may not be gone yet
+      navigator.locks.request(`st-page-${name}`, options, () => { done(true); return new Promise(() => {}); })
+        .catch(() => done(false));
+    });
+  }
+  async function windowName() {
+    const drawn = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (b) => b.toString(16).padStart(2, "0")).join("");
+    const before = sessionStorage.getItem("st-page");
+    if (before && navigator.locks && await holdName(before)) { recallPending(); return before; }
+    const name = drawn();
+    if (navigator.locks) await holdName(name);
+    sessionStorage.setItem("st-page", name);
+    sessionStorage.removeItem("st-pending");
+    return name;
   }
 
   async function finished(job) {
@@ -870,7 +1228,14 @@
     else if (!isOpen(job.project)) {
       const project = [...el.projects.options].find((each) => each.value === job.project);
       if (project) tell(`Done in ${project.text}: ${job.title}.`);
-    } else if (job.result.version) { tell(""); await reload(job.project, job.result.version); }
+    } else if (job.result.version) {
+      tell("");
+      const before = state.version;
+      await reload(job.project, job.result.version);
+      canUndo("", async () => {
+        if (isOpen(job.project)) await selectVersion(state.project.versions.find((each) => before && each.id === before.id) || null);
+      });
+    }
     else if (job.result.of_object) { el.sound.value = job.result.caption; el.sound.focus(); }
     else if (job.result.record) {
       const found = await ask(`/projects/${job.project}`);
@@ -903,6 +1268,8 @@
       think: id("think"), background: id("background"), avoid: id("avoid"), prose: id("prose"), caption: id("caption"),
       generate: id("generate"), only: id("only"), words: id("words"), plan: id("plan"), kind: id("kind"),
       sound: id("sound"), planSaid: id("plan-said"), apply: id("apply"), steps: id("steps"), seed: id("seed"),
+      offline: id("offline"), rowsSaid: id("rows-said"), boxes: id("boxes"), recover: id("recover"),
+      recoverList: id("recover-list"), recoverTake: id("recover-take"), recoverNot: id("recover-not"),
       jobs: id("jobs"), tree: id("tree"), compare: id("compare"), compareSaid: id("compare-said"), switch: id("switch"),
       compareEnd: id("compare-end"), audioA: id("audio-a"), audioB: id("audio-b") };
     const takeFile = guarded(openFile);
@@ -932,12 +1299,20 @@
     el.eventAdd.onclick = () => {
       const start = Math.max(0, Math.min(state.cursor, state.project.duration_s - 0.1));
       const [from, to] = state.span || [start, Math.min(start + 1, state.project.duration_s)];
+      undoThought("");
       state.record.events.push({ sound: "a sound", start_s: Number(from.toFixed(2)), end_s: Number(to.toFixed(2)) });
       showEvents();
       keepThought();
       el.events.lastElementChild.querySelector("input").focus();
     };
-    el.background.onchange = el.avoid.onchange = keepThought;
+    el.background.onchange = el.avoid.onchange = () => { undoThought(""); keepThought(); };
+    document.addEventListener("keydown", (event) => {
+      const isTyping = event.target.matches("input:not([type=checkbox]), textarea");  // the browser takes back what was typed
+      if (isTyping || !root.offsetParent || !(event.ctrlKey || event.metaKey) || event.shiftKey || event.key.toLowerCase() !== "z") return;
+      event.preventDefault();
+      const newest = undoable.at(-1);
+      if (newest) newest(); else tell("There is nothing to take back.");
+    });
     el.think.onclick = () => think([]);
     el.generate.onclick = generate;
     el.plan.onclick = plan;
@@ -946,11 +1321,14 @@
     el.objectAdd.onclick = () => apply("add", el.sound.value, true);
     el.objectThink.onclick = () => think(state.region);
     el.objectClear.onclick = () => { state.clicks = []; state.region = []; showRegion(); };
-    el.boxSet.onclick = () => followObject({ x: Number(el.boxX.value), y: Number(el.boxY.value),
-      width: Number(el.boxW.value), height: Number(el.boxH.value) });
+    el.boxSet.onclick = correctBox;
     el.switch.onclick = switchHeard;
     el.compareEnd.onclick = () => { if (state.hearsOther) switchHeard(); compare(null); };
-    el.video.onloadeddata = () => { state.pictures = true; placeOverlay(); };
+    el.video.onloadeddata = () => {
+      state.pictures = true;
+      if (state.cursor && !isPlaying) el.video.currentTime = Math.min(state.cursor, state.project.duration_s);
+      placeOverlay();
+    };
     el.video.onseeked = () => drawOverlay();
     el.video.onerror = () => {
       if (!el.video.getAttribute("src")) return;
@@ -969,12 +1347,15 @@
       clearTimeout(waveTimer);
       waveTimer = setTimeout(() => { if (state.version) loadWave().catch(complain); }, 150);
     }).observe(root);
-    const events = new EventSource(`/studio/api/events?page=${page}`);
-    events.onmessage = (event) => takeJobs(JSON.parse(event.data));
     addEventListener("pagehide", () => {
       fetch(`/studio/api/close?page=${page}`, { method: "POST", headers: { "x-studio": "1" }, keepalive: true });
     });
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(); });
     guarded(async () => {
+      page = await windowName();
+      poll();
+      root.dataset.ready = "yes";
+      await offerRecovery();
       const found = await refreshState();
       if (!found.projects.length) return;
       el.projects.options[0].textContent = "choose one to go on";
@@ -983,12 +1364,11 @@
       el.projects.value = last;
       await openProject(last);
     })();
-    root.dataset.ready = "yes";
   }
 
   const wait = setInterval(() => {
     root = document.getElementById("studio");
-    if (!root || root.dataset.ready) return;
+    if (!root) return;
     clearInterval(wait);
     begin();
   }, 50);
