@@ -11,14 +11,25 @@ import re
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from audiollm.evaluate.report.formats import duration
 from audiollm.files.atomic import line_numbers, read_whole_lines, write_jsonl
 from pipelines.report.figures import curve_chart, series_of
+from pipelines.studio.clip_rows import (
+    drop_of,
+    has_words,
+    hypotheses_of,
+    measures_of,
+    sorted_rows,
+    text_of,
+    text_refusal_of,
+)
 from pipelines.studio.limits import StudioRefusal
+from pipelines.studio.run_state import StageStatus, stage_statuses
 
 ClipState = Literal["kept", "dropped", "to review"]
 STATES: tuple[ClipState, ...] = ("kept", "dropped", "to review")
@@ -152,7 +163,10 @@ def report_html(shown: ShownFiles, folder: Path | None) -> str:
     if folder is None:
         return ""
     if not (folder / "report.html").is_file():
-        return '<p class="st-quiet">There is no report yet: the stage `report` writes it at the end of a recipe.</p>'
+        return (
+            '<p class="st-quiet">There is no report yet: the stage <code>report</code> writes it at the end of a '
+            "recipe.</p>"
+        )
     name = html.escape(folder.name)
     return (
         f'<iframe class="st-report" sandbox="allow-scripts" title="Report of {name}" '
@@ -178,39 +192,56 @@ def curves_html(folder: Path | None) -> str:
 
 
 def run_mark(folder: Path | None) -> str:
-    """A text that changes where a curve of a run has grown, or there is a new sound, answer or report: drawing them
-    all takes half a second."""
+    """A text that changes where a stage has gone on, or there is a new sound, answer or report: drawing them all takes
+    half a second."""
     if folder is None:
         return ""
-    written = [
-        path for name in ("*/metrics.jsonl", "*/answers.jsonl", "*/listening/*") for path in folder.glob(name)
-    ]
+    names = ("*/metrics.jsonl", "*/performance.jsonl", "*/alarms.jsonl", "*/answers.jsonl", "*/listening/*")
+    written = [path for name in names for path in folder.glob(name)]
     written += folder.glob("report.html")
     written += [path for kind in _EXAMPLES for path in folder.glob(f"*/{kind}")]
     facts = [(path, path.stat()) for path in sorted(written)]
-    return repr([(str(path), fact.st_size, fact.st_mtime) for path, fact in facts])
+    states = [(status.name, status.state) for status in stage_statuses(folder)]
+    return repr([states, *((str(path), fact.st_size, fact.st_mtime) for path, fact in facts)])
+
+
+def state_html(folder: Path | None) -> str:
+    """The state of a run in a sentence, and its stages in a table: time, steps, time that is left, alarms."""
+    if folder is None:
+        return ""
+    statuses = stage_statuses(folder)
+    if not statuses:
+        return '<p class="st-quiet">No stage of this run has begun.</p>'
+    rows = "".join(_stage_row(status) for status in statuses)
+    heads = "".join(
+        f'<th scope="col">{head}</th>' for head in ("stage", "state", "time", "steps", "time left")
+    )
+    return (
+        f'<p class="st-run-state">{html.escape(_run_sentence(statuses))}</p>'
+        f'<table class="st-stages"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    )
 
 
 def samples_html(shown: ShownFiles, folder: Path | None) -> str:
-    """Answers and sounds of a run's stages: those of evaluations, the newest step first, then other examples."""
+    """Answers and sounds of a run's stages as grids of prompts and steps, the newest step first; other examples."""
     if folder is None:
         return ""
-    parts = [_answers_html(shown, path) for path in sorted(folder.glob("*/answers.jsonl"))]
+    parts = [_answers_html(shown, path, folder) for path in sorted(folder.glob("*/answers.jsonl"))]
     for listening in sorted(folder.glob("*/listening")):
         texts = _prompt_texts(listening / "prompts.jsonl")
+        cells: dict[str, dict[int, str]] = {}
         for step, place in _evaluations(listening)[:_MOST_STEPS]:
-            sounds = [
-                (path, texts.get(path.stem) or path.stem)
-                for path in sorted(place.iterdir())
-                if _is_sound(path)
-            ]
-            if sounds:
-                parts.append(
-                    f"<h3><strong>{html.escape(listening.parent.name)}: sounds of step {step:,}</strong></h3>"
-                    + _sound_list(shown, sounds)
-                )
-    found = [path for kind in _EXAMPLES for path in folder.glob(f"*/{kind}/**/*") if _is_sound(path)]
-    newest = sorted(found, key=lambda path: -path.stat().st_mtime)[:_MOST_SAMPLES]
+            for path in sorted(place.iterdir()):
+                if _is_sound(path, folder):
+                    name = texts.get(path.stem) or path.stem
+                    player = _audio(shown, ShownClip(path, 0.0, None), f"{name}, step {step:,}", "none")
+                    cells.setdefault(name, {})[step] = player
+        rows = [(html.escape(name), players) for name, players in cells.items()]
+        parts.append(_grid(f"{listening.parent.name}: sounds by prompt and step", rows))
+    examples = [
+        path for kind in _EXAMPLES for path in folder.glob(f"*/{kind}/**/*") if _is_sound(path, folder)
+    ]
+    newest = sorted(examples, key=lambda path: -path.stat().st_mtime)[:_MOST_SAMPLES]
     if newest:
         parts.append(_sound_list(shown, [(path, str(path.relative_to(folder))) for path in newest]))
     return "".join(parts)
@@ -227,6 +258,9 @@ class ClipFilter:
     reason: str = ""
     words: str = ""
     page: int = 1
+    sort: str = ""
+    """A column of `sort_columns`; empty: the order of the file."""
+    is_descending: bool = False
 
 
 def listed_clips(folder: Path, state: ClipState) -> list[dict[str, Any]]:
@@ -239,7 +273,7 @@ def listed_clips(folder: Path, state: ClipState) -> list[dict[str, Any]]:
 
 def drop_reasons(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
     """Kinds of drops with their counts, the commonest first."""
-    return Counter(_reason(row)[0] for row in rows if _reason(row)[0]).most_common()
+    return Counter(drop_of(row)[0] for row in rows if drop_of(row)[0]).most_common()
 
 
 def clips_html(shown: ShownFiles, folder: Path | None, wanted: ClipFilter) -> tuple[str, str]:
@@ -250,6 +284,7 @@ def clips_html(shown: ShownFiles, folder: Path | None, wanted: ClipFilter) -> tu
             "Start the studio with --data FOLDER, the output of `audiollm annotate` or `audiollm audiocot`.",
         )
     rows = [row for row in listed_clips(folder, wanted.state) if _fits(row, wanted)]
+    rows = sorted_rows(rows, wanted.sort, wanted.is_descending)
     pages = max(1, -(-len(rows) // CLIPS_PER_PAGE))
     page = min(max(1, wanted.page), pages)
     part = rows[(page - 1) * CLIPS_PER_PAGE : page * CLIPS_PER_PAGE]
@@ -261,26 +296,36 @@ def clips_html(shown: ShownFiles, folder: Path | None, wanted: ClipFilter) -> tu
 
 
 def clip_html(shown: ShownFiles, row: Mapping[str, Any]) -> str:
-    """One clip: name, what is said of it, why it was dropped, and its sound."""
+    """One clip: its picture or film and player, its texts and speaker, why it or its text was refused, its measures."""
     name = html.escape(str(row.get("id", "")))
-    told = html.escape(str(row.get("thought") or row.get("text") or row.get("prose") or ""))
-    kind, reason = _reason(row)
-    dropped = f'<span class="st-dropped">{html.escape(kind)}: {html.escape(reason)}</span>' if kind else ""
-    verdict = row.get("verdict")
-    judged = f'<span class="st-verdict">{html.escape(str(verdict))}</span>' if verdict else ""
     clip = _clip_of(row)
-    heard = _audio(shown, clip, name) if clip is not None else ""
-    seen = ""
+    player = _audio(shown, clip, str(row.get("id", ""))) if clip is not None else ""
+    picture = ""
     if clip is not None and clip.video is not None:
         place = f"/studio/api/clips/{shown.clip(clip)}"
-        seen = f'<img loading="lazy" alt="Picture of {name}" src="{place}/picture">'
+        picture = f'<img loading="lazy" alt="Picture of {name}" src="{place}/picture">'
         if clip.video.suffix.lower() in FILM_KINDS:
             span = f"{clip.start_s:g}" if clip.end_s is None else f"{clip.start_s:g},{clip.end_s:g}"
-            seen = (
+            picture = (
                 f'<video controls preload="none" aria-label="Film of {name}" poster="{place}/picture" '
                 f'src="{place}/film#t={span}"></video>'
             )
-    return f"{seen}<div><strong>{name}</strong> {judged}<p>{told}</p>{dropped}{heard}</div>"
+    labels = "".join(
+        f'<span class="st-label">{html.escape(str(row[key]))}</span>'
+        for key in ("speaker", "language", "split", "kind")
+        if row.get(key)
+    )
+    verdict = row.get("verdict")
+    judged = f'<span class="st-verdict">{html.escape(str(verdict))}</span>' if verdict else ""
+    refusals = "".join(
+        f'<p class="st-dropped">{html.escape(prefix + kind)}: {html.escape(reason)}</p>'
+        for prefix, (kind, reason) in (("", drop_of(row)), ("text refused, ", text_refusal_of(row)))
+        if kind
+    )
+    return (
+        f"{picture}<div><strong>{name}</strong> {labels} {judged}<p>{html.escape(text_of(row))}</p>"
+        f"{_hypotheses_html(row)}{refusals}{player}{_measures_html(row)}</div>"
+    )
 
 
 def review_next(folder: Path | None, after: str = "") -> dict[str, Any] | None:
@@ -346,40 +391,98 @@ def _prompt_texts(path: Path) -> dict[str, str]:
     return {str(row.get("name")): str(row.get("text", "")) for row in rows}
 
 
-def _is_sound(path: Path) -> bool:
-    return path.suffix in _SOUND_KINDS and path.is_file() and not path.is_symlink()
+def _run_sentence(statuses: Sequence[StageStatus]) -> str:
+    alarms = sum(len(status.alarms) for status in statuses)
+    warned = f" {alarms} {'alarm' if alarms == 1 else 'alarms'}." if alarms else ""
+    last = next((status for status in statuses if status.state != "done"), statuses[-1])
+    if last.state == "running":
+        left = f", about {duration(last.remaining_s)} left" if last.remaining_s is not None else ""
+        return f"Running: {last.name}{left}.{warned}"
+    if last.state == "failed":
+        return f"Failed in {last.name}: {last.error}{warned}"
+    if last.state == "interrupted":
+        return f"Interrupted in {last.name}: the same command goes on from there.{warned}"
+    return f"All {len(statuses)} stages that have begun are done.{warned}"
+
+
+def _stage_row(status: StageStatus) -> str:
+    steps = "" if status.step is None else f"{status.step:,}"
+    if steps and status.steps is not None:
+        steps += f" of {status.steps:,}"
+    left = "" if status.remaining_s is None else duration(status.remaining_s)
+    notes = "".join(
+        f'<p class="st-dropped">alarm at step {alarm.step:,}, {html.escape(alarm.kind)}: {html.escape(alarm.text)}</p>'
+        for alarm in status.alarms
+    )
+    if status.error:
+        notes += f'<p class="st-dropped">{html.escape(status.error)}</p>'
+    cells = (
+        f'<span class="st-state-{status.state}">{status.state}</span>',
+        duration(status.seconds),
+        steps,
+        left,
+    )
+    return (
+        f'<tr><th scope="row">{html.escape(status.name)}{notes}</th>'
+        f"{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    )
+
+
+def _grid(title: str, rows: Iterable[tuple[str, Mapping[int, str]]]) -> str:
+    """A table of a row for each prompt and a column for each step, the newest first.
+
+    Args:
+        rows: HTML of a prompt, and HTML of its cells by step.
+    """
+    rows = list(rows)
+    if not rows:
+        return ""
+    steps = sorted({step for _, cells in rows for step in cells}, reverse=True)[:_MOST_STEPS]
+    heads = "".join(f'<th scope="col">step {step:,}</th>' for step in steps)
+    lines = []
+    for prompt, cells in rows:
+        line = "".join(f"<td>{cells.get(step, '')}</td>" for step in steps)
+        lines.append(f'<tr><th scope="row">{prompt}</th>{line}</tr>')
+    return (
+        f'<h3><strong>{html.escape(title)}</strong></h3><div class="st-grid"><table><thead><tr>'
+        f'<th scope="col">prompt</th>{heads}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+    )
+
+
+def _is_sound(path: Path, folder: Path) -> bool:
+    """Whether a path is a sound file inside of a folder, wherever links on its way lead."""
+    is_file = path.suffix in _SOUND_KINDS and path.is_file() and not path.is_symlink()
+    return is_file and path.resolve().is_relative_to(folder.resolve())
 
 
 def _sound_list(shown: ShownFiles, sounds: Sequence[tuple[Path, str]]) -> str:
     """Sounds to hear, each under its name."""
     rows = []
-    for path, told in sounds:
-        name = html.escape(told)
-        rows.append(f"<li><span>{name}</span>{_audio(shown, ShownClip(path, 0.0, None), name)}</li>")
+    for path, name in sounds:
+        player = _audio(shown, ShownClip(path, 0.0, None), name, "none")
+        rows.append(f"<li><span>{html.escape(name)}</span>{player}</li>")
     return f'<ul class="st-clips">{"".join(rows)}</ul>'
 
 
-def _answers_html(shown: ShownFiles, path: Path) -> str:
-    """A model's own answers to held-out prompts, the newest step first, with the sounds that it was asked about."""
-    steps: dict[int, list[str]] = {}
+def _answers_html(shown: ShownFiles, path: Path, folder: Path) -> str:
+    """A model's own answers to held-out prompts by step, with the sounds of the prompts, where these lie in the run."""
+    prompts: dict[str, str] = {}
+    answers: dict[str, dict[int, str]] = {}
     for row in read_whole_lines(path).rows:
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
             continue
-        said, heard = [], []
+        texts, players = [], []
         for message in row.get("messages", ()):
             for part in message.get("content", ()):
-                said += [html.escape(str(part["text"]))] if "text" in part else []
-                if "path" in part and _is_sound(sound := (path.parent / str(part["path"]))):
-                    heard.append(
-                        _audio(shown, ShownClip(sound, 0.0, None), html.escape(str(row.get("id", ""))))
-                    )
-        answer = html.escape(str(row.get("answer", "")))
-        told = f"<p>{' '.join(said)}</p>{''.join(heard)}<p><strong>{answer}</strong></p>"
-        steps.setdefault(row["step"], []).append(f"<li><div>{told}</div></li>")
-    return "".join(
-        f"<h3><strong>{html.escape(path.parent.name)}: answers of step {step:,}</strong></h3>"
-        f'<ul class="st-clips">{"".join(steps[step][:_MOST_ANSWERS])}</ul>'
-        for step in sorted(steps, reverse=True)[:_MOST_STEPS]
+                texts += [html.escape(str(part["text"]))] if "text" in part else []
+                if "path" in part and _is_sound(sound := path.parent / str(part["path"]), folder):
+                    players.append(_audio(shown, ShownClip(sound, 0.0, None), str(row.get("id", "")), "none"))
+        key = json.dumps([row.get("id"), row.get("messages")])
+        prompts[key] = f"{' '.join(texts)}{''.join(players)}"
+        answers.setdefault(key, {})[row["step"]] = html.escape(str(row.get("answer", "")))
+    chosen = list(answers)[:_MOST_ANSWERS]
+    return _grid(
+        f"{path.parent.name}: answers by prompt and step", [(prompts[key], answers[key]) for key in chosen]
     )
 
 
@@ -390,23 +493,23 @@ def _with_pictures(folder: Path, rows: Sequence[dict[str, Any]]) -> list[dict[st
 
 
 def _fits(row: Mapping[str, Any], wanted: ClipFilter) -> bool:
-    if wanted.reason and _reason(row)[0] != wanted.reason:
-        return False
-    if not wanted.words.strip():
-        return True
-    shown = {
-        key: row.get(key) for key in ("id", "text", "thought", "caption", "speaker", "language", "dropped")
-    }
-    text = json.dumps(shown, ensure_ascii=False).casefold()
-    return all(word in text for word in wanted.words.casefold().split())
+    return (not wanted.reason or drop_of(row)[0] == wanted.reason) and has_words(row, wanted.words)
 
 
-def _reason(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Kind of a drop, and its sentence; empty: it was kept."""
-    dropped = row.get("dropped")
-    if isinstance(dropped, dict):
-        return str(dropped.get("kind", "")), str(dropped.get("reason", ""))
-    return (str(row["reason"]), "") if row.get("reason") else ("", "")
+def _hypotheses_html(row: Mapping[str, Any]) -> str:
+    """The words of each recognizer, below each other: differences are seen."""
+    lines = "".join(
+        f"<dt>{html.escape(name)}</dt><dd>{html.escape(text) or '(nothing)'}</dd>"
+        for name, text in hypotheses_of(row).items()
+    )
+    return f'<dl class="st-hypotheses">{lines}</dl>' if lines else ""
+
+
+def _measures_html(row: Mapping[str, Any]) -> str:
+    numbers = "".join(
+        f"<span>{html.escape(name)} <b>{value:.4g}</b></span>" for name, value in measures_of(row).items()
+    )
+    return f'<p class="st-measures">{numbers}</p>' if numbers else ""
 
 
 def _clip_of(row: Mapping[str, Any]) -> ShownClip | None:
@@ -420,8 +523,13 @@ def _clip_of(row: Mapping[str, Any]) -> ShownClip | None:
         return None
 
 
-def _audio(shown: ShownFiles, clip: ShownClip, name: str) -> str:
+def _audio(shown: ShownFiles, clip: ShownClip, name: str, preload: str = "metadata") -> str:
+    """A player of a clip.
+
+    Args:
+        name: a text that is not escaped yet.
+    """
     return (
-        f'<audio controls preload="metadata" aria-label="{name}" '
+        f'<audio controls preload="{preload}" aria-label="{html.escape(name)}" '
         f'src="/studio/api/clips/{shown.clip(clip)}/sound.wav"></audio>'
     )

@@ -86,7 +86,8 @@ def open_studio(
         address = f"http://{ADDRESS}:{listening.getsockname()[1]}"
         console.print(address, style="bold")
         console.print(
-            f"projects of another browser, or from before its cookies were cleared: {address}/?recover={editor.recovery_key}",
+            "projects of another browser, or from before its cookies were cleared: "
+            f"{address}/?recover={editor.recovery_key}",
             soft_wrap=True,
             highlight=False,
         )

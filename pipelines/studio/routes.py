@@ -226,7 +226,9 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
 
     @router.post("/api/recover")
     def recover(body: RecoverBody, owner: Owner) -> dict[str, Any]:
-        return {"projects": [_listed(project) for project in editor.take_over(owner, body.key, body.projects)]}
+        return {
+            "projects": [_listed(project) for project in editor.take_over(owner, body.key, body.projects)]
+        }
 
     @router.post("/api/projects")
     async def open_file(request: Request, owner: Owner, name: str = "") -> dict[str, Any]:

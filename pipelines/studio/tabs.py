@@ -27,7 +27,9 @@ from pipelines.studio.browsing import (
     run_mark,
     run_names,
     samples_html,
+    state_html,
 )
+from pipelines.studio.clip_rows import sort_columns
 
 _PAGE = Path(__file__).parent / "page"
 HEAD = (
@@ -41,6 +43,7 @@ STYLE = """
 footer { display: none !important; }
 """
 _REFRESH_S = 4.0
+_ORDERS = ("ascending", "descending")
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,12 @@ def _shown_html(gradio: Any, value: str = "") -> Any:
     return gradio.HTML(value, apply_default_css=False, padding=False)
 
 
+def _hidden_text(gradio: Any, value: str = "") -> Any:
+    """A text that the page keeps between two events. Gradio's `State` would keep a connection of each window open, and
+    a browser has six for all its windows."""
+    return gradio.Textbox(value, visible="hidden", show_label=False, container=False)
+
+
 def _runs_tab(gradio: Any, folders: StudioFolders, shown: ShownFiles) -> None:
     names = run_names(folders.runs)
     hint = gradio.Markdown(
@@ -106,62 +115,67 @@ def _runs_tab(gradio: Any, folders: StudioFolders, shown: ShownFiles) -> None:
     )
     first = names[0] if names else None
     start = run_folder(folders.runs, first)
-    choice = gradio.Dropdown(names, value=first, label="Run")
-    curves = _shown_html(gradio, curves_html(start))
-    samples = _shown_html(gradio, samples_html(shown, start))
-    report = _shown_html(gradio, report_html(shown, start))
-    timer = gradio.Timer(_REFRESH_S)
 
-    mark, known = gradio.State(run_mark(start)), gradio.State(sorted(names))
-
-    def begun(name: str | None, before: list[str]) -> Any:
-        """The choices with runs that began, or were deleted, since they were listed."""
-        now = run_names(folders.runs)
-        if sorted(now) == before:
-            return gradio.skip(), gradio.skip(), gradio.skip()
-        value = name if name in now else next(iter(now), None)
-        return gradio.update(choices=now, value=value), gradio.update(visible=not now), sorted(now)
-
-    def chosen(name: str | None) -> tuple[str, str, str, str]:
-        folder = run_folder(folders.runs, name)
+    def parts_of(folder: Path | None) -> tuple[str, str, str, str]:
+        """The parts of the page in their order: state, report, curves, sounds."""
         return (
+            state_html(folder),
+            report_html(shown, folder),
             curves_html(folder),
             samples_html(shown, folder),
-            report_html(shown, folder),
-            run_mark(folder),
         )
 
-    def grown(name: str | None, before: str) -> Any:
+    choice = gradio.Dropdown(names, value=first, label="Run")
+    parts = [_shown_html(gradio, part) for part in parts_of(start)]
+    timer = gradio.Timer(_REFRESH_S)
+    mark, known = _hidden_text(gradio, run_mark(start)), _hidden_text(gradio, "\n".join(sorted(names)))
+
+    def chosen(name: str | None) -> tuple[str, ...]:
         folder = run_folder(folders.runs, name)
-        now = run_mark(folder)
-        if now == before:
-            return tuple(gradio.skip() for _ in range(4))
-        return curves_html(folder), samples_html(shown, folder), report_html(shown, folder), now
+        return (*parts_of(folder), run_mark(folder))
+
+    def grown(name: str | None, before: str, listed: str) -> tuple[Any, ...]:
+        """What has grown; and the choices with runs that began, or were deleted, since they were listed."""
+        now = run_names(folders.runs)
+        names_now = "\n".join(sorted(now))
+        choices: tuple[Any, ...] = (gradio.skip(), gradio.skip(), gradio.skip())
+        if names_now != listed:
+            name = name if name in now else next(iter(now), None)
+            choices = (gradio.update(choices=now, value=name), gradio.update(visible=not now), names_now)
+        folder = run_folder(folders.runs, name)
+        mark_now = run_mark(folder)
+        if mark_now == before:
+            return (*(gradio.skip() for _ in range(5)), *choices)
+        return (*parts_of(folder), mark_now, *choices)
 
     quiet = {"api_visibility": "private", "show_progress": "hidden"}
-    choice.change(chosen, choice, [curves, samples, report, mark], **quiet)
-    timer.tick(grown, [choice, mark], [curves, samples, report, mark], **quiet)
-    timer.tick(begun, [choice, known], [choice, hint, known], **quiet)
+    choice.change(chosen, choice, [*parts, mark], **quiet)
+    timer.tick(grown, [choice, mark, known], [*parts, mark, choice, hint, known], **quiet)
 
 
 def _data_tab(gradio: Any, folders: StudioFolders, shown: ShownFiles) -> None:
     names = {str(folder): folder for folder in folders.data}
     first = next(iter(names), None)
+    has_data = bool(names)
     listed, counted = clips_html(shown, names.get(first or ""), ClipFilter())
     with gradio.Row():
         folder = gradio.Dropdown(
-            [(path.name, key) for key, path in names.items()],
-            value=first,
-            label="Folder",
-            visible=bool(names),
+            [(path.name, key) for key, path in names.items()], value=first, label="Folder", visible=has_data
         )
-        state = gradio.Radio(list(STATES), value=STATES[0], label="Clips", visible=bool(names))
+        state = gradio.Radio(list(STATES), value=STATES[0], label="Clips", visible=has_data)
         reason = gradio.Dropdown([("any", "")], value="", label="Reason of the drop", visible=False)
-        words = gradio.Textbox(label="Words", placeholder="name or text", visible=bool(names))
-        number = gradio.Number(1, label="Page", precision=0, minimum=1, visible=bool(names))
+    with gradio.Row():
+        words = gradio.Textbox(
+            label="Words", placeholder="name, text, hypothesis, speaker, refusal", visible=has_data
+        )
+        sort = gradio.Dropdown(
+            _sort_choices(names.get(first or ""), STATES[0]), value="", label="Sort by", visible=has_data
+        )
+        order = gradio.Radio(list(_ORDERS), value=_ORDERS[0], label="Order", visible=has_data)
+        number = gradio.Number(1, label="Page", precision=0, minimum=1, visible=has_data)
     with gradio.Column(visible=False) as review:  # above the list, which may be long
         asked = _shown_html(gradio)
-        current = gradio.State("")
+        current = _hidden_text(gradio)
         with gradio.Column() as verdict_form:
             note = gradio.Textbox(label="Note", placeholder="what is wrong")
             with gradio.Row():
@@ -169,39 +183,51 @@ def _data_tab(gradio: Any, folders: StudioFolders, shown: ShownFiles) -> None:
     told = gradio.Markdown(counted)
     clips = _shown_html(gradio, listed)
 
-    def filtered(name: str | None, wanted: str, why: str, text: str, page: float | None) -> tuple[str, str]:
-        known = wanted if wanted in STATES else STATES[0]
-        return clips_html(shown, names.get(name or ""), ClipFilter(known, why or "", text, int(page or 1)))
+    def filtered(
+        name: str | None,
+        state: str,
+        reason: str,
+        words: str,
+        sort: str | None,
+        order: str,
+        page: float | None,
+    ) -> tuple[str, str]:
+        state_or_first: Any = state if state in STATES else STATES[0]
+        choice = ClipFilter(
+            state_or_first, reason or "", words, int(page or 1), sort or "", order == _ORDERS[1]
+        )
+        return clips_html(shown, names.get(name or ""), choice)
 
     def reviewed(row: dict[str, Any] | None) -> tuple[str, str, Any]:
         """A clip to review; without one there is nothing to judge."""
         return _asked(shown, row), row["id"] if row else "", gradio.update(visible=row is not None)
 
-    def switched(name: str | None, wanted: str) -> tuple[Any, ...]:
-        chosen = names.get(name or "")
-        rows = listed_clips(chosen, "dropped") if chosen is not None and wanted == "dropped" else []
+    def switched(name: str | None, state: str) -> tuple[Any, ...]:
+        folder = names.get(name or "")
+        rows = listed_clips(folder, "dropped") if folder is not None and state == "dropped" else []
         reasons = [("any", ""), *((f"{kind} ({count})", kind) for kind, count in drop_reasons(rows))]
-        row = review_next(chosen) if wanted == "to review" else None
+        row = review_next(folder) if state == "to review" else None
         return (
-            gradio.update(choices=reasons, value="", visible=wanted == "dropped"),
-            gradio.update(visible=wanted == "to review"),
+            gradio.update(choices=reasons, value="", visible=state == "dropped"),
+            gradio.update(choices=_sort_choices(folder, state), value=""),
+            gradio.update(visible=state == "to review"),
             *reviewed(row),
         )
 
     def judged(name: str | None, id: str, text: str, verdict: str) -> tuple[Any, ...]:
-        chosen = names.get(name or "")
-        if chosen is not None and id and verdict:
-            give_verdict(chosen, id, verdict, text)
-        return (*reviewed(review_next(chosen, id)), "")
+        folder = names.get(name or "")
+        if folder is not None and id and verdict:
+            give_verdict(folder, id, verdict, text)
+        return (*reviewed(review_next(folder, id)), "")
 
-    given = [folder, state, reason, words, number]
+    given = [folder, state, reason, words, sort, order, number]
     quiet = {"api_visibility": "private", "show_progress": "hidden"}
-    for each in (folder, state):
-        each.change(switched, [folder, state], [reason, review, asked, current, verdict_form], **quiet).then(
-            filtered, given, [clips, told], **quiet
-        )
-    for each in (reason, words, number):
-        each.change(filtered, given, [clips, told], **quiet)
+    for control in (folder, state):
+        control.change(
+            switched, [folder, state], [reason, sort, review, asked, current, verdict_form], **quiet
+        ).then(filtered, given, [clips, told], **quiet)
+    for control in (reason, words, sort, order, number):
+        control.change(filtered, given, [clips, told], **quiet)
     for button, verdict in ((accept, "accepted"), (reject, "rejected"), (skip, "")):
 
         def judge(name: str | None, id: str, text: str, verdict: str = verdict) -> tuple[Any, ...]:
@@ -210,6 +236,11 @@ def _data_tab(gradio: Any, folders: StudioFolders, shown: ShownFiles) -> None:
         button.click(judge, [folder, current, note], [asked, current, verdict_form, note], **quiet).then(
             filtered, given, [clips, told], **quiet
         )
+
+
+def _sort_choices(folder: Path | None, state: str) -> list[tuple[str, str]]:
+    rows = listed_clips(folder, state) if folder is not None and state in STATES else []  # type: ignore[arg-type]
+    return [("the file's order", ""), *((column, column) for column in sort_columns(rows))]
 
 
 def _asked(shown: ShownFiles, row: dict[str, Any] | None) -> str:

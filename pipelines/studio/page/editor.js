@@ -10,6 +10,9 @@
 
   // requests to the server
 
+  const cut = () => Object.assign(
+    new Error("The studio does not answer: was it ended? Versions that were finished are kept."), { isOffline: true });
+
   async function ask(path, options = {}) {
     const headers = { "x-studio": "1" };
     if (options.json !== undefined) {
@@ -21,12 +24,11 @@
       answer = await fetch(`/studio/api${path}`, { method: options.method || "GET", headers, body: options.body,
         signal: options.signal });
     } catch {
-      throw Object.assign(new Error("The studio does not answer: was it ended? Versions that were finished are kept."),
-        { isOffline: true });
+      throw cut();
     }
     if (options.as && answer.ok) return answer[options.as]();
     let content = {};
-    try { content = await answer.json(); } catch { /* an error without a sentence */ }
+    try { content = await answer.json(); } catch { if (answer.ok) throw cut(); /* else an error without a sentence */ }
     if (!answer.ok) throw new Error(content.sentence || `The studio refused it (${answer.status}).`);
     return content;
   }
