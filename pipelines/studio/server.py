@@ -61,11 +61,11 @@ def studio_app(editor: SoundEditor, runs: Path, data: tuple[Path, ...] = (), liv
     from fastapi import FastAPI
 
     from audiollm.interpret.live.live_model import LiveModel
-    from pipelines.studio.browsing import ShownFiles
+    from pipelines.studio.browse.files import ShownFiles
+    from pipelines.studio.browse.routes import add_shown_routes
     from pipelines.studio.gate import StudioGate
     from pipelines.studio.live import LiveDesk
     from pipelines.studio.routes import add_routes
-    from pipelines.studio.shown_routes import add_shown_routes
     from pipelines.studio.tabs import (
         HEAD,
         STYLE,

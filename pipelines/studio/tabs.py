@@ -11,25 +11,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.studio.browsing import (
+from pipelines.studio.browse.clip_rows import sort_columns
+from pipelines.studio.browse.clips import (
     STATES,
     ClipFilter,
-    ShownFiles,
     clip_html,
     clips_html,
-    curves_html,
     drop_reasons,
     give_verdict,
     listed_clips,
-    report_html,
     review_next,
+)
+from pipelines.studio.browse.files import ShownFiles
+from pipelines.studio.browse.runs import (
+    curves_html,
+    report_html,
     run_folder,
     run_mark,
     run_names,
     samples_html,
     state_html,
 )
-from pipelines.studio.clip_rows import sort_columns
 
 _PAGE = Path(__file__).parent / "page"
 HEAD = (

@@ -1187,7 +1187,7 @@
     }
     if (!wasCutOff && !isNew) return;
     el.problem.hidden = true;
-    tell(isNew ? "The studio was started anew, and answers." : "The studio answers again.");
+    tell(isNew ? "The studio was started anew, and answers: load the page again before you use the tabs Data and Runs." : "The studio answers again.");
     refreshState().catch(complain);
   }
 

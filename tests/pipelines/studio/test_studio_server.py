@@ -19,31 +19,36 @@ import soundfile
 
 from audiollm.audio import save
 from audiollm.errors import ConfigError
-from audiollm.files.atomic import write_jsonl
-from audiollm.flow.service import Job
+from audiollm.files.atomic import write_json, write_jsonl
 from audiollm.video.decoders import VideoError
 from audiollm.video.writing import write_video
-from pipelines.studio import browsing
-from pipelines.studio.browsing import (
+from pipelines.studio.browse import clips
+from pipelines.studio.browse.clip_rows import measures_of, sort_columns, sorted_rows
+from pipelines.studio.browse.clips import (
     ClipFilter,
-    ShownClip,
-    ShownFiles,
     clip_html,
     clips_html,
-    curves_html,
     drop_reasons,
     give_verdict,
     listed_clips,
-    report_html,
     review_next,
+)
+from pipelines.studio.browse.files import ShownClip, ShownFiles
+from pipelines.studio.browse.run_state import stage_statuses
+from pipelines.studio.browse.runs import (
+    curves_html,
+    report_html,
     run_folder,
     run_mark,
     samples_html,
+    state_html,
 )
 from pipelines.studio.editor import MakeRequest, sentence_of
 from pipelines.studio.limits import StudioLimits, StudioRefusal, told_length
+from pipelines.studio.store import ProjectStore, owner_of
 from tests.audiollm.flow.toy import tone
 from tests.pipelines.studio.tiny_studio import (
+    copied_version,
     made_editor,
     moving_pictures,
     opened,
@@ -58,10 +63,10 @@ testclient = pytest.importorskip("starlette.testclient", reason="the extra `stud
 
 from fastapi import FastAPI  # noqa: E402
 
-from pipelines.studio.gate import COOKIE, OWNER, StudioGate, is_allowed  # noqa: E402
+from pipelines.studio.browse.routes import add_shown_routes  # noqa: E402
+from pipelines.studio.gate import COOKIE, StudioGate, is_allowed  # noqa: E402
 from pipelines.studio.routes import OpenWindows, add_refusals, add_routes  # noqa: E402
 from pipelines.studio.server import studio_app  # noqa: E402
-from pipelines.studio.shown_routes import add_shown_routes  # noqa: E402
 from pipelines.studio.tabs import StudioFolders, studio_page  # noqa: E402
 
 PAGE = "0123456789abcdef"
@@ -72,7 +77,7 @@ CHANGES = {"x-studio": "1"}
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The editor and the whole app with Gradio's page."""
     folder = tmp_path_factory.mktemp("studio")
-    limits = StudioLimits(upload_mb=2, followed_s=1.5, patience_s=0.2)
+    limits = StudioLimits(upload_mb=2, followed_s=1.5, patience_s=0.4, reload_s=0.2)
     editor = made_editor(folder / "work", tiny_generator(folder / "model"), limits)
     app = studio_app(editor, folder / "runs", (folder / "data",))
     yield editor, app
@@ -84,6 +89,10 @@ def browser(app: Any) -> Any:
     client = testclient.TestClient(app, base_url="http://127.0.0.1:7860")
     assert client.get("/").status_code == 200
     return client
+
+
+def owner_of_client(client: Any) -> str:
+    return owner_of(client.cookies[COOKIE])
 
 
 def upload(client: Any, path: Path) -> Any:
@@ -269,12 +278,10 @@ def test_exports_leave_nothing_behind(served: Any, tmp_path: Path) -> None:
     assert not list((editor.store.folder / "projects").glob(".new-*"))
 
 
-def test_a_window_that_outlives_the_server_takes_no_old_request_for_a_new_one(
-    served: Any, tmp_path: Path
-) -> None:
-    editor, _ = served
+def test_a_window_that_outlives_the_server_takes_no_old_request_for_a_new_one(tmp_path: Path) -> None:
     keys = []
     for _ in "ab":  # a server, and the one after it
+        editor = made_editor(tmp_path / "studio", None)
         app = FastAPI()
         add_routes(app, editor)
         app.add_middleware(StudioGate)
@@ -287,6 +294,7 @@ def test_a_window_that_outlives_the_server_takes_no_old_request_for_a_new_one(
         stopped = client.post(f"/studio/api/jobs/{job['number']}/stop?page={PAGE}", headers=CHANGES).json()
         assert stopped["key"] == job["key"]
         keys.append(job["key"].replace(f"-{job['number']}", ""))
+        editor.service.close()
     assert keys[0] != keys[1]
 
 
@@ -392,22 +400,46 @@ def test_a_closed_window_stops_its_requests_and_no_others(served: Any, tmp_path:
     editor, _ = served
     project = opened(editor, write_recording(tmp_path / "a.wav"))
     first = editor.store.version(project, 1)
-    windows = OpenWindows(editor)
-    windows.enter("a/1")
-    windows.enter("a/1")
+    now_s = [0.0]
+    windows = OpenWindows(editor, lambda: now_s[0])
+    windows.ask("a/1")
     closed = editor.edit(project, "a/1", first, "add", MakeRequest("rain", steps=500))
     other = editor.edit(project, "b/2", first, "add", MakeRequest("rain", steps=2))
-    windows.leave("a/1")
     while closed.step < 2:
         time.sleep(0.005)
     windows.leave("a/1")
-    windows.enter("a/1")
-    time.sleep(0.5)
-    assert not closed._stop.is_set()  # the window has come back
-    windows.close("a/1")
-    step = closed.step
+    now_s[0] = 0.19
+    windows.ask("a/1")  # the page was loaded again
+    now_s[0] = 0.3
+    time.sleep(0.3)
+    assert not closed._stop.is_set()
+    windows.leave("a/1")
+    now_s[0] = 0.6
     other.value()
-    assert closed.state == "stopped" and closed.step <= step + 2 and other.state == "done"
+    step = closed.step
+    assert closed.state == "stopped" and step < 500 and other.state == "done"
+
+
+def test_a_window_that_falls_silent_counts_as_closed(served: Any, tmp_path: Path) -> None:
+    editor, app = served
+    client = browser(app)
+    project = upload(client, write_recording(tmp_path / "a.wav")).json()["id"]
+    asked = {"page": PAGE + "s", "version": 1, "kind": "add", "caption": "rain", "steps": 500}
+
+    def state() -> Any:
+        return client.get(f"/studio/api/jobs?page={PAGE}s").json()["jobs"][-1]["state"]
+
+    state_before = client.get(f"/studio/api/jobs?page={PAGE}s").json()
+    assert state_before == {"run": editor.run, "jobs": []}
+    client.post(f"/studio/api/projects/{project}/edit", json=asked, headers=CHANGES)
+    latest = time.monotonic() + 3 * editor.store.limits.patience_s
+    while time.monotonic() < latest:  # it asks on: an open window
+        assert state() in ("waiting", "running")
+        time.sleep(0.05)
+    time.sleep(2 * editor.store.limits.patience_s)
+    while (ended := state()) == "running":
+        time.sleep(0.02)
+    assert ended == "stopped"
 
 
 def test_a_deleted_project_stops_its_requests_and_no_others(served: Any, tmp_path: Path) -> None:
@@ -434,41 +466,107 @@ def test_a_deleted_project_stops_its_requests_and_no_others(served: Any, tmp_pat
     assert job_of(PAGE + "k")["state"] == "done"
 
 
-def test_the_stream_of_events_ends_with_its_window(served: Any) -> None:
-    """The server itself notices a closed connection, and stops the requests."""
-    editor, _ = served
-    app = FastAPI()
-    add_routes(app, editor)
+def test_no_connection_is_kept_open(served: Any) -> None:
+    """A browser has six for all its windows: neither the page nor Gradio holds one."""
+    _, app = served
+    client = browser(app)
+    assert client.get("/config").json()["connect_heartbeat"] is False
+    assert client.get(f"/studio/api/events?page={PAGE}").status_code == 404
 
-    def forever(job: Job) -> None:
-        while True:
-            time.sleep(0.005)
-            job.check_stop()
 
-    job = editor.service.submit(forever, f"{'0' * 64}/{PAGE}")
-    told: list[bytes] = []
+def test_a_finished_request_is_found_by_its_version(served: Any, tmp_path: Path) -> None:
+    """What became of a request is seen in the project when the server that knew it is gone."""
+    editor, app = served
+    client = browser(app)
+    root = f"/studio/api/projects/{upload(client, write_recording(tmp_path / 'a.wav')).json()['id']}"
+    body = {"page": PAGE + "f", "version": 1, "kind": "add", "caption": "rain", "steps": 1}
+    key = client.post(f"{root}/edit", json=body, headers=CHANGES).json()["key"]
+    while client.get(f"/studio/api/jobs?page={PAGE}f").json()["jobs"][0]["state"] != "done":
+        time.sleep(0.02)
+    assert [version["request"] for version in client.get(root).json()["versions"]] == ["", key]
+    assert key.startswith(f"{editor.run}-")
 
-    async def connect() -> None:
-        scope = {
-            "type": "http", "http_version": "1.1", "method": "GET", "path": "/studio/api/events", "headers": [],
-            "query_string": f"page={PAGE}".encode(), "root_path": "", "scheme": "http", OWNER: "0" * 64,
-        }  # fmt: skip
-        closed = asyncio.Event()
 
-        async def receive() -> dict[str, Any]:
-            await closed.wait()
-            return {"type": "http.disconnect"}
+def test_there_is_one_address(served: Any) -> None:
+    """Under another name of this machine a browser would keep another cookie, and not see its projects."""
+    _, app = served
+    for host in ("localhost:7860", "[::1]:7860"):
+        client = testclient.TestClient(app, base_url=f"http://{host}", follow_redirects=False)
+        answer = client.get("/?recover=x")
+        assert answer.status_code == 307 and answer.headers["location"] == "http://127.0.0.1:7860/?recover=x"
+        assert "set-cookie" not in answer.headers
+        assert client.get("/studio/api/state").status_code == 421
+        assert client.post("/", headers=CHANGES).status_code == 421
+    client = testclient.TestClient(app, base_url="http://evil.example", follow_redirects=False)
+    assert client.get("/").status_code == 421
 
-        async def send(message: dict[str, Any]) -> None:
-            if body := message.get("body"):
-                told.append(body)
-                closed.set()
 
-        await app(scope, receive, send)
+def test_a_link_on_another_page_gives_no_new_cookie(served: Any) -> None:
+    """Browsers follow it without the cookie: the page loads itself, and they send it then."""
+    _, app = served
+    client = testclient.TestClient(app, base_url="http://127.0.0.1:7860")
+    answer = client.get("/", headers={"sec-fetch-site": "cross-site"})
+    assert "set-cookie" not in answer.headers and 'http-equiv="refresh"' in answer.text
+    assert "set-cookie" in client.get("/", headers={"sec-fetch-site": "same-origin"}).headers
 
-    asyncio.run(connect())
-    assert b'"state": "running"' in told[0] or b'"state": "waiting"' in told[0]
-    assert job.wait(5) and job.state == "stopped"
+
+def test_the_recovery_link_gives_projects_of_other_browsers(served: Any, tmp_path: Path) -> None:
+    editor, app = served
+    before, after = browser(app), browser(app)
+    lost, other = (
+        upload(before, write_recording(tmp_path / f"{name}.wav")).json()["id"] for name in ("lost", "other")
+    )
+
+    def recover(key: str, ids: list[str]) -> Any:
+        return after.post("/studio/api/recover", json={"key": key, "projects": ids}, headers=CHANGES)
+
+    assert recover("x" * 32, [lost]).status_code == 403
+    assert after.get(f"/studio/api/projects/{lost}").status_code == 404
+    listed = [project["id"] for project in recover(editor.recovery_key, []).json()["projects"]]
+    assert {lost, other} <= set(listed)
+    assert other in [project["id"] for project in recover(editor.recovery_key, [lost]).json()["projects"]]
+    assert after.get(f"/studio/api/projects/{lost}").status_code == 200
+    assert before.get(f"/studio/api/projects/{lost}").status_code == 404
+    assert before.get(f"/studio/api/projects/{other}").status_code == 200
+
+
+def test_a_wrong_row_is_named_as_the_table_shows_it(served: Any, tmp_path: Path) -> None:
+    _, app = served
+    client = browser(app)
+    root = f"/studio/api/projects/{upload(client, write_recording(tmp_path / 'a.wav')).json()['id']}"
+    events = [{"sound": "bell", "start_s": 0.1, "end_s": 0.5}, {"sound": "dog", "start_s": 1.5, "end_s": 1.0}]
+    answer = client.put(f"{root}/thought", json={"record": {"events": events}}, headers=CHANGES)
+    assert answer.status_code == 422
+    assert answer.json()["sentence"].startswith("Row 2 of the chain of thought: 'dog' ends at 1 s")
+
+
+def test_a_deleted_version_comes_back_until_the_next_deletion(served: Any, tmp_path: Path) -> None:
+    editor, app = served
+    client = browser(app)
+    project = opened(editor, write_recording(tmp_path / "a.wav"), owner_of_client(client))
+    first = editor.store.version(project, 1)
+    second, third = (copied_version(editor.store, project, first) for _ in "ab")
+    root = f"/studio/api/projects/{project.id}"
+
+    def numbers() -> list[int]:
+        return [version["id"] for version in client.get(root).json()["versions"]]
+
+    assert client.delete(f"{root}/versions/3", headers=CHANGES).status_code == 200 and numbers() == [1, 2]
+    assert copied_version(editor.store, project, first).id == 4  # not the number that may come back
+    assert client.post(f"{root}/versions/3/restore", headers=CHANGES).status_code == 200
+    assert numbers() == [1, 2, 3, 4] and editor.store.version(project, 3) == third
+    for number in (3, 2):
+        client.delete(f"{root}/versions/{number}", headers=CHANGES)
+    answer = client.post(f"{root}/versions/3/restore", headers=CHANGES)
+    assert answer.status_code == 404 and "only the last deletion" in answer.json()["sentence"]
+    assert client.post(f"{root}/versions/2/restore", headers=CHANGES).status_code == 200
+    assert numbers() == [1, 2, 4] and editor.store.version(project, 2) == second
+    client.delete(f"{root}/versions/2", headers=CHANGES)
+    ProjectStore(editor.store.folder, editor.store.limits)  # a start
+    versions = editor.store.place(project) / "versions"
+    assert sorted(path.name for path in versions.iterdir()) == sorted(
+        f"{number}.{ending}" for number in (1, 4) for ending in ("json", "npy", "wav")
+    )
 
 
 def test_addresses_that_the_gate_lets_through() -> None:
@@ -601,7 +699,7 @@ def test_two_people_review_at_the_same_time(tmp_path: Path, monkeypatch: pytest.
         time.sleep(0.2)
         return rows
 
-    monkeypatch.setattr(browsing, "listed_clips", slowly)
+    monkeypatch.setattr(clips, "listed_clips", slowly)
     people = [threading.Thread(target=give_verdict, args=(tmp_path, id, "accepted", "")) for id in ("a", "b")]
     for person in people:
         person.start()
@@ -614,18 +712,15 @@ def test_a_run_that_begins_while_the_studio_is_open_is_listed(tmp_path: Path) ->
     """The function that the page's timer calls brings the new run into the choice of runs."""
     page = studio_page(StudioFolders(tmp_path / "runs"), ShownFiles())
     (tick,) = [
-        function
-        for function in page.fns.values()
-        if any(event == "tick" for _, event in function.targets)
-        and any(type(part).__name__ == "Dropdown" for part in function.outputs)
+        function for function in page.fns.values() if any(event == "tick" for _, event in function.targets)
     ]
     (tmp_path / "runs" / "new").mkdir(parents=True)
-    choice, hint, known = tick.fn(None, [])
+    *_, choice, hint, known = tick.fn(None, "", "")
     assert (choice["choices"], choice["value"], hint["visible"]) == (["new"], "new", False)
     (tmp_path / "runs" / "newer").mkdir()
-    choice, _, known = tick.fn("new", known)
-    assert sorted(choice["choices"]) == ["new", "newer"] == known and choice["value"] == "new"
-    assert "choices" not in tick.fn("new", known)[0]
+    *_, mark, choice, _, known = tick.fn("new", "", known)
+    assert sorted(choice["choices"]) == ["new", "newer"] == known.split("\n") and choice["value"] == "new"
+    assert "choices" not in tick.fn("new", mark, known)[-3]
 
 
 def test_curves_grow_with_the_metrics(tmp_path: Path) -> None:
@@ -664,18 +759,111 @@ def test_what_a_model_said_is_listed_by_step_the_newest_first(tmp_path: Path) ->
     listed = samples_html(ShownFiles(), tmp_path / "run")
     assert "&lt;i&gt;1200" in listed and "What?" in listed
     places = [
-        listed.index(each)
-        for each in (
-            "answers of step 1,200",
-            "answers of step 0",
-            "sounds of step 1,000",
-            "sounds of step 900",
+        listed.index(text)
+        for text in (
+            "answers by prompt and step",
+            "step 1,200",
+            "step 0<",
+            "sounds by prompt and step",
+            "step 1,000",
+            "step 900",
             "tokenizer/examples/a.wav",
         )
     ]
     assert places == sorted(places)
-    assert listed.count("<audio") == 5 and listed.count("seven &lt;b&gt;rains") == 4 and "out" not in listed
+    # one row for a prompt: its recording once, a sound of each step
+    assert listed.count("<audio") == 4 and listed.count(">seven &lt;b&gt;rains") == 1 and "out" not in listed
     assert samples_html(ShownFiles(), tmp_path) == ""
+
+
+def test_answers_play_no_file_outside_of_their_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "train").mkdir(parents=True)
+    (tmp_path / "private").mkdir()
+    for folder in (run, run / "train", tmp_path, tmp_path / "private"):
+        save(folder / "a.wav", tone(100.0, 0.1), 8000)
+    (run / "train" / "linked").symlink_to(tmp_path / "private")
+    (run / "train" / "link.wav").symlink_to(tmp_path / "a.wav")
+    (run / "train" / "examples").symlink_to(tmp_path / "private")
+    inside = ("a.wav", "../a.wav")
+    outside = ("../../a.wav", str(tmp_path / "a.wav"), "linked/a.wav", "link.wav", "linked/../a.wav")
+    rows = [
+        {"step": 0, "id": path, "messages": [{"role": "user", "content": [{"type": "audio", "path": path}]}]}
+        for path in (*inside, *outside)
+    ]
+    write_jsonl(run / "train" / "answers.jsonl", rows)
+    listed = samples_html(ShownFiles(), run)
+    assert listed.count("<audio") == len(inside), listed
+
+
+def test_the_state_of_a_run_is_told(tmp_path: Path) -> None:
+    def write_stage(name: str, state: str, seconds: float, **columns: Any) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        record = {"name": name, "kind": name, "state": state, "seconds": seconds, "cpu_seconds": 30.0}
+        write_json(folder / "stage.json", {**record, **columns})
+        return folder
+
+    assert "has begun" in state_html(tmp_path) and state_html(None) == ""
+    write_stage("annotate", "done", 500.0, settings={"steps": {}})
+    train = write_stage("train", "running", 60.0, settings={"steps": 200})
+    write_jsonl(train / "performance.jsonl", [{"step": 79, "seconds_per_step": 0.5}])
+    write_jsonl(train / "alarms.jsonl", [{"step": 40, "kind": "loss spike", "text": "<3 deviations"}])
+    shown = state_html(tmp_path)
+    assert "Running: train, about 60 s left. 1 alarm." in shown and "80 of 200" in shown
+    assert "alarm at step 40, loss spike: &lt;3 deviations" in shown
+    assert [status.name for status in stage_statuses(tmp_path)] == ["annotate", "train"]
+    (late,) = [
+        status for status in stage_statuses(tmp_path, time.time() + 60) if status.state == "interrupted"
+    ]
+    assert late.name == "train" and late.remaining_s is None
+    write_stage("train", "running", 60.0, settings={"steps": None, "minutes": 2})
+    assert "about 60 s left" in state_html(tmp_path)
+    write_stage("train", "running", 60.0, settings={"cpu_minutes": 1})
+    assert "about 60 s left" in state_html(tmp_path)
+    write_stage("train", "failed", 60.0, error="a <b> is missing")
+    assert "Failed in train: a &lt;b&gt; is missing" in state_html(tmp_path)
+    write_stage("train", "done", 90.0)
+    assert "All 2 stages that have begun are done. 1 alarm." in state_html(tmp_path)
+    mark = run_mark(tmp_path)
+    (tmp_path / "train" / "stage.json").write_text("{")
+    assert len(stage_statuses(tmp_path)) == 1 and mark != run_mark(tmp_path)
+
+
+def test_rows_show_what_they_know_and_are_sorted_and_searched_by_it(tmp_path: Path) -> None:
+    refused = {"kind": "recognizers disagree", "reason": "0.5, the limit is 0.4"}
+    rows = [
+        {
+            "id": id, "path": "a.wav", "start_s": 0.0, "end_s": 1.0, "text": text, "speaker": speaker,
+            "heard": {"first": text, "second": "moose"}, "text_refused": refused if id == "b" else None,
+            "duration_s": duration_s,
+            "measured": {"quality": {"dnsmos": {"ovr": ovr}}, "signal": {"clipped": True, "level_dbfs": None}},
+        }
+        for id, text, speaker, duration_s, ovr in (
+            ("a", "two cats", "theo", 3.0, 2.5), ("b", "one dog", "anna", 1.0, 3.5), ("c", "a bird", "", 2.0, None)
+        )
+    ]  # fmt: skip
+    write_jsonl(tmp_path / "segments.jsonl", rows)
+    listed = clip_html(ShownFiles(), rows[1])
+    for text in ("one dog", "anna", "<dt>second</dt><dd>moose</dd>", "text refused, recognizers disagree",
+                 "the limit is 0.4", "quality.dnsmos.ovr <b>3.5</b>", "duration_s <b>1</b>"):  # fmt: skip
+        assert text in listed, text
+    assert measures_of(rows[2]) == {"duration_s": 2.0}
+    assert sort_columns(rows) == ["id", "text", "speaker", "duration_s", "quality.dnsmos.ovr"]
+
+    def ids(**options: Any) -> list[str]:
+        shown, _ = clips_html(ShownFiles(), tmp_path, ClipFilter(**options))
+        return re.findall(r"<strong>(\w)</strong>", shown)
+
+    assert ids(sort="duration_s") == ["b", "c", "a"] and ids(sort="duration_s", is_descending=True) == [
+        "a",
+        "c",
+        "b",
+    ]
+    assert ids(sort="quality.dnsmos.ovr", is_descending=True) == ["b", "a", "c"]  # c has none
+    assert ids(sort="speaker") == ["b", "a", "c"] and ids(is_descending=True) == ["c", "b", "a"]
+    assert ids(words="moose dog") == ["b"] and ids(words="disagree") == ["b"] and ids(words="theo") == ["a"]
+    assert sorted_rows(rows, "nothing") == rows
 
 
 def test_refusals_tell_a_remedy_and_no_path_and_lose_nothing(served: Any, tmp_path: Path) -> None:

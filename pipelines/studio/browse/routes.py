@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from audiollm.audio import encode_bytes, load
 from audiollm.video.frames import read_frames
-from pipelines.studio.browsing import FILM_KINDS, ShownFiles, report_policy
+from pipelines.studio.browse.files import FILM_KINDS, ShownFiles, report_policy
 from pipelines.studio.gate import OWNER
 from pipelines.studio.limits import StudioRefusal
 from pipelines.studio.live import LiveDesk

@@ -17,7 +17,7 @@ _HIDDEN = frozenset({"path", "file", "video", "digest"})
 _DEEPEST = 4
 
 
-def text_of(row: Mapping[str, Any]) -> str:
+def clip_text(row: Mapping[str, Any]) -> str:
     """The transcript or chain of thought of a clip; empty: it has none."""
     return next((str(row[key]) for key in _TEXTS if row.get(key)), "")
 

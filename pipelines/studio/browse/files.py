@@ -1,0 +1,113 @@
+"""Files that the page may show, by random tokens that the server gives out: no address holds a path."""
+
+from __future__ import annotations
+
+import html
+import secrets
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipelines.studio.limits import StudioRefusal
+
+_REPORT_KINDS = {
+    ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".png": "image/png", ".jpg": "image/jpeg",
+    ".svg": "image/svg+xml", ".wav": "audio/wav", ".flac": "audio/flac", ".mp3": "audio/mpeg", ".ogg": "audio/ogg",
+    ".mp4": "video/mp4",
+}  # fmt: skip
+FILM_KINDS = {
+    ".mp4": "video/mp4",
+    ".m4v": "video/mp4",
+    ".mov": "video/mp4",
+    ".webm": "video/webm",
+    ".mkv": "video/webm",
+}
+"""Endings of films that browsers play, as they are told to."""
+_MOST_TOKENS = 20_000
+
+
+class ShownClip(NamedTuple):
+    """Part of a file that may be heard; a video may be seen, too."""
+
+    path: Path
+    start_s: float
+    end_s: float | None
+    video: Path | None = None
+
+
+class ShownFiles:
+    """Files that the page may show, by tokens."""
+
+    def __init__(self) -> None:
+        self._clips: dict[str, ShownClip] = {}
+        self._reports: dict[str, Path] = {}
+        self._tokens: dict[ShownClip | Path, str] = {}
+        self._guard = threading.Lock()
+
+    def clip(self, clip: ShownClip) -> str:
+        """The token of a clip."""
+        return self._named(clip, self._clips)
+
+    def report(self, folder: Path) -> str:
+        """The token of a folder with a report."""
+        return self._named(folder, self._reports)
+
+    def found_clip(self, token: str) -> ShownClip:
+        """
+        Raises:
+            StudioRefusal: there is no such token.
+        """
+        found = self._clips.get(token)
+        if found is None:
+            raise StudioRefusal("This clip is no longer shown: choose it anew.", 404)
+        return found
+
+    def report_file(self, token: str, name: str) -> tuple[Path, str]:
+        """A file of a report and its kind.
+
+        Raises:
+            StudioRefusal: it is none of the report's: outside of its folder, hidden, or of another kind.
+        """
+        missing = StudioRefusal("There is no such file in the report.", 404)
+        folder = self._reports.get(token)
+        path = Path(name)
+        if folder is None or path.is_absolute() or any(part.startswith(".") for part in path.parts):
+            raise missing
+        found = (folder / path).resolve()
+        kind = _REPORT_KINDS.get(found.suffix.lower())
+        if kind is None or not found.is_relative_to(folder.resolve()) or not found.is_file():
+            raise missing
+        return found, kind
+
+    def _named(self, value: Any, known: dict[str, Any]) -> str:
+        with self._guard:
+            token = self._tokens.get(value)
+            if token is None:
+                token = self._tokens[value] = secrets.token_urlsafe(18)
+                known[token] = value
+            while len(known) > _MOST_TOKENS:
+                self._tokens.pop(known.pop(next(iter(known))), None)
+            return token
+
+
+def report_policy(base_url: str) -> str:
+    """Content-Security-Policy of a report: its scripts run in an origin of their own, and reach its files alone."""
+    own = base_url.rstrip("/")
+    return (
+        f"sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline' {own}/studio/reports/; "
+        f"style-src 'unsafe-inline' {own}/studio/reports/; img-src data: {own}/studio/reports/; "
+        f"media-src data: {own}/studio/reports/; font-src data:; connect-src 'none'; form-action 'none'; "
+        "base-uri 'none'; frame-ancestors 'self'"
+    )
+
+
+def audio_html(shown: ShownFiles, clip: ShownClip, name: str, preload: str = "metadata") -> str:
+    """A player of a clip.
+
+    Args:
+        name: a text that is not escaped yet.
+    """
+    return (
+        f'<audio controls preload="{preload}" aria-label="{html.escape(name)}" '
+        f'src="/studio/api/clips/{shown.clip(clip)}/sound.wav"></audio>'
+    )
