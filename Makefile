@@ -159,14 +159,14 @@ annotate-quality: $(READY)  ## how good annotations are: votes, trusted text, so
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/text_trust.py $(if $(DATA),--data $(DATA)) \
 		$(if $(REAL),--recognizer faster_whisper=$(REAL)/whisper-base/ctranslate2 --recognizer transformers=$(REAL)/whisper-tiny.en)
 
-studio-check: $(READY)  ## the studio in a real Chromium, with screens: SCREENS= (apt-get install chromium; 8 minutes)
+studio-check: $(READY)  ## the studio in a real Chromium, with screens: SCREENS= (apt-get install chromium; 12 minutes)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'gradio>=6,<7' playwright
 	@npm install --silent --no-save --prefix build/axe axe-core || echo "without npm, axe-core is left out"
 	@# make expands every line before it runs the first: only the shell sees what npm has just installed
 	@# pytest ends with 5 where all of it was skipped: -rs has told why, and that is no failure
 	@axe=build/axe/node_modules/axe-core/axe.min.js; test -f $$axe || axe=; \
 		STUDIO_SCREENS=$(or $(SCREENS),build/screens) STUDIO_AXE=$$axe \
-		$(BIN)/python -m pytest -m slow -rs $(addprefix tests/pipelines/studio/,test_studio_browser.py test_studio_whole_way.py test_studio_page.py test_studio_tabs.py test_studio_live_browser.py) \
+		$(BIN)/python -m pytest -m slow -rs $(addprefix tests/pipelines/studio/,test_studio_browser.py test_studio_whole_way.py test_studio_page.py test_studio_tabs.py test_studio_day.py test_studio_live_browser.py) \
 		|| test $$? -eq 5
 
 studio-speed: $(READY)  ## the studio: click to sound against a new process, the waveform of an hour, memory (10 minutes)

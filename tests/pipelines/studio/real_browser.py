@@ -104,7 +104,9 @@ class Server:
                 **os.environ,
                 "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
                 "STUDIO_TRIED": str(self.folder.parent / "tried.txt"),
+                "PYTHONUNBUFFERED": "1",
             },
+            stdout=(self.folder.parent / f"{self.folder.name}.console.txt").open("w"),
         )
         latest = time.monotonic() + PATIENCE_S
         while time.monotonic() < latest:
@@ -117,6 +119,11 @@ class Server:
                 time.sleep(0.1)
         self.kill()
         raise AssertionError(f"waited {PATIENCE_S} s for the server's first answer")
+
+    def recovery_link(self) -> str:
+        """The link that the console printed for projects of other browsers."""
+        console = (self.folder.parent / f"{self.folder.name}.console.txt").read_text()
+        return next(word for word in console.split() if "?recover=" in word)
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
