@@ -241,7 +241,7 @@ def _data_tab(gradio: Any, folders: StudioFolders, shown: ShownFiles) -> None:
 
 
 def _sort_choices(folder: Path | None, state: str) -> list[tuple[str, str]]:
-    rows = listed_clips(folder, state) if folder is not None and state in STATES else []  # type: ignore[arg-type]
+    rows = listed_clips(folder, state) if folder is not None and state in STATES else []
     return [("the file's order", ""), *((column, column) for column in sort_columns(rows))]
 
 
