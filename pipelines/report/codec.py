@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from audiollm.evaluate.report.clips import Gallery, shares
 from pipelines.report.curves import alarms_of, chart_of, drawn, facts_of
 from pipelines.report.figures import series_of
 from pipelines.report.material import Material, Row, Trace
-from pipelines.report.media import Gallery, shares
 
 TOKENIZER_STAGES = ("train_tokenizer", "train_vae", "fit_mel_pca")
 EXAMPLES_SHOWN = 4
@@ -44,7 +45,7 @@ def _stage(stage: Trace, gallery: Gallery, examples: int) -> Row:
         chart_of(rows, "Pitch loss", "nats per frame", "pitch"),
         chart_of(rows, "Divergence", "nats per frame", "kl"),
         chart_of(rows, "Commitment", "squared distance to the code", "commitment"),
-        *_perplexity_charts(rows),
+        *_perplexity_charts(rows, (stage.figures or {}).get("steps")),
         _adversary_chart(rows),
     ]
     facts = [] if stage.figures is None else _tokenizer_facts(stage.figures)
@@ -81,8 +82,13 @@ def _tokenizer_facts(figures: Row) -> list[tuple[str, str]]:
     )
 
 
-def _perplexity_charts(rows: Sequence[Row]) -> list[Row]:
-    """Charts of code use: all codebooks on held-out clips, the first and the last in training."""
+def _perplexity_charts(rows: Sequence[Row], steps: Any) -> list[Row]:
+    """Charts of code use: all codebooks on held-out clips, the first and the last in training.
+
+    Args:
+        steps: those of a training that is done; a row at this step is the evaluation of the tokenizer that is saved.
+    """
+    is_fitted = steps is not None and bool(rows) and rows[-1].get("step") == steps
     books = {key.removeprefix("perplexity/") for row in rows for key in row if key.startswith("perplexity/")}
     last = max((int(book) for book in books if book.isdecimal()), default=0)
     held_out = [
@@ -94,8 +100,11 @@ def _perplexity_charts(rows: Sequence[Row]) -> list[Row]:
         series_of(rows, f"perplexity/{last}", "last codebook"),
     ]
     unit = "codes in use (perplexity)"
+    fitted = {
+        "note": "The last point: codebooks fitted once more to the averaged encoder, as they are saved."
+    }
     return [
-        drawn("Codebook use, held out", unit, held_out),
+        drawn("Codebook use, held out", unit, held_out) | (fitted if is_fitted else {}),
         drawn("Codebook use, training", unit, training),
     ]
 

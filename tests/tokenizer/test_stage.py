@@ -132,7 +132,14 @@ def test_the_recipe_trains_a_codec_with_a_teacher_of_its_own(
     figures = read_json(stage / "stage.json")["figures"]
     assert figures["bitrate_bps"] == 2000 and figures["set_aside"] == 1
     assert [Path(row["place"]).name for row in read_set_aside(stage / "set_aside.jsonl")] == ["broken.wav"]
-    assert any("semantic" in row for row in read_jsonl(stage / "metrics.jsonl"))
+    rows = read_jsonl(stage / "metrics.jsonl")
+    assert any("semantic" in row for row in rows)
+    # the curves end at the figures above them: those of the tokenizer that is saved
+    names = ("mel", "stft", "perplexity_first", "perplexity_mean")
+    assert [rows[-1][f"evaluation/{name}"] for name in names] == pytest.approx(
+        [figures[name] for name in names], rel=1e-5
+    )
+    assert rows[-1]["step"] == figures["steps"]
     assert "Semantic loss" in (recipe.folder / "report.html").read_text()
 
 

@@ -29,6 +29,8 @@ from audiollm.recipe.ranks import ALONE
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.train.loop.loop import step_generator, train
+from audiollm.train.loop.monitor import Monitor
+from audiollm.train.options import LoopConfig
 from tokenizer.clips import DITHER, ClipStore, augment_waveform, find_training_clips
 from tokenizer.corpus.encoding import (
     begin_set_aside,
@@ -48,6 +50,9 @@ from tokenizer.training.losses import ReconstructionLoss
 from tokenizer.training.settings import TokenizeConfig, TrainTokenizerConfig
 from tokenizer.training.task import TokenizerTask, TokenizerTaskConfig, evaluate_tokenizer
 from tokenizer.training.voicing import voicing_figures, warn_of_whispers
+
+EVALUATED = ("mel", "stft", "perplexity_first", "perplexity_mean")
+"""The figures of an evaluation; see `evaluate_tokenizer`."""
 
 
 def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str, Any]:
@@ -74,6 +79,7 @@ def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str,
     found_bad = [bad for found in ranks.gather(stores["train"].bad) for bad in found]
     if ranks.first:
         figures |= _finish(model, stores["test"], context)
+        _report_last(figures, loop, context)
         warn_of_whispers(figures, context)
         set_aside = SetAside(context.folder / "set_aside.jsonl", "train_tokenizer")
         set_aside.add([*clips.bad, *stores["train"].bad, *stores["test"].bad, *found_bad])
@@ -92,6 +98,14 @@ def _finish(model: AudioTokenizer | HiggsTokenizer, held_out: ClipStore, context
     figures |= voicing_figures(lambda samples_CN: model.decode(model.encode(samples_CN)), held_out)
     _write_examples(model, held_out, folder)
     return figures
+
+
+def _report_last(figures: Mapping[str, Any], loop: LoopConfig, context: Context) -> None:
+    """Draw the tokenizer that is saved as the last evaluation: its codebooks were fitted after the last step."""
+    steps = int(figures["steps"])
+    monitor = Monitor(context.folder, steps, loop.report_to, context.say)
+    monitor.write(steps, {f"evaluation/{key}": figures[key] for key in EVALUATED})
+    monitor.close()
 
 
 def _teacher(

@@ -36,7 +36,9 @@ OUTPUT_WEIGHTS = {"mel": 1.0, "stft": 1.0, "waveform": 0.1, "adversarial": 0.25,
 
 REFIT_FRAMES_PER_CODE = 60
 CLIPS_PER_EVALUATION = 40
-"""Held-out clips of an evaluation during training."""
+"""Held-out clips whose distances an evaluation during training measures."""
+CLIPS_OF_PERPLEXITY = 100
+"""Held-out clips whose codes are counted, at every evaluation: over fewer frames a perplexity is lower."""
 COLLAPSED_SHARE = 0.05
 """An alarm rises when a codebook's perplexity or its codes in use fall below this share of its size."""
 SETTLING_STEPS = 150
@@ -264,15 +266,22 @@ class TokenizerTask:
 
 @torch.no_grad()
 def evaluate_tokenizer(
-    model: TrainableTokenizer, clips: ClipStore, loss: ReconstructionLoss, most: int = 100
+    model: TrainableTokenizer, clips: ClipStore, loss: ReconstructionLoss, most: int = CLIPS_OF_PERPLEXITY
 ) -> dict[str, float]:
-    """Distances (natural-log L1) and perplexity over the first ten seconds of at most `most` clips, evenly picked."""
+    """Distances (natural-log L1) and perplexity over the first ten seconds of held-out clips, evenly picked.
+
+    Args:
+        most: clips for the distances, which cost more; the perplexity is always over `CLIPS_OF_PERPLEXITY`.
+    """
     distances: dict[str, list[float]] = {"mel": [], "stft": []}
     codes = []
     device = next(loss.buffers()).device
-    for _, samples_N in clips.picked(most):
+    stride = -(-min(len(clips), CLIPS_OF_PERPLEXITY) // most)
+    for number, (_, samples_N) in enumerate(clips.picked(CLIPS_OF_PERPLEXITY)):
         samples_1N = samples_N[None, : 10 * model.sample_rate].to(device)
         codes.append(model.encode(samples_1N))
+        if number % stride:
+            continue
         decoded_1N = model.decode(codes[-1])[:, : samples_1N.shape[1]]
         for key, value in loss(decoded_1N, samples_1N).items():
             distances[key].append(float(value))
