@@ -30,6 +30,7 @@ from pipelines.annotate.input.sources import (
     collect_recordings,
     match_sources,
     pattern_hint,
+    speaker_warning,
 )
 from pipelines.annotate.input.transcripts import TranscriptError
 from pipelines.annotate.measurements.duplicates import DuplicateConfig
@@ -90,6 +91,9 @@ def _run(config: AnnotationConfig, context: Context, ledger: Ledger) -> dict[str
     _refuse_missing_scorers(config)
     sources = _sources(config, context, ledger)
     thresholds, chain, lacking = _chain(config, context, sources)
+    if "speakers" not in chain.settings and (warning := speaker_warning(sources.found)):
+        sources.warnings.append(warning)
+        context.say(f"warning: {warning}")
     spool = Spool(folder / "ledger" / "spool.sqlite")
     try:
         annotation = Run(config, context, chain, thresholds, sources.found, ledger, spool)

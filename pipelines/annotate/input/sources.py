@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from audiollm.audio.discovery import looks_like_audio
-from audiollm.data.tables.splits import split_of
+from audiollm.data.tables.splits import is_split, split_of
 from audiollm.data.text.characters import settle_characters
 from audiollm.files.set_aside import Row, set_aside_row
 from pipelines.annotate.input.transcripts import (
@@ -60,6 +60,8 @@ class Sources:
     """Rows of the transcripts without an audio file."""
     notes: list[str] = field(default_factory=list)
     """Facts about lists and transcripts to say: the columns read, a guessed encoding."""
+    warnings: list[str] = field(default_factory=list)
+    """What the run and its page warn of."""
 
     @property
     def num_audio(self) -> int:
@@ -137,6 +139,27 @@ def match_sources(
     ):
         raise TranscriptError(f"the condition {test!r} holds for none of the {len(sources.found)} recordings")
     return sources
+
+
+def speaker_warning(found: Sequence[RecordingSource]) -> str:
+    """Why the recordings' speakers look wrong where nothing names them; empty where nothing does.
+
+    The first folder stands for the speaker then: a flat folder is one voice, a folder of splits one voice a split.
+    """
+    folders = {source.folder for source in found}
+    if len(found) < 2 or any(source.given.speaker for source in found):
+        return ""
+    if len(folders) == 1:
+        problem = f"all {len(found):,} recordings count as one speaker, {min(folders)!r}: nothing names their speakers"
+    elif all(is_split(folder) for folder in folders):
+        names = ", ".join(repr(folder) for folder in sorted(folders))
+        problem = f"the folders {names} count as the speakers, and are names of splits"
+    else:
+        return ""
+    return (
+        f"{problem}. If several people speak, put each one's recordings into a folder of their own, or give "
+        "transcripts with a column speaker or {speaker} in their pattern, or find the voices with steps.speakers"
+    )
 
 
 def pattern_hint(names: Sequence[str]) -> str | None:

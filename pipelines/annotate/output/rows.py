@@ -121,6 +121,7 @@ def _funnel(
     counts = funnel_counts(sources.num_audio, sources.not_audio, files, set_aside, tally, RULES, thresholds)
     return {
         **counts,
+        **({"warnings": sources.warnings} if sources.warnings else {}),
         "recognized_texts": _recognized_texts(tally),
         "text_agreement": round(tally.agreed / tally.compared, 4) if tally.compared else None,
         "quality": {

@@ -14,7 +14,13 @@ from audiollm.errors import ConfigError
 from audiollm.recipe.stages import StagePlan
 from pipelines.annotate.execution.config import AnnotationConfig
 from pipelines.annotate.execution.plan import plan_annotation
-from pipelines.annotate.input.sources import Sources, collect_recordings, match_sources, pattern_hint
+from pipelines.annotate.input.sources import (
+    Sources,
+    collect_recordings,
+    match_sources,
+    pattern_hint,
+    speaker_warning,
+)
 from pipelines.annotate.input.transcripts import (
     Transcript,
     TranscriptError,
@@ -340,3 +346,25 @@ def test_the_plan_opens_the_transcripts_and_lists(
         plan(**settings)
     note = plan(input="in", transcripts="good.csv").note
     assert "Path as audio" in note and "transcripts of 2 recordings, 1 without" in note and "1 rows" in note
+
+
+@pytest.mark.parametrize(
+    "files, problem",
+    [
+        (["a_ann.wav", "b_bob.wav"], "all 2 recordings count as one speaker, 'speaker'"),
+        (["wavs/a.wav", "wavs/b.wav"], "all 2 recordings count as one speaker, 'wavs'"),
+        (["train/a.wav", "test/b.wav"], "'test', 'train' count as the speakers"),
+        (["ann/a.wav", "bob/b.wav"], ""),
+        (["a.wav"], ""),
+    ],
+)
+def test_folders_that_name_no_speakers_are_warned_of(tmp_path: Path, files: list[str], problem: str) -> None:
+    for file in files:
+        (tmp_path / "in" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / file).write_bytes(b"RIFF....WAVEfmt ")
+    inputs = collect_recordings([str(tmp_path / "in")], tmp_path / "fetched", lambda name: None)
+    digests = {item.path: "0" for item in inputs.found}
+    warning = speaker_warning(match_sources(inputs, digests, None, None).found)
+    assert (problem in warning and "steps.speakers" in warning) if problem else warning == ""
+    named = match_sources(inputs, digests, "{text}_{speaker}.wav", None) if "_" in files[0] else None
+    assert named is None or speaker_warning(named.found) == ""
