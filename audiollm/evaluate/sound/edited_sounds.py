@@ -26,7 +26,12 @@ from audiollm.evaluate.report.suite import Example, ScoreTable, Sound
 from audiollm.evaluate.sound.generated_sounds import WantedEvent, beside_list, wanted_event
 from audiollm.evaluate.sound.onsets import ONSET_TOLERANCE_S, energy_onsets
 from audiollm.evaluate.sound.sound_judges import SoundClasses
-from audiollm.evaluate.sound.sound_measures import band_distance, border_excess
+from audiollm.evaluate.sound.sound_measures import (
+    SAME_SOUND_DB,
+    band_distance,
+    border_excess,
+    is_far_from,
+)
 from audiollm.files.atomic import read_jsonl
 from audiollm.flow.editing.tracks import read_track
 
@@ -39,6 +44,11 @@ BORDERS_PERFECT = "the same places of a perfect edit"
 BEGINS = f"what is added begins within {ONSET_TOLERANCE_S:g} s"
 ANOTHER = "what is added is another sound of the scene"
 NEARER = "nearer to a perfect edit than the track was"
+FAR = "far from a perfect edit"
+INAUDIBLE_DB = 0.5
+"""Band distance below which an edit changes nothing that is heard."""
+VERDICT, WHY = "verdict", "why"
+"""Whether an edit is what was asked for, by the judge and by its distance from a perfect edit; and the reason."""
 MEASURES = (UNTOUCHED, DONE, DONE_PERFECTLY, OTHERS, NEARER, BEGINS, ANOTHER, BORDERS, BORDERS_PERFECT)
 
 
@@ -131,7 +141,7 @@ def judge_edits(
         "span. By chance it is not, even in a track that nobody edited: compare the column beside it."
     )
     table = ScoreTable("Edits", ["edit", *MEASURES], cells, note)
-    order = sorted(range(len(edits)), key=lambda n: bool(rows[n].get(DONE)))
+    order = sorted(range(len(edits)), key=lambda n: rows[n].get(VERDICT) is True)
     return EditsOutcome(result, table, rows, [_example(edits[n], rows[n]) for n in order])
 
 
@@ -177,7 +187,46 @@ def _measured(edit: EditedSound, classes: SoundClasses | None) -> dict[str, Any]
     different = {other.label for other in edit.others} - {asked}
     if added is not None and different:
         found[ANOTHER] = _heard(added, edit.event, classes) in different
+    found[VERDICT], found[WHY] = _verdict(edit, found, after, before, real)
     return found
+
+
+def _verdict(
+    edit: EditedSound, measured: Mapping[str, Any], after: Waveform, before: Waveform, real: Waveform | None
+) -> tuple[bool | None, str]:
+    """Whether the edit is what was asked for, and why; None where nobody can say.
+
+    The judge knows its own classes alone and names noise after one of them; and it misses some sounds in perfect
+    edits. What it hears counts where it hears a perfect edit, and where the edit is not far from that.
+    """
+    is_done: bool = measured[DONE]
+    if real is None:
+        return is_done, ""
+    first, last = (round(second * real.sample_rate) for second in edit.span_s)
+    channel = mono_channel(real.samples_CN)
+    after_N, real_N, before_N = (
+        mix(track.samples_CN[:, first:last], channel)[0].double().numpy() for track in (after, real, before)
+    )
+    before_N = np.pad(before_N, (0, max(0, len(real_N) - len(before_N))))
+    changes_sound = edit.operation in ("add", "remove")
+    nothing_N = before_N if changes_sound else np.zeros_like(real_N)
+    try:
+        gap, whole_gap = (
+            band_distance(track_N, real_N, real.sample_rate) for track_N in (after_N, nothing_N)
+        )
+        if gap < min(SAME_SOUND_DB, whole_gap / 2):
+            return True, "as a perfect edit sounds"
+        if changes_sound and band_distance(after_N, before_N, real.sample_rate) < INAUDIBLE_DB:
+            return False, "nothing audible is changed"
+        if edit.operation == "remove" and measured.get(NEARER) is False:
+            return False, "no nearer to a perfect edit than the track was"
+        if is_far_from(after_N, real_N, nothing_N, real.sample_rate):
+            return False, FAR
+    except MetricError:  # the span is shorter than a distance can tell
+        pass
+    if not measured[DONE_PERFECTLY]:
+        return None, "the judge misses it in a perfect edit, too"
+    return is_done, ""
 
 
 def _added(after: Waveform, before: Waveform) -> Waveform:
@@ -240,6 +289,8 @@ def _example(edit: EditedSound, row: Mapping[str, Any]) -> Example:
     lines = [("edit", f"{edit.case}, {first:.2f} to {last:.2f} s"), ("asked", edit.caption)]
     if "heard" in row:
         lines.append(("heard at its place", row["heard"] or "(silence)"))
+        mark = {True: "✓", False: "✗", None: "undecided"}[row[VERDICT]]
+        lines.append(("as asked", f"{mark} {row[WHY]}".strip()))
     sounds = [Sound("before", edit.before), Sound("after", edit.path)]
     if edit.reference is not None:
         sounds.append(Sound("a perfect edit", edit.reference))

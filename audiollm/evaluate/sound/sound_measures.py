@@ -57,6 +57,11 @@ def gaussian_distance(mean_gap_D: Values, first_DD: Values, second_DD: Values) -
     return max(0.0, float(distance))
 
 
+SAME_SOUND_DB = 2.0
+"""Two sounds within this `band_distance` are taken for the same."""
+MAX_LOUDER_DB = 10.0
+
+
 def band_distance(first_N: Values, second_N: Values, sample_rate: int) -> float:
     """Mean difference in dB of the energies of two sounds in 24 mel bands and fifths of a second.
 
@@ -83,6 +88,24 @@ def band_distance(first_N: Values, second_N: Values, sample_rate: int) -> float:
         mean_MT = power_MT[:, :whole].reshape(24, -1, frames).mean(axis=2) / window
         levels.append(10 * np.log10(np.maximum(mean_MT, 1e-7)))
     return float(np.abs(levels[0] - levels[1]).mean())
+
+
+def is_far_from(made_N: Values, real_N: Values, nothing_N: Values, sample_rate: int) -> bool:
+    """Whether a sound has little to do with the real one: a closed set of classes names a blast of noise, too.
+
+    It is further away than twice what `nothing_N` is, which a sound of the same kind at another pitch is not (it lacks
+    as much, and adds as much), or louder by more than 10 dB.
+
+    Args:
+        nothing_N: what the real sound would be heard in: silence, or the track without it.
+
+    Raises:
+        MetricError: see `band_distance`.
+    """
+    nothing = band_distance(nothing_N, real_N, sample_rate)
+    levels = [10 * np.log10(np.mean(np.square(sound_N)) + 1e-10) for sound_N in (made_N, real_N)]
+    is_further = band_distance(made_N, real_N, sample_rate) > 2 * nothing + SAME_SOUND_DB
+    return bool(is_further or levels[0] - levels[1] > MAX_LOUDER_DB)
 
 
 def class_divergence(reference_NK: Values, generated_NK: Values, kind: str) -> Values:

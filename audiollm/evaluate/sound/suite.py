@@ -13,8 +13,18 @@ import numpy as np
 from audiollm.audio import AudioError, Waveform, load
 from audiollm.evaluate.report.formats import format_number, with_interval
 from audiollm.evaluate.report.metric_error import MetricError
+from audiollm.evaluate.report.remedies import with_remedy
 from audiollm.evaluate.report.statistics import metric_table, share
-from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult, metric_cells, reasons_of
+from audiollm.evaluate.report.suite import (
+    Example,
+    ScoreTable,
+    Sound,
+    SuiteResult,
+    metric_cells,
+    reasons_of,
+    share_tiles,
+    tile,
+)
 from audiollm.evaluate.sound.edited_sounds import EditsOutcome
 from audiollm.evaluate.sound.generated_sounds import GeneratedSound, WantedEvent
 from audiollm.evaluate.sound.onsets import ONSET_TOLERANCE_S, energy_onsets
@@ -32,10 +42,12 @@ from audiollm.evaluate.sound.sound_measures import (
     desync,
     frechet_distance,
     inception_score,
+    is_far_from,
     match_onsets,
     nearest_distances,
 )
 
+FAR = "far from the real sound"
 _MATCH_WITHIN_S = 1.0
 _CONTEXT_S = 0.02
 
@@ -74,6 +86,8 @@ class _Heard:
     reference_place: Finding = None
     recognized: list[tuple[str, str]] = field(default_factory=list)
     """Label asked for and label heard of each event."""
+    far: list[bool] = field(default_factory=list)
+    """Of the same events whether the sound is far from the real one: its label is a guess."""
 
 
 def evaluate_sounds(
@@ -140,7 +154,9 @@ def _judge(sound: GeneratedSound, judges: SuiteJudges) -> _Heard:
         heard.logits, heard.reference_logits = _both(judges.classes.logits, made, real)
         for kind in ("softmax", "sigmoid"):
             heard.values[f"KL {kind}"] = _divergence(heard.reference_logits, heard.logits, kind)
-        heard.recognized = _recognized(sound.events or (), made, judges.classes)
+        judged = [event for event in sound.events or () if event.label in judges.classes.labels]
+        heard.recognized = _recognized(judged, made, judges.classes)
+        heard.far = [_is_far(event, made, real) for event in judged]
     if judges.space is not None:
         heard.place, heard.reference_place = _both(judges.space.embed, made, real)
     if judges.texts is not None:
@@ -184,18 +200,35 @@ def _divergence(real: Finding, made: Finding, kind: str) -> PairMeasure:
 def _recognized(
     events: Sequence[WantedEvent], made: Waveform, classes: SoundClasses
 ) -> list[tuple[str, str]]:
-    """Each event that is a class of the judge, cut out at its place, and what is heard there."""
+    """Each event, which is a class of the judge, cut out at its place, and what is heard there."""
     pairs = []
     for event in events:
-        if event.label in classes.labels:
-            start = round(max(0.0, event.start_s - _CONTEXT_S) * made.sample_rate)
-            cut_CN = made.samples_CN[:, start : round(event.end_s * made.sample_rate)]
-            try:
-                logits = classes.logits(Waveform(cut_CN.contiguous(), made.sample_rate))
-                pairs.append((event.label, classes.labels[int(logits.argmax())]))
-            except ValueError:
-                pairs.append((event.label, "(silence)"))
+        try:
+            label = classes.labels[int(classes.logits(_at_its_place(event, made)).argmax())]
+        except ValueError:
+            label = "(silence)"
+        pairs.append((event.label, label))
     return pairs
+
+
+def _at_its_place(event: WantedEvent, sound: Waveform) -> Waveform:
+    start = round(max(0.0, event.start_s - _CONTEXT_S) * sound.sample_rate)
+    cut_CN = sound.samples_CN[:, start : round(event.end_s * sound.sample_rate)]
+    return Waveform(cut_CN.contiguous(), sound.sample_rate)
+
+
+def _is_far(event: WantedEvent, made: Waveform, real: Waveform | None) -> bool:
+    if real is None:
+        return False
+    made_N, real_N = (
+        _at_its_place(event, sound.resample(made.sample_rate)).mono().samples_CN[0].double().numpy()
+        for sound in (made, real)
+    )
+    size = min(len(made_N), len(real_N))
+    try:
+        return is_far_from(made_N[:size], real_N[:size], np.zeros(size), made.sample_rate)
+    except MetricError:
+        return False
 
 
 def _text_cosine(space: TextSoundSpace, made: Waveform, text: str | None) -> PairMeasure:
@@ -300,7 +333,8 @@ def _outcome(
 ) -> SuiteResult:
     reasons = result["whole_reasons"]
     whole_rows = [
-        [name, format_number(value), reasons.get(name, "")] for name, value in result["whole"].items()
+        [name, format_number(value), with_remedy(reasons.get(name, ""))]
+        for name, value in result["whole"].items()
     ]
     if result["recognized"]["n"]:
         whole_rows.append(
@@ -318,7 +352,13 @@ def _outcome(
     about = [f"{len(sounds)} generated sounds"]
     about += [f"{role}: {name}" for role, name in result["judges"].items()]
     rows = [
-        {"id": sound.id, "path": str(sound.path), **each.values, "recognized": each.recognized}
+        {
+            "id": sound.id,
+            "path": str(sound.path),
+            **each.values,
+            "recognized": each.recognized,
+            "far": each.far,
+        }
         for sound, each in zip(sounds, heard, strict=True)
     ]
     missing = [
@@ -329,11 +369,16 @@ def _outcome(
     ]
     order = sorted(range(len(sounds)), key=lambda n: _badness(heard[n]), reverse=True)
     examples = [_example(sounds[n], heard[n]) for n in order]
-    return SuiteResult("Generated sounds", about, result, shown, examples, missing, rows)
+    tiles = share_tiles("asked sounds recognized", result["recognized"])
+    for name in ("Fréchet distance", "inception score"):
+        if result["whole"].get(name) is not None:
+            tiles.append(tile(format_number(result["whole"][name], 2), name, f"{len(sounds):,} sounds"))
+    return SuiteResult("Generated sounds", about, result, shown, examples, missing, rows, tiles=tiles)
 
 
 def _badness(heard: _Heard) -> tuple[float, float]:
-    wrong = sum(asked != found for asked, found in heard.recognized)
+    pairs = zip(heard.recognized, heard.far, strict=True)
+    wrong = sum(asked != label or far for (asked, label), far in pairs)
     divergence = heard.values.get("KL softmax", 0.0)
     return float(wrong), divergence if isinstance(divergence, float) else 0.0
 
@@ -341,7 +386,9 @@ def _badness(heard: _Heard) -> tuple[float, float]:
 def _example(sound: GeneratedSound, heard: _Heard) -> Example:
     lines = [(name, text) for name, text in (("caption", sound.caption), ("CoT", sound.thought)) if text]
     if heard.recognized:
-        lines.append(("heard", ", ".join(f"{asked}: {found}" for asked, found in heard.recognized)))
+        pairs = zip(heard.recognized, heard.far, strict=True)
+        texts = [f"{asked}: {label}{f' ({FAR})' if far else ''}" for (asked, label), far in pairs]
+        lines.append(("heard", ", ".join(texts)))
     lines += [(name, format_number(v)) for name, v in heard.values.items() if isinstance(v, float)]
     sounds = [Sound("generated", sound.path)]
     if sound.reference is not None:
