@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= passive
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart test mutants prove check bench learn time-to-voice learn-tokenizer learn-tts learn-vae learn-cloning learn-understanding learn-preference compare-preference learn-tts-preference learn-grpo compare-rl learn-tts-grpo learn-interpret learn-interpret-speech learn-flow learn-audiocot learn-recipes tokenizer-speed long-audio packing loss-memory loader gpu llm-generate interpret-speed interpret-long dual-ffn-overhead llm-train flow seams dpo grpo annotate-speed annotate-quality audiocot-speed audiocot-names studio-check studio-speed busy-neighbour clean
+.PHONY: help setup quickstart test mutants prove check bench learn time-to-voice learn-tokenizer learn-tts learn-vae learn-cloning learn-understanding learn-preference compare-preference learn-tts-preference learn-grpo compare-rl learn-tts-grpo learn-interpret learn-interpret-speech learn-flow learn-audiocot learn-recipes tokenizer-speed long-audio packing loss-memory loader gpu llm-generate interpret-speed interpret-long dual-ffn-overhead llm-train flow seams dpo grpo annotate-speed annotate-quality audiocot-speed audiocot-names studio-check pages-check studio-speed busy-neighbour clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 21
@@ -168,6 +168,11 @@ studio-check: $(READY)  ## the studio in a real Chromium, with screens: SCREENS=
 		STUDIO_SCREENS=$(or $(SCREENS),build/screens) STUDIO_AXE=$$axe \
 		$(BIN)/python -m pytest -m slow -rs $(addprefix tests/pipelines/studio/,test_studio_browser.py test_studio_whole_way.py test_studio_page.py test_studio_tabs.py test_studio_day.py test_studio_live_browser.py) \
 		|| test $$? -eq 5
+
+pages-check: $(READY)  ## every kind of page in a real Chromium: contrast, keyboard, nothing cut: SCREENS= (apt-get install chromium; 2 minutes)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check playwright
+	@npm install --silent --no-save --prefix build/axe axe-core || echo "without npm, axe-core is left out"
+	@PAGES_SCREENS=$(SCREENS) $(BIN)/python -m pytest -m '' -rs tests/pipelines/report/test_pages.py
 
 studio-speed: $(READY)  ## the studio: click to sound against a new process, the waveform of an hour, memory (10 minutes)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'gradio>=6,<7' playwright

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from audiollm.evaluate.report.clips import Gallery, PageClip, shares
 from audiollm.evaluate.report.formats import percent_or_dash
 from pipelines.report.material import Material, Row, Trace, pick_evenly
-from pipelines.report.media import Gallery, PageClip, shares
 from pipelines.report.scores import heat
 
 if TYPE_CHECKING:

@@ -1,12 +1,10 @@
-"""Pictures for the page: curves as inline SVG that takes the page's colours, spectrograms as small PNGs.
-
-Shapes: N samples, M mel bands, T frames.
-"""
+"""Curves for the page, as inline SVG that takes the page's colours."""
 
 from __future__ import annotations
 
-import base64
+import hashlib
 import io
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup, escape
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
 # colours that stand for the page's own, which differ between light and dark
 _INK, _GRID, _SERIES = "#010203", "#010204", [f"#0102{number:02x}" for number in range(16, 32)]
@@ -48,15 +44,9 @@ COMPARED_COLOURS, _DASHES = 8, ("-", (0, (4, 1.5)), (0, (1, 1.3)), (0, (5, 1.3, 
 MAX_COMPARED = COMPARED_COLOURS * len(_DASHES)
 """Most series that a picture of several methods tells apart: each colour in each kind of line."""
 _MAX_POINTS = 800
+_SMOOTHED_SHARE, _FEWEST_SMOOTHED = 0.1, 20
+"""Share of a line's points that each of its drawn points is the mean of, and the fewest points for that."""
 _MAX_DRAWN = 1e30
-
-DYNAMIC_RANGE_DB = 70.0
-_SILENT_DB = -50.0
-"""A point below it is dark even where nothing is louder: silence is drawn as silence."""
-_BANDS, _COLUMNS, _TICKS_HZ = 96, 420, (500, 1000, 2000, 4000, 8000, 16000)
-
-
-# ----------------------------------------------------------------------------------------------- curves
 
 
 @dataclass(frozen=True)
@@ -86,7 +76,9 @@ def _drawable(value: Any) -> float | None:
 def curve_chart(series: Sequence[Series], y_label: str, title: str, legend_title: str = "") -> Markup | None:
     """One chart of up to 16 series over the training steps; None where there is no point at all.
 
-    The first and the last have the page's two colours, those between have colours between.
+    The first and the last have the page's two colours, those between have colours between. A row of a training's
+    figures is of a single step, whose batch differs from the next one's: lines are drawn as running means, with the
+    rows pale behind them where there are at most three.
 
     Args:
         title: what the chart shows, for those who hear the page.
@@ -102,10 +94,12 @@ def curve_chart(series: Sequence[Series], y_label: str, title: str, legend_title
         figure = Figure(figsize=(3.15, 2.35), layout="constrained")
         axes = figure.add_subplot()
         for colour, one in zip(_SERIES[: len(series)], series, strict=True):
-            steps, values = zip(*_thinned(one.points), strict=True)
-            marker = "o" if one.dotted or len(steps) == 1 else None
+            means = one.points if one.dotted else running_means(one.points)
+            if means is not one.points and len(series) <= 3:
+                axes.plot(*_columns(one.points), color=colour, linewidth=0.9, alpha=0.3)
+            marker = "o" if one.dotted or len(means) == 1 else None
             axes.plot(
-                steps, values, color=colour, linewidth=1.4, label=one.name, marker=marker, markersize=3.2
+                *_columns(means), color=colour, linewidth=1.4, label=one.name, marker=marker, markersize=3.2
             )
         _fit(axes, series, y_label)
         if len(series) > 1:
@@ -142,12 +136,11 @@ def compared_chart(series: Sequence[Series], y_label: str, title: str) -> Markup
         axes = figure.add_subplot()
         for place, one in shown:
             colour, dashes = line_style(place)
-            steps, values = zip(*_thinned(one.points), strict=True)
-            marker = "o" if one.dotted or len(steps) == 1 else None
+            means = one.points if one.dotted else running_means(one.points)
+            marker = "o" if one.dotted or len(means) == 1 else None
             style = _DASHES[dashes]
             axes.plot(
-                steps,
-                values,
+                *_columns(means),
                 color=_SERIES[colour],
                 linestyle=style,
                 linewidth=1.5,
@@ -240,7 +233,8 @@ def _label(axes: Axes, y_label: str) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.set_xlabel("training step")
-    axes.set_ylabel(y_label)
+    # beside the axis a long label is cut
+    axes.set_title(y_label, loc="left", fontsize=8.5, color=_INK)
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5))
     for axis in (axes.xaxis, axes.yaxis):
@@ -248,9 +242,24 @@ def _label(axes: Axes, y_label: str) -> None:
     axes.tick_params(length=3, width=0.6)
 
 
-def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+def running_means(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+    """Each point as the mean of those around it, at the ends of those that there are; few points as they are."""
+    reach = round(_SMOOTHED_SHARE * len(points) / 2)
+    if len(points) < _FEWEST_SMOOTHED or not reach:
+        return points
+    sums = [0.0, *itertools.accumulate(value for _, value in points)]
+    means = []
+    for place, (step, _) in enumerate(points):
+        first, last = max(0, place - reach), min(len(points), place + reach + 1)
+        means.append((step, (sums[last] - sums[first]) / (last - first)))
+    return means
+
+
+def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """The steps and the values of at most `_MAX_POINTS` points, the last among them."""
     step = -(-len(points) // _MAX_POINTS)
-    return [*points[:-1:step], points[-1]]
+    thinned = [*points[:-1:step], points[-1]]
+    return [at for at, _ in thinned], [value for _, value in thinned]
 
 
 def _limits(series: Sequence[Series]) -> tuple[float, float, float]:
@@ -274,11 +283,19 @@ def _short_number(value: float, _position: int | None = None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.8g}"
 
 
+def _own_ids(svg: str) -> str:
+    """The picture with the ids alone that it refers to, which no other picture of the page has."""
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
+    prefix = hashlib.blake2b(svg.encode(), digest_size=4).hexdigest()
+    svg = re.sub(r' id="([^"]+)"', lambda match: match[0] if match[1] in used else "", svg)
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>c{prefix}-", svg)
+
+
 def _inline(svg: str, title: str, colours: Mapping[str, str]) -> Markup:
-    """matplotlib's SVG without its prologue, metadata, ids and colours."""
+    """matplotlib's SVG without its prologue, its metadata and its colours, and with ids of its own."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r' id="[A-Za-z.]+_?\d*_\d+"', "", svg)
+    svg = _own_ids(svg)
     view_box = re.search(r'viewBox="([^"]*)"', svg)
     assert view_box is not None
     head = f'<svg class="chart" viewBox="{view_box.group(1)}" role="img" aria-label="{escape(title)}">'
@@ -286,69 +303,3 @@ def _inline(svg: str, title: str, colours: Mapping[str, str]) -> Markup:
     for stand_in, colour in colours.items():
         svg = svg.replace(stand_in, colour)
     return Markup(svg)
-
-
-# ----------------------------------------------------------------------------------------- spectrograms
-
-
-@dataclass(frozen=True)
-class Spectrogram:
-    """A picture with its axes: ticks as (place in percent from the left or the bottom, text)."""
-
-    image: str
-    """A PNG as a data URI, low frequencies at the bottom."""
-    time_ticks: list[tuple[float, str]]
-    frequency_ticks: list[tuple[float, str]]
-
-
-def mel_decibels(samples_N: NDArray[np.float32], sample_rate: int) -> NDArray[np.float32]:
-    """Mel power in dB, `[M, T]`, with windows of 32 ms and at most some 400 frames."""
-    import librosa
-    import numpy as np
-
-    window = max(16, round(0.032 * sample_rate))
-    hop = max(1, round(0.004 * sample_rate), -(-len(samples_N) // _COLUMNS))
-    frame = max(2048, 1 << window.bit_length())
-    power_MT = librosa.feature.melspectrogram(
-        # of a clip that is shorter than a frame librosa warns; what follows it is silence anyway
-        y=np.pad(samples_N, (0, max(0, frame - len(samples_N)))),
-        sr=sample_rate,
-        n_fft=frame,
-        win_length=window,
-        hop_length=hop,
-        n_mels=_BANDS,
-        pad_mode="constant",
-    )
-    power_MT = power_MT[:, : 1 + len(samples_N) // hop]
-    decibels: NDArray[np.float32] = 10 * np.log10(np.maximum(power_MT, 1e-12))
-    return decibels
-
-
-def draw_spectrogram(decibels_MT: NDArray[np.float32], sample_rate: int, duration_s: float) -> Spectrogram:
-    """Draw the levels down to `DYNAMIC_RANGE_DB` below the loudest point; silence is dark."""
-    import numpy as np
-    from matplotlib import colormaps
-    from PIL import Image
-
-    loudest = max(float(decibels_MT.max()), _SILENT_DB)
-    level_MT = np.clip(1 + (decibels_MT - loudest) / DYNAMIC_RANGE_DB, 0, 1)
-    picture = Image.fromarray(np.rint(level_MT[::-1] * 255).astype(np.uint8), "P")
-    picture.putpalette(np.rint(colormaps["magma"](np.arange(256))[:, :3] * 255).astype(np.uint8).tobytes())
-    buffer = io.BytesIO()
-    picture.save(buffer, format="PNG", optimize=True)
-    image = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-    return Spectrogram(image, _time_ticks(duration_s), _frequency_ticks(sample_rate))
-
-
-def _time_ticks(duration_s: float) -> list[tuple[float, str]]:
-    step = next((s for s in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0) if duration_s / s <= 5), 30.0)
-    places = [step * number for number in range(int(duration_s / step) + 1)]
-    return [(round(100 * at / duration_s, 2), f"{at:g}") for at in places if at <= 0.72 * duration_s]
-
-
-def _frequency_ticks(sample_rate: int) -> list[tuple[float, str]]:
-    import librosa
-
-    top = float(librosa.hz_to_mel(sample_rate / 2))
-    shown = [hz for hz in _TICKS_HZ if hz < 0.46 * sample_rate]
-    return [(round(100 * float(librosa.hz_to_mel(hz)) / top, 2), f"{hz / 1000:g}") for hz in shown]

@@ -6,19 +6,18 @@ Reading never fails: a stage may have been killed or have failed anywhere, and t
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from audiollm.evaluate.report.formats import without_home
 from audiollm.files.atomic import DamagedFile, line_numbers, read_json, read_whole_lines
 from audiollm.recipe.runner import StageResult
 from audiollm.recipe.stages import Recipe
 
 Row = dict[str, Any]
-_HOMES = re.compile(r"/(?:home|Users)/[^/\s'\":,;()]+")
 
 
 @dataclass(frozen=True)
@@ -120,14 +119,6 @@ class Material:
     def shown(self, text: object) -> str:
         """Text for a page that others may read: paths inside the run are relative, home folders are `~`."""
         return without_home(str(text).removeprefix(f"{self.recipe.folder}/"))
-
-
-def without_home(text: str) -> str:
-    """`text` with the home folders of people written as `~`."""
-    home = str(Path.home())
-    if len(home) > 1:
-        text = re.sub(re.escape(home) + r"(?=[/\s'\":,;()]|$)", "~", text)
-    return _HOMES.sub("~", text)
 
 
 def plain(value: Any) -> Any:

@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from audiollm.evaluate.report.formats import duration, megabytes, percent_or_dash
+from audiollm.evaluate.report.clips import Gallery
+from audiollm.evaluate.report.formats import duration, megabytes, percent_or_dash, without_home
 from audiollm.evaluate.report.page import render_template
+from audiollm.evaluate.report.spectrograms import DYNAMIC_RANGE_DB
 from audiollm.files.atomic import write_json, write_text
 from audiollm.recipe.runner import Context
 from pipelines.report.answers import answers_section
 from pipelines.report.codec import TOKENIZER_STAGES, tokenizer_section
-from pipelines.report.figures import DYNAMIC_RANGE_DB
 from pipelines.report.headline import headline, warnings_of
-from pipelines.report.material import Material, Row, without_home
-from pipelines.report.media import Gallery
+from pipelines.report.material import Material, Row
 from pipelines.report.policies.history import KINDS as FRESH
 from pipelines.report.policies.interpretations import KIND as INTERPRETED
 from pipelines.report.policies.interpretations import interpretations_section

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
+from audiollm.evaluate.report.clips import Gallery
 from pipelines.report.curves import facts_of
 from pipelines.report.material import Material, Row, Trace, pick_evenly
-from pipelines.report.media import Gallery
 
 SEGMENTS_SHOWN = 8
 SET_ASIDE_SHOWN = 200

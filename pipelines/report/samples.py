@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from audiollm.evaluate.report.clips import Gallery, shares
 from pipelines.report.material import Material, Row, Trace, pick_evenly
-from pipelines.report.media import Gallery, shares
 
 
 def samples_section(material: Material, gallery: Gallery, count: int) -> Row:

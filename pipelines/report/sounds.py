@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from audiollm.evaluate.report.clips import Gallery, PageClip
 from audiollm.evaluate.report.formats import format_number, percent_or_dash
 from pipelines.report.curves import alarms_of, chart_of, drawn, facts_of
 from pipelines.report.figures import series_of
 from pipelines.report.material import Material, Row, Trace, pick_evenly
-from pipelines.report.media import Gallery, PageClip
 from pipelines.report.training import PROMPTS_SHOWN, listening
 
 TRAINED, MADE, EDITED, JUDGED = "train_flow", "generate_sound", "edit_sounds", "evaluate_sound"
@@ -147,7 +148,8 @@ def _edits(stage: Trace, gallery: Gallery, judged: Sequence[Trace]) -> Row:
                 "span": f"{start_s:.2f} to {end_s:.2f} s",
                 "clips": clips,
                 "heard": verdict.get("heard"),
-                "done": verdict.get("the sound is heard, or gone"),
+                "done": verdict.get("verdict", verdict.get("the sound is heard, or gone")),
+                "why": str(verdict.get("why") or ""),
             }
         )
     cards.sort(key=lambda card: (str(card["operation"]), str(card["id"])))
@@ -161,15 +163,22 @@ def _span(row: Mapping[str, Any]) -> tuple[float, float]:
     return 0.0, 0.0
 
 
-def _heard(stage: Trace, judged: Sequence[Trace]) -> dict[str, list[tuple[str, str]]]:
-    """Asked and heard labels by sound, from the judge of a stage's sounds."""
-    found: dict[str, list[tuple[str, str]]] = {}
+def _heard(stage: Trace, judged: Sequence[Trace]) -> dict[str, list[tuple[str, str, bool]]]:
+    """Asked and heard labels by sound, from the judge of a stage's sounds, and whether the sound is far from the real
+    one."""
+    found: dict[str, list[tuple[str, str, bool]]] = {}
     for judge in judged:
         if stage.name in judge.upstream:
             for row in judge.rows("rows.jsonl"):
                 pairs = row.get("recognized")
                 if isinstance(pairs, list):
-                    found[str(row.get("id"))] = [(str(p[0]), str(p[1])) for p in pairs if len(p) == 2]
+                    listed = row.get("far")
+                    far = listed[: len(pairs)] if isinstance(listed, list) else []
+                    found[str(row.get("id"))] = [
+                        (str(pair[0]), str(pair[1]), is_far is True)
+                        for pair, is_far in zip_longest(pairs, far)
+                        if len(pair) == 2
+                    ]
     return found
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from audiollm.evaluate.report.formats import without_home
 from pipelines.report.headline import warnings_of
-from pipelines.report.material import Material, plain, without_home
+from pipelines.report.material import Material, plain
 
 SCORES = (
     "judge",

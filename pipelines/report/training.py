@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from audiollm.evaluate.report.clips import Gallery, shares
 from pipelines.report.curves import alarms_of, chart_of, drawn, facts_of, spread_places
 from pipelines.report.figures import series_of
 from pipelines.report.material import Material, Row, Trace
-from pipelines.report.media import Gallery, shares
 
 CODEBOOKS_SHOWN = 8
 PROMPTS_SHOWN, STEPS_SHOWN = 6, 4

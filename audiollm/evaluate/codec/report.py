@@ -1,6 +1,6 @@
 """The page of a codec evaluation: one self-contained HTML file with tables, charts, players and spectrograms.
 
-Shapes: N samples, M mel bands, T frames.
+Shapes: K codebooks, T frames, N samples.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from audiollm.audio import AudioError, Waveform, load
 from audiollm.codec import Codec
 from audiollm.evaluate.codec.evaluation import COMPARISON_RATE, EvaluationClip, match_reference
 from audiollm.evaluate.codec.scores import METRICS
-from audiollm.evaluate.report.page import MAX_SOUND_BYTES, loudest_db, player, render_template
+from audiollm.evaluate.report.clips import Gallery, PageClip
+from audiollm.evaluate.report.page import MAX_SOUND_BYTES, render_template
+from audiollm.evaluate.report.remedies import with_remedy
+from audiollm.evaluate.report.spectrograms import DYNAMIC_RANGE_DB, mel_decibels
 from audiollm.files.atomic import write_text
 
 if TYPE_CHECKING:
@@ -71,41 +74,91 @@ def write_codec_report(
         clips: those that were scored; up to `num_examples` of them are coded again, 8 s of each.
     """
     colours = {name: f"var(--c{index % COLOURS})" for index, name in enumerate(codecs)}
+    gallery = Gallery(most_bytes=MAX_SOUND_BYTES, lossless=True)
+    examples = _examples(codecs, clips, num_examples, gallery)
+    set_aside = [(item["path"], item["reason"]) for item in result["set_aside"]]
+    prefixes = prefix_charts(result)
+    titles = {
+        "codecs": "Codecs",
+        "scores": "Scores",
+        **({"prefixes": "Fewer codebooks"} if prefixes else {}),
+        "codebooks": "Codebooks",
+        **({"examples": "Listen"} if examples else {}),
+        **({"set_aside": "Set aside"} if set_aside else {}),
+    }
     page = render_template(
         "codec_report.html",
+        page_kind="audiollm evaluation",
+        name="Codecs side by side",
+        tiles=(),
+        warnings=(),
+        titles=titles,
+        codec_rows=_codec_rows(result),
+        dynamic_range=f"{DYNAMIC_RANGE_DB:g}",
+        num_silent=gallery.num_silent,
         result=result,
         colours=colours,
         tables=[score_table(result, kind) for kind in result["clips"]],
         metric_charts=metric_charts(result),
         codebook_charts=codebook_charts(result),
-        prefix_charts=prefix_charts(result),
-        examples=_examples(codecs, clips, num_examples),
+        prefix_charts=prefixes,
+        examples=examples,
         seconds=EXAMPLE_S,
-        set_aside=[(item["path"], item["reason"]) for item in result["set_aside"]],
+        set_aside=set_aside,
     )
     write_text(path, page)
     return path
 
 
+def _codec_rows(result: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """What each codec is and costs: a title, and a text for each codec; rows that say nothing are left out."""
+    rows: dict[str, list[str]] = {}
+    for codec in result["codecs"].values():
+        frames, usage, perplexity = (codec["codebooks"][key] for key in ("frames", "usage", "perplexity"))
+        parameters, failed = codec.get("parameters"), codec["failed_clips"]
+        cells = {
+            "bitrate": f"{codec['bitrate_bps'] / 1000:.2f} kbit/s",
+            "codebooks": f"{codec['num_codebooks']} × {codec['codebook_size']:,} codes",
+            "frames per second": f"{codec['frame_rate']:g}",
+            "sample rate": f"{codec['sample_rate']:,} Hz",
+            "parameters": f"{parameters / 1e6:.1f} M" if parameters else "",
+            "codes used": f"{100 * min(usage):.0f} to {100 * max(usage):.0f} % of {frames:,} frames",
+            "perplexity": f"{min(perplexity):.0f} to {max(perplexity):.0f}",
+            "clips that it failed on": f"{failed:,}" if failed else "",
+        }
+        for what in ("encode", "decode"):
+            seconds = codec["speed"][f"{what}_cpu_s_per_audio_s"]
+            cells[f"{what}, CPU-s per second of audio"] = (
+                "not timed: every clip failed or was scored before" if seconds is None else f"{seconds:.4f}"
+            )
+        for title, text in cells.items():
+            rows.setdefault(title, []).append(text)
+    return [(title, texts) for title, texts in rows.items() if any(texts)]
+
+
 def score_table(result: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """The metrics that have a value for this kind of clip, as rows of cells; the others with their reasons."""
-    own = {name: scores["kinds"].get(kind, {}) for name, scores in result["codecs"].items()}
+    """A row per metric that has a value for this kind of clip, a cell per codec; the others with their reasons."""
+    of_codecs = [scores["kinds"].get(kind, {}) for scores in result["codecs"].values()]
     original = result["original"].get(kind, {})
-    everyone = [original, *own.values()]
-    shown = [m for m in result["metrics"] if any(tables.get(m, {}).get("n") for tables in everyone)]
-    rows = []
-    if any(table["n"] for table in original.values()):
-        rows.append({"name": "original", "codec": False, "cells": [_cell(original.get(m), m) for m in shown]})
-    best = {metric: _best([tables.get(metric) for tables in own.values()], metric) for metric in shown}
-    for name, tables in own.items():
-        cells = [_cell(tables.get(metric), metric, best[metric]) for metric in shown]
-        rows.append({"name": name, "codec": True, "cells": cells})
-    absent: dict[str, list[str]] = {}
-    for metric in (m for m in result["metrics"] if m not in shown):
-        reasons = {reason for tables in own.values() for reason in tables.get(metric, {}).get("reasons", ())}
-        absent.setdefault("; ".join(sorted(reasons)) or "no clip", []).append(METRICS[metric].title)
-    headings = [(METRICS[m].title, METRICS[m].higher_is_better, METRICS[m].unit) for m in shown]
-    return {"kind": kind, **result["clips"][kind], "headings": headings, "rows": rows, "absent": absent}
+    has_original = any(table["n"] for table in original.values())
+    columns = [original, *of_codecs] if has_original else of_codecs
+    rows, absent = [], dict[str, list[str]]()
+    for name in result["metrics"]:
+        metric = METRICS[name]
+        tables = [tables.get(name) for tables in of_codecs]
+        if not any((column.get(name) or {}).get("n") for column in columns):
+            reasons = {reason for table in tables if table for reason in table["reasons"]}
+            why = "; ".join(with_remedy(reason) for reason in sorted(reasons)) or "no clip"
+            absent.setdefault(why, []).append(metric.title)
+            continue
+        best = _best(tables, name)
+        cells = [_cell(original.get(name), name)] if has_original else []
+        cells += [_cell(table, name, best) for table in tables]
+        rows.append(
+            {"title": metric.title, "higher": metric.higher_is_better, "unit": metric.unit, "cells": cells}
+        )
+    sizes = result["clips"][kind]
+    return {"kind": kind, **sizes, "has_original": has_original, "rows": rows, "absent": absent}
 
 
 def _best(tables: Sequence[Mapping[str, Any] | None], metric: str) -> float | None:
@@ -119,7 +172,7 @@ def _cell(table: Mapping[str, Any] | None, metric: str, best: float | None = Non
     if table is None:
         return {"text": "", "note": "", "best": False, "missing": ""}
     digits = METRICS[metric].digits
-    missing = "; ".join(f"{count} × {reason}" for reason, count in table["reasons"].items())
+    missing = "; ".join(f"{count} × {with_remedy(reason)}" for reason, count in table["reasons"].items())
     if table["mean"] is None:
         return {"text": "n/a", "note": "", "best": False, "missing": missing}
     return {
@@ -243,7 +296,7 @@ def _chart(title: str, draw: Any) -> Markup:
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     view_box = re.search(r'viewBox="([^"]*)"', svg)
     assert view_box is not None
-    head = f'<svg viewBox="{view_box.group(1)}" role="img" aria-label="{escape(title)}">'
+    head = f'<svg class="chart" viewBox="{view_box.group(1)}" role="img" aria-label="{escape(title)}">'
     svg = head + svg[svg.index(">") + 1 :]
     # ids are local to a figure and would clash on one page
     prefix = re.sub(r"\W", "", title)
@@ -257,13 +310,12 @@ def _chart(title: str, draw: Any) -> Markup:
 
 
 def _examples(
-    codecs: Mapping[str, Codec], clips: Sequence[EvaluationClip], number: int
+    codecs: Mapping[str, Codec], clips: Sequence[EvaluationClip], number: int, gallery: Gallery
 ) -> list[dict[str, Any]]:
     """Clips with the sound and the spectrogram of the original and of each codec, up to the page's limit of sound."""
     shown: list[dict[str, Any]] = []
-    size = 0
     for clip in _in_turns(clips):
-        if len(shown) == number or size > MAX_SOUND_BYTES:
+        if len(shown) == number or gallery.num_silent:
             break
         try:
             end_s = clip.start_s + EXAMPLE_S
@@ -272,8 +324,7 @@ def _examples(
             )
         except AudioError:  # named among those set aside
             continue
-        sounds = _sounds(recording, codecs)
-        size += sum(len(sound.get("audio", "")) for sound in sounds)
+        sounds = _sounds(recording, codecs, gallery)
         span = f"{recording.duration_s:.1f} s from {clip.start_s:.1f} s"
         shown.append(
             {"name": clip.path.name, "kind": clip.kind, "text": clip.text, "span": span, "sounds": sounds}
@@ -291,18 +342,17 @@ def _in_turns(clips: Sequence[EvaluationClip]) -> list[EvaluationClip]:
     return [clip for _, clip in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def _sounds(recording: Waveform, codecs: Mapping[str, Codec]) -> list[dict[str, Any]]:
+def _sounds(recording: Waveform, codecs: Mapping[str, Codec], gallery: Gallery) -> list[tuple[str, PageClip]]:
     reference = recording.resample(COMPARISON_RATE)
-    loudest = loudest_db(reference.samples_CN)
-    sounds: list[dict[str, Any]] = [
-        {"name": "original", **player(reference.samples_CN, COMPARISON_RATE, loudest)}
-    ]
+    loudest_db = float(mel_decibels(reference.samples_CN[0].numpy(), COMPARISON_RATE).max())
+    sounds = [("original", gallery.clip_of(reference))]
     for name, codec in codecs.items():
         try:
             with torch.no_grad():
                 codes_KT = codec.encode(recording.resample(codec.sample_rate).samples_CN)
                 decoded_1N = match_reference(codec.decode(codes_KT).cpu(), codec.sample_rate, reference)
-            sounds.append({"name": name, **player(decoded_1N, COMPARISON_RATE, loudest)})
+            decoded = Waveform(decoded_1N, COMPARISON_RATE)
+            sounds.append((name, gallery.clip_of(decoded, loudest_db)))
         except Exception as error:  # counted in the scores, too
-            sounds.append({"name": name, "problem": f"{type(error).__name__}: {error}"})
+            sounds.append((name, PageClip(problem=f"{type(error).__name__}: {error}")))
     return sounds

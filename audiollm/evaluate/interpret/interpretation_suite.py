@@ -27,7 +27,15 @@ from audiollm.evaluate.report.formats import format_number
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import metric_table
 from audiollm.evaluate.report.store import Row
-from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult, reasons_of
+from audiollm.evaluate.report.suite import (
+    MAX_TILES,
+    Example,
+    ScoreTable,
+    Sound,
+    SuiteResult,
+    reasons_of,
+    tile,
+)
 from audiollm.evaluate.report.text_errors import TextForm
 
 
@@ -137,7 +145,24 @@ def evaluate_interpretation(
         [{"system": name, **row} for name, each in rows.items() for row in each],
         pictures,
         "Longest lag first",
+        tiles=[
+            figure for name, each in list(scores.items())[:MAX_TILES] for figure in _tiles(name, each, unit)
+        ],
     )
+
+
+def _tiles(system: str, scores: Mapping[str, Any], unit: str) -> list[dict[str, str]]:
+    """Quality and lag of a system; what it has no value of is left out."""
+    note = f"{scores['outputs']:,} outputs"
+    figures = (
+        ("BLEU", scores["quality"]["BLEU"], ""),
+        ("LAAL", scores["latency"]["LAAL"]["mean"], f", {unit}"),
+    )
+    return [
+        tile(format_number(value, 2), f"{name}{of}, {system}", note)
+        for name, value, of in figures
+        if value is not None
+    ]
 
 
 MAX_EXAMPLES = 24

@@ -18,7 +18,7 @@ from audiollm.errors import BadSample, ConfigError, suggestion
 from audiollm.evaluate.listening.replies import Inquiry, Reply
 from audiollm.evaluate.report.lists import need_unique
 from audiollm.evaluate.report.store import Row
-from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult
+from audiollm.evaluate.report.suite import MAX_TILES, Example, ScoreTable, Sound, SuiteResult, share_tiles
 from audiollm.evaluate.report.text_errors import Errors, TextForm, choose_form, count_errors, error_table
 from audiollm.evaluate.speech.scoring import error_summary, rate_of, transcript_errors
 from audiollm.evaluate.speech.tts import error_rows
@@ -143,6 +143,11 @@ def evaluate_asr(
         [_example(row, each) for row, each in sorted(zip(rows, recordings, strict=True), key=_badness)],
         [(row["id"], row["errors"]) for row in rows if isinstance(row["errors"], str)],
         rows,
+        tiles=[
+            figure
+            for language, table in list(words.items())[:MAX_TILES]
+            for figure in share_tiles(f"{table['unit']} errors, {language}", table, "rate")
+        ],
     )
 
 

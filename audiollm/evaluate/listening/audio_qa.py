@@ -21,7 +21,7 @@ from audiollm.evaluate.report.formats import percent, with_interval
 from audiollm.evaluate.report.lists import need_unique, read_records
 from audiollm.evaluate.report.statistics import mean_of_normal, metric_table, share
 from audiollm.evaluate.report.store import Row
-from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult
+from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult, share_tiles
 
 GROUPS = ("task", "difficulty", "category", "sub_category")
 REPLY_KEYS = ("model_output", "model_prediction", "reply")
@@ -112,6 +112,7 @@ def evaluate_audio_qa(
         [_example(row, q, folder) for row, q in sorted(zip(rows, questions, strict=True), key=_badness)],
         [(row["id"], row["problem"]) for row in rows if row["problem"]],
         rows,
+        tiles=share_tiles("right answers", result),
     )
 
 

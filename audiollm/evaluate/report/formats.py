@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+_HOMES = re.compile(r"/(?:home|Users)/[^/\s'\":,;()]+")
 
 
 def percent(value: float | None, digits: int = 2, missing: str = "n/a") -> str:
@@ -44,3 +48,11 @@ def megabytes(value: float) -> str:
     """MB of 2**20 bytes, as the runner measures them, as decimal `512 MB` or `1.20 GB`."""
     value *= 2**20 / 1e6
     return f"{value / 1000:.2f} GB" if value >= 1000 else f"{value:.0f} MB"
+
+
+def without_home(text: str) -> str:
+    """`text` with the home folders of people written as `~`."""
+    home = str(Path.home())
+    if len(home) > 1:
+        text = re.sub(re.escape(home) + r"(?=[/\s'\":,;()]|$)", "~", text)
+    return _HOMES.sub("~", text)

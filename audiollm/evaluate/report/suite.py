@@ -6,17 +6,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from audiollm.evaluate.report.formats import format_number
+from audiollm.evaluate.report.formats import format_number, percent
+from audiollm.evaluate.report.remedies import with_remedy
 from audiollm.progress import COLUMNS, progress_bar
 from audiollm.terminal import print_table
 
+if TYPE_CHECKING:
+    from audiollm.evaluate.report.clips import Gallery, PageClip
+
 Item = TypeVar("Item")
 EXAMPLE_S = 12.0
+MAX_TILES = 6
+"""Languages or systems with figures of their own at the top of a page."""
 MAX_MISSING = 200
 """Missing values that a page lists; results.json counts all reasons, rows.jsonl has every case."""
 
@@ -78,6 +84,23 @@ class SuiteResult:
     """Title and SVG of each picture; texts of the SVG are escaped already."""
     order: str = "Worst first"
     """Heading of the examples: how they are chosen."""
+    tiles: Sequence[Mapping[str, str]] = ()
+    """The figures at the top of the page; see `tile`."""
+
+
+def tile(value: str, title: str, note: str = "") -> dict[str, str]:
+    """A figure at the top of a page: its value, what it is, and how sure or on how much it is."""
+    return {"value": value, "title": title, "note": note}
+
+
+def share_tiles(title: str, table: Mapping[str, Any], key: str = "accuracy") -> list[dict[str, str]]:
+    """A share with its 95 % interval as a figure at the top of a page; none where the table has no value."""
+    if table.get(key) is None:
+        return []
+    interval = ""
+    if table.get("low") is not None:
+        interval = f"{percent(table['low'], 1)} to {percent(table['high'], 1)}, "
+    return [tile(percent(table[key], 1), title, f"{interval}n = {table['n']:,}")]
 
 
 def conclude(outcome: SuiteResult, out: Path, num_examples: int, console: Console) -> None:
@@ -105,27 +128,44 @@ def conclude(outcome: SuiteResult, out: Path, num_examples: int, console: Consol
 
 def write_page(path: Path, outcome: SuiteResult, num_examples: int) -> Path:
     """Write the page of an outcome, self-contained, with the sound of up to `num_examples` cases."""
-    from dataclasses import replace
-
+    from audiollm.evaluate.report.clips import Gallery
     from audiollm.evaluate.report.page import MAX_SOUND_BYTES, render_template
+    from audiollm.evaluate.report.spectrograms import DYNAMIC_RANGE_DB
     from audiollm.files.atomic import write_text
 
-    shown: list[dict[str, Any]] = []
-    size = 0
-    for example in outcome.examples[:num_examples]:
-        if size > MAX_SOUND_BYTES:
-            break
-        sounds = [_heard(sound) for sound in example.sounds]
-        size += sum(len(sound.get("audio", "")) for sound in sounds)
-        shown.append(
-            {"title": example.title, "lines": example.lines, "sounds": sounds, "picture": example.picture}
-        )
-    few = replace(
-        outcome,
-        missing=list(dict.fromkeys(outcome.missing))[:MAX_MISSING],
+    gallery = Gallery(most_bytes=MAX_SOUND_BYTES, lossless=True)
+    examples = [
+        {
+            "title": example.title,
+            "lines": example.lines,
+            "picture": example.picture,
+            "sounds": [(sound.name, _clip(sound, gallery)) for sound in example.sounds],
+        }
+        for example in outcome.examples[:num_examples]
+    ]
+    missing = [
+        (name, with_remedy(reason)) for name, reason in list(dict.fromkeys(outcome.missing))[:MAX_MISSING]
+    ]
+    titles = {"scores": "Scores", "examples": outcome.order, "missing": "Without a value"}
+    present = {"scores": True, "examples": examples, "missing": missing}
+    page = render_template(
+        "suite.html",
+        page_kind="audiollm evaluation",
+        name=outcome.title,
+        about=outcome.about,
+        tiles=outcome.tiles,
+        warnings=(),
+        titles={id: title for id, title in titles.items() if present[id]},
         tables=[table.shown() for table in outcome.tables],
+        pictures=outcome.pictures,
+        order=outcome.order,
+        examples=examples,
+        missing=missing,
+        seconds=EXAMPLE_S,
+        num_silent=gallery.num_silent,
+        dynamic_range=f"{DYNAMIC_RANGE_DB:g}",
     )
-    write_text(path, render_template("suite.html", outcome=few, examples=shown, seconds=EXAMPLE_S))
+    write_text(path, page)
     return path
 
 
@@ -151,7 +191,9 @@ def reasons_of(tables: Iterable[Mapping[str, Any]]) -> str:
         for reason, count in table["reasons"].items():
             counts[reason] = counts.get(reason, 0) + count
     most = sorted(counts.items(), key=lambda item: -item[1])
-    text = "; ".join(f"{count} × {reason}" for reason, count in most[:4]) + ("; ..." if len(most) > 4 else "")
+    text = "; ".join(f"{count} × {with_remedy(reason)}" for reason, count in most[:4]) + (
+        "; ..." if len(most) > 4 else ""
+    )
     return f"n/a: {text}." if text else ""
 
 
@@ -175,14 +217,6 @@ def step(progress: Progress, what: str) -> None:
     progress.update(progress.task_ids[0], advance=1, what=what.replace("[", "("))
 
 
-def _heard(sound: Sound) -> dict[str, str]:
-    from audiollm.audio import AudioError, load
-    from audiollm.evaluate.report.page import loudest_db, player
-
+def _clip(sound: Sound, gallery: Gallery) -> PageClip:
     end_s = sound.start_s + EXAMPLE_S
-    end_s = end_s if sound.end_s is None else min(end_s, sound.end_s)
-    try:
-        wave = load(sound.path, sound.start_s, end_s, mono=True)
-    except AudioError as error:
-        return {"name": sound.name, "problem": error.reason}
-    return {"name": sound.name, **player(wave.samples_CN, wave.sample_rate, loudest_db(wave.samples_CN))}
+    return gallery.clip(sound.path, sound.start_s, end_s if sound.end_s is None else min(end_s, sound.end_s))

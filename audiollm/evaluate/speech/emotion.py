@@ -28,7 +28,15 @@ from audiollm.evaluate.report.formats import with_interval
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import confusion, metric_table, share, shares_by
 from audiollm.evaluate.report.store import Row
-from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult, metric_cells, reasons_of
+from audiollm.evaluate.report.suite import (
+    Example,
+    ScoreTable,
+    Sound,
+    SuiteResult,
+    metric_cells,
+    reasons_of,
+    share_tiles,
+)
 from audiollm.evaluate.speech.esd import EMOTIONS, Utterance
 from audiollm.evaluate.speech.scoring import Bench, error_summary, rate_of, word_errors
 from audiollm.evaluate.speech.tts import error_rows, judge_names, judged_by
@@ -68,13 +76,14 @@ def evaluate_emotion(
     ]
     asked, named = [row["emotion"] for row in judged], [row["named"] for row in judged]
     likeness = {name: metric_table([row[name] for row in rows]) for name in LIKENESS}
+    recognized = {**accuracy, "not_available": len(rows) - len(judged), "reasons": unjudged}
     result = {
         "suite": "emotion",
         "judges": judge_names(bench),
         "language": bench.form.language,
         "clips": len(rows),
         "words": words,
-        "emotion": {**accuracy, "not_available": len(rows) - len(judged), "reasons": unjudged},
+        "emotion": recognized,
         "by_emotion": shares_by(asked, [row["right"] for row in judged]),
         "by_speaker": shares_by([row["speaker"] for row in judged], [row["right"] for row in judged]),
         "confusion": confusion(asked, named, EMOTIONS),
@@ -87,6 +96,10 @@ def evaluate_emotion(
         [error_rows({"clips": words}), *_tables(result)],
         [_example(row, each) for row, each in sorted(zip(rows, utterances, strict=True), key=_badness)],
         [(row["id"], row[key]) for row in rows for key in ("errors", "right") if _serious(row[key])],
+        tiles=[
+            *share_tiles("emotion recognized", recognized),
+            *share_tiles(f"{words['unit']} errors", words, "rate"),
+        ],
     )
 
 

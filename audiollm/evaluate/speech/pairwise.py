@@ -23,7 +23,7 @@ from audiollm.evaluate.report.lists import read_records
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import mean_of_shares
 from audiollm.evaluate.report.store import Row, RowStore
-from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult
+from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult, share_tiles
 from audiollm.evaluate.speech.clips import Advance, SpeechRequest
 from audiollm.evaluate.speech.verdicts import PairJudge, Verdict, pair_question
 
@@ -111,6 +111,7 @@ def evaluate_pairs(
             for row, item in sorted(zip(rows, items, strict=True), key=_badness)
         ],
         [(row["id"], row["score"]) for row in rows if isinstance(row["score"], str)],
+        tiles=share_tiles("win rate", result, "win_rate"),
     )
 
 

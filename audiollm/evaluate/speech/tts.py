@@ -27,6 +27,7 @@ from audiollm.evaluate.report.suite import (
     metric_cells,
     not_available,
     reasons_of,
+    share_tiles,
 )
 from audiollm.evaluate.speech.clips import SpeechRequest
 from audiollm.evaluate.speech.scoring import Bench, error_summary, rate_of, word_errors
@@ -112,6 +113,13 @@ def evaluate_list(
             if _serious(reason)
         ],
         [{**row, "set": name} for name, own in sets.items() for row in own],
+        tiles=[
+            figure
+            for name in sets
+            for figure in share_tiles(
+                f"{result[name]['words']['unit']} errors, {name}", result[name]["words"], "rate"
+            )
+        ],
     )
 
 

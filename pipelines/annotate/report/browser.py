@@ -7,10 +7,11 @@ from itertools import zip_longest
 from pathlib import Path
 
 from audiollm.data.text.languages import language_of
+from audiollm.evaluate.report.clips import Gallery, PageClip
+from audiollm.evaluate.report.formats import without_home
 from pipelines.annotate.report.agreement import Marked, marked
 from pipelines.annotate.report.survey import WORDED, AnnotationSurvey
-from pipelines.report.material import pick_evenly, without_home
-from pipelines.report.media import Gallery, PageClip
+from pipelines.report.material import pick_evenly
 from pipelines.steps.page.folder import (
     Row,
     file_name,

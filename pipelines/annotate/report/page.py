@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from audiollm.evaluate.report.formats import duration, percent_or_dash
+from audiollm.evaluate.report.clips import Gallery
+from audiollm.evaluate.report.formats import duration, percent_or_dash, without_home
 from audiollm.evaluate.report.page import render_template
+from audiollm.evaluate.report.spectrograms import DYNAMIC_RANGE_DB
 from audiollm.files.atomic import write_text
 from pipelines.annotate.recognizers.choice import STRONGER
 from pipelines.annotate.report.agreement import agreement_section
@@ -15,11 +17,8 @@ from pipelines.annotate.report.browser import browser_section
 from pipelines.annotate.report.survey import survey_annotation
 from pipelines.annotate.report.tables import tables_section
 from pipelines.report import page as run_page
-from pipelines.report.figures import DYNAMIC_RANGE_DB
-from pipelines.report.material import without_home
-from pipelines.report.media import Gallery
 from pipelines.steps import page as steps_page
-from pipelines.steps.page.folder import Folder, Row, finite_number, named
+from pipelines.steps.page.folder import Folder, Row, finite_number, named, said
 from pipelines.steps.page.funnel import (
     cost_section,
     count_of,
@@ -74,6 +73,7 @@ def render_annotation_page(name: str, folder: Folder) -> str:
         page_kind="audiollm annotation",
         name=named(name) or "annotation",
         tiles=tiles,
+        warnings=_warnings(folder.json("funnel.json")),
         titles=TITLES,
         num_silent=gallery.num_silent,
         dynamic_range=f"{DYNAMIC_RANGE_DB:g}",
@@ -136,6 +136,13 @@ def _recognizers(rows: Sequence[Row]) -> list[Row]:
     """The recognizers with their weights, as texts."""
     names = ("name", "kind", "weights", "model_type", "digest")
     return [{key: named(without_home(str(row.get(key) or "")), 120) for key in names} for row in rows]
+
+
+def _warnings(funnel: Any) -> list[Row]:
+    """The warnings of the run, which its end repeats."""
+    listed = funnel.get("warnings") if isinstance(funnel, Mapping) else None
+    texts = [text for text in listed if isinstance(text, str)] if isinstance(listed, list) else []
+    return [{"stage": "annotate", "text": said(without_home(text), 600)} for text in texts]
 
 
 def _texts(counts: Any) -> Row:

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from audiollm.evaluate.judges.audioset import branch_of, broader_classes
-from audiollm.evaluate.report.formats import duration, percent_or_dash
+from audiollm.evaluate.report.clips import Gallery, PageClip
+from audiollm.evaluate.report.formats import duration, percent_or_dash, without_home
 from audiollm.evaluate.report.page import render_template
+from audiollm.evaluate.report.spectrograms import DYNAMIC_RANGE_DB
 from audiollm.files.atomic import write_text
 from pipelines.audiocot.answers.evidence import name_words
 from pipelines.audiocot.answers.measured import is_named
 from pipelines.audiocot.answers.naming import whole_name
 from pipelines.report import page as run_page
-from pipelines.report.figures import DYNAMIC_RANGE_DB
-from pipelines.report.material import pick_evenly, without_home
-from pipelines.report.media import Gallery, PageClip
+from pipelines.report.material import pick_evenly
 from pipelines.steps import page as steps_page
 from pipelines.steps.page.folder import Folder, Row, file_name, finite_number, found, named, said
 from pipelines.steps.page.funnel import (
@@ -123,6 +123,7 @@ def write_audiocot_report(folder: Path) -> Path:
         page_kind="audiollm audiocot",
         name=named(folder.resolve().name) or "audiocot",
         tiles=tiles,
+        warnings=(),
         titles=TITLES,
         num_silent=gallery.num_silent,
         dynamic_range=f"{DYNAMIC_RANGE_DB:g}",

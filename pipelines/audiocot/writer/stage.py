@@ -57,7 +57,7 @@ def outcome_of(
         missing: questions that the model could not take, and why.
     """
     from audiollm.evaluate.report.formats import with_interval
-    from audiollm.evaluate.report.suite import ScoreTable, SuiteResult
+    from audiollm.evaluate.report.suite import ScoreTable, SuiteResult, share_tiles
     from pipelines.audiocot.writer.scores import score_tables
 
     tables = score_tables(scores)
@@ -77,7 +77,15 @@ def outcome_of(
     worst = sorted(range(len(scores)), key=lambda place: _quality(scores[place]))
     examples = [_example(questions[n], answers[n], scores[n]) for n in worst[: config.examples]]
     result = {"questions": len(questions), "control": control, "tables": tables}
-    return SuiteResult("Written chains of thought", about, result, shown, examples, missing, rows)
+    tiles = [
+        figure
+        for kind, table in tables.items()
+        for name, each in list(table.items())[:1]
+        for figure in share_tiles(f"{name}, {TITLES[kind]}", each)
+    ]
+    return SuiteResult(
+        "Written chains of thought", about, result, shown, examples, missing, rows, tiles=tiles
+    )
 
 
 def plan_evaluate_thoughts(config: EvaluateThoughtsConfig, plans: Mapping[str, StagePlan]) -> StagePlan:

@@ -10,10 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from audiollm.evaluate.report.clips import Gallery, PageClip
+from audiollm.evaluate.report.formats import without_home
 from audiollm.rl.rollouts.records import AnswerRecord, DrawnToken, GroupRecord
 from pipelines.report.curves import spread_places
-from pipelines.report.material import Material, Row, without_home
-from pipelines.report.media import Gallery, PageClip
+from pipelines.report.material import Material, Row
 from pipelines.report.policies.history import FreshTraining, short_name
 from pipelines.report.preferences.cases import words_and_clips
 from pipelines.report.preferences.sounds import RecordSounds

@@ -9,10 +9,10 @@ from typing import Any
 from audiollm.errors import ConfigError
 from audiollm.evaluate.interpret.logged_outputs import LOG_NAME, LoggedOutput, read_log
 from audiollm.evaluate.interpret.pictures import QualityPoint, quality_over_latency
+from audiollm.evaluate.report.clips import Gallery, PageClip
 from audiollm.evaluate.report.formats import format_number, percent_or_dash
 from pipelines.report.curves import spread_places
 from pipelines.report.material import Material, Row, Trace
-from pipelines.report.media import Gallery, PageClip
 from pipelines.report.preferences.sounds import RecordSounds
 
 KIND = "evaluate_interpreter"

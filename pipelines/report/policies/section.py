@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from audiollm.evaluate.report.clips import Gallery, shares
 from audiollm.evaluate.report.formats import percent_or_dash
 from pipelines.report.curves import alarms_of, facts_of, spread_places
 from pipelines.report.figures import MAX_COMPARED, Series, compared_chart, series_of
 from pipelines.report.material import Material, Row
-from pipelines.report.media import Gallery, shares
 from pipelines.report.policies.browser import STEPS_SHOWN, AnswerSounds, rollout_browser, signed
 from pipelines.report.policies.charts import policy_training_charts
 from pipelines.report.policies.history import KINDS, REWARD, FreshTraining, choice_words, short_name

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from audiollm.evaluate.report.clips import Gallery
 from audiollm.evaluate.report.formats import percent_or_dash
 from pipelines.report.material import Material, Row, Trace, pick_evenly
-from pipelines.report.media import Gallery
 
 KIND = "evaluate_thoughts"
 QUESTIONS = {"clip": "The CoT of a clip", "region": "The CoT of an object", "instruction": "Instructions"}

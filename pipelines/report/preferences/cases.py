@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from audiollm.evaluate.report.clips import Gallery, PageClip
 from pipelines.report.curves import spread_places
 from pipelines.report.material import Material, Row
-from pipelines.report.media import Gallery, PageClip
 from pipelines.report.preferences.history import POLICIES, Training
 from pipelines.report.preferences.sounds import RecordSounds
 

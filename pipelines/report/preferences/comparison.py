@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from audiollm.evaluate.report.clips import Gallery
 from pipelines.report.figures import MAX_COMPARED, Series, compared_chart, line_style
 from pipelines.report.material import Material, Row, Trace
-from pipelines.report.media import Gallery
 from pipelines.report.preferences.cases import (
     PROMPTS_COMPARED,
     given_answer,

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from audiollm.evaluate.report.clips import Gallery, shares
 from audiollm.evaluate.report.formats import percent_or_dash
 from pipelines.report.curves import alarms_of, facts_of
 from pipelines.report.material import Material, Row
-from pipelines.report.media import Gallery, shares
 from pipelines.report.preferences.cases import cases
 from pipelines.report.preferences.charts import policy_charts, reliability, reward_charts
 from pipelines.report.preferences.comparison import policy_comparison, reward_comparison, same_prompts

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from audiollm.evaluate.report.clips import Gallery, PageClip
 from pipelines.report.material import Material, Row, Trace
-from pipelines.report.media import Gallery, PageClip
 
 if TYPE_CHECKING:
     from audiollm.data.records.sample import AudioPart, Sample

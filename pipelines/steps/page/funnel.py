@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from audiollm.evaluate.report.formats import duration, percent_or_dash
-from pipelines.report.material import without_home
+from audiollm.evaluate.report.formats import duration, percent_or_dash, without_home
 from pipelines.steps.page.folder import Folder, Row, file_name, finite_number, found, named, said
 from pipelines.steps.page.numbers import Comparison, shown
 from pipelines.steps.page.survey import PartSurvey

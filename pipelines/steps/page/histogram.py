@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from markupsafe import Markup, escape
 
 BINS = 32
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 264.0, 136.0, 30.0, 6.0, 18.0, 18.0
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 264.0, 136.0, 36.0, 6.0, 18.0, 18.0
+_DIGIT_WIDTH = 6.4
+"""Of the texts, in the widest of the fonts."""
 _LEAST = 1e-9
 """Relative difference below which numbers are drawn as equal."""
 _LAYERS = (
@@ -107,19 +109,30 @@ def _count_axis(highest: int, scale: float) -> list[str]:
 
 
 def _value_axis(low: float, high: float) -> list[str]:
+    """Ticks under the axis, with as many digits as tell them apart, and as many as have room."""
+    ticks = _ticks(low, high, 5)
+    texts = [_short(tick) for tick in ticks]
+    if len(set(texts)) < len(texts):
+        texts = [f"{tick:.6g}" for tick in ticks]
+    room = _DIGIT_WIDTH * (2 + max(map(len, texts), default=0))
+    stride = max(1, math.ceil(room * len(texts) / (_WIDTH - _LEFT - _RIGHT)))
     parts = []
-    for tick in _ticks(low, high, 5):
-        x = min(max(_across(tick, low, high), _LEFT + 6), _WIDTH - _RIGHT - 8)
-        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 4:g}" text-anchor="middle">{_short(tick)}</text>')
+    for tick, text in list(zip(ticks, texts, strict=True))[::stride]:
+        x = _across(tick, low, high)
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 4:g}" text-anchor="{_anchor(x)}">{text}</text>')
     return parts
 
 
 def _limit(limit: float, x: float) -> str:
-    anchor = "start" if x < _LEFT + 20 else "end" if x > _WIDTH - _RIGHT - 20 else "middle"
     return (
         f'<path class="limit" d="M{x:.1f} {_TOP - 3:g}V{_HEIGHT - _BOTTOM:g}"/>'
-        f'<text class="limit" x="{x:.1f}" y="{_TOP - 6:g}" text-anchor="{anchor}">{_short(limit)}</text>'
+        f'<text class="limit" x="{x:.1f}" y="{_TOP - 6:g}" text-anchor="{_anchor(x)}">{_short(limit)}</text>'
     )
+
+
+def _anchor(x: float) -> str:
+    """The side of a text that stands at `x`: near an end of the axis it would be cut if it were centred."""
+    return "start" if x < _LEFT + 20 else "end" if x > _WIDTH - _RIGHT - 20 else "middle"
 
 
 def _across(value: float, low: float, high: float) -> float:

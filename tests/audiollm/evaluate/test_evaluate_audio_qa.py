@@ -279,7 +279,7 @@ def test_the_list_the_replies_and_the_command(tmp_path: Path) -> None:
     assert answer.exit_code == 0, answer.output
     result = json.loads((tmp_path / "out" / "results.json").read_text())
     assert (result["accuracy"], result["mmau_string_match"]["accuracy"]) == (0.5, 0.5)
-    assert "no sound" in (tmp_path / "out" / "report.html").read_text(), "b.wav is not there"
+    assert "No sound" in (tmp_path / "out" / "report.html").read_text(), "b.wav is not there"
     for change, problem in (
         ({"answer": "Dog"}, "none of the choices"),
         ({"choices": ["Woman"]}, "choices"),

@@ -17,9 +17,11 @@ import pytest
 import torch
 
 from audiollm.audio import save
-from pipelines.report.figures import Series, curve_chart, draw_spectrogram, mel_decibels, series_of
-from pipelines.report.material import pick_evenly, plain, without_home
-from pipelines.report.media import Gallery
+from audiollm.evaluate.report.clips import Gallery
+from audiollm.evaluate.report.formats import without_home
+from audiollm.evaluate.report.spectrograms import draw_spectrogram, mel_decibels
+from pipelines.report.figures import Series, curve_chart, series_of
+from pipelines.report.material import pick_evenly, plain
 from pipelines.report.samples import choose_samples, is_wrong
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from audiollm.evaluate.report.clips import Gallery
 from audiollm.evaluate.report.statistics import share
 from audiollm.files.atomic import write_jsonl
 from audiollm.files.set_aside import set_aside_row
 from pipelines.report.answers import _by_question
 from pipelines.report.material import Material
-from pipelines.report.media import Gallery
 from pipelines.report.policies import section as policies
 from pipelines.report.policies.browser import NO_ROLLOUTS, AnswerSounds, signed
 from pipelines.report.policies.history import FreshTraining

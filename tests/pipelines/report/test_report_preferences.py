@@ -12,12 +12,12 @@ import yaml
 from rich.console import Console
 
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
+from audiollm.evaluate.report.clips import Gallery
 from audiollm.files.atomic import read_json, read_jsonl, write_json, write_jsonl
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
 from pipelines.report.figures import MAX_COMPARED, Series, compared_chart, line_style, reliability_chart
 from pipelines.report.material import Material
-from pipelines.report.media import Gallery
 from pipelines.report.preferences.cases import NO_PAIRS
 from pipelines.report.preferences.section import preferences_section, rewards_section
 from tests.audiollm.models.tiny_audio_llms import save_tiny

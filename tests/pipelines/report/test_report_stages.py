@@ -13,10 +13,10 @@ from audiollm.evaluate.listening.asr import TranscribedRecording, evaluate_asr
 from audiollm.evaluate.listening.audio_qa import Question, evaluate_audio_qa
 from audiollm.evaluate.listening.replies import Reply
 from audiollm.evaluate.listening.stage import listening_figures
+from audiollm.evaluate.report.clips import Gallery, shares
 from audiollm.files.atomic import write_json, write_jsonl
 from pipelines.report.answers import answers_section
 from pipelines.report.material import Material
-from pipelines.report.media import Gallery, shares
 from pipelines.report.samples import samples_section
 from tests.pipelines.report.report_run import (
     HOSTILE,

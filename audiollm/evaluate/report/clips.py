@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.report.figures import Spectrogram, draw_spectrogram, mel_decibels
-from pipelines.report.material import without_home
+from audiollm.evaluate.report.formats import without_home
+from audiollm.evaluate.report.spectrograms import Spectrogram, draw_spectrogram, mel_decibels
 
 if TYPE_CHECKING:
     from audiollm.audio import Waveform
@@ -39,10 +39,12 @@ class Gallery:
     Args:
         players: put the sound into the page.
         most_bytes: of sound (as it stands in the page); what comes later is silent.
+        lossless: FLAC at the sound's own rate in place of MP3: nothing that is heard is the page's.
     """
 
     players: bool = True
     most_bytes: int = 8_000_000
+    lossless: bool = False
     num_clips: int = field(default=0, init=False)
     num_silent: int = field(default=0, init=False)
     _bytes: int = field(default=0, init=False)
@@ -55,24 +57,30 @@ class Gallery:
         cut = end_s is not None and end_s > last_s
         try:
             waveform = load(path, start_s, last_s if end_s is None or cut else end_s, mono=True)
-            if waveform.sample_rate not in _MP3_RATES:
-                waveform = waveform.resample(PAGE_RATE)
+            waveform = self._at_page_rate(waveform)
         except AudioError as error:
             return PageClip(problem=without_home(f"{Path(error.path).name}: {error.reason}"))
         return self._clip(waveform, cut or (end_s is None and waveform.duration_s > _MAX_CLIP_S - 0.01))
 
-    def clip_of(self, waveform: Waveform) -> PageClip:
-        """Sound that is in no file, mono, at most half a minute."""
+    def clip_of(self, waveform: Waveform, loudest_db: float | None = None) -> PageClip:
+        """Sound that is in no file, mono, at most half a minute.
+
+        Args:
+            loudest_db: see `draw_spectrogram`.
+        """
         cut = waveform.duration_s > _MAX_CLIP_S
         samples_CN = waveform.samples_CN[:, : round(_MAX_CLIP_S * waveform.sample_rate)]
         mono = type(waveform)(samples_CN, waveform.sample_rate).mono()
-        return self._clip(mono if mono.sample_rate in _MP3_RATES else mono.resample(PAGE_RATE), cut)
+        return self._clip(self._at_page_rate(mono), cut, loudest_db)
 
-    def _clip(self, waveform: Waveform, cut: bool) -> PageClip:
-        samples_N = waveform.samples_CN[0].numpy()
-        picture = draw_spectrogram(
-            mel_decibels(samples_N, waveform.sample_rate), waveform.sample_rate, waveform.duration_s
-        )
+    def _at_page_rate(self, waveform: Waveform) -> Waveform:
+        fits = self.lossless or waveform.sample_rate in _MP3_RATES
+        return waveform if fits else waveform.resample(PAGE_RATE)
+
+    def _clip(self, waveform: Waveform, cut: bool, loudest_db: float | None = None) -> PageClip:
+        samples_N, rate = waveform.samples_CN[0].numpy(), waveform.sample_rate
+        decibels_MT = mel_decibels(samples_N, rate)
+        picture = draw_spectrogram(decibels_MT, rate, waveform.duration_s, loudest_db)
         self.num_clips += 1
         return PageClip(waveform.duration_s, self._audio(waveform), picture, cut=cut)
 
@@ -81,9 +89,9 @@ class Gallery:
 
         if not self.players:
             return ""
-        kind, content = "mpeg", b""
+        kind, container = ("flac", "flac") if self.lossless else ("mpeg", "mp3")
         try:
-            content = encode_bytes(waveform.samples_CN, waveform.sample_rate, "mp3")
+            content = encode_bytes(waveform.samples_CN, waveform.sample_rate, container)
         except AudioError:  # a libsndfile of before 1.1 writes no MP3
             kind, content = "wav", encode_bytes(waveform.samples_CN, waveform.sample_rate, "wav")
         uri = f"data:audio/{kind};base64,{base64.b64encode(content).decode()}"

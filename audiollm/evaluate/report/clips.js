@@ -1,4 +1,6 @@
 // Plays the clips with a line that runs over the spectrogram. Without this the browser's own players are shown.
+for (const audio of document.querySelectorAll("audio"))
+  audio.addEventListener("play", () => { for (const other of document.querySelectorAll("audio")) if (other !== audio) other.pause(); });
 for (const clip of document.querySelectorAll(".clip")) {
   const audio = clip.querySelector("audio"), button = clip.querySelector("button");
   const head = clip.querySelector(".head");
