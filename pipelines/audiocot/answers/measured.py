@@ -216,7 +216,7 @@ def _common_span(sound: SoundSpan, span: LoudSpan) -> LoudSpan:
     """The loud span, cut at the ends of the tagger's sound that lie clearly inside of it."""
     start_s = sound.start_s if sound.start_s - span.start_s > 2 * _TAGGER_OFF_S else span.start_s
     end_s = sound.end_s if span.end_s - sound.end_s > 2 * _TAGGER_OFF_S else span.end_s
-    return LoudSpan(start_s, end_s)
+    return LoudSpan(start_s, end_s) if start_s + _LEAST_S <= end_s else span
 
 
 def _event(label: str | None, span: LoudSpan, levels: Value) -> ThoughtEvent:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from audiollm.audio.files import save
 from audiollm.audio.samples import Waveform
-from audiollm.data.records.thoughts import ThoughtEvent, ThoughtRecord, prose_of
+from audiollm.data.records.thoughts import ThoughtEvent, ThoughtRecord, check_record_times, prose_of
 from audiollm.evaluate.judges.taggers import WindowScores
 from audiollm.video.writing import write_video
 from pipelines.audiocot.answers.evidence import Evidence, contradiction
@@ -137,6 +137,31 @@ def test_no_voice_follows_from_its_score(score: float, avoid: list[str]) -> None
     levels = {"level_dbfs": -20.0, "curve_dbfs": [-20.0] * 50, "onsets_s": []}
     tags = {"events": [], "tags": [], "sounds": [], "kinds": {"voice": score, "music": 0.5}}
     assert heard_record({"levels": levels, "tags": tags}, CLIP_S).avoid == avoid
+
+
+def test_any_levels_onsets_and_sounds_give_a_record_of_the_clip() -> None:
+    """Events lie in the clip, and a loud clip has a sound, whatever a tagger of short windows hears."""
+    dice = np.random.default_rng(0)
+    for _ in range(300):
+        steps = int(dice.integers(1, 60))
+        duration_s = (steps - dice.uniform(0, 0.9)) / 10
+        curve = dice.choice([-110.0, -70.0, -45.0, -30.0, -10.0], steps).tolist()
+        levels = {
+            "level_dbfs": max(curve),
+            "curve_dbfs": curve,
+            "onsets_s": np.sort(dice.uniform(0, duration_s, 9)),
+        }
+        starts_s = dice.uniform(0, 0.99 * duration_s, 6)
+        lengths_s = dice.uniform(0.01, 1.0, 6)
+        sounds = [
+            {"label": label, "start_s": start_s, "end_s": min(start_s + length_s, duration_s), "score": 0.9}
+            for label, start_s, length_s in zip([*TONES, None, "Dog"], starts_s, lengths_s, strict=True)
+        ]
+        tags = {"events": [], "tags": [], "sounds": sounds, "kinds": {"voice": 0.0, "music": 0.0}}
+        record = heard_record({"levels": levels, "tags": tags}, duration_s)
+        check_record_times(record, duration_s)
+        assert bool(record.sounds()) == (max(curve) > -60.0)
+        assert heard_record({"levels": levels}, duration_s).sounds() or max(curve) <= -60.0
 
 
 @pytest.mark.parametrize(("left", "place"), [(4, "on the left"), (28, "in the middle"), (52, "on the right")])
