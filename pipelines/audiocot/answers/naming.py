@@ -27,7 +27,7 @@ NAME_SCORE = 0.75
 or the class above in 0.84, 0.88 and 0.90 of the clips that have a name from 0.59, 0.7 and 0.75 on: 0.80, 0.74 and 0.69
 of all."""
 _SECOND_SOUND_SCORE = 0.9
-"""Score from which a class of another kind, in the same windows, is a second sound and no wrong name of the first."""
+"""Score from which a class of another kind that is heard as long is a second sound and no wrong name of the first."""
 _RIVAL_SHARE = 0.65
 """Share of a class's score from which one beside it in the tree makes its name doubtful: the broader one is taken."""
 _MAX_KINDS = 20
@@ -142,9 +142,14 @@ def _share_a_name(label: str, member: str) -> bool:
 
 
 def _is_wrong_name(label: str, score: float, first: int, end: int, surer: _Candidate) -> bool:
-    """Whether a run that lies half and more in a surer sound of another kind is a wrong name of it."""
+    """Whether a run that lies half and more in a surer sound of another kind is a wrong name of it.
+
+    A part of a long sound may be another sound; it needs less to be one than a run that is about as long.
+    """
     overlap = min(end, surer.end) - max(first, surer.first)
-    return 2 * overlap >= end - first and (score < _SECOND_SOUND_SCORE or label in branch_of(_MANNERS))
+    is_part = 2 * overlap < surer.end - surer.first
+    least_score = NAME_SCORE if is_part else _SECOND_SOUND_SCORE
+    return 2 * overlap >= end - first and (score < least_score or label in branch_of(_MANNERS))
 
 
 def _best_name(members: set[str], peaks: Mapping[str, float]) -> str | None:

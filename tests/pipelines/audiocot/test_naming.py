@@ -79,6 +79,13 @@ def test_another_class_in_the_same_windows_is_a_second_sound_only_where_it_is_su
     assert labels_of({"Chainsaw": 0.98, "Fart": 0.6}) == ["Chainsaw"]
     assert labels_of({"Music": 0.98, "Speech": 0.95}) == ["Music", "Speech"]
     assert labels_of({"Neigh, whinny": 0.98, "Squeal": 0.95}) == ["Neigh, whinny"]
+    assert labels_of({"Rain": 0.98, "Dog": 0.85}) == ["Rain"]
+
+
+def test_a_part_of_a_long_sound_may_be_another_sound() -> None:
+    rain = {range(10): 0.98}
+    assert [s.label for s in sounds_of({"Rain": rain, "Dog": {range(4, 6): 0.8}})] == ["Rain", "Dog"]
+    assert [s.label for s in sounds_of({"Rain": rain, "Dog": {range(4, 6): 0.7}})] == ["Rain"]
 
 
 def test_places_and_silence_name_no_sound() -> None:
