@@ -20,7 +20,7 @@ from audiollm.audio import save
 from audiollm.evaluate.report.clips import Gallery
 from audiollm.evaluate.report.formats import without_home
 from audiollm.evaluate.report.spectrograms import draw_spectrogram, mel_decibels
-from pipelines.report.figures import Series, curve_chart, series_of
+from pipelines.report.figures import Series, curve_chart, running_means, series_of
 from pipelines.report.material import pick_evenly, plain
 from pipelines.report.samples import choose_samples, is_wrong
 
@@ -110,6 +110,26 @@ def test_a_chart_is_well_formed_and_takes_the_colours_of_the_page() -> None:
     assert "currentColor" in chart and "var(--first)" in chart and "var(--second)" in chart
     assert "#0102" not in chart and "a &lt; b &amp; c" in chart
     assert len(chart) < 60_000
+
+
+def test_one_row_of_a_training_does_not_bend_the_curve() -> None:
+    """A row is of a single step and its batch: the loss of a tokenizer plunged where the last batch was an easy one."""
+    loss = [(20 * n + 19, 0.45 + (0.08 if n % 2 else -0.08)) for n in range(52)]
+    means = running_means([*loss, (1043, 0.1)])
+    assert [step for step, _ in means] == [*(step for step, _ in loss), 1043]
+    assert all(0.42 < value < 0.48 for _, value in means[3:-4])
+    assert means[-1][1] > 0.33, "the last point is no plunge"
+    few = [(0, 1.0), (1, 5.0)]
+    assert running_means(few) is few
+
+
+def test_no_two_pictures_of_a_page_have_an_id_in_common() -> None:
+    charts = [str(curve_chart([Series("x", [(0, n), (1, 1.0)], True)], "loss", "Loss")) for n in (2.0, 3.0)]
+    ids = [set(re.findall(r'\bid="([^"]+)"', chart)) for chart in charts]
+    assert ids[0] and not ids[0] & ids[1]
+    assert all(
+        set(re.findall(r'href="#([^"]+)"', chart)) <= own for chart, own in zip(charts, ids, strict=True)
+    )
 
 
 def test_every_series_has_a_colour_of_its_own() -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 from audiollm.evaluate.report.clips import PageClip
 from audiollm.evaluate.report.spectrograms import draw_spectrogram, mel_decibels
 from audiollm.evaluate.report.statistics import share
-from audiollm.evaluate.sound.edited_sounds import DONE, MEASURES, UNTOUCHED
+from audiollm.evaluate.sound.edited_sounds import DONE, MEASURES, UNTOUCHED, VERDICT, WHY
 from audiollm.files.atomic import write_jsonl
 from audiollm.files.set_aside import set_aside_row
 from pipelines.report.sounds import with_span
@@ -65,9 +65,16 @@ def sounds_made(run: Run) -> None:
     write_jsonl(edited / "edited.jsonl", edits)
     run.done("edit_sounds", {"edits": 2})
     judged = [
-        {"id": "a", "recognized": [["bell", "bell"], ["drum", HOSTILE]]},
+        {"id": "a", "recognized": [["bell", "bell"], ["drum", HOSTILE]], "far": [True, False]},
         {"id": "a", "case": "add by words", "heard": "drum", DONE: False},
-        {"id": "a", "case": "extend by words", "heard": "bell", DONE: True},
+        {
+            "id": "a",
+            "case": "extend by words",
+            "heard": "bell",
+            DONE: True,
+            VERDICT: False,
+            WHY: "far from a perfect edit",
+        },
     ]
     write_jsonl(run.folder("evaluate_sound") / "rows.jsonl", judged)
     measures = {name: share([True, False] if name in (UNTOUCHED, DONE) else []) for name in MEASURES}
@@ -99,7 +106,8 @@ def test_sounds_and_edits_are_shown_with_their_verdicts(tmp_path: Path) -> None:
     page = Page(html)
     assert page.tags["audio"] == 2 * 3 + 2 * 2, "before, after and a perfect edit; made and real"
     assert html.count('class="span" style="left:25.0%;width:50.0%"') == 2 * 3
-    assert "heard in its place: drum" in page.text and page.text.count("✗ wrong") == 1
+    assert "heard in its place: drum" in page.text and page.text.count("✗ wrong") == 2
+    assert "bell far from a perfect edit" in page.text and "heard bell far from the real sound" in page.text
     assert "drum: heard <img" in page.text and "bell: heard bell" in page.text
     for shown in (
         "3.250",
