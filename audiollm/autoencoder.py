@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from audiollm.errors import ConfigError, suggestion
-from audiollm.files.json_files import read_json_file
+from audiollm.files.json_files import config_folder, read_json_file
 from audiollm.recipe.plug_ins import import_named, is_import_path
 
 REMEDY = "give the folder of a trained autoencoder, or `package.module:name` of a function that returns one"
@@ -89,10 +89,7 @@ def load_autoencoder(source: Path | str) -> Autoencoder:
             lacking = [name for name in _MEMBERS if not hasattr(made, name)]
             raise ConfigError(f"returns no autoencoder: {', '.join(lacking)} missing", str(source), REMEDY)
         return made
-    folder = Path(source)
-    path = next((f / "config.json" for f in (folder, folder / "model") if (f / "config.json").exists()), None)
-    if path is None:
-        raise ConfigError(f"no autoencoder in {folder}: config.json is missing", str(folder), REMEDY)
+    path = config_folder(Path(source), "autoencoder", REMEDY) / "config.json"
     kind = str(read_json_file(path, dict).get("model_type"))
     known = {entry.name: entry for entry in entry_points(group="audiollm.autoencoders")}
     if kind not in known:

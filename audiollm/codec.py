@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from audiollm.errors import ConfigError, suggestion
-from audiollm.files.json_files import read_json_file
+from audiollm.files.json_files import config_folder, read_json_file
 
 SAMPLE_RATE = 24_000
 """Samples per second of the default codec, as of Higgs Audio V2's."""
@@ -124,16 +124,15 @@ def codec_digest(codec: Codec, num_codebooks: int | None = None) -> str:
 
 
 def load_codec(folder: Path) -> Codec:
-    """The codec saved in `folder`, through the entry-point group `audiollm.codecs` and `model_type` in its config.
+    """The codec saved in `folder`, or in the `model` of a stage's folder.
+
+    It is loaded through the entry-point group `audiollm.codecs` and `model_type` in its config.
 
     Raises:
         ConfigError: no config there or a damaged one, or no installed package knows its `model_type`.
     """
+    folder = config_folder(folder, "codec", "give the folder of a saved codec")
     path = folder / "config.json"
-    if not path.exists():
-        raise ConfigError(
-            f"no codec in {folder}: config.json is missing", str(folder), "give the folder of a saved codec"
-        )
     kind = str(read_json_file(path, dict).get("model_type"))
     known = {entry.name: entry for entry in entry_points(group="audiollm.codecs")}
     if kind not in known:

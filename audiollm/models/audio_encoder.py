@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from audiollm.data.hearing.features import FRAMES_PER_SECOND, FeatureShape, PackedFeatures
 from audiollm.data.packing import SegmentLayout
 from audiollm.errors import ConfigError
-from audiollm.files.json_files import read_json_file
+from audiollm.files.json_files import no_config, read_json_file
 from audiollm.files.tensors import open_tensors
 from audiollm.models.attention import attention_backend, sequence_attention
 from audiollm.models.audio_stem import FRAMES_PER_POSITION, Stem2d, StemName, places, stem_1d
@@ -283,9 +283,7 @@ def encoder_config(folder: Path, **others: Any) -> AudioEncoderConfig:
         ConfigError: no such folder, or another kind of model.
     """
     if not (folder / "config.json").exists():
-        raise ConfigError(
-            "no audio encoder here: config.json is missing", str(folder), "give a Whisper's folder"
-        )
+        raise no_config(folder, "audio encoder", "give a Whisper's folder")
     data: Mapping[str, Any] = read_json_file(folder / "config.json", dict)
     for inner in ("thinker_config", "audio_config", "audio_encoder_config"):
         data = data[inner] if isinstance(data.get(inner), dict) else data

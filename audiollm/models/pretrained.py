@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from audiollm.errors import ConfigError, suggestion
 from audiollm.files.atomic import atomic_path, write_json
-from audiollm.files.json_files import REMEDY, read_json_file
+from audiollm.files.json_files import REMEDY, config_folder, read_json_file
 
 Config = TypeVar("Config")
 Model = TypeVar("Model", bound=nn.Module)
@@ -85,12 +85,9 @@ def model_folder(folder: Path) -> Path:
     """The folder that holds the model: `folder` itself or, for a stage's folder, its `model`.
 
     Raises:
-        ConfigError: neither has a config.json.
+        ConfigError: see `config_folder`.
     """
-    for candidate in (folder, folder / "model"):
-        if (candidate / "config.json").exists():
-            return candidate
-    raise ConfigError("no model here: config.json is missing", str(folder), "give a trained model's folder")
+    return config_folder(folder, "model", "give a trained model's folder")
 
 
 @contextmanager

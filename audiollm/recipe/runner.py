@@ -111,6 +111,8 @@ def run_recipe(
     if not ranks.first:
         _follow(recipe, console, ranks)
         return
+    if only is None:
+        _refuse_in_vain(recipe)
     recipe.folder.mkdir(parents=True, exist_ok=True)
     with _locked(recipe.folder):
         _run_stages(recipe, console, start, only, ranks)
@@ -148,6 +150,21 @@ def _follow(recipe: Recipe, console: Console, ranks: Ranks) -> None:
         except (StageError, ConfigError):
             time.sleep(GRACE_SECONDS)  # most likely all ranks met it; the first one is to tell, and to report
             raise
+
+
+def _refuse_in_vain(recipe: Recipe) -> None:
+    """Ask the stages that read what is not there yet whether they must refuse it: the work before them may be long.
+
+    Raises:
+        ConfigError: from the first that must.
+    """
+    by_name = {stage.name: stage for stage in recipe.stages}
+    for stage in recipe.stages:
+        sources = [by_name[name] for name in stage.upstream]
+        if stage.stage.refuse is None or any(source.folder.exists() for source in sources):
+            continue
+        plans = {source.name: source.stage.plan(source.config, {}) for source in sources if source.stage.plan}
+        stage.stage.refuse(stage.config, plans)
 
 
 def _run_stages(recipe: Recipe, console: Console, start: str | None, only: str | None, ranks: Ranks) -> None:

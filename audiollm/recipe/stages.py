@@ -140,6 +140,8 @@ class Stage:
         facts: lines from the settings that the fingerprint depends on beside them (the source of a user's functions).
         keeps: names in the stage's folder that stay when it starts afresh: what it knows to be right by itself.
         more_artifacts: further artifacts, which its settings ask for.
+        refuse: raises a ConfigError before the first stage runs, where the plans of the stages that it reads, by name,
+            show that it must end with one.
     """
 
     kind: str
@@ -154,6 +156,7 @@ class Stage:
     keeps: tuple[str, ...] = ()
     facts: Callable[[Any], Sequence[str]] | None = None
     more_artifacts: Callable[[Any], Mapping[str, str]] | None = None
+    refuse: Callable[[Any, Mapping[str, StagePlan]], None] | None = None
 
 
 @dataclass(frozen=True)

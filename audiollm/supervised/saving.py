@@ -15,6 +15,7 @@ from audiollm.data.records.source import Source
 from audiollm.data.text.tokenizer import SPEAKERS_FILE, TRAINED_FILE
 from audiollm.errors import BadSample
 from audiollm.files.atomic import read_json, write_json
+from audiollm.generation.engine.defaults import read_trained
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.hub import read_config, save_pretrained
 from audiollm.models.model_card import ModelCard
@@ -63,6 +64,7 @@ def save_trained(
         "text_dropout": config.text_dropout,
         "speaker_dropout": config.speaker_dropout,
         "codec_digest": codec_facts(sources, config.start).get("digest"),
+        "words": _words(config, found),
         **_stream_facts(sources, found),
     }
     write_json(folder / "model" / TRAINED_FILE, trained)
@@ -91,6 +93,12 @@ def save_continued(model: DualFFN, tokenizer: Tokenizer, start: Path, folder: Pa
     for name in (SPEAKERS_FILE, TRAINED_FILE):
         if (start / name).exists():
             write_json(target / name, read_json(start / name))
+
+
+def _words(config: TrainConfig, found: SourceSurvey) -> list[str] | None:
+    """The words that the model was trained to say, those of its start included; None: not known, or many."""
+    before = read_trained(model_folder(config.start)).words if config.start else []
+    return None if before is None or found.words is None else sorted({*before, *found.words})
 
 
 def _stream_facts(sources: Sequence[Source], found: SourceSurvey) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from audiollm.data.chat.tasks import TaskTemplate, fill_task, load_tasks
 from audiollm.data.records.sample import AudioPart, Sample, TextPart, write_samples
-from audiollm.errors import BadSample, StageError, suggestion
+from audiollm.errors import BadSample, ConfigError, StageError, suggestion
 from audiollm.files.atomic import write_jsonl
 from audiollm.files.set_aside import read_set_aside, row_of
 from audiollm.recipe.runner import Context
@@ -257,6 +258,22 @@ def split_segments(
     ]
 
 
+def _refuse_too_short(config: ComposeConfig, plans: Mapping[str, StagePlan]) -> None:
+    """
+    Raises:
+        ConfigError: all recordings that an annotate stage would read are shorter than `min_seconds`.
+    """
+    for plan in plans.values():
+        seconds = plan.facts.get("most_audio_s", math.inf)
+        if seconds < config.min_seconds:
+            raise ConfigError(
+                f"too little to train on: the recordings last {seconds:.0f} s in all, and compose needs "
+                f"{config.min_seconds:.0f} s",
+                "compose.min_seconds",
+                "give more recordings, or lower it",
+            )
+
+
 def _refuse_too_little(seconds: float, config: ComposeConfig, more: str) -> None:
     needed = config.min_seconds
     if seconds < needed or seconds == 0:
@@ -310,4 +327,5 @@ STAGE = Stage(
     artifacts={"samples": "samples.jsonl", "set_aside": "set_aside.jsonl"},
     help="make training samples of the segments",
     plan=plan_compose,
+    refuse=_refuse_too_short,
 )

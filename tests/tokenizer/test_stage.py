@@ -354,6 +354,17 @@ def test_a_silent_recording_beside_words_is_set_aside(recordings: Path, tmp_path
     assert len(Shards(tmp_path / "out" / "shards")) == 1
 
 
+def test_the_codec_may_be_given_by_the_folder_of_its_stage(recordings: Path, tmp_path: Path) -> None:
+    """As commands take it: `codec: runs/x/train_tokenizer`."""
+    small_codec(tmp_path / "train_tokenizer" / "model")
+    turn = Message(role="assistant", content=[AudioPart(path=str(recordings / "more" / "1.wav"))])
+    write_samples(tmp_path / "s.jsonl", [Sample(id="1", messages=[turn], task="tts")])
+    config = TokenizeConfig(samples=tmp_path / "s.jsonl", codec=tmp_path / "train_tokenizer", encodings=1)
+    tokenize_samples(config, Context(tmp_path / "out", None, Console(quiet=True), {}))  # type: ignore[arg-type]
+    codec = read_json(tmp_path / "out" / "shards" / "index.json")["codec"]
+    assert codec["path"] == str(tmp_path / "train_tokenizer" / "model")
+
+
 def test_a_killed_tokenize_goes_on_and_keeps_what_it_set_aside(
     recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

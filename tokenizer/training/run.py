@@ -24,6 +24,7 @@ from audiollm.devices import default_device, one_thread
 from audiollm.errors import BadSample, StageError
 from audiollm.failures import shared_watch
 from audiollm.files.atomic import atomic_path, write_json
+from audiollm.files.json_files import config_folder
 from audiollm.files.set_aside import UNREADABLE, SetAside
 from audiollm.recipe.ranks import ALONE
 from audiollm.recipe.runner import Context
@@ -210,7 +211,8 @@ def _task_config(config: TrainTokenizerConfig, model: AudioTokenizer | HiggsToke
 @shared_watch()
 def tokenize_samples(config: TokenizeConfig, context: Context) -> dict[str, Any]:
     """Encode every sample's audio; what cannot be read is named in `set_aside.jsonl` and left out."""
-    codec = load_codec(config.codec)
+    codec_folder = config_folder(config.codec, "codec", "give the folder of a saved codec")
+    codec = load_codec(codec_folder)
     samples, bad = read_samples(config.samples)
     folder = context.folder / "shards"
     writer = ShardWriter(folder, config.samples_per_shard)
@@ -240,7 +242,7 @@ def tokenize_samples(config: TokenizeConfig, context: Context) -> dict[str, Any]
     shape = {
         key: getattr(codec, key) for key in ("frame_rate", "num_codebooks", "codebook_size", "sample_rate")
     }
-    counts = writer.close({"codec": {**shape, "path": str(config.codec), "digest": codec_digest(codec)}})
+    counts = writer.close({"codec": {**shape, "path": str(codec_folder), "digest": codec_digest(codec)}})
 
     context.say(f"{counts['samples']} samples, {counts['frames']} frames in {counts['shards']} shards")
     return {**counts, "set_aside": len(set_aside.rows)}

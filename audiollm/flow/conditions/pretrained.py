@@ -19,7 +19,7 @@ from torch import Tensor
 
 from audiollm.autoencoder import module_digest
 from audiollm.errors import ConfigError
-from audiollm.files.json_files import OFFLINE, read_json_file
+from audiollm.files.json_files import OFFLINE, no_config, read_json_file
 from audiollm.files.transformers_folders import open_model, opening
 from audiollm.recipe.plug_ins import import_named, is_import_path
 
@@ -217,7 +217,7 @@ def _opened(model_class: Any, folder: Path, half: str = "") -> Any:
 
 def _model_type(folder: Path) -> str:
     if not (folder / "config.json").exists():
-        raise ConfigError("no encoder here: config.json is missing", str(folder), REMEDY)
+        raise no_config(folder, "encoder", REMEDY)
     data: Mapping[str, Any] = read_json_file(folder / "config.json", dict)
     return str(data.get("model_type"))
 

@@ -48,6 +48,8 @@ class Trained(NamedTuple):
     """System message of these streams; empty for none."""
     stream_speaks: bool | None = None
     """Whether the actions of these streams are spoken."""
+    words: list[str] | None = None
+    """The words that it was trained to say, where they are few."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,9 @@ def read_trained(folder: Path) -> Trained:
         text = data.get(name)
         if text is not None and not isinstance(text, str):
             raise ConfigError(f"{name}: {text!r} is not a string", str(path), DAMAGED_REMEDY)
+    words = data.get("words")
+    if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+        raise ConfigError("words: not a list of words", str(path), DAMAGED_REMEDY)
     speaks = data.get("stream_speaks")
     if speaks is not None and not isinstance(speaks, bool):
         raise ConfigError(f"stream_speaks: {speaks!r} is not true or false", str(path), DAMAGED_REMEDY)

@@ -6,7 +6,7 @@ Shapes: K codebooks, T code frames, N samples.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
@@ -21,6 +21,7 @@ from audiollm.data.hearing.features import PartAudio, mel_features, size_of
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.data.text.characters import settle_characters
 from audiollm.data.text.tokenizer import SPEAKERS_FILE, header_style_of, load_text_tokenizer
+from audiollm.data.text.words import words_of
 from audiollm.devices import default_device
 from audiollm.errors import ConfigError
 from audiollm.files.json_files import read_json_file
@@ -53,6 +54,7 @@ class Generator:
         speakers: the speaker names that the model was trained on.
         longest_positions: positions of the longest training sample; None: not known.
         defaults: sampling of the calls that do not give one.
+        words: the words that the model was trained to say, where they are few; None: not known, or many.
     """
 
     def __init__(
@@ -63,12 +65,14 @@ class Generator:
         speakers: Sequence[str] = (),
         longest_positions: int | None = None,
         defaults: Defaults | None = None,
+        words: Collection[str] | None = None,
     ) -> None:
         self.model, self._codec, self.template = model.eval(), codec, template
         self.decoder = GenerationDecoder(model)
         """Decoder shared by the engines of all answers, so that weights are laid out once."""
         self.speakers, self.longest_positions = list(speakers), longest_positions
         self.defaults = defaults or Defaults()
+        self.words = None if words is None else frozenset(words)
 
     @classmethod
     def from_pretrained(cls, model: Path | str, codec: Path | str | None = None) -> Generator:
@@ -99,7 +103,9 @@ class Generator:
             raise ConfigError(problem, str(folder), "tokenizer.json and the weights must be of one model")
         style = header_style_of(tokenizer)
         template = Template(tokenizer, config.num_codebooks, config.codebook_size - 2, style)
-        return cls(loaded, loaded_codec, template, names, trained.longest_positions, defaults)
+        return cls(
+            loaded, loaded_codec, template, names, trained.longest_positions, defaults, trained.words or None
+        )
 
     @property
     def codec(self) -> Codec:
@@ -335,6 +341,10 @@ class Generator:
         """Codes `[K, T]` of a recording at the level that prompts have."""
         samples_1N = waveform.mono().resample(self.codec.sample_rate).samples_CN
         return self.codec.encode(normalize_rms(samples_1N, LEVEL_DBFS))
+
+    def unseen_words(self, text: str) -> Sequence[str]:
+        """The words of a text that are not among the few that the model was trained to say; none where it was many."""
+        return [] if self.words is None else sorted(set(words_of(text)) - self.words)
 
     def unseen_letters(self, text: str) -> str:
         """Return the non-ASCII letters and signs that the vocabulary spells byte by byte: training never had them."""

@@ -27,6 +27,7 @@ class SpeakingModel(Protocol):
     template: Template
     speakers: list[str]
     longest_positions: int | None
+    words: frozenset[str] | None
 
     @property
     def codec(self) -> Codec: ...
@@ -38,3 +39,5 @@ class SpeakingModel(Protocol):
     def heard(self, waveform: Waveform, codes_KT: Tensor | None = None) -> PartAudio: ...
 
     def unseen_letters(self, text: str) -> str: ...
+
+    def unseen_words(self, text: str) -> Sequence[str]: ...

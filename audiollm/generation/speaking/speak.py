@@ -293,6 +293,11 @@ def notes_of(generator: SpeakingModel, chunks: Sequence[Chunk], manner: Manner) 
         notes += (
             f"the model's vocabulary never saw {shown}: it spells them in bytes and will hardly know their sound",
         )
+    unknown = generator.unseen_words(" ".join(chunk.text for chunk in chunks))
+    if unknown:
+        shown = ", ".join(unknown[:8]) + (", ..." if len(unknown) > 8 else "")
+        text = f"the model was trained to say {len(generator.words or ())} words, and these are not among them: {shown}"
+        notes += (f"{text}; do not expect to hear them",)
     return notes
 
 

@@ -30,6 +30,7 @@ from audiollm.data.hearing.features import (
 )
 from audiollm.data.records.sample import Sample, TextPart
 from audiollm.data.records.source import LoadedSample, Source
+from audiollm.data.text.words import words_of
 from audiollm.errors import BadSample
 from audiollm.files.atomic import DamagedFile, atomic_path
 from audiollm.files.set_aside import SetAside
@@ -37,6 +38,8 @@ from audiollm.files.tensors import open_tensors
 
 Advance = Callable[[], None]
 FITTINGS = tuple(Fitting)
+MAX_WORDS = 1000
+"""Words of a corpus up to which a model knows these alone: with more it reads others as well."""
 VOCABULARY_TEXT = 200_000_000
 """Characters that a vocabulary is learned from, at most: more takes long and changes little."""
 
@@ -55,6 +58,8 @@ class SourceSurvey:
     """Names that the samples to train on give in their metadata."""
     digests: tuple[str, ...]
     """Digests of the sources, in their order."""
+    words: tuple[str, ...] | None = None
+    """Words in samples to train on that speak; None: not known, or more than `MAX_WORDS`."""
 
     def used(self, source: int, held_out: bool) -> np.ndarray:
         """Numbers of the samples that are trained on, or held out."""
@@ -105,6 +110,7 @@ def survey_sources(
     held_out = [np.zeros(size, bool) for size in sizes]
     fittings = [np.full(size, -1, np.int64) for size in sizes]
     speakers: set[str] = set()
+    words: set[str] = set()
     for place, index, loaded in _readable(sources, set_aside, advance):
         try:
             for encoding in loaded.encodings:
@@ -125,10 +131,23 @@ def survey_sources(
         rows[place][index], held_out[place][index] = plan.rows, loaded.sample.is_held_out
         fittings[place][index] = FITTINGS.index(plan.fitting)
         speaker = loaded.sample.metadata.get("speaker")
-        if speaker is not None and plan.rows and not loaded.sample.is_held_out:
-            speakers.add(str(speaker))
+        if plan.rows and not loaded.sample.is_held_out:
+            speakers |= set() if speaker is None else {str(speaker)}
+            if len(words) <= MAX_WORDS:
+                words |= _words_of_speech(loaded.sample)
     digests = tuple(source.digest for source in sources)
-    return SourceSurvey(rows, held_out, fittings, tuple(sorted(speakers)), digests)
+    known_words = tuple(sorted(words)) if len(words) <= MAX_WORDS else None
+    return SourceSurvey(rows, held_out, fittings, tuple(sorted(speakers)), digests, known_words)
+
+
+def _words_of_speech(sample: Sample) -> set[str]:
+    """All words of a sample that speaks: its instruction says them, too."""
+    if not any(part.type == "audio" for message in sample.messages[-1:] for part in message.content):
+        return set()
+    texts = [
+        part.text for message in sample.messages for part in message.content if isinstance(part, TextPart)
+    ]
+    return set(words_of(" ".join(texts)))
 
 
 def save_survey(path: Path, found: SourceSurvey) -> None:
@@ -140,6 +159,7 @@ def save_survey(path: Path, found: SourceSurvey) -> None:
     with atomic_path(path) as temporary:
         # in one entry: several would lie in the file in any order
         names: dict[str, Any] = {"speakers": list(found.speakers), "digests": list(found.digests)}
+        names["words"] = None if found.words is None else list(found.words)
         names["sha256"] = _digest_of(arrays, names)
         save_file(arrays, temporary, metadata={"names": json.dumps(names)})
 
@@ -162,7 +182,10 @@ def load_survey(path: Path) -> SourceSurvey:
             [array for name, array in arrays.items() if name.startswith(f"{kind}/")]
             for kind in ("rows", "held_out", "fittings")
         )
-        return SourceSurvey(rows, held_out, fittings, tuple(names["speakers"]), tuple(names["digests"]))
+        words = None if names.get("words") is None else tuple(names["words"])
+        return SourceSurvey(
+            rows, held_out, fittings, tuple(names["speakers"]), tuple(names["digests"]), words
+        )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise DamagedFile(path, f"it holds no survey ({error})") from None
 

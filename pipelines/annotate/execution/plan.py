@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def plan_annotation(config: AnnotationConfig, upstream: Mapping[str, StagePlan])
     """
     del upstream
     notes = _lacking(config)
-    disk_mb = 0.0
+    disk_mb, is_estimate = 0.0, True
     if not config.inputs:
         clips = float(len(config.corpus.words) * config.corpus.voices * config.corpus.takes)
         audio_s = _SPOKEN_CLIP_S * clips
@@ -49,6 +50,7 @@ def plan_annotation(config: AnnotationConfig, upstream: Mapping[str, StagePlan])
     else:
         notes = [*_check_lists(config), *notes]
         audio_s, clips, note = _probe(config.inputs)
+        is_estimate = bool(note)
         notes.insert(0, note)
     workers = config.num_workers
     rates = dict(_RTF)
@@ -62,7 +64,7 @@ def plan_annotation(config: AnnotationConfig, upstream: Mapping[str, StagePlan])
         disk_mb=disk_mb + 4e-3 * clips,
         seconds=2 * _STARTUP_S + work_s / workers,
         note="; ".join(filter(None, notes)),
-        facts={"audio_s": audio_s, "clips": clips},
+        facts={"audio_s": audio_s, "clips": clips, "most_audio_s": math.inf if is_estimate else audio_s},
     )
 
 

@@ -139,6 +139,19 @@ def test_a_script_that_the_model_never_saw(run: Run, text: str, letter: str) -> 
     told(say(run, "--text", text), "never saw", letter)
 
 
+def test_words_that_the_model_was_never_trained_to_say_are_named(run: Run) -> None:
+    note = "trained to say 2 words, and these are not among them"
+    assert note not in say(run, "--text", "good day").err
+    write_json(Path("r/train/model") / TRAINED_FILE, {"words": ["one", "two"]})
+    assert note not in say(run, "--text", "One, TWO!").err
+    told(say(run, "--text", "one good day"), note, "day, good")
+    Path("talk.txt").write_text("Ann: one\nBob: seven\n")
+    told(say(run, "--dialogue", "talk.txt"), note, "seven")
+    told(say(run, "--text", "seven", "--stream"), note, "seven")
+    write_json(Path("r/train/model") / TRAINED_FILE, {"words": None})
+    assert note not in say(run, "--text", "one good day").err
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [

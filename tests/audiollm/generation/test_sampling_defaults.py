@@ -106,6 +106,8 @@ def test_the_order_and_what_is_said_of_it(tmp_path: Path) -> None:
         ("trained.json", {"text_dropout": "0.1"}),
         ("trained.json", {"longest_positions": [1]}),
         ("trained.json", {"stream_speaks": "yes"}),
+        ("trained.json", {"words": "seven"}),
+        ("trained.json", {"words": [7]}),
     ],
 )
 def test_what_cannot_be_is_named(tmp_path: Path, name: str, content: dict[str, Any]) -> None:
@@ -121,7 +123,7 @@ def test_a_training_notes_what_it_hid_and_keeps_the_settings_that_it_began_with(
     shards = str(write_shards(tmp_path / "a", 7))
     run_stage(tmp_path / "first", shards, model={"hidden_size": 32, "num_layers": 1}, speaker_dropout=0.0)
     model = tmp_path / "first" / "model"
-    assert read_trained(model)[1:] == (0.15, 0.0, None, None, None, None)
+    assert read_trained(model)[1:-1] == (0.15, 0.0, None, None, None, None)
     assert read_defaults(model).sampling == SamplingConfig(text_guidance=3, speaker_guidance=1)
     settings = read_json(model / "generation_config.json")
     write_json(model / "generation_config.json", {**settings, "ras_win_len": 7, "ras_win_max_num_repeat": 2})

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_hub import random_model
 
+from audiollm.autoencoder import load_autoencoder
+from audiollm.codec import load_codec
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import read_json, write_json
+from audiollm.flow.conditions.pretrained import load_text_encoder
+from audiollm.models.audio_encoder import encoder_config
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.hub import save_pretrained
+from audiollm.rl.reward.model import RewardModel
 
 
 def test_missing_and_surplus_keys_are_named(tmp_path: Path) -> None:
@@ -44,6 +51,40 @@ def test_pickles_are_not_opened(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"pickled \(pytorch_model.bin\)(.|\n)*save it again"):
         DualFFN.from_pretrained(tmp_path)
+
+
+LOADERS: dict[str, Callable[[Path], Any]] = {
+    "model": DualFFN.from_pretrained,
+    "codec": load_codec,
+    "autoencoder": load_autoencoder,
+    "encoder": load_text_encoder,
+    "audio encoder": encoder_config,
+    "reward model": RewardModel.load,
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_folder_that_does_not_exist_is_not_one_without_a_config(kind: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "train" / "model").mkdir(parents=True)
+    (run / "train" / "model" / "config.json").write_text("{}")
+    (run / "tokenize").mkdir()
+    (run / "tokenize" / "stage.json").write_text("{}")
+    (run / "file").write_text("")
+    reasons = {
+        "trian": r"no such folder(.|\n)*did you mean 'train'",
+        "nowhere/deep": "no such folder",
+        "file": "it is a file",
+        "tokenize": "the stage makes none, or has not finished",
+        "": r"the folder of a whole run(.|\n)*train",
+    }
+    for name, reason in reasons.items():
+        with pytest.raises(ConfigError, match=reason) as caught:
+            LOADERS[kind](run / name)
+        assert "config.json is missing" not in str(caught.value)
+    (run / "empty").mkdir()
+    with pytest.raises(ConfigError, match="config.json is missing"):
+        LOADERS[kind](run / "empty")
 
 
 def test_folders_that_are_not_whole(tmp_path: Path) -> None:

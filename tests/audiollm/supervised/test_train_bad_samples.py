@@ -17,6 +17,7 @@ from audiollm.data.records.sample import Sample, write_samples
 from audiollm.errors import BadSample, StageError
 from audiollm.files.atomic import read_jsonl
 from audiollm.files.set_aside import SetAside
+from audiollm.supervised.corpus import survey
 from audiollm.supervised.corpus.survey import load_survey, save_survey, survey_sources
 from tests.audiollm.supervised.train_samples import SAMPLE, SMALL, run_stage, small_template, write_shards
 
@@ -26,7 +27,9 @@ def template() -> Template:
     return small_template()
 
 
-def test_bad_and_long_samples_are_named_and_the_rest_goes_on(tmp_path: Path, template: Template) -> None:
+def test_bad_and_long_samples_are_named_and_the_rest_goes_on(
+    tmp_path: Path, template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write_shards(tmp_path / "shards", 7, frames=20)
     with (folder / "more.jsonl").open("w") as file:
         file.write(SAMPLE.model_copy(update={"id": "uncoded"}).model_dump_json() + "\n{broken\n")
@@ -43,6 +46,10 @@ def test_bad_and_long_samples_are_named_and_the_rest_goes_on(tmp_path: Path, tem
     assert cut.counts()["cut short"] == 2 and cut.rows[0].tolist()[5:] == [lengths[4]] * 2
     save_survey(tmp_path / "survey.safetensors", cut)
     again = load_survey(tmp_path / "survey.safetensors")
+    assert again.words == cut.words == ("audio", "generate", "seven", "speaker", "theo")
+    monkeypatch.setattr(survey, "MAX_WORDS", 4)
+    quiet = SetAside(tmp_path / "d.jsonl", "train")
+    assert survey_sources(sources, template, lengths[4], "cut", quiet, lambda: None).words is None
     assert again.counts() == cut.counts() and again.speakers == cut.speakers == ("voice0", "voice1")
     with pytest.raises(BadSample, match="longer than"):
         survey_sources(

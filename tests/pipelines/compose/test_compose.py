@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from rich.console import Console
 
+from audiollm.audio import save
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import AudioPart, Sample, TextPart
 from audiollm.data.text import forms
-from audiollm.errors import StageError
+from audiollm.errors import ConfigError, StageError
 from audiollm.files.set_aside import set_aside_row
-from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import Recipe
+from audiollm.recipe.runner import Context, run_recipe
+from audiollm.recipe.stages import Recipe, load_recipe
 from pipelines.compose.choice import choose_test
 from pipelines.compose.stage import STAGE, ComposeConfig
 
@@ -426,3 +428,32 @@ def test_tasks_of_ones_own(tmp_path: Path) -> None:
     assert [s.texts("user") for s in _of(folder, "spell")] == [["Spell it: 3"], ["Spell it: 4"]]
     with pytest.raises(ValidationError, match="did you mean 'spell'"):
         ComposeConfig.model_validate({"segments": str(mine), "tasks_file": str(mine), "tasks": {"spel": 1}})
+
+
+RECIPE = """
+stages:
+  - annotate: {input: "%s"}
+  - compose: {segments: "${annotate.segments}", tasks: {tts: 1.0}, min_seconds: %g}
+"""
+
+
+@pytest.mark.parametrize(("needed", "is_refused"), [(30.0, True), (2.5, True), (1.9, False)])
+def test_recordings_that_are_too_short_are_refused_before_they_are_annotated(
+    tmp_path: Path, needed: float, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "raw").mkdir()
+    for number in range(4):
+        save(tmp_path / "raw" / f"{number}.wav", torch.zeros(1, 8000), 16_000)
+    (tmp_path / "r.yaml").write_text(RECIPE % (tmp_path / "raw", needed))
+    recipe = load_recipe(tmp_path / "r.yaml", runs=tmp_path / "runs")
+    monkeypatch.setattr("audiollm.recipe.runner._run_stages", lambda *arguments: None)
+    if is_refused:
+        with pytest.raises(
+            ConfigError, match=r"compose.min_seconds  too little to train on: .* last 2 s in all"
+        ):
+            run_recipe(recipe, Console(quiet=True))
+        assert not (tmp_path / "runs").exists()
+    else:
+        run_recipe(recipe, Console(quiet=True))
+    (recipe.folder / "annotate").mkdir(parents=True, exist_ok=True)
+    run_recipe(recipe, Console(quiet=True))  # what is annotated, compose counts by itself
