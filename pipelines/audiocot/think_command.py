@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,8 @@ from audiollm.errors import ConfigError
 
 if TYPE_CHECKING:
     from audiollm.data.records.sample import Region
+    from audiollm.data.records.thoughts import ThoughtRecord
+    from pipelines.audiocot.thinking import Thinker, ThoughtRequest
 
 ASKS = 3
 """Requests to a model, each after the first with what was wrong before."""
@@ -37,7 +40,7 @@ def think_about(
         typer.Option(help="Write of the object in a box, x,y,width,height in pixels of the picture."),
     ] = None,
     instruction: Annotated[
-        str | None, typer.Option(help="Turn an instruction into operation, span and chain of thought.")
+        str | None, typer.Option(help="Read an instruction as edits: operation, sound and span of each.")
     ] = None,
     tagger: Annotated[
         str | None, typer.Option(help="A tagger of sounds for measurements: auto (YAMNet), or a path.")
@@ -67,12 +70,17 @@ def think_about(
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object: the record, its prose, operation and span.")
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON object: the record, its prose, and the edits or the question about them.",
+        ),
     ] = False,
 ) -> None:
     """Print the chain of thought (CoT) of a clip's sound: its record as JSON, and the prose made from it.
 
-    Without a model the record is written from measurements: names need a tagger.
+    Without a model the record is written from measurements: names need a tagger. An instruction is read as the studio
+    reads it, by that record; what may mean several things is answered with a question.
 
     Examples:
 
@@ -80,9 +88,9 @@ def think_about(
 
     audiollm think street.mp4 --model runs/writer/train/model --region 120,40,80,90
 
-    audiollm think rain.wav --model runs/writer/train/model --instruction "let it rain on for three seconds"
+    audiollm think rain.wav --instruction "mute the first 500 ms and let it rain on for three seconds"
     """
-    from audiollm.data.records.thoughts import prose_of
+    from audiollm.data.records.thoughts import prose_of, record_json
     from audiollm.data.records.video_clips import PictureSettings
     from pipelines.audiocot.thinking import MeasuredThinker, ThoughtRequest, model_thinker, pictures_of_model
 
@@ -97,27 +105,59 @@ def think_about(
         pictures = PictureSettings(
             per_second=frame_rate or known.per_second, side=known.side if frame_side is None else frame_side
         )
-    asked = ThoughtRequest(source, start, end, read_region(region), instruction, pictures)
+    if region is not None and instruction is not None:
+        raise ConfigError(
+            "an instruction is about the whole clip",
+            "--region",
+            "ask about the object or give the instruction",
+        )
+    asked = ThoughtRequest(source, start, end, read_region(region), pictures=pictures)
     thinker: Any
     if model is None:
-        if region is not None or instruction is not None:
-            raise ConfigError(
-                "a region or an instruction needs a model that writes", "--model", "give the folder of one"
-            )
+        if region is not None:
+            raise ConfigError("a region needs a model that writes", "--model", "give the folder of one")
         thinker = MeasuredThinker(tagger)
     else:
         thinker = model_thinker(model, asks or ASKS)
     answer = thinker.think(asked)
-    prose = prose_of(answer.record)
+    record = answer.record
     if answer.little_evidence:
         typer.echo("little evidence: the tagger has no name for the loudest sound", err=True)
+    reading: dict[str, Any] = {}
+    if instruction is not None:
+        writer = None if model is None else thinker
+        reading = reading_json(replace(asked, instruction=instruction), record, writer)
     if as_json:
-        found = answer.as_json()
-        found = found if "operation" in found else {"record": found}
-        typer.echo(json.dumps({**found, "prose": prose}, ensure_ascii=False))
+        content = {**reading, "record": record_json(record), "prose": prose_of(record)}
+        typer.echo(json.dumps(content, ensure_ascii=False))
         return
-    typer.echo(json.dumps(answer.as_json(), ensure_ascii=False, indent=2))
-    typer.echo(prose)
+    typer.echo(json.dumps(record_json(record), ensure_ascii=False, indent=2))
+    typer.echo(prose_of(record))
+    for edit in reading.get("edits", ()):
+        start_s, end_s = edit["span"]
+        words = " ".join(filter(None, (edit["operation"], edit["sound"])))
+        typer.echo(f"{words} from {start_s:g} to {end_s:g} s")
+    if "question" in reading:
+        typer.echo("\n".join([reading["question"], *(f"  {choice}" for choice in reading["choices"])]))
+
+
+def reading_json(asked: ThoughtRequest, record: ThoughtRecord, writer: Thinker | None) -> dict[str, Any]:
+    """The edits of an instruction, or the question about it, as JSON values.
+
+    Raises:
+        ConfigError: a file that cannot be used.
+    """
+    from pipelines.audiocot.thinking import open_clip, understand
+    from pipelines.instructions import InstructionQuestion
+
+    try:
+        plans = understand(asked, record, open_clip(asked).duration_s, writer)
+    except InstructionQuestion as question:
+        return {"edits": [], "question": question.sentence, "choices": list(question.choices)}
+    edits = [
+        {"operation": plan.kind, "sound": plan.caption, "span": [plan.start_s, plan.end_s]} for plan in plans
+    ]
+    return {"edits": edits}
 
 
 def _check_options(model: str | None, measures: Mapping[str, Any], asks: Mapping[str, Any]) -> None:

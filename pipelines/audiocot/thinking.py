@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from audiollm.data.records.sample import Region, VideoPart
 from audiollm.data.records.thoughts import (
     ThoughtError,
     ThoughtRecord,
+    caption_of_record,
     check_record_times,
     parse_answer,
     parse_thought,
@@ -27,6 +28,7 @@ from audiollm.evaluate.judges.yamnet import checked_tagger
 from audiollm.video.frames import VideoError, frame_times, pictures_end_s
 from pipelines.audiocot.clip import SoundClip, SoundFile, Told
 from pipelines.audiocot.output import WHAT_IS_HEARD, WHAT_TO_DO, region_prompt
+from pipelines.instructions import EditPlan, InstructionQuestion, names_times, read_instruction
 from pipelines.steps.step import Listener, Value
 
 if TYPE_CHECKING:
@@ -114,6 +116,52 @@ def parse_edit(answer: str, duration_s: float) -> EditAnswer:
         )
     check_record_times(found.record, max(end_s, duration_s))
     return found
+
+
+class Thinker(Protocol):
+    """A writer of chains of thought."""
+
+    def think(self, asked: ThoughtRequest) -> ThoughtAnswer: ...
+
+
+def understand(
+    asked: ThoughtRequest,
+    record: ThoughtRecord,
+    duration_s: float,
+    writer: Thinker | None,
+    span: tuple[float, float] | None = None,
+    has_object: bool = False,
+) -> list[EditPlan]:
+    """The edits of an instruction: by its words, or by a model where they leave open what a model can hear.
+
+    Args:
+        asked: the recording and the instruction.
+        record: the recording's chain of thought.
+        writer: a model that understands instructions; None: words alone count.
+        span: the selected seconds; they count where the words name none.
+        has_object: whether an object in the pictures is pointed at.
+
+    Raises:
+        InstructionQuestion: neither reads them.
+    """
+    from audiollm.flow.editing.operations import find_operation
+
+    assert asked.instruction is not None
+    try:
+        return read_instruction(asked.instruction, record, duration_s, span, has_object)
+    except InstructionQuestion as question:
+        if writer is None or not question.is_open:
+            raise
+        try:
+            answer = writer.think(asked)
+        except (StageError, ConfigError) as error:
+            sentence = f"{question.sentence} The model could not answer it: {error}"
+            raise InstructionQuestion(sentence, question.choices) from error
+    assert answer.operation is not None and answer.span is not None
+    start_s, end_s = answer.span
+    if span is not None and answer.operation != "extend" and not names_times(asked.instruction):
+        start_s, end_s = span
+    return [EditPlan(find_operation(answer.operation), caption_of_record(answer.record), start_s, end_s)]
 
 
 class MeasuredThinker:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import soundfile
 
@@ -24,7 +23,7 @@ from audiollm.data.records.thoughts import (
     prose_of,
     record_json,
 )
-from audiollm.errors import ConfigError, StageError
+from audiollm.errors import ConfigError
 from audiollm.flow.editing.operations import EditSpan, find_operation, find_span
 from audiollm.flow.editing.requests import EditRequest
 from audiollm.flow.model.sampling import SamplerSettings
@@ -39,26 +38,30 @@ from audiollm.flow.service import (
 )
 from audiollm.video.decoders import VideoError
 from audiollm.video.writing import replace_sound
-from pipelines.audiocot.thinking import ThoughtAnswer, ThoughtRequest
-from pipelines.studio.instructions import EditKind, EditPlan, names_times, read_instruction
+from pipelines.audiocot.thinking import Thinker, ThoughtRequest, understand
+from pipelines.instructions import EditKind, InstructionQuestion
 from pipelines.studio.intake import check_room
 from pipelines.studio.limits import StudioLimits, StudioRefusal, told_length
 from pipelines.studio.regions import RegionFinder
 from pipelines.studio.store import MAX_CAPTION, MAX_COT, ProjectStore, SoundVersion, StoredProject
-from pipelines.studio.waveforms import read_part, splice
+from pipelines.studio.waveforms import muted, read_part, splice
 
 _AROUND_S = 60.0
 """Seconds of a track on each side of a span that are read for an edit: models hear less."""
 _PICTURE_LATE_S = 0.05
 """Seconds after the last picture in which it still stands for what is heard."""
+_MUTE_FADE_S = 0.005
+"""Seconds in which a sound fades at the ends of a muted span, inside of it."""
+_DOING: dict[EditKind, str] = {
+    "extend": "extending", "inpaint": "inpainting", "add": "adding", "remove": "removing", "extract": "extracting",
+    "mute": "muting",
+}  # fmt: skip
+_DONE_TO: dict[EditKind, str] = {
+    "inpaint": "fill", "add": "add it to", "remove": "remove it from", "extract": "extract it from", "mute": "mute",
+}  # fmt: skip
+"""What an edit does to selected seconds."""
 _SEAM_S = 0.1
 """Seconds behind a span that its seam is fitted to."""
-
-
-class Thinker(Protocol):
-    """A writer of chains of thought."""
-
-    def think(self, asked: ThoughtRequest) -> ThoughtAnswer: ...
 
 
 @dataclass(frozen=True)
@@ -162,45 +165,27 @@ class SoundEditor:
         version: SoundVersion,
         instruction: str,
         span: tuple[float, float] | None = None,
+        has_object: bool = False,
     ) -> Job:
-        """Ask the model that writes which operation on a version an instruction is; its words are read without it where
-        they ask for an extraction, which the model does not know, in a long sound, or where no answer can be used.
+        """Ask the model that writes what an instruction on a version is, where its words leave that open.
 
         Args:
-            span: the selected seconds, which are taken where the words name none.
+            span: the selected seconds, which count where the words name none.
+            has_object: whether an object in the pictures is pointed at.
         """
         heard = self.store.sound(project, version)
         video = self.store.source(project) if project.has_pictures else None
-        is_long = version.duration_s > self._limits.made_s
-
-        def by_words() -> EditPlan:
-            return read_instruction(instruction, self.store.thought(project), version.duration_s, span)
-
-        def by_model(job: Job) -> EditPlan:
-            asked = ThoughtRequest(heard, instruction=instruction, check_stop=job.check_stop, video=video)
-            answer = self._thinker.think(asked)
-            assert answer.operation is not None and answer.span is not None
-            start_s, end_s = answer.span
-            if span is not None and answer.operation != "extend" and not names_times(instruction):
-                start_s, end_s = span
-            return EditPlan(
-                find_operation(answer.operation), caption_of_record(answer.record), start_s, end_s
-            )
+        writer = None if version.duration_s > self._limits.made_s else self._thinker
 
         def work(job: Job) -> dict[str, Any]:
-            if is_long:
-                return {"plan": vars(by_words())}
-            plan: EditPlan | None = None
-            with suppress(StudioRefusal):
-                plan = by_words()
-            if plan is None or plan.kind != "extract":
-                try:
-                    plan = by_model(job)
-                except (StageError, ConfigError):
-                    if plan is None:
-                        raise
+            asked = ThoughtRequest(heard, instruction=instruction, check_stop=job.check_stop, video=video)
+            record = self.store.thought(project)
+            try:
+                plans = understand(asked, record, version.duration_s, writer, span, has_object)
+            except InstructionQuestion as question:
+                return question_json(question)
             job.check_stop()
-            return {"plan": vars(plan)}
+            return {"edits": [vars(plan) for plan in plans]}
 
         return self._submit(project, work, owner, "understanding the instruction")
 
@@ -243,58 +228,41 @@ class SoundEditor:
     def edit(
         self, project: StoredProject, owner: str, version: SoundVersion, kind: EditKind, asked: MakeRequest
     ) -> Job:
-        """Edit a version: the result is a new one below it.
+        """Edit a version: see `edit_in_turn`."""
+        return self.edit_in_turn(project, owner, version, [(kind, asked)])
+
+    def edit_in_turn(
+        self,
+        project: StoredProject,
+        owner: str,
+        version: SoundVersion,
+        edits: Sequence[tuple[EditKind, MakeRequest]],
+    ) -> Job:
+        """Edit a version, and each result in turn: every edit makes a new version below the one before it.
 
         Raises:
-            StudioRefusal: a span, or words, that the operation cannot have.
-            ConfigError: there is no model.
+            StudioRefusal: a span, or words, that an operation cannot have.
+            ConfigError: there is no model, and an edit needs one.
         """
-        generator = self.service.generator
-        caption = asked.caption.strip()
-        if kind in ("add", "remove", "extract") and not (caption or asked.region):
-            raise StudioRefusal(f"Say which sound to {kind}, or click its object in the picture.")
-        span_s = self._span(version, kind, asked)
-        self._check_length(span_s[1] - span_s[0], "span", "select less of the waveform")
-        settings, sound = self._settings(asked.steps), self.store.sound(project, version)
-        if kind == "extract":
-            return self._submit(
-                project,
-                lambda job: self._extract(job, project, version, asked, caption, settings, span_s),
-                owner,
-                "extracting",
-            )
-        operation = find_operation(kind)
+        duration_s = version.duration_s
+        for kind, asked in edits:
+            if kind != "mute":
+                self._settings(asked.steps)
+            self._check_edit(kind, asked)
+            span_s = self._span(duration_s, version.sample_rate, kind, asked)
+            duration_s = max(duration_s, span_s[1])
+        title = " and ".join(dict.fromkeys(_DOING[kind] for kind, _ in edits))
 
         def work(job: Job) -> dict[str, Any]:
-            rate, frames = version.sample_rate, soundfile.info(sound).frames
-            first = max(0, round((span_s[0] - _AROUND_S) * rate))
-            last = min(frames, round((span_s[1] + _AROUND_S) * rate))
-            video = self._video(project, asked.region, first / rate)
-            if video is not None and max(version.duration_s, span_s[1]) > project.shown_s + _PICTURE_LATE_S:
-                if span_s[1] < project.shown_s - _SEAM_S:
-                    last = min(last, round(project.shown_s * rate))
-                else:
-                    _check_named(bool(caption) or kind in ("extend", "inpaint"))
-                    video = None
-            track, offset_s = read_part(sound, first, last), first / rate
-            begin_s = None if kind == "extend" else span_s[0] - offset_s
-            span = find_span(track, operation, begin_s, min(span_s[1] - offset_s, 1e9))
-            request = EditRequest(operation, caption, span.start / rate, span.end / rate, "", video)
-            result = edit_ordered(
-                generator, track, request, span, job.watched(settings), f"{asked.seed}/edit", project.name
-            )
-            job.check_stop()
-            whole = EditSpan(first + span.start, first + span.end)
-            with self.store.new_version(project, version) as (number, path):
-                part_NC = result.track.samples_NC[span.start : span.end]
-                splice(sound, path, whole.start, part_NC)
-                title = f"{kind} {caption or ('this' if asked.region else '')}".strip()
-                title += f", {span_s[0]:.1f} to {span_s[1]:.1f} s"
-                facts = _facts(asked, caption, "", self.key(job))
-                self.store.finish(project, number, version, kind, title, whole, facts)
-            return {"version": number}
+            edited = version
+            for number, (kind, asked) in enumerate(edits, start=1):
+                # the last version says that the request was done: a server may end between two of them
+                request = self.key(job) if number == len(edits) else ""
+                span_s = self._span(edited.duration_s, edited.sample_rate, kind, asked)
+                edited = self._edited(job, project, edited, kind, asked, span_s, request)
+            return {"version": edited.id}
 
-        return self._submit(project, work, owner, f"{kind}ing" if kind != "remove" else "removing")
+        return self._submit(project, work, owner, title)
 
     def delete(self, project: StoredProject) -> None:
         """Delete a project, and stop all requests on it, whichever window made them."""
@@ -336,18 +304,105 @@ class SoundEditor:
 
         return self.service.submit(checked, owner, title, project.id)
 
-    def _extract(
+    def _check_edit(self, kind: EditKind, asked: MakeRequest) -> None:
+        """
+        Raises:
+            StudioRefusal: nothing says which sound, or which seconds, are meant.
+        """
+        if kind in ("add", "remove", "extract") and not (asked.caption.strip() or asked.region):
+            raise StudioRefusal(f"Say which sound to {kind}, or click its object in the picture.")
+        if kind != "extend" and not asked.region and asked.start_s is None and asked.end_s is None:
+            raise StudioRefusal(
+                f"Select the seconds to {_DONE_TO[kind]} on the waveform, or say them in words and read them first."
+            )
+
+    def _edited(
+        self,
+        job: Job,
+        project: StoredProject,
+        version: SoundVersion,
+        kind: EditKind,
+        asked: MakeRequest,
+        span_s: tuple[float, float],
+        request: str,
+    ) -> SoundVersion:
+        """A new version below another one."""
+        if kind == "mute":
+            return self._muted(job, project, version, asked, span_s, request)
+        settings = self._settings(asked.steps)
+        if kind == "extract":
+            return self._extracted(job, project, version, asked, settings, span_s, request)
+        operation, caption, generator = find_operation(kind), asked.caption.strip(), self.service.generator
+        sound = self.store.sound(project, version)
+        rate, frames = version.sample_rate, soundfile.info(sound).frames
+        first = max(0, round((span_s[0] - _AROUND_S) * rate))
+        last = min(frames, round((span_s[1] + _AROUND_S) * rate))
+        video = self._video(project, asked.region, first / rate)
+        if video is not None and max(version.duration_s, span_s[1]) > project.shown_s + _PICTURE_LATE_S:
+            if span_s[1] < project.shown_s - _SEAM_S:
+                last = min(last, round(project.shown_s * rate))
+            else:
+                _check_named(bool(caption) or kind in ("extend", "inpaint"))
+                video = None
+        track, offset_s = read_part(sound, first, last), first / rate
+        begin_s = None if kind == "extend" else span_s[0] - offset_s
+        span = find_span(track, operation, begin_s, min(span_s[1] - offset_s, 1e9))
+        order = EditRequest(operation, caption, span.start / rate, span.end / rate, "", video)
+        result = edit_ordered(
+            generator, track, order, span, job.watched(settings), f"{asked.seed}/edit", project.name
+        )
+        job.check_stop()
+        whole = EditSpan(first + span.start, first + span.end)
+        with self.store.new_version(project, version) as (number, path):
+            splice(sound, path, whole.start, result.track.samples_NC[span.start : span.end])
+            title = _title(f"{kind} {caption or ('this' if asked.region else '')}".strip(), span_s)
+            return self.store.finish(
+                project, number, version, kind, title, whole, _facts(asked, caption, "", request)
+            )
+
+    def _muted(
         self,
         job: Job,
         project: StoredProject,
         version: SoundVersion,
         asked: MakeRequest,
-        caption: str,
+        span_s: tuple[float, float],
+        request: str,
+    ) -> SoundVersion:
+        """The version with silence in a span, faded at both ends; no model is asked."""
+        sound, rate = self.store.sound(project, version), version.sample_rate
+        first, last = round(span_s[0] * rate), min(soundfile.info(sound).frames, round(span_s[1] * rate))
+        fades = (first > 0, last < soundfile.info(sound).frames)
+        muted_NC = muted(read_part(sound, first, last).samples_NC, round(_MUTE_FADE_S * rate), fades)
+        job.check_stop()
+        with self.store.new_version(project, version) as (number, path):
+            splice(sound, path, first, muted_NC)
+            return self.store.finish(
+                project,
+                number,
+                version,
+                "mute",
+                _title("mute", span_s),
+                EditSpan(first, last),
+                _facts(asked, "", "", request),
+            )
+
+    def _extracted(
+        self,
+        job: Job,
+        project: StoredProject,
+        version: SoundVersion,
+        asked: MakeRequest,
         settings: SamplerSettings,
         span_s: tuple[float, float],
-    ) -> dict[str, Any]:
+        request: str,
+    ) -> SoundVersion:
         """A sound alone, from the span; before and after it the new version is silent."""
-        generator, sound = self.service.generator, self.store.sound(project, version)
+        generator, sound, caption = (
+            self.service.generator,
+            self.store.sound(project, version),
+            asked.caption.strip(),
+        )
         first, last = (round(second * version.sample_rate) for second in span_s)
         track = read_part(sound, first, last)
         video = self._video(project, asked.region, span_s[0])
@@ -361,10 +416,10 @@ class SoundEditor:
         with self.store.new_version(project, version) as (number, path):
             part_NC = track.stored(back_CN[:, : track.num_samples])
             splice(sound, path, first, part_NC, is_silent_elsewhere=True)
-            title = f"extract {caption or 'this'}, {span_s[0]:.1f} to {span_s[1]:.1f} s"
-            facts = _facts(asked, caption, "", self.key(job))
-            self.store.finish(project, number, version, "extract", title, None, facts)
-        return {"version": number}
+            title = _title(f"extract {caption or 'this'}", span_s)
+            return self.store.finish(
+                project, number, version, "extract", title, None, _facts(asked, caption, "", request)
+            )
 
     def _check_length(self, seconds: float, what: str, remedy: str) -> None:
         """
@@ -390,32 +445,50 @@ class SoundEditor:
             raise StudioRefusal(f"The sampler takes 1 to 500 steps, not {steps}: change Steps below Sampler.")
         return SamplerSettings(steps=steps, guidance=default_guidance(self.service.generator))
 
-    def _span(self, version: SoundVersion, kind: EditKind, asked: MakeRequest) -> tuple[float, float]:
-        """The seconds of an edit.
+    def _span(
+        self, duration_s: float, sample_rate: int, kind: EditKind, asked: MakeRequest
+    ) -> tuple[float, float]:
+        """The seconds of an edit of a sound of some length.
 
         Raises:
             StudioRefusal: they do not fit the track or the operation.
         """
-        duration_s = version.duration_s
         if kind == "extend":
-            if asked.end_s is None or asked.end_s <= duration_s:
-                raise StudioRefusal(f"Give an end after {duration_s:.2f} s, where the sound ends now.")
-            longest_s = self._limits.duration_s + self._limits.made_s
-            if asked.end_s > longest_s:
-                raise StudioRefusal(f"A sound may last {told_length(longest_s)}: give an earlier end.")
-            return duration_s, asked.end_s
+            span_s = self._extension_span(duration_s, asked)
+        else:
+            span_s = self._inner_span(duration_s, sample_rate, kind, asked)
+        if kind != "mute":
+            self._check_length(span_s[1] - span_s[0], "span", "select less of the waveform")
+        return span_s
+
+    def _extension_span(self, duration_s: float, asked: MakeRequest) -> tuple[float, float]:
+        if asked.end_s is None or asked.end_s <= duration_s:
+            raise StudioRefusal(f"Give an end after {duration_s:.2f} s, where the sound ends now.")
+        longest_s = self._limits.duration_s + self._limits.made_s
+        if asked.end_s > longest_s:
+            raise StudioRefusal(f"A sound may last {told_length(longest_s)}: give an earlier end.")
+        return duration_s, asked.end_s
+
+    def _inner_span(
+        self, duration_s: float, sample_rate: int, kind: EditKind, asked: MakeRequest
+    ) -> tuple[float, float]:
         start_s, end_s = asked.start_s or 0.0, duration_s if asked.end_s is None else asked.end_s
         end_s = min(end_s, duration_s) if end_s <= duration_s + 0.05 else end_s
         if kind == "inpaint" and (start_s <= 0 and end_s >= duration_s):
             raise StudioRefusal(
                 "Select the seconds to fill: the rest of the sound is what they are fitted to."
             )
-        if not (0 <= start_s < end_s <= duration_s and end_s - start_s >= 2 / version.sample_rate):
+        if not (0 <= start_s < end_s <= duration_s and end_s - start_s >= 2 / sample_rate):
             raise StudioRefusal(
                 f"The span {start_s:.2f} to {end_s:.2f} s does not lie in the sound of {duration_s:.2f} s: "
                 "select a part of the waveform."
             )
         return start_s, end_s
+
+
+def question_json(question: InstructionQuestion) -> dict[str, Any]:
+    """A question about an instruction, with the instructions that answer it."""
+    return {"question": question.sentence, "choices": list(question.choices)}
 
 
 def check_thought(record: ThoughtRecord, duration_s: float) -> None:
@@ -460,6 +533,10 @@ def _check_named(is_named: bool) -> None:
     """
     if not is_named:
         raise StudioRefusal("There are no pictures to these seconds: name the sound.")
+
+
+def _title(words: str, span_s: tuple[float, float]) -> str:
+    return f"{words}, {span_s[0]:.1f} to {span_s[1]:.1f} s"
 
 
 def _facts(asked: MakeRequest, caption: str, cot: str, request: str) -> dict[str, Any]:

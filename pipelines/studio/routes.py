@@ -29,9 +29,9 @@ from audiollm.errors import ConfigError, StageError
 from audiollm.files.atomic import atomic_path, safe_name
 from audiollm.flow.service import Job
 from audiollm.video.frames import frame_times, read_frames
-from pipelines.studio.editor import MakeRequest, SoundEditor, check_thought, sentence_of
+from pipelines.instructions import EditKind, InstructionQuestion, read_instruction
+from pipelines.studio.editor import MakeRequest, SoundEditor, check_thought, question_json, sentence_of
 from pipelines.studio.gate import OWNER
-from pipelines.studio.instructions import EditKind, read_instruction
 from pipelines.studio.intake import check_room
 from pipelines.studio.limits import MB, StudioRefusal
 from pipelines.studio.project_file import is_project_file, open_project_file, write_project_file
@@ -82,12 +82,42 @@ class EditBody(MakeBody):
     kind: EditKind
 
 
+class PlannedEdit(_Body):
+    """An edit as words were read."""
+
+    kind: EditKind
+    caption: str = Field(default="", max_length=1000)
+    start_s: float = Field(ge=0, allow_inf_nan=False)
+    end_s: float = Field(gt=0, allow_inf_nan=False)
+
+
+class EditsBody(_Body):
+    """Edits in turn, each of the result of the one before it."""
+
+    page: PageId
+    version: int
+    edits: list[PlannedEdit] = Field(min_length=1, max_length=32)
+    region: list[Region] = Field(default_factory=list, max_length=5000)
+    """The object in the pictures, for the edits without a caption."""
+    seed: int = Field(default=0, ge=0, le=2**31)
+    steps: int = 24
+
+    def requests(self) -> list[tuple[EditKind, MakeRequest]]:
+        """The operations and what is asked of each."""
+        return [
+            (edit.kind, MakeRequest(edit.caption, () if edit.caption else tuple(self.region), edit.start_s, edit.end_s,
+                                    self.seed, self.steps))
+            for edit in self.edits
+        ]  # fmt: skip
+
+
 class PlanBody(_Body):
     page: PageId
     version: int
     instruction: str = Field(max_length=1000)
     start_s: float | None = None
     end_s: float | None = None
+    has_object: bool = False
 
 
 class ClickBody(_Body):
@@ -420,12 +450,17 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
         window = window_of(owner, body.page)
         version = store.version(project, body.version)
         span = None if body.start_s is None or body.end_s is None else (body.start_s, body.end_s)
-        if editor.writer_understands:
+        try:
+            plans = read_instruction(
+                body.instruction, store.thought(project), version.duration_s, span, body.has_object
+            )
+        except InstructionQuestion as question:
+            if not (editor.writer_understands and question.is_open):
+                return question_json(question)
             check_queue(window)
-            job = editor.understand(project, window, version, body.instruction, span)
+            job = editor.understand(project, window, version, body.instruction, span, body.has_object)
             return {"job": _job(job, editor)}
-        found = read_instruction(body.instruction, store.thought(project), version.duration_s, span)
-        return {"plan": vars(found)}
+        return {"edits": [vars(plan) for plan in plans]}
 
     @router.post("/api/projects/{id}/generate")
     def generate(body: MakeBody, project: Project, owner: Owner) -> dict[str, Any]:
@@ -439,6 +474,13 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
         check_queue(window)
         version = store.version(project, body.version)
         return _job(editor.edit(project, window, version, body.kind, body.asked()), editor)
+
+    @router.post("/api/projects/{id}/edits")
+    def edit_in_turn(body: EditsBody, project: Project, owner: Owner) -> dict[str, Any]:
+        window = window_of(owner, body.page)
+        check_queue(window)
+        version = store.version(project, body.version)
+        return _job(editor.edit_in_turn(project, window, version, body.requests()), editor)
 
     @router.get("/api/jobs")
     async def jobs(owner: Owner, page: PageId) -> dict[str, Any]:

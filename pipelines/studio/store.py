@@ -49,7 +49,7 @@ _MOST_CHANGES = 500
 MAX_CAPTION, MAX_COT = 2000, 20_000
 """Characters of a version's words that are kept; the model may have read more of them."""
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
-VersionKind = Literal["original", "generate", "extend", "inpaint", "add", "remove", "extract"]
+VersionKind = Literal["original", "generate", "extend", "inpaint", "add", "remove", "extract", "mute"]
 
 
 class _Stored(BaseModel):

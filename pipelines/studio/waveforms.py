@@ -197,6 +197,26 @@ def splice(before: Path, target: Path, start: int, part_NC: Any, is_silent_elsew
             file.write(np.zeros_like(block_NC) if is_silent_elsewhere else block_NC)
 
 
+def muted(samples_NC: NDArray[Any], fade: int, fades: tuple[bool, bool]) -> NDArray[Any]:
+    """Silence in place of samples.
+
+    Args:
+        fade: samples in which the sound fades at an end.
+        fades: whether it fades at the beginning, and at the end; it does not at the ends of a recording.
+    """
+    size = len(samples_NC)
+    fade = min(fade, size // 2)
+    weights_N1 = np.zeros((size, 1))
+    falling_F = (0.5 + 0.5 * np.cos(np.pi * (np.arange(fade) + 1) / (fade + 1)))[:, None]
+    if fades[0]:
+        weights_N1[:fade] = falling_F
+    if fades[1]:
+        weights_N1[size - fade :] = falling_F[::-1]
+    quiet_NC = samples_NC * weights_N1
+    is_integer = np.issubdtype(samples_NC.dtype, np.integer)
+    return (np.round(quiet_NC) if is_integer else quiet_NC).astype(samples_NC.dtype)
+
+
 # Private
 
 

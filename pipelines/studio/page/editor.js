@@ -3,7 +3,7 @@
 (() => {
   "use strict";
   let page = "";
-  const state = { project: null, version: null, other: null, hearsOther: false, cursor: 0, view: [0, 1], span: null,
+  const state = { project: null, version: null, other: null, hearsOther: false, cursor: 0, view: [0, 1], span: null, edits: [],
     clicks: [], region: [], cross: null, strip: null, record: { events: [], background: [], follows: [], avoid: [] },
     jobs: [], wave: null, parentWave: null, pictures: false, hasModel: true };
   let root, el;
@@ -136,12 +136,13 @@
 
   function show(project) {
     stopPlaying();
-    Object.assign(state, { project, version: null, other: null, hearsOther: false, cursor: 0, span: null, clicks: [],
+    Object.assign(state, { project, version: null, other: null, hearsOther: false, cursor: 0, span: null, edits: [], clicks: [],
       region: [], strip: null, wave: null, parentWave: null });
     delete el.wave.dataset.drawn;
     el.work.hidden = el.save.hidden = el.remove.hidden = !project;
     el.empty.hidden = !!project;
     sessionStorage.setItem("st-project", project ? project.id : "");  // of this tab, for when it is loaded again
+    showReading();
     if (!project) return;
     el.stage.hidden = el.strip.hidden = !project.has_pictures;
     state.view = [0, Math.max(project.duration_s, 0.1)];
@@ -584,6 +585,10 @@
       pen.fillStyle = "rgba(8, 145, 178, .22)";
       pen.fillRect(toX(state.span[0]), 0, Math.max(2, toX(state.span[1]) - toX(state.span[0])), HEIGHT - 18);
     }
+    for (const edit of state.edits) {
+      pen.fillStyle = "rgba(124, 58, 237, .2)";
+      pen.fillRect(toX(edit.start_s), 0, Math.max(2, toX(edit.end_s) - toX(edit.start_s)), HEIGHT - 18);
+    }
     const columns = (values, fill, within) => {
       pen.fillStyle = fill;
       const step = width / (values.length / 2);
@@ -635,6 +640,21 @@
       pen.fillStyle = colour("--st-text");
       pen.fillText(event.sound, left + 3, 14 + NAME_HEIGHT * row);
     }
+    for (const edit of state.edits) {  // what the words were understood as, before it is applied
+      const left = toX(edit.start_s);
+      pen.setLineDash([5, 3]);
+      pen.strokeStyle = colour("--st-planned");
+      pen.lineWidth = 2;
+      pen.strokeRect(left + 1, 1, Math.max(2, toX(edit.end_s) - left - 2), HEIGHT - 20);
+      pen.setLineDash([]);
+      const text = planned(edit);
+      const wide = pen.measureText(text).width + 6;
+      const from = Math.max(0, Math.min(left + 3, width - wide));
+      pen.fillStyle = ground;
+      pen.fillRect(from, HEIGHT - 37, wide, NAME_HEIGHT);
+      pen.fillStyle = colour("--st-planned");
+      pen.fillText(text, from + 3, HEIGHT - 26);
+    }
     pen.fillStyle = "#b91c1c";
     pen.fillRect(toX(state.cursor), 0, 2, HEIGHT - 14);
   }
@@ -662,12 +682,14 @@
   function setSpan(from, to) {
     const [a, b] = from <= to ? [from, to] : [to, from];
     state.span = b - a < 0.005 ? null : [Math.max(0, a), b];
+    if (state.span) changeReading({ start_s: state.span[0], end_s: state.span[1] });
     showSpan();
   }
 
   const spanFromFields = guarded(() => {
     const [from, to] = [timeOf(el.from), timeOf(el.to)];
     state.span = from !== null && to !== null && to > from ? [from, to] : null;
+    if (state.span) changeReading({ start_s: from, end_s: to });
     draw();
   });
 
@@ -1047,6 +1069,9 @@
   const apply = guarded(async (kind, caption, withRegion) => {
     if (!state.version) throw new Error("There is no sound to edit yet: generate one first.");
     const [from, to] = [timeOf(el.from), timeOf(el.to)];
+    if (kind !== "extend" && from === null && to === null && !(withRegion && state.region.length)) {
+      throw new Error("Nothing says where: select seconds on the waveform, click an object, or say it in words and read them.");
+    }
     await post("/edit", { version: state.version.id, kind, caption, start_s: kind === "extend" ? null : from, end_s: to,
       region: withRegion ? state.region : [], ...sampler() });
   });
@@ -1055,23 +1080,57 @@
     if (!state.version) throw new Error("There is no sound to edit yet: generate one first.");
     const { id } = state.project;
     const span = state.span ? { start_s: state.span[0], end_s: state.span[1] } : {};
-    const asked = { page, version: state.version.id, instruction: el.words.value, ...span };
+    const asked = { page, version: state.version.id, instruction: el.words.value, has_object: state.region.length > 0, ...span };
+    forgetReading();
     await saved.catch(() => {});  // words are read with the chain of thought as it was kept last
     const found = await ask(`/projects/${id}/plan`, { method: "POST", json: asked });
     if (found.job) { remember(found.job, { path: "/plan", body: asked }); takeJobs([...state.jobs, found.job]); }
-    else if (isOpen(id)) showPlan(found.plan);
+    else if (isOpen(id)) takeReading(found);
   });
 
-  function showPlan(found) {
-    el.kind.value = found.kind;
-    el.sound.value = found.caption;
-    if (found.start_s !== null && found.end_s !== null) setSpan(found.start_s, found.end_s);
-    else { state.span = null; showSpan(); }
-    const where = found.end_s === null ? "in the whole sound" : `from ${between([found.start_s, found.end_s])}`;
-    el.planSaid.textContent = `Understood: ${found.kind} ${found.caption || (state.region.length ? "the object" : "what fits")} ${where}. `
-      + "Change it here if it is not what you meant, then apply.";
-    el.apply.focus();
+  const planned = (edit) => `${edit.kind === "inpaint" ? "fill" : edit.kind} `
+    + (edit.caption || (edit.kind === "mute" ? "" : edit.kind === "inpaint" ? "with what fits" : "the object"));
+
+  function takeReading(found) {
+    state.edits = found.edits || [];
+    if (state.edits.length) {
+      el.kind.value = state.edits[0].kind;
+      el.sound.value = state.edits[0].caption;
+    }
+    showReading(found);
+    if (state.edits.length) el.apply.focus();
   }
+
+  function forgetReading() {
+    if (!state.edits.length && !el.planSaid.textContent) return;
+    state.edits = [];
+    showReading();
+  }
+
+  // an edit that was read alone is changed by the fields and the selection; several are not what the fields say
+  function changeReading(changes) {
+    if (state.edits.length !== 1) { forgetReading(); return; }
+    Object.assign(state.edits[0], changes);
+    showReading();
+  }
+
+  function showReading(found = {}) {
+    const lines = state.edits.map((edit) => `${planned(edit).trim()} from ${between([edit.start_s, edit.end_s])}`);
+    el.planSaid.textContent = found.question || (lines.length
+      ? `Understood: ${lines.join("; ")}. It is drawn on the time line: apply it, or change it first.` : "");
+    el.choices.hidden = !(found.choices || []).length;
+    el.choices.replaceChildren(...(found.choices || []).map((words) => {
+      const button = make("button", { className: "st-button" }, words);
+      button.onclick = () => { el.words.value = words; plan(); };
+      return button;
+    }));
+    draw();
+  }
+
+  const applyReading = guarded(async () => {
+    await post("/edits", { version: state.version.id, edits: state.edits, region: state.region, ...sampler() });
+    forgetReading();
+  });
 
   // a job's line is one element from its beginning to its end: a button that is exchanged with every step cannot be
   // pressed, and loses the focus
@@ -1242,7 +1301,7 @@
     else if (job.result.record) {
       const found = await ask(`/projects/${job.project}`);
       if (isOpen(job.project)) showThought(found.thought, found.prose);
-    } else if (job.result.plan) showPlan(job.result.plan);
+    } else if (job.result.edits || job.result.question) takeReading(job.result);
     root.dataset.finished = String(Number(root.dataset.finished || 0) + 1);
   }
 
@@ -1269,7 +1328,7 @@
       selectNone: id("select-none"), changes: id("changes"), events: id("events"), eventAdd: id("event-add"),
       think: id("think"), background: id("background"), avoid: id("avoid"), prose: id("prose"), caption: id("caption"),
       generate: id("generate"), only: id("only"), words: id("words"), plan: id("plan"), kind: id("kind"),
-      sound: id("sound"), planSaid: id("plan-said"), apply: id("apply"), steps: id("steps"), seed: id("seed"),
+      sound: id("sound"), planSaid: id("plan-said"), choices: id("choices"), apply: id("apply"), steps: id("steps"), seed: id("seed"),
       offline: id("offline"), rowsSaid: id("rows-said"), boxes: id("boxes"), recover: id("recover"),
       recoverList: id("recover-list"), recoverTake: id("recover-take"), recoverNot: id("recover-not"),
       jobs: id("jobs"), tree: id("tree"), compare: id("compare"), compareSaid: id("compare-said"), switch: id("switch"),
@@ -1319,7 +1378,11 @@
     el.generate.onclick = generate;
     el.plan.onclick = plan;
     el.words.onkeydown = (event) => { if (event.key === "Enter") plan(); };
-    el.apply.onclick = () => apply(el.kind.value, el.sound.value, state.region.length > 0 && !el.sound.value.trim());
+    el.words.oninput = forgetReading;
+    el.kind.onchange = () => changeReading({ kind: el.kind.value });
+    el.sound.oninput = () => changeReading({ caption: el.sound.value.trim() });
+    el.apply.onclick = () => (state.edits.length ? applyReading()
+      : apply(el.kind.value, el.sound.value, state.region.length > 0 && !el.sound.value.trim()));
     el.objectAdd.onclick = () => apply("add", el.sound.value, true);
     el.objectThink.onclick = () => think(state.region);
     el.objectClear.onclick = () => { state.clicks = []; state.region = []; showRegion(); };

@@ -198,11 +198,46 @@ def test_measurements_find_the_sound(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert json.loads(line) == {"record": json.loads(record + "}"), "prose": prose.strip()}
 
 
+def test_an_instruction_is_read_by_its_words_as_the_studio_reads_it(
+    clip: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    think_about(clip, instruction="mute the first 500 ms, then extend it by 2 s", as_json=True)
+    reading = json.loads(capsys.readouterr().out)
+    assert reading["edits"] == [
+        {"operation": "mute", "sound": "", "span": [0.0, 0.5]},
+        {"operation": "extend", "sound": reading["edits"][1]["sound"], "span": [1.0, 3.0]},
+    ]
+    assert set(reading) == {"edits", "record", "prose"}
+    think_about(clip, instruction="cut the last 0.5 s", as_json=True)
+    reading = json.loads(capsys.readouterr().out)
+    assert reading["edits"] == [] and "does not shorten" in reading["question"]
+    assert reading["choices"] == ["mute 0.5 to 1 s", "fill 0.5 to 1 s"]
+    think_about(clip, instruction="mute 0.2 to 0.4 s")
+    assert capsys.readouterr().out.endswith("mute from 0.2 to 0.4 s\n")
+
+
+def test_a_model_is_asked_what_an_instruction_leaves_open(
+    server: ChatServer, script: Script, clip: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = f"endpoint=m@{server.url}"
+    edit = {"operation": "add", "span": [0.2, 0.6], "record": RECORD}
+    script.replies = [json.dumps(RECORD), json.dumps(RECORD), json.dumps(edit), json.dumps(RECORD)]
+    think_about(clip, model=model, instruction="remove the bell", as_json=True)
+    reading = json.loads(capsys.readouterr().out)
+    assert reading["edits"] == [{"operation": "remove", "sound": "bell", "span": [0.1, 0.4]}]
+    assert len(server.requests) == 1, "the words say all: only the record is asked for"
+    think_about(clip, model=model, instruction="add a bell", as_json=True)
+    reading = json.loads(capsys.readouterr().out)
+    assert reading["edits"] == [{"operation": "add", "sound": "bell", "span": [0.2, 0.6]}]
+    think_about(clip, model=model, instruction="do not remove the bell", as_json=True)
+    assert "not to be done" in json.loads(capsys.readouterr().out)["question"] and len(server.requests) == 4
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
         ({"region": "1,2,3"}, "is no box"),
-        ({"instruction": "louder"}, "needs a model"),
+        ({"region": "1,2,3,4"}, "needs a model"),
         ({"start": 2.0}, "does not lie in"),
         ({"tagger": Path("nothing.tflite")}, "nothing.tflite"),
         ({"tagger": Path("nothing.tflite"), "model": "writer"}, "a model measures nothing"),

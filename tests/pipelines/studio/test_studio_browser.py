@@ -16,6 +16,16 @@ from tests.pipelines.studio.real_browser import Person, Server
 from tests.pipelines.studio.tiny_studio import write_film, write_recording
 
 pytestmark = pytest.mark.slow
+PLANNED = """() => {
+  const wave = document.getElementById('st-wave');
+  const { data } = wave.getContext('2d').getImageData(0, 0, wave.width, wave.height);
+  let count = 0;
+  for (let n = 0; n < data.length; n += 4) {
+    if (Math.abs(data[n] - 109) + Math.abs(data[n + 1] - 40) + Math.abs(data[n + 2] - 217) < 40) count++;
+  }
+  return count;
+}"""
+"""Pixels of the time line in the colour of an edit that was read and not yet applied."""
 
 
 def _film(folder: Path) -> Path:
@@ -60,6 +70,7 @@ def test_from_a_film_to_an_edited_film(server: Server, chromium: Any, tmp_path: 
     page.keyboard.press("Tab")
     person.click_and_wait("#st-object-add")
     # by words
+    selected = page.input_value("#st-from")
     for words, kind in (
         ("add a bell at 2 s", "add"),
         ("remove the bell between 0.5 and 1 s", "remove"),
@@ -70,7 +81,10 @@ def test_from_a_film_to_an_edited_film(server: Server, chromium: Any, tmp_path: 
         assert page.input_value("#st-kind") == kind
         if words.startswith("add"):
             person.screen("5-words")
+        assert page.evaluate(PLANNED) > 20, "what is understood is drawn before it is applied"
         person.click_and_wait("#st-apply")
+        assert page.evaluate(PLANNED) == 0
+        assert page.input_value("#st-from") == selected, "a reading leaves the selection as it is"
     texts = person.versions()
     assert len(texts) == 7 and sum("unchanged elsewhere ✓" in text for text in texts) == 5
     assert "Unchanged elsewhere" in page.inner_text("#st-changes")
@@ -180,6 +194,7 @@ def test_after_a_kill_finished_versions_are_there(server: Server, chromium: Any,
     person.click_and_wait("#st-apply")
     page.click("summary")
     page.fill("#st-steps", "500")
+    person.say("add a bell at 1 s")
     page.click("#st-apply")
     page.wait_for_function("/step \\d+ of 500/.test(document.getElementById('st-jobs').textContent)")
     server.kill()

@@ -25,14 +25,14 @@ from audiollm.flow.model.sampling import sample_latents
 from audiollm.flow.service import CLIPS_REMEMBERED, JobStopped, SoundService
 from audiollm.video import frames
 from audiollm.video.writing import write_video
-from pipelines.audiocot.made.words import _WORDINGS
 from pipelines.audiocot.thinking import model_thinker
+from pipelines.instructions import EditKind
 from pipelines.studio.editor import MakeRequest, SoundEditor
-from pipelines.studio.instructions import read_instruction
 from pipelines.studio.limits import StudioLimits, StudioRefusal
 from pipelines.studio.regions import PictureClick, RegionFinder, Sam2Tracker, correlation
 from pipelines.studio.server import load_editor
 from pipelines.studio.store import ProjectStore
+from pipelines.studio.waveforms import muted
 from tests.audiollm.flow.toy import RATE, tone
 from tests.pipelines.audiocot.cot_run import ChatServer
 from tests.pipelines.audiocot.test_tracking import tracker as tiny_sam2
@@ -61,7 +61,9 @@ def test_an_edit_is_a_new_version_that_differs_in_its_span_alone(editor: SoundEd
     for kind in ("add", "remove", "inpaint"):
         editor.edit(project, "alice/w", first, kind, asked).value()  # type: ignore[arg-type]
     editor.edit(project, "alice/w", first, "extend", MakeRequest("rain", end_s=3.0, steps=2)).value()
-    editor.edit(project, "alice/w", first, "extract", MakeRequest("rain", steps=2)).value()
+    editor.edit(
+        project, "alice/w", first, "extract", MakeRequest("rain", start_s=0.0, end_s=2.0, steps=2)
+    ).value()
     versions = editor.store.versions(project)
     assert [each.kind for each in versions[1:]] == ["add", "remove", "inpaint", "extend", "extract"]
     before = soundfile.read(source, dtype="int16")[0]
@@ -100,7 +102,7 @@ def test_a_sound_is_extracted_from_its_span_and_the_rest_is_silent(
         project = opened(editor, write_recording(tmp_path / "sound.wav"))
         first = editor.store.version(project, 1)
         with pytest.raises(StudioRefusal, match="the limit is 1 second at once"):
-            editor.edit(project, "w", first, "extract", MakeRequest("rain"))
+            editor.edit(project, "w", first, "extract", MakeRequest("rain", start_s=0.0, end_s=2.0))
         asked = MakeRequest("rain", start_s=0.5, end_s=1.0, steps=1)
         made = editor.edit(project, "w", first, "extract", asked).value()
         heard, _ = soundfile.read(editor.store.sound(project, editor.store.version(project, made["version"])))
@@ -216,7 +218,7 @@ def test_requests_that_cannot_be_met(editor: SoundEditor, tmp_path: Path) -> Non
         ("add", MakeRequest("rain", start_s=1.5, end_s=2.5), "does not lie in the sound"),
         ("inpaint", MakeRequest("rain"), "Select the seconds"),
         ("extend", MakeRequest("rain", end_s=1.0), "an end after"),
-        ("add", MakeRequest("rain", steps=0), "1 to 500 steps"),
+        ("add", MakeRequest("rain", end_s=1.0, steps=0), "1 to 500 steps"),
     ):
         with pytest.raises(StudioRefusal, match=sentence):
             editor.edit(project, "w", first, kind, asked)  # type: ignore[arg-type]
@@ -236,7 +238,7 @@ def test_a_request_stops_within_two_steps_and_the_next_one_runs(editor: SoundEdi
     project = opened(editor, write_recording(tmp_path / "sound.wav"))
     first = editor.store.version(project, 1)
     steps: list[int] = []
-    job = editor.edit(project, "alice/w", first, "add", MakeRequest("a bell", steps=400))
+    job = editor.edit(project, "alice/w", first, "add", MakeRequest("a bell", end_s=1.0, steps=400))
     took = job.took_step
 
     def watched(done: int) -> None:
@@ -246,7 +248,7 @@ def test_a_request_stops_within_two_steps_and_the_next_one_runs(editor: SoundEdi
         took(done)
 
     job.took_step = watched  # type: ignore[method-assign]
-    other = editor.edit(project, "bob/w", first, "add", MakeRequest("rain", steps=2))
+    other = editor.edit(project, "bob/w", first, "add", MakeRequest("rain", end_s=1.0, steps=2))
     assert other.value() == {"version": 2}
     assert job.state == "stopped" and len(steps) <= 5
     with pytest.raises(JobStopped):
@@ -415,127 +417,14 @@ def test_an_object_is_followed_by_a_sam_2(tmp_path: Path, monkeypatch: pytest.Mo
         load_editor(tmp_path / "t", StudioLimits(), tracker=tmp_path)
 
 
-RECORD = ThoughtRecord(
-    events=[
-        ThoughtEvent(sound="dog bark", start_s=1.0, end_s=2.0, source="a dog"),
-        ThoughtEvent(sound="bell", start_s=3.0, end_s=4.0),
-    ],
-    background=["rain"],
-)
-
-
-@pytest.mark.parametrize(
-    ("words", "wanted"),
-    [
-        ("add a bell at 2 s", ("add", "a bell", 2.0, 3.0)),
-        ("Please put in a rooster from 1.5 to 3 seconds.", ("add", "a rooster", 1.5, 3.0)),
-        ("take the dog out", ("remove", "dog", 1.0, 2.0)),
-        ("remove the barking", ("remove", "barking", 1.0, 2.0)),
-        ("get rid of the traffic between 2 and 4 s", ("remove", "traffic", 2.0, 4.0)),
-        ("let it rain on for three seconds", ("extend", "rain", 5.0, 8.0)),
-        ("extend by half a second", ("extend", "rain", 5.0, 5.5)),
-        ("make it two seconds longer", ("extend", "rain", 5.0, 7.0)),
-        ("fill 3-4 s with rain", ("inpaint", "rain", 3.0, 4.0)),
-        ("replace the bell with a drum", ("inpaint", "a drum", 3.0, 4.0)),
-        ("keep only the bell", ("extract", "bell", None, None)),
-        ("add thunder in the last two seconds", ("add", "thunder", 3.0, 5.0)),
-        ("add this", ("add", "", None, None)),
-        ("add a water drop at 2 s", ("add", "a water drop", 2.0, 3.0)),
-        ("add a mute trumpet", ("add", "a mute trumpet", None, None)),
-        ("drop in a bell at 2 s", ("add", "a bell", 2.0, 3.0)),
-        ("add a door repair at 3 s", ("add", "a door repair", 3.0, 4.0)),
-        (
-            "add a bell, a drum and rain on a roof at 2 s",
-            ("add", "a bell, a drum and rain on a roof", 2.0, 3.0),
-        ),
-        ("there should be no dog", ("remove", "dog", 1.0, 2.0)),
-        ("I don't want the dog", ("remove", "dog", 1.0, 2.0)),
-        ("also remove the dog", ("remove", "dog", 1.0, 2.0)),
-        ("let me hear only the bell", ("extract", "bell", None, None)),
-        ("remove the dog after 3 s", ("remove", "dog", 3.0, 5.0)),
-        ("remove the dog from 3 s on", ("remove", "dog", 3.0, 5.0)),
-        ("add a bell after 3 s", ("add", "a bell", 3.0, 4.0)),
-        ("add a second bell at 2 s", ("add", "a second bell", 2.0, 3.0)),
-        ("add two seconds at the end", ("extend", "rain", 5.0, 7.0)),
-        ("add two seconds of thunder at 2 s", ("add", "thunder", 2.0, 4.0)),
-    ],
-)
-def test_everyday_words_become_operations(words: str, wanted: tuple[object, ...]) -> None:
-    plan = read_instruction(words, RECORD, 5.0, None)
-    assert (plan.kind, plan.caption, plan.start_s, plan.end_s) == wanted
-
-
-@pytest.mark.parametrize(
-    ("when", "start_s", "end_s"),
-    [
-        ("at 2 minutes", 120.0, 121.0), ("at 1:30", 90.0, 91.0), ("at 1:30 min", 90.0, 91.0), ("at 1m30s", 90.0, 91.0),
-        ("at 1 minute and 30 seconds", 90.0, 91.0), ("at one and a half minutes", 90.0, 91.0),
-        ("from 1 to 2 minutes", 60.0, 120.0), ("from 0:50 to 1:02.5", 50.0, 62.5),
-        ("from 50 s to 1 minute", 50.0, 60.0),
-        ("in the last half a minute", 170.0, 200.0), ("in the first minute", 0.0, 60.0), ("at 0:01:30", 90.0, 91.0),
-        ("at 1:30 for a minute", 90.0, 150.0), ("after 3 minutes", 180.0, 200.0), ("until 1:10", 0.0, 70.0),
-        ("from 2 s to the end", 2.0, 200.0),
-        ("at 2,5 s", 2.5, 3.5), ("after second 2", 2.0, 200.0), ("until second 3", 0.0, 3.0),
-    ],
-)  # fmt: skip
-def test_times_are_read_in_minutes_too(when: str, start_s: float, end_s: float) -> None:
-    for words in (f"mute the dog {when}", f"{when} mute the dog"):
-        plan = read_instruction(words, RECORD, 200.0, None)
-        assert (plan.kind, plan.caption, plan.start_s, plan.end_s) == ("remove", "dog", start_s, end_s)
-
-
-@pytest.mark.parametrize("sound", ["bell", "water drop", "car door repair", "dog bark and rain"])
-def test_all_wordings_of_made_edits_are_read(sound: str) -> None:
-    """The sound is right, too, and where the span begins."""
-    told = {"sound": sound, "start": "one", "end": "2.5", "more": "two"}
-    right = total = 0
-    for operation, wordings in _WORDINGS.items():
-        spoken = told | {"end": "seven"} if operation == "extend" else told
-        for sentence in (*wordings.sentences(held_out=False), *wordings.sentences(held_out=True)):
-            plan = read_instruction(sentence.format(**spoken), ThoughtRecord(), 5.0, None)
-            total += 1
-            right += plan.kind == operation
-            assert plan.caption in (sound, "") and (plan.caption == sound or "{sound}" not in sentence)
-            starts = {"extend": 5.0, "remove": None}
-            assert plan.start_s == starts.get(operation, 1.0)
-    assert total >= 478 and right >= 478
-
-
-@pytest.mark.parametrize(
-    "words",
-    ["don't remove the dog", "Don’t remove the dog", "do not add a bell", "I do not want you to remove the dog",
-     "never mute the dog", "add a bell, but do not remove the rain"],
-)  # fmt: skip
-def test_words_that_deny_an_edit_are_answered_with_what_to_write(words: str) -> None:
-    with pytest.raises(StudioRefusal, match="write only what to do, as in “add a bell at 2 s”"):
-        read_instruction(words, RECORD, 5.0, None)
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("", "fit no operation"),
-        ("what a nice day", "fit no operation"),
-        ("add a bell at 9 s", "name 9 to 10 s.*extend it first"),
-        ("add", "Say which sound"),
-        ("fill it", "which seconds"),
-        ("extend it", "by how much"),
-        ("extend it to", "by how much"),
-    ],
-)
-def test_words_that_fit_nothing_are_answered_with_a_sentence(words: str, sentence: str) -> None:
-    with pytest.raises(StudioRefusal, match=sentence):
-        read_instruction(words, RECORD, 5.0, None)
-
-
-def test_a_model_that_writes_reads_instructions_and_objects(tmp_path: Path) -> None:
+def test_a_model_that_writes_is_asked_what_words_leave_open(tmp_path: Path) -> None:
     limits, writer = StudioLimits(), ScriptedWriter()
     store = ProjectStore(tmp_path / "s", limits)
     with closing(SoundEditor(SoundService(), store, RegionFinder(), writer, True, limits)) as editor:
         film = opened(editor, write_film(tmp_path / "film.mp4"))
         first, box = editor.store.version(film, 1), Region(x=1, y=2, width=8, height=8)
-        plan = editor.understand(film, "w", first, "let a bell ring").value()
-        assert plan == {"plan": {"kind": "add", "caption": "bell", "start_s": 0.5, "end_s": 1.0}}
+        reading = editor.understand(film, "w", first, "add a bell").value()
+        assert reading == {"edits": [{"kind": "add", "caption": "bell", "start_s": 0.5, "end_s": 1.0}]}
         named = editor.think(film, "w", [box]).value()
         assert (named["caption"], named["of_object"]) == ("bell", True)
         assert store.thought(film) == ThoughtRecord()  # an object's sounds are not the clip's
@@ -548,28 +437,91 @@ def test_a_model_that_writes_reads_instructions_and_objects(tmp_path: Path) -> N
         assert list(writer.asked[1].region) == [box]
 
 
-def test_words_are_read_without_the_model_where_it_cannot(tmp_path: Path) -> None:
+def test_words_are_read_without_the_model_where_they_say_all(tmp_path: Path) -> None:
     limits, writer = StudioLimits(made_s=30.0), ScriptedWriter()
     store = ProjectStore(tmp_path / "s", limits)
     with closing(SoundEditor(SoundService(), store, RegionFinder(), writer, True, limits)) as editor:
         project = opened(editor, write_recording(tmp_path / "sound.wav"))
         first = editor.store.version(project, 1)
 
-        def plan(words: str, span: tuple[float, float] | None = None) -> tuple[object, ...]:
-            return tuple(editor.understand(project, "w", first, words, span).value()["plan"].values())
+        def reading(words: str, span: tuple[float, float] | None = None) -> dict[str, Any]:
+            return dict(editor.understand(project, "w", first, words, span).value())
 
-        assert plan("keep only the bell", (0.5, 1.5)) == ("extract", "bell", 0.5, 1.5) and not writer.asked
-        assert plan("let a bell ring", (1.0, 1.5)) == ("add", "bell", 1.0, 1.5), "the selected seconds"
+        def edit(words: str, span: tuple[float, float] | None = None) -> tuple[object, ...]:
+            (plan,) = reading(words, span)["edits"]
+            return tuple(plan.values())
+
+        assert edit("keep only the bell", (0.5, 1.5)) == ("extract", "bell", 0.5, 1.5)
+        assert edit("add a bell at 1 s") == ("add", "a bell", 1.0, 2.0) and not writer.asked
+        assert "not to be done" in reading("do not remove the bell")["question"] and not writer.asked
+        assert edit("ring ring", (1.0, 1.5)) == ("add", "bell", 1.0, 1.5), "the selected seconds"
         # a span stays selected after an edit
-        assert plan("let a bell ring at 0.5 s", (1.0, 1.5)) == ("add", "bell", 0.5, 1.0)
+        assert edit("ring ring at 0.5 s", (1.0, 1.5)) == ("add", "bell", 0.5, 1.0)
         writer.problem = StageError("no answer", "train the model longer")
-        assert plan("add a bell at 1 s")[:3] == ("add", "a bell", 1.0)
-        with pytest.raises(StageError, match="no answer"):
-            plan("ring ring")
-        asked = len(writer.asked)
+        assert "no answer" in reading("ring ring")["question"]
+        requests = len(writer.asked)
         long = opened(editor, write_recording(tmp_path / "long.wav", 40.0))
-        found = editor.understand(long, "w", store.version(long, 1), "add a bell at 35 s").value()["plan"]
-        assert (found["kind"], found["start_s"]) == ("add", 35.0) and len(writer.asked) == asked
+        version = editor.store.version(long, 1)
+        assert "question" in editor.understand(long, "w", version, "ring ring").value()
+        assert len(writer.asked) == requests
+
+
+def test_edits_of_a_sentence_are_carried_out_in_turn(editor: SoundEditor, tmp_path: Path) -> None:
+    project = opened(editor, write_recording(tmp_path / "sound.wav"))
+    first = editor.store.version(project, 1)
+    edits: list[tuple[EditKind, MakeRequest]] = [
+        ("mute", MakeRequest(start_s=0.5, end_s=1.0)),
+        ("add", MakeRequest("a bell", start_s=1.2, end_s=1.5, steps=2)),
+        ("extend", MakeRequest("rain", end_s=2.5, steps=2)),
+        ("mute", MakeRequest(start_s=2.2, end_s=2.4)),
+    ]
+    assert editor.edit_in_turn(project, "w", first, edits).value() == {"version": 5}
+    versions = editor.store.versions(project)
+    assert [(each.kind, each.parent) for each in versions[1:]] == [
+        ("mute", 1), ("add", 2), ("extend", 3), ("mute", 4),
+    ]  # fmt: skip
+    assert all(version.is_same_outside for version in versions[1:])
+
+
+def test_a_muted_span_is_silent_and_the_rest_is_the_same_without_a_model(tmp_path: Path) -> None:
+    with closing(made_editor(tmp_path / "s", None)) as editor:
+        project = opened(editor, write_recording(tmp_path / "sound.wav"))
+        first = editor.store.version(project, 1)
+        before = soundfile.read(editor.store.sound(project, first), dtype="int16")[0]
+        for span_s, fades in (
+            ((0.5, 1.0), (True, True)),
+            ((0.0, 0.5), (False, True)),
+            ((1.5, 2.0), (True, False)),
+        ):
+            editor.edit(project, "w", first, "mute", MakeRequest(start_s=span_s[0], end_s=span_s[1])).value()
+            version = editor.store.versions(project)[-1]
+            after = soundfile.read(editor.store.sound(project, version), dtype="int16")[0]
+            start, end = (round(second * RATE) for second in span_s)
+            fade = round(0.005 * RATE)
+            assert (after[start + fade * fades[0] : end - fade * fades[1]] == 0).all()
+            assert np.array_equal(after[:start], before[:start]) and np.array_equal(after[end:], before[end:])
+            assert version.is_same_outside and len(after) == len(before)
+
+
+def test_a_muted_span_fades_at_its_ends_and_not_at_those_of_the_recording() -> None:
+    for samples_NC in (np.full((100, 2), 1000, np.int32), np.ones((100, 2))):
+        full = samples_NC[0, 0]
+        quiet_NC = muted(samples_NC, 10, (True, False))
+        assert quiet_NC.dtype == samples_NC.dtype and not quiet_NC[10:].any()
+        assert quiet_NC[0, 0] > 0.9 * full and (np.diff(quiet_NC[:11, 0]) < 0).all()
+        assert np.array_equal(muted(samples_NC, 10, (False, True)), quiet_NC[::-1])
+        assert not muted(samples_NC, 10, (False, False)).any()
+
+
+def test_an_edit_without_seconds_or_an_object_is_refused(editor: SoundEditor, tmp_path: Path) -> None:
+    project = opened(editor, write_recording(tmp_path / "sound.wav"))
+    first = editor.store.version(project, 1)
+    for kind in ("add", "remove", "extract", "inpaint", "mute"):
+        with pytest.raises(StudioRefusal, match="Select the seconds to"):
+            editor.edit(project, "w", first, kind, MakeRequest("a bell"))
+    with pytest.raises(StudioRefusal, match="Say which sound to add"):
+        editor.edit(project, "w", first, "add", MakeRequest(start_s=0.5, end_s=1.0))
+    assert len(editor.store.versions(project)) == 1
 
 
 def _packets(path: Path) -> list[bytes]:

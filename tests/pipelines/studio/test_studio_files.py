@@ -109,7 +109,7 @@ def test_an_hour_is_opened_and_a_span_of_it_edited(editor: SoundEditor, tmp_path
     ):
         editor.generate(project, "w", MakeRequest("rain"))
     with pytest.raises(StudioRefusal, match="select less of the waveform"):
-        editor.edit(project, "w", first, "remove", MakeRequest("rain"))
+        editor.edit(project, "w", first, "remove", MakeRequest("rain", start_s=0.0))
     asked = MakeRequest("rain", start_s=1800.0, end_s=1801.0, steps=1)
     made = editor.edit(project, "w", first, "remove", asked).value()
     version = editor.store.version(project, made["version"])

@@ -99,6 +99,40 @@ def upload(client: Any, path: Path) -> Any:
     return client.post(f"/studio/api/projects?name={path.name}", content=path.read_bytes(), headers=CHANGES)
 
 
+def test_words_become_edits_that_are_made_in_turn(served: Any, tmp_path: Path) -> None:
+    _, app = served
+    client = browser(app)
+    project = upload(client, write_recording(tmp_path / "street.wav", 3.0)).json()
+    root = f"/studio/api/projects/{project['id']}"
+    events = [{"sound": "dog bark", "start_s": start, "end_s": start + 0.3} for start in (0.5, 2.0)]
+    record = {"events": [*events[:1], {"sound": "bell", "start_s": 1.2, "end_s": 1.6}, events[1]]}
+    assert client.put(f"{root}/thought", json={"record": record}, headers=CHANGES).status_code == 200
+
+    def reading(words: str, **more: Any) -> Any:
+        body = {"page": PAGE, "version": 1, "instruction": words, **more}
+        return client.post(f"{root}/plan", json=body, headers=CHANGES).json()
+
+    asked = reading("a nice day")
+    assert "fit no operation" in asked["question"] and asked["choices"][0] == "remove the dog bark"
+    assert reading("remove this")["question"] and reading("remove this", has_object=True)["edits"]
+    edits = reading("mute the first 100 ms and replace the dog with a cat")["edits"]
+    assert [(edit["kind"], edit["caption"], edit["start_s"]) for edit in edits] == [
+        ("mute", "", 0.0), ("inpaint", "a cat", 0.5), ("inpaint", "a cat", 2.0),
+    ]  # fmt: skip
+    assert len(client.get(root).json()["versions"]) == 1, "reading starts nothing"
+    body = {"page": PAGE, "version": 1, "edits": edits, "steps": 1}
+    job = client.post(f"{root}/edits", json=body, headers=CHANGES).json()
+    while job["state"] not in ("done", "failed"):
+        time.sleep(0.02)
+        job = client.get(f"/studio/api/jobs?page={PAGE}").json()["jobs"][-1]
+    assert job["result"] == {"version": 4}
+    versions = client.get(root).json()["versions"]
+    assert [version["parent"] for version in versions[1:]] == [1, 2, 3]
+    assert all(version["is_same_outside"] for version in versions[1:])
+    refused = client.post(f"{root}/edit", json={"page": PAGE, "version": 1, "kind": "mute"}, headers=CHANGES)
+    assert refused.status_code == 400 and "Select the seconds to mute" in refused.json()["sentence"]
+
+
 def test_a_film_is_opened_edited_and_exported(served: Any, tmp_path: Path) -> None:
     _, app = served
     client = browser(app)
@@ -117,9 +151,9 @@ def test_a_film_is_opened_edited_and_exported(served: Any, tmp_path: Path) -> No
     region = client.post(
         f"{root}/region", json={"clicks": [{"at_s": 1.0, "x": 42, "y": 48}]}, headers=CHANGES
     ).json()["region"]
-    plan = client.post(
+    (plan,) = client.post(
         f"{root}/plan", json={"page": PAGE, "version": 1, "instruction": "add a bell at 2 s"}, headers=CHANGES
-    ).json()["plan"]
+    ).json()["edits"]
     asked = {
         "page": PAGE, "version": 1, "kind": plan["kind"], "caption": plan["caption"], "start_s": 2.0, "end_s": 2.5,
         "region": region, "steps": 2,
@@ -175,7 +209,7 @@ def test_a_film_of_one_picture_and_one_without_sound(served: Any, tmp_path: Path
         time.sleep(0.02)
         (job,) = client.get(f"/studio/api/jobs?page={PAGE}9").json()["jobs"]
     assert job["state"] == "failed" and job["sentence"].endswith("give a video with sound, or a recording.")
-    body = {"page": PAGE, "version": 1, "kind": "add", "caption": "rain", "steps": 1}
+    body = {"page": PAGE, "version": 1, "kind": "add", "caption": "rain", "end_s": 1.0, "steps": 1}
     assert (
         client.post(f"{root}/edit", json=body, headers=CHANGES)
         .json()["sentence"]
@@ -403,8 +437,8 @@ def test_a_closed_window_stops_its_requests_and_no_others(served: Any, tmp_path:
     now_s = [0.0]
     windows = OpenWindows(editor, lambda: now_s[0])
     windows.ask("a/1")
-    closed = editor.edit(project, "a/1", first, "add", MakeRequest("rain", steps=500))
-    other = editor.edit(project, "b/2", first, "add", MakeRequest("rain", steps=2))
+    closed = editor.edit(project, "a/1", first, "add", MakeRequest("rain", end_s=1.0, steps=500))
+    other = editor.edit(project, "b/2", first, "add", MakeRequest("rain", end_s=1.0, steps=2))
     while closed.step < 2:
         time.sleep(0.005)
     windows.leave("a/1")
@@ -448,7 +482,7 @@ def test_a_deleted_project_stops_its_requests_and_no_others(served: Any, tmp_pat
     sound = write_recording(tmp_path / "a.wav")
     gone, kept = (f"/studio/api/projects/{upload(client, sound).json()['id']}" for _ in "ab")
     windows = ("0123456789-one", "0123456789-two")
-    asked = {"version": 1, "kind": "add", "caption": "rain", "steps": 500}
+    asked = {"version": 1, "kind": "add", "caption": "rain", "end_s": 1.0, "steps": 500}
     for page in windows:
         assert client.post(f"{gone}/edit", json={**asked, "page": page}, headers=CHANGES).status_code == 200
     client.post(f"{kept}/edit", json={**asked, "page": PAGE + "k", "steps": 1}, headers=CHANGES)
@@ -874,7 +908,7 @@ def test_refusals_tell_a_remedy_and_no_path_and_lose_nothing(served: Any, tmp_pa
     root = f"/studio/api/projects/{project['id']}"
     late = {"events": [{"sound": "bell", "start_s": 1.0, "end_s": 9.0}]}
     click = {"at_s": 1.0, "x": 42, "y": 48}
-    edit = {"page": PAGE + "r", "version": 1, "kind": "add", "caption": "rain", "steps": 1}
+    edit = {"page": PAGE + "r", "version": 1, "kind": "add", "caption": "rain", "end_s": 1.0, "steps": 1}
 
     def post(path: str, body: Any) -> Any:
         return client.post(root + path, json=body, headers=CHANGES)
@@ -900,7 +934,6 @@ def test_refusals_tell_a_remedy_and_no_path_and_lose_nothing(served: Any, tmp_pa
         (lambda: post("/edit", {**edit, "start_s": 2.0, "end_s": 9.0}), 400, "select a part of the waveform"),
         (lambda: post("/edit", {**edit, "kind": "extend", "end_s": 1.0}), 400, "Give an end after"),
         (lambda: post("/edit", {**edit, "caption": ""}), 400, "or click its object"),
-        (lambda: post("/plan", {"page": PAGE, "version": 1, "instruction": "a nice day"}), 400, "fit no operation"),
     ):  # fmt: skip
         answer = asked()
         told = answer.json()["sentence"]

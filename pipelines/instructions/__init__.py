@@ -1,0 +1,11 @@
+"""Edits of sound in everyday words: read by a grammar, resolved by the events of a chain of thought."""
+
+from pipelines.instructions.reading import (
+    EditKind,
+    EditPlan,
+    InstructionQuestion,
+    names_times,
+    read_instruction,
+)
+
+__all__ = ["EditKind", "EditPlan", "InstructionQuestion", "names_times", "read_instruction"]
