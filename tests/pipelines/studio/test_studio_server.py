@@ -458,7 +458,7 @@ def test_a_window_that_falls_silent_counts_as_closed(served: Any, tmp_path: Path
     editor, app = served
     client = browser(app)
     project = upload(client, write_recording(tmp_path / "a.wav")).json()["id"]
-    asked = {"page": PAGE + "s", "version": 1, "kind": "add", "caption": "rain", "steps": 500}
+    asked = {"page": PAGE + "s", "version": 1, "kind": "add", "caption": "rain", "end_s": 1.0, "steps": 500}
 
     def state() -> Any:
         return client.get(f"/studio/api/jobs?page={PAGE}s").json()["jobs"][-1]["state"]
@@ -513,7 +513,7 @@ def test_a_finished_request_is_found_by_its_version(served: Any, tmp_path: Path)
     editor, app = served
     client = browser(app)
     root = f"/studio/api/projects/{upload(client, write_recording(tmp_path / 'a.wav')).json()['id']}"
-    body = {"page": PAGE + "f", "version": 1, "kind": "add", "caption": "rain", "steps": 1}
+    body = {"page": PAGE + "f", "version": 1, "kind": "add", "caption": "rain", "end_s": 1.0, "steps": 1}
     key = client.post(f"{root}/edit", json=body, headers=CHANGES).json()["key"]
     while client.get(f"/studio/api/jobs?page={PAGE}f").json()["jobs"][0]["state"] != "done":
         time.sleep(0.02)
