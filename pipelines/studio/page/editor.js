@@ -340,9 +340,11 @@
   const hasPicture = () => state.pictures && state.cursor < state.project.duration_s;
   const JUMP_S = 0.25;  // farther apart than this, the picture jumps; nearer, its speed is turned
   const CLOSE_S = 0.012;
-  const LATENESS_SAMPLES = 15;
+  const LATENESS_SAMPLES = 9;
   const TURN_S = 0.3;  // a difference is made up in this time, or at this share of the speed:
   const MOST_TURN = 0.25;
+  const MOST_COST_S = 0.03;  // of a turn
+  const SETTLING_MS = 150;
   const LATEST_START_MS = 3000;
   let isPlaying = false;
   let startNumber = 0;  // of the newest start: an older one ends where it waits
@@ -350,8 +352,8 @@
   let frame = 0;
   let jump = { begun: 0, cost_s: 0.1 };
   let lateness = [];  // seconds of the picture behind the sound
-  let turn = { until: 0, isMade: false };
-  let turnCost_s = 0;
+  let turn = { until: 0, isMade: false, settled: 0 };
+  let turnCost_s = MOST_COST_S / 2;
 
   function stopPlaying() {
     isPlaying = isStarting = false;
@@ -433,13 +435,14 @@
     if (turn.until) {
       if (now < turn.until) return;
       setTurn(0, 0);
-      turn.isMade = true;
+      turn = { until: 0, isMade: true, settled: now + SETTLING_MS };
     }
+    if (now < turn.settled) return;
     lateness.push(sound.currentTime - video.currentTime);
     if (lateness.length < LATENESS_SAMPLES) return;
     // clocks of a browser jump for a moment on a busy machine: their median tells where the picture is
     const late_s = lateness.splice(0).sort((a, b) => a - b)[LATENESS_SAMPLES >> 1];
-    if (turn.isMade) turnCost_s = Math.max(0, Math.min(0.1, turnCost_s + 0.7 * late_s));
+    if (turn.isMade) turnCost_s = Math.max(0, Math.min(MOST_COST_S, turnCost_s + late_s / 3));
     turn.isMade = false;
     if (Math.abs(late_s) > JUMP_S) {
       jump.begun = now;
@@ -453,7 +456,7 @@
   }
 
   function setTurn(by, until) {
-    turn = { until, isMade: false };
+    turn = { until, isMade: false, settled: 0 };
     lateness = [];
     el.video.playbackRate = 1 + by;
   }
