@@ -1165,7 +1165,7 @@
     } catch { /* the store is full: after a reload this window knows its requests from the server alone */ }
   }
   function recallPending() {
-    for (const [key, entry] of JSON.parse(sessionStorage.getItem("st-pending") || "[]")) pending.set(key, { ...entry, since: 0 });
+    for (const [key, entry] of JSON.parse(sessionStorage.getItem("st-pending") || "[]")) pending.set(key, { ...entry, since: 0, isSettled: false });
   }
 
   function takeJobs(jobs) {
@@ -1191,11 +1191,13 @@
 
   // A server that was started anew does not know a request: it was finished before, or is lost.
   async function settle(key, entry) {
-    forget(key);
-    const found = await ask(`/projects/${entry.project}`).catch(() => null);
-    if (!found) { complain(new Error(`Lost: ${entry.title}. Its project is not there any more.`)); return; }
+    entry.isSettled = true;
+    const found = await ask(`/projects/${entry.project}`).catch((error) => (error.isOffline ? "cut" : null));
+    if (found === "cut") { entry.isSettled = false; return; }
+    if (!found) { forget(key); complain(new Error(`Lost: ${entry.title}. Its project is not there any more.`)); return; }
     const version = found.versions.find((each) => each.request === key);
     if (version) {
+      forget(key);
       await finished({ ...entry, key, state: "done", result: { version: version.id } });
       return;
     }
@@ -1203,7 +1205,7 @@
     item.append(make("span", {}, `Lost: ${entry.title}. The studio ended before it was done; nothing was changed.`));
     const button = (text, work) => {
       const made = make("button", { className: "st-button" }, text);
-      made.onclick = guarded(async () => { item.remove(); await work(); });
+      made.onclick = guarded(async () => { item.remove(); forget(key); await work(); });
       item.append(made);
     };
     if (entry.path) {
@@ -1245,7 +1247,7 @@
     run = found.run;
     takeJobs(found.jobs);
     for (const [key, entry] of pending) {
-      if (entry.since < begun && !found.jobs.some((job) => job.key === key)) settle(key, entry).catch(complain);
+      if (!entry.isSettled && entry.since < begun && !found.jobs.some((job) => job.key === key)) settle(key, entry).catch(complain);
     }
     if (!wasCutOff && !isNew) return;
     el.problem.hidden = true;
