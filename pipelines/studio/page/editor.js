@@ -1252,10 +1252,11 @@
     if (!wasCutOff && !isNew) return;
     el.problem.hidden = true;
     tell(isNew ? "The studio was started anew, and answers: load the page again before you use the tabs Data and Runs." : "The studio answers again.");
-    refreshState().catch(complain);
+    refreshState().catch((error) => { if (!error.isOffline) complain(error); });
   }
 
   function cutOff(error) {
+    if (el.offline.hidden) tell("");
     const sentence = error.isOffline
       ? "The studio does not answer: it was ended, or is very busy. This page asks on and goes on by itself; versions that "
         + "were finished are kept."

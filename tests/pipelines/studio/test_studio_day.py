@@ -249,7 +249,9 @@ def test_a_wrong_row_blocks_nothing_but_itself(person: Person, tmp_path: Path) -
     person.open(write_recording(tmp_path / "street.wav", 3.0))
     while page.locator("#st-events tr").count():
         page.click("#st-events tr:first-child button")
-    for name, begin_s, end_s in (("bell", "0.5", "1"), ("dog", "2", "1")):
+    for name, begin_s, end_s, key in (("bell", "0.5", "1", "Home"), ("dog", "2", "1", "End")):
+        page.focus("#st-wave")
+        page.keyboard.press(key)  # where the new row begins
         page.click("#st-event-add")
         row = page.locator("#st-events tr").last
         row.locator("input").nth(2).fill("2.5")
