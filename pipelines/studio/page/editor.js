@@ -267,12 +267,12 @@
       const path = versionPath(version.id, "");
       await ask(path, { method: "DELETE" });
       if (!isOpen(id)) return;
-      state.version = null;
-      await reload(id, version.parent);
       canUndo(`Version ${version.id} was deleted.`, async () => {
         await ask(`${path}/restore`, { method: "POST" });
         await reload(id, version.id);
       });
+      state.version = null;
+      await reload(id, version.parent);
     });
     box.append(remove);
     return box;
@@ -1298,10 +1298,11 @@
     } else if (job.result.version) {
       tell("");
       const before = state.version;
-      await reload(job.project, job.result.version);
       canUndo("", async () => {
-        if (isOpen(job.project)) await selectVersion(state.project.versions.find((each) => before && each.id === before.id) || null);
+        const shown = before && isOpen(job.project) && state.project.versions.find((version) => version.id === before.id);
+        if (shown) await selectVersion(shown);
       });
+      await reload(job.project, job.result.version);
     }
     else if (job.result.of_object) { el.sound.value = job.result.caption; el.sound.focus(); }
     else if (job.result.record) {
