@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -41,9 +42,10 @@ def name_stems(record: ThoughtRecord) -> frozenset[str]:
     return names.union(*(group for group in _synonyms() if group & names))
 
 
-def has_names(record: ThoughtRecord) -> bool:
-    """Whether any sound of a record has a name."""
-    return any(_stems(sound) - _GENERIC for sound in record.sounds())
+def sounds_with_names(record: ThoughtRecord) -> list[str]:
+    """The sounds of a record that have a name, without articles: not "a sound"."""
+    named = [sound for sound in record.sounds() if _stems(sound) - _GENERIC]
+    return [re.sub(r"^(?:an?|the)\s+", "", sound, flags=re.IGNORECASE) for sound in named]
 
 
 def named_sounds(words: Sequence[str], record: ThoughtRecord) -> NamedSounds:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from audiollm.data.records.thoughts import ThoughtEvent, ThoughtRecord
 from pipelines.instructions.clauses import Clause, NewSound, Place, Target, parse_clauses
-from pipelines.instructions.events import NamedSounds, has_names, name_stems, named_sounds
+from pipelines.instructions.events import NamedSounds, name_stems, named_sounds, sounds_with_names
 from pipelines.instructions.tokens import instruction_tokens, plain_text
 
 EditKind = Literal["extend", "inpaint", "add", "remove", "extract", "mute"]
@@ -110,9 +110,9 @@ def _unread(plain: str, names: frozenset[str], record: ThoughtRecord) -> Instruc
     refused = [str(token) for token in tokens if token.type == "REFUSED"]
     if refused:
         return InstructionQuestion(f"“{refused[0]}” is no edit of the studio. {_WHAT_IS_DONE}")
-    choices = (
-        [f"{verb} the {record.events[0].sound}" for verb in ("remove", "keep only")] if record.events else []
-    )
+    choices = [
+        f"{verb} the {sound}" for sound in sounds_with_names(record)[:1] for verb in ("remove", "keep only")
+    ]
     return InstructionQuestion(f"The words fit no operation. {_WHAT_IS_DONE}", choices, is_open=True)
 
 
@@ -382,7 +382,7 @@ class _Reader:
             return [_Hit(sounds.background, 0.0, self._duration_s, is_background=True)]
         if events:
             return [self._event_hit(event) for event in events]
-        if (everywhere and self._selection is not None) or not has_names(self._record):
+        if (everywhere and self._selection is not None) or not sounds_with_names(self._record):
             return [_Hit(self._name(target), 0.0, self._duration_s)]
         raise self._unknown(target)
 
@@ -489,7 +489,7 @@ class _Reader:
             return InstructionQuestion(
                 "Which sound? The words do not name it.", self._names_in("remove"), is_open=True
             )
-        sounds = ", ".join(self._record.sounds()) or "none with a name"
+        sounds = ", ".join(sounds_with_names(self._record))
         return InstructionQuestion(
             f"“{name}” is not among the sounds of the chain of thought ({sounds}). Name one of them, or say from when "
             f"to when, or “remove the {name} everywhere”.",
@@ -498,7 +498,7 @@ class _Reader:
         )
 
     def _names_in(self, verb: str) -> list[str]:
-        return [f"{verb} the {sound}" for sound in self._record.sounds()]
+        return [f"{verb} the {sound}" for sound in sounds_with_names(self._record)]
 
     def _replaced_hits(self, clause: Clause) -> list[_Hit]:
         """What is replaced, filled or made anew: the sounds of targets, or the seconds of places."""

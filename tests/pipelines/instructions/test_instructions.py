@@ -100,6 +100,16 @@ def test_a_recording_whose_sounds_have_no_names_is_searched_as_a_whole() -> None
         assert read_instruction("remove the dog", record, 5.0) == [EditPlan("remove", "dog", 0.0, 5.0)]
 
 
+def test_choices_name_no_sound_without_a_name() -> None:
+    events = [
+        ThoughtEvent(sound=sound, start_s=float(n), end_s=n + 0.5)
+        for n, sound in enumerate(("a sound", "A dog"))
+    ]
+    with pytest.raises(InstructionQuestion) as caught:
+        read_instruction("remove the cat", ThoughtRecord(events=events), 5.0)
+    assert caught.value.choices == ("remove the cat everywhere", "remove the dog")
+
+
 def test_an_object_or_a_selection_is_what_this_is() -> None:
     assert read_instruction("remove this", RECORD, 12.0, has_object=True) == [
         EditPlan("remove", "", 0.0, 12.0)

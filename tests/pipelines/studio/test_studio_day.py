@@ -376,6 +376,10 @@ def test_times_of_an_hour_and_an_edit_of_all(person: Person, tmp_path: Path) -> 
     page.fill("#st-steps", "1")
     page.select_option("#st-kind", "add")
     page.fill("#st-sound", "rain")
+    page.evaluate("document.getElementById('st-apply').click()")
+    page.wait_for_function("document.getElementById('st-problem').textContent.includes('Nothing says where')")
+    assert len(person.versions()) == 1, "without a selection, an object or words nothing starts"
+    person.say("add rain everywhere")
     before = person.finished()
     page.evaluate("document.getElementById('st-apply').click()")
     person.wait_finished(before + 1)
