@@ -55,7 +55,10 @@ class Autoencoder(Protocol):
         """Encode a waveform given in pieces, at constant memory; the pieces together equal `encode_distribution`."""
 
     def decode(self, latent_DT: Tensor, num_samples: int | None = None) -> Tensor:
-        """Latents to samples `[channels, T * hop_samples]`, cut to `num_samples` where given."""
+        """Latents to samples `[channels, T * hop_samples]`, cut to `num_samples` where given.
+
+        Peaks above 1 are not clipped: whoever writes them turns them down.
+        """
 
     def decode_stream(self, pieces_DT: Iterable[Tensor]) -> Iterator[Tensor]:
         """Decode latents given in pieces, at constant memory; the pieces together equal `decode`."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 
@@ -15,6 +16,7 @@ from audiollm.errors import ConfigError
 if TYPE_CHECKING:
     from audiollm.audio import Waveform
     from audiollm.data.records.sample import VideoPart
+    from audiollm.flow.editing.tracks import Track
     from audiollm.flow.generator import SoundGenerator
     from audiollm.flow.model.sampling import SamplerSettings
     from audiollm.flow.service import Job
@@ -87,16 +89,20 @@ def make_sound(
     pictured = _video_part(video, region)
     duration_s = duration_s or _video_length(video)
     generator = load_generator(model, autoencoder)
+    if video is not None and out.suffix.lower() in VIDEO_ENDINGS:
+        codec = generator.autoencoder
+        _name_lost(console, _lost_of_film(video, out, codec.sample_rate, codec.channels), out)
     _check_taken(console, generator, caption, cot, video)
     if video is not None:
         _check_shown(generator, video, duration_s)
     settings = _settings(generator, steps, solver, guidance)
     order = SoundOrder(caption, duration_s, cot, pictured, str(video or "command line"))
-    made_CN = _with_progress(
+    made = _with_progress(
         console, generator, lambda job: make_ordered(generator, order, job.watched(settings), f"{seed}/sound")
     )
-    _write_sound(out, Waveform(made_CN, generator.sample_rate), video)
-    console.print(f"{out}: {duration_s:.2f} s", highlight=False)
+    _write_sound(out, Waveform(made.samples_CN, generator.sample_rate), video)
+    _say(console, [f"{out}: {duration_s:.2f} s"])
+    _say(console, made.remarks(), style="yellow")
 
 
 def edit_sound(
@@ -109,7 +115,8 @@ def edit_sound(
             "--out",
             "-o",
             help="The file to write, in the format of the input; or a .mp4, .mov or .mkv: the video "
-            "with the edited sound; .mkv keeps 24 bits of every other sample.",
+            "with the edited sound; .mkv keeps 24 bits of every other sample. What else the file or the video holds "
+            "(tags, chapters, subtitles, other sounds) is copied, or named before the work begins.",
             show_default=False,
         ),
     ],
@@ -167,6 +174,7 @@ def edit_sound(
             raise ConfigError(f"{option}: {path} is the input", "command line", "give another name")
     if layer is not None and layer.resolve() == out.resolve():
         raise ConfigError(f"--layer: {layer} is --out", "command line", "give another name")
+    _name_lost(console, _lost(out, before, shown), out)
     generator = load_generator(model, autoencoder)
     cot = _taken_cot(console, cot, caption, video, heard_from_s(generator, before, span))
     _check_taken(console, generator, caption, cot, video, wanted in ("add", "remove"))
@@ -187,11 +195,63 @@ def edit_sound(
     if layer is not None:
         result.layer.save(layer)
     where = f"{span.start / rate:.3f} to {span.end / rate:.3f} s"
-    kept = VIDEO_ENDINGS.get(out.suffix.lower(), f"all other samples are those of {track}")
-    console.print(f"{out}: {wanted} {where}; {kept}", highlight=False, soft_wrap=True)
+    _say(console, [f"{out}: {wanted} {where}; {_other_samples(out, track, before)}"])
+    _say(console, result.remarks(), style="yellow")
 
 
 # Private
+
+
+def _say(console: Console, lines: Sequence[str], style: str | None = None) -> None:
+    for line in lines:
+        console.print(line, style=style, highlight=False, soft_wrap=True)
+
+
+def _other_samples(out: Path, path: Path, track: Track) -> str:
+    """What becomes of the samples outside of the span."""
+    ending = out.suffix.lower()
+    if ending in (".mov", ".mkv") and float(np.abs(track.samples_NC).max()) > 1 and track.bits is None:
+        return "32-bit floating-point numbers of all other samples are kept (PCM): some are above full scale"
+    return VIDEO_ENDINGS.get(ending, f"all other samples are those of {path}")
+
+
+def _lost(out: Path, track: Track, film: Path | None) -> list[str]:
+    """What the track's file and the film hold and the new file will not.
+
+    Raises:
+        ConfigError: the film cannot be read, or its pictures do not go into such a file.
+    """
+    from audiollm.audio.tags import read_tags
+
+    if out.suffix.lower() not in VIDEO_ENDINGS:
+        return track.lost_tags()
+    assert film is not None
+    lost = _lost_of_film(film, out, track.sample_rate, track.samples_NC.shape[1])
+    if Path(track.source) != film:
+        tags = read_tags(Path(track.source))
+        names = [*(f"the tag {name}" for name in tags.texts), *tags.other]
+        lost += [f"{name} of {Path(track.source).name}" for name in names]
+    return lost
+
+
+def _lost_of_film(film: Path, out: Path, sample_rate: int, channels: int) -> list[str]:
+    """What a film holds and the same with another sound will not.
+
+    Raises:
+        ConfigError: the film cannot be read, or its pictures do not go into such a file.
+    """
+    from audiollm.video.decoders import VideoError
+    from audiollm.video.writing import lost_by_replacing
+
+    try:
+        return lost_by_replacing(film, out, sample_rate, channels)
+    except VideoError as error:
+        raise ConfigError(error.reason, str(error.path)) from error
+
+
+def _name_lost(console: Console, lost: Sequence[str], out: Path) -> None:
+    if lost:
+        _say(console, [f"not kept, as {out.suffix} does not take it: {', '.join(lost)}"], style="yellow")
 
 
 def _with_progress(console: Console, generator: SoundGenerator, work: Callable[[Job], Any]) -> Any:

@@ -15,6 +15,7 @@ from audiollm.data.records.shards import Shards
 from audiollm.files.atomic import safe_name, write_jsonl
 from audiollm.flow.conditions.reading import sound_request
 from audiollm.flow.corpus import CorpusFacts, EncodedSound, UsableSounds, read_sound
+from audiollm.flow.editing.levels import below_ceiling
 from audiollm.flow.generator import noise_generator
 from audiollm.flow.model.packed import pack_conditions
 from audiollm.flow.model.rows import rows_of
@@ -102,6 +103,7 @@ class EvalSounds:
         for name, latent_TD in zip(self._names, made_LD.split(lengths), strict=True):
             latent_DT = codec.denormalize(latent_TD.T.contiguous())
             samples_CN = codec.decode(latent_DT, len(latent_TD) * codec.hop_samples)
+            samples_CN, _ = below_ceiling(samples_CN, codec.sample_rate)
             save(self._folder / f"step-{step:06d}" / f"{name}.wav", samples_CN, codec.sample_rate)
             writer.add_audio(name, to_mono(samples_CN), step, sample_rate=codec.sample_rate)
         writer.close()

@@ -6,6 +6,7 @@ Sounds of one length are sampled together, always the same ones.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from audiollm.errors import BadSample, ConfigError, StageError
 from audiollm.files.atomic import safe_name, write_jsonl
 from audiollm.files.set_aside import UNREADABLE, SetAside
 from audiollm.flow.conditions.reading import sound_request
+from audiollm.flow.editing.levels import below_ceiling
 from audiollm.flow.encoding import encode_track, load_track
 from audiollm.flow.generator import SoundGenerator, WantedSound, sampler_settings
 from audiollm.flow.model.context import LatentState, span_context
@@ -68,6 +70,8 @@ def chosen_samples(samples: Sequence[Sample], split: str, most: int) -> list[Sam
 
 # Private
 
+_log = logging.getLogger("audiollm.flow")
+
 
 def _split(sample: Sample) -> str:
     return "test" if sample.is_held_out else "train"
@@ -100,7 +104,7 @@ def _make(
                 count = generator.latents_of(generator.samples_of(sound.row["duration_s"]))
                 together.setdefault(count, []).append(sound)
             elif not (folder / sound.row["audio"]).exists():
-                save(folder / sound.row["audio"], _alone(sound, config, generator), generator.sample_rate)
+                _save(folder / sound.row["audio"], _alone(sound, config, generator), generator.sample_rate)
             planned.append(sound)
         except BadSample as error:
             bad[key] = error
@@ -174,8 +178,16 @@ def _make_together(
         path = folder / sound.row["audio"]
         if not path.exists():
             num_samples = generator.samples_of(sound.row["duration_s"])
-            save(path, generator.decode(latent_TD, num_samples), generator.sample_rate)
+            _save(path, generator.decode(latent_TD, num_samples), generator.sample_rate)
     return bad
+
+
+def _save(path: Path, made_CN: Tensor, sample_rate: int) -> None:
+    """Write a sound; where its peaks are above full scale, it is turned down and logged."""
+    made_CN, gain_db = below_ceiling(made_CN, sample_rate)
+    if gain_db:
+        _log.info("%s: turned down by %.1f dB: its peaks were above full scale", path.name, -gain_db)
+    save(path, made_CN, sample_rate)
 
 
 def _alone(sound: _Planned, config: GenerateSoundConfig, generator: SoundGenerator) -> Tensor:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -24,6 +24,7 @@ from audiollm.data.records.thoughts import ThoughtRecord, prose_of
 from audiollm.errors import BadSample, ConfigError, StageError
 from audiollm.flow.conditions.edits import edit_words
 from audiollm.flow.conditions.reading import COT, TASK
+from audiollm.flow.editing.levels import below_ceiling
 from audiollm.flow.editing.operations import EditResult, EditSpan, edit_track
 from audiollm.flow.editing.requests import EditRequest, edit_conditions
 from audiollm.flow.editing.tracks import Track
@@ -55,6 +56,8 @@ class Job:
         self.step, self.steps = 0, 0
         """Steps of the sampler that are done, and how many a window takes; 0: none is counted."""
         self.result: Any = None
+        self.remarks: list[str] = []
+        """What a listener should know of the result, in words."""
         self.problem: Exception | JobStopped | None = None
         self._work: Callable[[Job], Any] | None = work
         self._stop, self._ended = threading.Event(), threading.Event()
@@ -258,8 +261,25 @@ class SoundOrder:
     """The video or command, for errors."""
 
 
-def make_ordered(generator: SoundGenerator, order: SoundOrder, settings: SamplerSettings, key: str) -> Tensor:
-    """The ordered sound `[C, N]`, in windows where it is longer than those of the training.
+class MadeSound(NamedTuple):
+    """A sound that a model made, below full scale."""
+
+    samples_CN: Tensor
+    """At the generator's rate."""
+    gain_db: float
+    """Gain that brought its peaks below full scale; 0: none was above."""
+
+    def remarks(self) -> list[str]:
+        """What a listener should know, in words."""
+        if self.gain_db > -0.05:
+            return []
+        return [f"turned down by {-self.gain_db:.1f} dB: its peaks were above full scale"]
+
+
+def make_ordered(
+    generator: SoundGenerator, order: SoundOrder, settings: SamplerSettings, key: str
+) -> MadeSound:
+    """The ordered sound, in windows where it is longer than those of the training.
 
     Raises:
         ConfigError: the video cannot be read, or the model cannot do this.
@@ -267,9 +287,10 @@ def make_ordered(generator: SoundGenerator, order: SoundOrder, settings: Sampler
     content: list[Part] = [*([order.video] if order.video else []), TextPart(text=order.caption)]
     conditions_at = _conditions_at(generator, content, order)
     try:
-        return make_in_windows(generator, conditions_at, order.duration_s, settings, key)
+        made_CN = make_in_windows(generator, conditions_at, order.duration_s, settings, key)
     except BadSample as error:
         raise ConfigError(error.reason, order.place) from error
+    return MadeSound(*below_ceiling(made_CN, generator.sample_rate))
 
 
 def edit_ordered(
@@ -300,8 +321,8 @@ def extract_ordered(
     others: list[str],
     settings: SamplerSettings,
     key: str,
-) -> Tensor:
-    """The sound of `order.caption` alone, out of the whole track, `[C, N]` at the generator's rate.
+) -> MadeSound:
+    """The sound of `order.caption` alone, out of the whole track.
 
     Args:
         others: sounds that are not to be in it.
@@ -327,7 +348,8 @@ def extract_ordered(
         latents_TD = fill_latents(generator, context, 0.0, conditions_at, settings, key)
     except BadSample as error:
         raise ConfigError(error.reason, order.place) from error
-    return generator.decode(latents_TD, heard_CN.shape[1])
+    made_CN = generator.decode(latents_TD, heard_CN.shape[1])
+    return MadeSound(*below_ceiling(made_CN, rate))
 
 
 def load_generator(model: Path, autoencoder: str | None) -> SoundGenerator:

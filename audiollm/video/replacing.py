@@ -5,6 +5,8 @@ Shapes: C channels, N samples.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,13 +17,16 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+from audiollm.video.companions import Companions, add_companions, copy_facts, lost_facts, packets
 from audiollm.video.decoders import NO_OTHER_FILES, VideoError, shown_stream
 
 _AAC_BITS_PER_CHANNEL = 96_000
 _BLOCK = 1 << 18
 """Samples of every channel that are encoded at once."""
 _REPORT_EVERY = 1000
-"""Packets of pictures that are copied between two signs of life."""
+"""Packets that are copied between two signs of life."""
+_TRIAL_PACKETS = 200
+_END = object()
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,8 @@ class ReplaceRequest:
     source: str
     name: str | Path
     samples: str
-    """A .npy file of float32 `[C, N]`."""
+    """A .npy file of float32 `[C, N]`; of a trial none is read."""
+    channels: int
     sample_rate: int
     codec: str
     out: str
@@ -41,29 +47,62 @@ class ReplaceRequest:
 def replaced(request: ReplaceRequest) -> Iterator[None]:
     """Write `out` with the pictures of `source`, copied, and the samples, both from 0 s on; gives signs of life.
 
+    The samples take the place of the first sound. Whatever else the film holds is copied where the container takes it:
+    `lost` names the rest.
+
     Raises:
         VideoError: `source` has no pictures or cannot be read, or its pictures do not go into such a file.
     """
     samples_CN = np.load(request.samples, mmap_mode="r")
+    with _opened(request) as (old, new, companions, stream):
+        sound, sound_s = encoded_sound(new, stream, samples_CN, request.sample_rate), 0.0
+        for number, packet in enumerate(packets(old, companions)):
+            while sound_s <= float((packet.dts or 0) * packet.time_base) and next(sound, _END) is not _END:
+                sound_s += _BLOCK / request.sample_rate
+            new.mux(packet)
+            if number % _REPORT_EVERY == 0:
+                yield
+        yield from sound
+
+
+def lost(request: ReplaceRequest) -> Iterator[list[str]]:
+    """Name what `source` holds and a file with another sound would not; `out` is written in part, as a trial.
+
+    Raises:
+        VideoError: `source` has no pictures or cannot be read, or its pictures do not go into such a file.
+    """
+    with _opened(request) as (old, new, companions, stream):
+        for packet in itertools.islice(packets(old, companions), _TRIAL_PACKETS):
+            new.mux(packet)
+        silence_CN = np.zeros((request.channels, request.sample_rate // 10), np.float32)
+        for _ in encoded_sound(new, stream, silence_CN, request.sample_rate):
+            pass
+        names = companions.lost
+        new.close()
+        with av.open(request.out, "r") as trial:
+            names = names + lost_facts(old, trial, companions)
+    yield names
+
+
+@contextlib.contextmanager
+def _opened(request: ReplaceRequest) -> Iterator[tuple[Any, Any, Companions, Any]]:
+    """The old film, the new one with its streams, and that of its sound."""
+    streams: list[Any] = []
     try:
         with (
             open(request.source, "rb") as binary,
             av.open(binary, "r", options=NO_OTHER_FILES) as old,
             av.open(request.out, "w", format=request.container) as new,
         ):
-            shown = shown_stream(old, request.name)
-            pictures = new.add_stream_from_template(shown)
-            stream = sound_stream(new, request.codec, len(samples_CN), request.sample_rate)
-            # the time that sound and pictures are counted from, which is 1.4 s in MPEG-TS
-            origin = round((old.start_time or 0) / av.time_base / shown.time_base)
-            for number, packet in enumerate(old.demux(shown)):
-                if packet.dts is not None:
-                    packet.stream, packet.dts = pictures, packet.dts - origin
-                    packet.pts = None if packet.pts is None else packet.pts - origin
-                    new.mux(packet)
-                if number % _REPORT_EVERY == 0:
-                    yield
-            yield from encoded_sound(new, stream, samples_CN, request.sample_rate)
+
+            def add_sound(replaced: Any | None) -> None:
+                stream = sound_stream(new, request.codec, request.channels, request.sample_rate)
+                if replaced is not None:
+                    copy_facts(replaced, stream, request.container)
+                streams.append(stream)
+
+            shown_stream(old, request.name)
+            yield old, new, add_companions(old, new, add_sound), streams[0]
     except (av.error.FFmpegError, OSError, ValueError) as error:
         raise VideoError(request.name, f"cannot be written with another sound ({error})") from None
 

@@ -214,14 +214,14 @@ class SoundEditor:
         settings = self._settings(asked.steps)
 
         def work(job: Job) -> dict[str, Any]:
-            made_CN = make_ordered(generator, order, job.watched(settings), f"{asked.seed}/sound")
+            clip = make_ordered(generator, order, job.watched(settings), f"{asked.seed}/sound")
             job.check_stop()
             with self.store.new_version(project) as (number, path):
-                save(path, made_CN, generator.sample_rate)
+                save(path, clip.samples_CN, generator.sample_rate)
                 facts = _facts(asked, caption, prose, self.key(job))
                 title = f"made: {caption or 'from the pictures'}"
                 self.store.finish(project, number, None, "generate", title, None, facts)
-            return {"version": number}
+            return {"version": number, "remarks": clip.remarks()}
 
         return self._submit(project, work, owner, "generating")
 
@@ -260,7 +260,7 @@ class SoundEditor:
                 request = self.key(job) if number == len(edits) else ""
                 span_s = self._span(edited.duration_s, edited.sample_rate, kind, asked)
                 edited = self._edited(job, project, edited, kind, asked, span_s, request)
-            return {"version": edited.id}
+            return {"version": edited.id, "remarks": job.remarks}
 
         return self._submit(project, work, owner, title)
 
@@ -352,6 +352,7 @@ class SoundEditor:
             generator, track, order, span, job.watched(settings), f"{asked.seed}/edit", project.name
         )
         job.check_stop()
+        job.remarks += result.remarks()
         whole = EditSpan(first + span.start, first + span.end)
         with self.store.new_version(project, version) as (number, path):
             splice(sound, path, whole.start, result.track.samples_NC[span.start : span.end])
@@ -410,9 +411,10 @@ class SoundEditor:
             _check_named(bool(caption))
             video = None
         order = SoundOrder(caption or "this", track.duration_s, "", video, project.name)
-        made_CN = extract_ordered(generator, track, order, [], job.watched(settings), f"{asked.seed}/extract")
+        clip = extract_ordered(generator, track, order, [], job.watched(settings), f"{asked.seed}/extract")
         job.check_stop()
-        back_CN = track.fitted(made_CN, generator.sample_rate)
+        job.remarks += clip.remarks()
+        back_CN = track.fitted(clip.samples_CN, generator.sample_rate)
         with self.store.new_version(project, version) as (number, path):
             part_NC = track.stored(back_CN[:, : track.num_samples])
             splice(sound, path, first, part_NC, is_silent_elsewhere=True)

@@ -233,7 +233,7 @@ class AudioVAE(nn.Module):
             frames -= window_BTD.shape[1]
 
     def decode(self, latent_DT: Tensor, num_samples: int | None = None) -> Tensor:
-        """Latents `[D, T]` to a waveform `[C, T * hop]` in [-1, 1], cut to `num_samples` where given.
+        """Latents `[D, T]` to a waveform `[C, T * hop]`, cut to `num_samples` where given; its peaks may be above 1.
 
         Raises:
             ValueError: no frame, another latent dimension, or not finite.
@@ -252,8 +252,8 @@ class AudioVAE(nn.Module):
         stream = WaveformStream(self.decoder)
         for steps_DT in self._in_steps(pieces_DT):
             steps_BTD = steps_DT.T[None].to(self.latent_mean_D).contiguous()
-            yield stream.push(steps_BTD).clamp(-1, 1)
-        yield stream.flush().clamp(-1, 1)
+            yield stream.push(steps_BTD)
+        yield stream.flush()
 
     def normalize(self, latent_DT: Tensor) -> Tensor:
         """Latents `[..., D, T]` as a flow-matching model is trained on them: mean 0, variance 1 in every channel."""

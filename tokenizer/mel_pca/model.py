@@ -183,7 +183,7 @@ class MelPCA(nn.Module):
             yield ComponentDistribution(mean_DT, (2 * self.noise.log()).expand_as(mean_DT))
 
     def decode(self, latent_DT: Tensor, num_samples: int | None = None) -> Tensor:
-        """Latents `[D, T]` to a waveform `[C, T * hop]` in [-1, 1], cut to `num_samples` where given.
+        """Latents `[D, T]` to a waveform `[C, T * hop]`, cut to `num_samples` where given; its peaks may be above 1.
 
         Raises:
             ValueError: no frame, another latent dimension, or not finite.
@@ -207,12 +207,12 @@ class MelPCA(nn.Module):
             check_latent(piece_DT, self.latent_dim)
             waiting_DT = torch.cat([waiting_DT, piece_DT.to(waiting_DT)], dim=1)
             while waiting_DT.shape[1] >= BLOCK_LATENTS:
-                yield stream.push(self._magnitudes(waiting_DT[:, :BLOCK_LATENTS])).clamp(-1, 1)
+                yield stream.push(self._magnitudes(waiting_DT[:, :BLOCK_LATENTS]))
                 waiting_DT = waiting_DT[:, BLOCK_LATENTS:]
         if rest := waiting_DT.shape[1]:
             padded_DT = functional.pad(waiting_DT, (0, BLOCK_LATENTS - rest))
-            yield stream.push(self._magnitudes(padded_DT)[:, : rest * config.stride]).clamp(-1, 1)
-        yield stream.flush().clamp(-1, 1)
+            yield stream.push(self._magnitudes(padded_DT)[:, : rest * config.stride])
+        yield stream.flush()
 
     def normalize(self, latent_DT: Tensor) -> Tensor:
         """Latents `[..., D, T]` divided by a power of each component's deviation: mean 0, variance 1 on average."""

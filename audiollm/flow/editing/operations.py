@@ -8,7 +8,8 @@
 | remove | shown | the track without the sound | the made sound |
 
 Outside the span the context is kept. Spans longer than the sounds of the training are made in windows, each of which
-keeps the end of the one before it.
+keeps the end of the one before it. The model neither hears nor makes what lies below 20 Hz: the track's own goes on
+through the span (`low_band`).
 
 Shapes: C channels, N samples, T latents, D latent dimension.
 """
@@ -24,7 +25,9 @@ from torch import Tensor
 
 from audiollm.audio import resample, set_channels
 from audiollm.errors import ConfigError
-from audiollm.flow.editing.seams import FADE_S, MOST_LAG_S, WINDOW_S, best_lag, fade_weights, with_seams
+from audiollm.flow.editing.fitting import Surroundings, fit_to_track
+from audiollm.flow.editing.levels import AUDIBLE_DB, change_db, loudest_rms
+from audiollm.flow.editing.low_band import low_band
 from audiollm.flow.editing.tracks import Track
 from audiollm.flow.generator import SoundGenerator
 from audiollm.flow.model.context import LatentState, span_context
@@ -50,6 +53,32 @@ class EditResult:
     layer: Track
     """Edited track minus input: `track.without(layer)` is the input."""
     span: EditSpan
+    gain_db: float
+    """Gain of the made sound by which it is no louder than the track around it allows; 0: it was not turned down."""
+    limited_db: float
+    """Lowest gain at a peak of the span that would have been above full scale; 0: there was none."""
+    change_db: float
+    """Largest change of a band of frequencies in 0.2 s of the span."""
+
+    @property
+    def is_audible(self) -> bool:
+        return self.change_db >= AUDIBLE_DB
+
+    def remarks(self) -> list[str]:
+        """What a listener should know: that sound was turned down, or that the edit cannot be heard."""
+        remarks = []
+        if self.gain_db <= -0.1:
+            remarks.append(
+                f"the made sound is turned down by {-self.gain_db:.1f} dB, to the level of the track"
+            )
+        if self.limited_db <= -0.1:
+            remarks.append(f"peaks above full scale are limited, by {-self.limited_db:.1f} dB at most")
+        if not self.is_audible:
+            remarks.append(
+                f"the edit cannot be heard: it changes no band of the span by more than {self.change_db:.2f} dB "
+                f"(audible from {AUDIBLE_DB:g} dB on)"
+            )
+        return remarks
 
 
 def find_operation(name: str) -> Operation:
@@ -123,10 +152,15 @@ def edit_track(
         ConfigError: a model that was trained without audio context, or guidance that it cannot have.
     """
     section = _section(generator, track, span)
-    made_CN = _make_section(generator, track, operation, section, conditions_at, settings, key)
-    part_CN = _fitted(made_CN, track, operation, section)
-    edited = track.replaced(span.start, part_CN)
-    return EditResult(edited, track.layer(edited), span)
+    surroundings = _surroundings(track, operation, section)
+    made_CN = _make_section(generator, surroundings, track, section, conditions_at, settings, key)
+    fit = fit_to_track(made_CN, surroundings)
+    edited = track.replaced(span.start, fit.samples_CN)
+    before_CN, after_CN = track.waveform(*span), edited.waveform(*span)
+    before_CN = torch.nn.functional.pad(before_CN, (0, after_CN.shape[1] - before_CN.shape[1]))
+    loudest = loudest_rms(surroundings.track_CN, track.sample_rate)
+    change = change_db(before_CN, after_CN, track.sample_rate, loudest)
+    return EditResult(edited, track.layer(edited), span, fit.gain_db, fit.limited_db, change)
 
 
 def heard_from_s(generator: SoundGenerator, track: Track, span: EditSpan) -> float:
@@ -161,25 +195,35 @@ def _section(generator: SoundGenerator, track: Track, span: EditSpan) -> _Sectio
     return _Section(span.start - before, span.end + after, span)
 
 
+def _surroundings(track: Track, operation: Operation, section: _Section) -> Surroundings:
+    """The section of the track, filled up with silence beyond its end, in two bands."""
+    first, last = section.span.start - section.start, section.span.end - section.start
+    section_CN = track.waveform(section.start, section.end)
+    missing = section.end - section.start - section_CN.shape[1]
+    section_CN = torch.nn.functional.pad(section_CN, (0, missing))
+    is_hidden = operation in ("extend", "inpaint")
+    low_CN = low_band(section_CN, track.sample_rate, (first, last) if is_hidden else None)
+    is_end = section.span.end >= track.num_samples
+    return Surroundings(operation, section_CN - low_CN, low_CN, first, last, track.sample_rate, is_end)
+
+
 def _make_section(
     generator: SoundGenerator,
+    surroundings: Surroundings,
     track: Track,
-    operation: Operation,
     section: _Section,
     conditions_at: ConditionsAt,
     settings: SamplerSettings,
     key: str,
 ) -> Tensor:
-    """Made sound of the section `[C, N]` at the track's rate and channels."""
+    """Made sound of the section `[C, N]` at the track's rate and channels, without the low band."""
     autoencoder, rate = generator.autoencoder, generator.sample_rate
-    heard_CN = track.waveform(section.start, section.end)
-    missing = section.end - section.start - heard_CN.shape[1]
-    heard_CN = torch.nn.functional.pad(heard_CN, (0, missing))
-    at_rate_CN = set_channels(resample(heard_CN, track.sample_rate, rate), autoencoder.channels)
+    operation = surroundings.operation
+    at_rate_CN = resample(surroundings.track_CN, track.sample_rate, rate)
+    at_rate_CN = set_channels(at_rate_CN, autoencoder.channels)
     mean_TD = generator.encode(at_rate_CN)
     per_latent = autoencoder.hop_samples * track.sample_rate / rate
-    first = math.floor((section.span.start - section.start) / per_latent)
-    last = math.ceil((section.span.end - section.start) / per_latent)
+    first, last = math.floor(surroundings.start / per_latent), math.ceil(surroundings.end / per_latent)
     first, last = min(first, len(mean_TD) - 1), min(max(last, first + 1), len(mean_TD))
     if operation == "add":  # the added sound alone is wanted, before and after it there is silence
         context = span_context(mean_TD, 0, len(mean_TD), LatentState.SHOWN)
@@ -188,55 +232,6 @@ def _make_section(
         context = span_context(mean_TD, first, last, inside)
     start_s = section.start / track.sample_rate
     latents_TD = fill_latents(generator, context, start_s, conditions_at, settings, key)
-    made_CN = generator.decode(latents_TD, at_rate_CN.shape[1])
-    return track.fitted(made_CN, rate)[:, : section.end - section.start]
-
-
-def _fitted(made_CN: Tensor, track: Track, operation: Operation, section: _Section) -> Tensor:
-    """The samples of the span, with its seams."""
-    (start, end), rate = section.span, track.sample_rate
-    length = end - start
-    offset = start - section.start
-    made_CN = torch.nn.functional.pad(made_CN, (0, max(0, offset + length - made_CN.shape[1])))
-    original_CN = track.waveform(start, end)
-    original_CN = torch.nn.functional.pad(original_CN, (0, length - original_CN.shape[1]))
-    if operation == "add":
-        part_CN = made_CN[:, offset : offset + length].clone()
-        size = min(round(FADE_S * rate), length // 2)
-        if size:
-            part_CN[:, :size] *= fade_weights(size)
-            part_CN[:, -size:] *= fade_weights(size).flip(0)
-        return original_CN + part_CN
-    width, most = round(WINDOW_S * rate), round(MOST_LAG_S * rate)
-    before_CN = track.waveform(max(0, start - width), start)
-    after_CN = track.waveform(end, end + width) if end < track.num_samples else original_CN[:, :0]
-    part_CN = _aligned(made_CN, before_CN, after_CN, offset, length, most, rate)
-    return with_seams(part_CN, before_CN, after_CN, original_CN if operation == "remove" else None, rate)
-
-
-def _aligned(
-    made_CN: Tensor, before_CN: Tensor, after_CN: Tensor, offset: int, length: int, most: int, rate: int
-) -> Tensor:
-    """The made span moved to fit the track before it, and from its middle on to fit the track after it."""
-    most = min(most, length // 4)
-    padded_CN = torch.nn.functional.pad(
-        made_CN, (most + before_CN.shape[1], most + after_CN.shape[1] + length)
-    )
-    shift = most + before_CN.shape[1]  # of a sample of the section in `padded_CN`
-
-    def lag(there_CN: Tensor, begin: int) -> int:
-        piece_CN = padded_CN[:, shift + begin - most : shift + begin + there_CN.shape[1] + most]
-        return best_lag(there_CN, piece_CN, most)
-
-    early = lag(before_CN, offset - before_CN.shape[1]) if before_CN.shape[1] else 0
-    late = lag(after_CN, offset + length) if after_CN.shape[1] else early
-    first_CN, second_CN = (
-        padded_CN[:, shift + offset + each : shift + offset + each + length] for each in (early, late)
-    )
-    if early == late:
-        return first_CN.clone()
-    size = min(2 * round(FADE_S * rate), length // 2)
-    begin = (length - size) // 2
-    weight_N = torch.zeros(length)
-    weight_N[begin : begin + size], weight_N[begin + size :] = fade_weights(size), 1.0
-    return first_CN * (1 - weight_N) + second_CN * weight_N
+    made_CN = track.fitted(generator.decode(latents_TD, at_rate_CN.shape[1]), rate)
+    made_CN = made_CN[:, : surroundings.track_CN.shape[1]]
+    return made_CN - low_band(made_CN, track.sample_rate)

@@ -16,9 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from audiollm.audio import AudioError, load, resample, set_channels
+from audiollm.audio import AudioError, resample, set_channels
+from audiollm.audio.decoding import DecodeRequest, decoded_blocks
+from audiollm.audio.discovery import check_readable
+from audiollm.audio.tags import NO_TAGS, SoundTags, read_tags
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import atomic_path
+from audiollm.flow.editing.chunks import can_copy, copy_descriptions
 
 _INTEGER_BITS: Mapping[str, int] = {"PCM_U8": 8, "PCM_S8": 8, "PCM_16": 16, "PCM_24": 24, "PCM_32": 32}
 _FLOATS = ("FLOAT", "DOUBLE")
@@ -32,6 +36,10 @@ _FORMATS: Mapping[str, tuple[str, ...]] = {
 }
 """Endings of files, and the formats that are written back as they are; tracks of others become WAV with 32-bit float
 samples."""
+_TAGS = (
+    "title", "copyright", "software", "artist", "comment", "date", "album", "license", "tracknumber", "genre",
+)  # fmt: skip
+"""Tags that libsndfile writes."""
 _LOSSLESS = frozenset(name for formats in _FORMATS.values() for name in formats)
 
 
@@ -47,6 +55,9 @@ class Track:
     subtype: str
     """soundfile's name of the sample format."""
     source: str = ""
+    """Its file; what that holds beside the samples is written, too."""
+    tags: SoundTags = NO_TAGS
+    """Tags of a file of another format than the track's."""
 
     @property
     def bits(self) -> int | None:
@@ -134,9 +145,31 @@ class Track:
         """
         self.check_name(path)
         with atomic_path(path) as temporary:
-            soundfile.write(
-                temporary, self.samples_NC, self.sample_rate, subtype=self.subtype, format=self.format
-            )
+            if not can_copy(Path(self.source), self.format):
+                self._write(temporary)
+                return
+            samples = temporary.with_name(f"{temporary.name}.samples")
+            try:
+                self._write(samples)
+                copy_descriptions(Path(self.source), samples, temporary)
+            finally:
+                samples.unlink(missing_ok=True)
+
+    def lost_tags(self) -> list[str]:
+        """What its file holds beside the samples and `save` does not write, in words."""
+        return [f"the tag {name}" for name in sorted(self.tags.texts) if name not in _TAGS] + list(
+            self.tags.other
+        )
+
+    def _write(self, path: Path) -> None:
+        channels = self.samples_NC.shape[1]
+        with soundfile.SoundFile(
+            path, "w", self.sample_rate, channels, self.subtype, format=self.format
+        ) as file:
+            for name in _TAGS:
+                if name in self.tags.texts:
+                    setattr(file, name, self.tags.texts[name])
+            file.write(self.samples_NC)
 
 
 def read_track(path: Path) -> Track:
@@ -155,9 +188,29 @@ def read_track(path: Path) -> Track:
                     raise AudioError(
                         path, "holds NaN or infinite samples: write the file anew from its origin"
                     )
-                return Track(samples_NC, file.samplerate, file.format, file.subtype, str(path))
+                tags = NO_TAGS if can_copy(path, file.format) else _tags(path)
+                return Track(samples_NC, file.samplerate, file.format, file.subtype, str(path), tags)
     except (soundfile.LibsndfileError, OSError):
         pass  # the decoders below say what is wrong, or can read it
-    waveform = load(path)
-    samples_NC = np.ascontiguousarray(waveform.samples_CN.T.double().numpy())
-    return Track(samples_NC, waveform.sample_rate, "WAV", "FLOAT", str(path))
+    check_readable(path)
+    blocks_CN, rates = zip(
+        *decoded_blocks(DecodeRequest(str(path), path, 0.0, None, None, False)), strict=True
+    )
+    samples_CN = torch.cat(blocks_CN, dim=1)
+    if not bool(torch.isfinite(samples_CN).all()):
+        raise AudioError(path, "holds NaN or infinite samples: write the file anew from its origin")
+    samples_NC = np.ascontiguousarray(
+        samples_CN.T.double().numpy()
+    )  # not clipped: peaks of an MP3 are above 1
+    tags = NO_TAGS if can_copy(path, "WAV") else _tags(path)
+    return Track(samples_NC, rates[0], "WAV", "FLOAT", str(path), tags)
+
+
+# Private
+
+
+def _tags(path: Path) -> SoundTags:
+    """The tags of a file, with libsndfile's name of the number of a track."""
+    tags = read_tags(path)
+    texts = {{"track": "tracknumber"}.get(name, name): text for name, text in tags.texts.items()}
+    return SoundTags(texts, tags.other)

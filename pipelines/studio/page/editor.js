@@ -1298,7 +1298,7 @@
     } else if (job.result.version) {
       tell("");
       const before = state.version;
-      canUndo("", async () => {
+      canUndo((job.result.remarks || []).join("; "), async () => {
         const shown = before && isOpen(job.project) && state.project.versions.find((version) => version.id === before.id);
         if (shown) await selectVersion(shown);
       });

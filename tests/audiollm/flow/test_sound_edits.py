@@ -345,7 +345,9 @@ def test_tracks_of_a_latent_and_less_and_silence_are_edited(
     settings = SamplerSettings(steps=1, guidance=1.0)
     result = edit_track(generator, track, operation, span, lambda *_: {}, settings, "0")
     after = result.track.samples_NC
-    assert len(after) == max(count, span.end) and np.any(after[span.start : span.end])
+    assert len(after) == max(count, span.end)
+    # two samples hold nothing but their mean, and from silence nothing can be removed
+    assert count <= 2 or (operation, count) == ("remove", RATE) or np.any(after[span.start : span.end])
     assert np.array_equal(after[: span.start], track.samples_NC[: span.start])
     assert np.array_equal(after[span.end :], track.samples_NC[span.end :])
     assert np.array_equal(result.track.without(result.layer).samples_NC[:count], track.samples_NC)
