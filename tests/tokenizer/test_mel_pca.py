@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import librosa
 import numpy as np
@@ -18,6 +19,7 @@ from audiollm.autoencoder import Autoencoder, autoencoder_of_run, load_autoencod
 from audiollm.errors import ConfigError
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
+from tokenizer.mel_pca import phases
 from tokenizer.mel_pca.model import MelPCA, MelPCAConfig
 from tokenizer.mel_pca.run import fit_mel_pca
 from tokenizer.mel_pca.settings import FitMelPCAConfig
@@ -151,6 +153,39 @@ def test_phases_are_as_good_as_those_of_a_whole_recording() -> None:
         theirs_N = torch.from_numpy(theirs_N[margin:][: ours_CN.shape[1]])
         ours, theirs = (convergence(each, wanted_XT, model) for each in (ours_CN[0], theirs_N))
         assert ours < 1.25 * theirs and ours < 0.35, (ours, theirs)
+
+
+def test_momentum_makes_phases_fit_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After 12 iterations: 2 % nearer than without momentum; with its sign exchanged it is 2 % farther."""
+    config = MelPCAConfig(num_mels=64, latent_dim=160)
+    model = MelPCA(config)
+    model.fit(sweeps(seed) for seed in range(60))
+    monkeypatch.setattr(phases, "ITERATIONS", 12)
+
+    def distance(momentum: float) -> float:
+        monkeypatch.setattr(phases, "MOMENTUM", momentum)
+        sounds = [sweeps(seed) for seed in range(30, 33)]
+        wanted = [log_mels(config, x_CN).exp().T for x_CN in sounds]
+        made = [model.decode(model.encode(x_CN))[0] for x_CN in sounds]
+        return sum(convergence(made_N, wanted_XT, model) for made_N, wanted_XT in zip(made, wanted, strict=True))
+
+    assert distance(phases.MOMENTUM) < 0.99 * distance(0.0)
+
+
+def test_phases_of_a_frame_are_drawn_once(model: MelPCA, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame that was reconstructed ahead of its block begins there with the phases that it has."""
+    latent_DT = model.encode(sweeps(3))
+    drawn: list[int] = []
+    draw = torch.rand
+
+    def counted(size: tuple[int, ...], **settings: Any) -> Tensor:
+        drawn.append(size[1])
+        return draw(size, **settings)
+
+    monkeypatch.setattr(torch, "rand", counted)
+    model.decode(latent_DT)
+    frames = latent_DT.shape[1] * SMALL.stride
+    assert frames <= sum(drawn) < frames + phases.BLOCK_LATENTS * SMALL.stride
 
 
 def test_normalized_latents_have_variance_one_on_average(model: MelPCA) -> None:

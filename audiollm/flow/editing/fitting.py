@@ -69,6 +69,8 @@ def fit_to_track(made_CN: Tensor, around: Surroundings) -> FittedSpan:
     """
     span, rate = slice(around.start, around.end), around.sample_rate
     made_CN = functional.pad(made_CN, (0, max(0, around.track_CN.shape[1] - made_CN.shape[1])))
+    if around.operation != "add":
+        made_CN = made_CN * _calibration(made_CN, around)
     gain = min(1.0, _loudest_allowed(around) / max(1e-9, loudest_rms(made_CN[:, span], rate)))
     made_CN = made_CN * gain
     original_CN, low_CN = around.track_CN[:, span], around.low_CN[:, span]
@@ -115,7 +117,6 @@ def _joined(made_CN: Tensor, around: Surroundings, original_CN: Tensor) -> Tenso
     after_CN = (
         around.track_CN[:, around.end : around.end + width] if not around.is_end else original_CN[:, :0]
     )
-    made_CN = made_CN * _calibration(made_CN, around)
     part_CN = _aligned(made_CN, before_CN, after_CN, around)
     return with_seams(
         part_CN, before_CN, after_CN, original_CN if around.operation == "remove" else None, rate

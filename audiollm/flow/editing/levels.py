@@ -25,8 +25,8 @@ _OVERSAMPLING = 4
 _HELD = 64
 _LIMITER_S = 0.005
 _BAND_S = 0.2
-_BANDS = 24
-_LOWEST_HZ = 50.0
+_NARROWEST_HZ, _RELATIVE_WIDTH = 100.0, 0.2
+"""Widths of critical bands: 100 Hz below 500 Hz, a fifth of the frequency above."""
 _FLOOR_DB = -60.0
 """Level of a band, relative to the loudest window of the track, below which it is taken for silence."""
 
@@ -71,6 +71,7 @@ def limit_peaks(
     window_N = torch.hann_window(2 * half + 3, periodic=False)[1:-1]
     padded_N = functional.pad(lowest_N, (half, half), "replicate")
     gain_N = functional.conv1d(padded_N, (window_N / window_N.sum())[None, None])[0, 0]
+    gain_N = torch.where(gain_N > 1 - 1e-6, 1.0, gain_N)
     return samples_CN * gain_N, decibels(float(gain_N.min()))
 
 
@@ -111,17 +112,15 @@ def _true_peaks(samples_CN: Tensor, sample_rate: int) -> Tensor:
 
 
 def _band_powers(samples_CN: Tensor, sample_rate: int) -> NDArray[np.float64]:
-    """Powers `[C, W, B]` of bands of equal width on a scale of octaves, in windows that overlap by half."""
-    size = max(2, min(samples_CN.shape[1], round(_BAND_S * sample_rate)))
-    missing = max(0, size - samples_CN.shape[1])
-    padded_CN = functional.pad(samples_CN.double(), (0, missing + (-samples_CN.shape[1] - missing) % size))
-    frames_CWN = padded_CN.unfold(1, size, max(1, size // 2)) * torch.hann_window(size, dtype=torch.float64)
+    """Powers `[C, W, B]` of bands as wide as those of hearing, in windows that overlap by half."""
+    size = 2 * max(1, round(_BAND_S * sample_rate / 2))
+    missing = -samples_CN.shape[1] % (size // 2)
+    padded_CN = functional.pad(samples_CN.double(), (size // 2, size // 2 + missing))
+    frames_CWN = padded_CN.unfold(1, size, size // 2) * torch.hann_window(size, dtype=torch.float64)
     # Parseval: the sum over both signs of frequency is the mean square of the window
     powers_CWF = torch.fft.rfft(frames_CWN).abs().square().numpy() * (2 / size**2 / 0.375)
-    top_hz = sample_rate / 2
-    edges_hz = np.geomspace(min(_LOWEST_HZ, top_hz / 2), top_hz, _BANDS + 1)
-    edges = np.unique(
-        np.clip(np.round(edges_hz * size / sample_rate).astype(int), 0, powers_CWF.shape[2] - 1)
-    )
-    edges[0] = 0
-    return np.asarray(np.add.reduceat(powers_CWF, edges[:-1] if len(edges) > 1 else edges, axis=2))
+    edges_hz = [0.0]
+    while edges_hz[-1] + max(_NARROWEST_HZ, _RELATIVE_WIDTH * edges_hz[-1]) < sample_rate / 2:
+        edges_hz.append(edges_hz[-1] + max(_NARROWEST_HZ, _RELATIVE_WIDTH * edges_hz[-1]))
+    edges = np.unique(np.round(np.array(edges_hz) * size / sample_rate).astype(int))
+    return np.asarray(np.add.reduceat(powers_CWF, edges, axis=2))

@@ -19,6 +19,8 @@ from audiollm.flow.editing.seams import continued, fade_weights
 
 CUT_HZ = 20.0
 _GRID_HZ = 100.0
+_EDGE_POINTS = 4
+"""Points beside hidden samples that are predicted, too: a filter that lacks what comes next is wrong there."""
 _MIN_POINTS = 8
 """Points of the grid below which a sound has a mean and no slow movement."""
 
@@ -33,8 +35,9 @@ def low_band(samples_CN: Tensor, sample_rate: int, hidden: tuple[int, int] | Non
     start, end = hidden or (length, length)
     step = max(1, round(sample_rate / _GRID_HZ))
     grid_G = np.arange(0, length, step)
-    before_CN = _on_grid(samples_CN[:, :start], grid_G[grid_G < start], sample_rate)
-    after_CN = _on_grid(samples_CN[:, end:], grid_G[grid_G >= end] - end, sample_rate)
+    edge = 0 if hidden is None else _EDGE_POINTS * step
+    before_CN = _on_grid(samples_CN[:, :start], grid_G[grid_G < start - edge], sample_rate)
+    after_CN = _on_grid(samples_CN[:, end:], grid_G[grid_G >= end + edge] - end, sample_rate)
     gap = len(grid_G) - before_CN.shape[1] - after_CN.shape[1]
     points_CG = torch.cat([before_CN, _through(before_CN, after_CN, gap), after_CN], dim=1).double().numpy()
     slow_CG = _filtered(points_CG, CUT_HZ, sample_rate / step, 2)

@@ -43,7 +43,9 @@ def write_wav(path: Path, subtype: str, format: str, channels: int = 1) -> None:
     def chunk(name: bytes, text: bytes) -> bytes:
         return struct.pack("<4sI", name, len(text)) + text + bytes(len(text) % 2)
 
-    even = " " if format == "RF64" else ""  # libsndfile loses its place in an RF64 behind a chunk of odd length
+    even = (
+        " " if format == "RF64" else ""
+    )  # libsndfile loses its place in an RF64 behind a chunk of odd length
     take = f"<BWFXML><TAKE>7</TAKE>{even}</BWFXML>".encode()
     before = chunk(b"bext", broadcast_extension() + even.encode()) + chunk(b"iXML", take)
     content = content[:data] + before + content[data:] + chunk(b"LIST", info) + chunk(b"cue ", cue)

@@ -17,8 +17,9 @@ from audiollm.audio import decoding_process
 from audiollm.audio.files import load, save
 from audiollm.audio.samples import Waveform
 from audiollm.video.frames import VideoError, frame_times, pictures_end_s, probe_video, read_frames
-from audiollm.video.writing import replace_sound, write_video
+from audiollm.video.writing import lost_by_replacing, replace_sound, write_video
 from tests.audiollm.audio.crashing_decoder import CRASHES, install
+from tests.audiollm.video.films import film_of_everything, packets_of
 
 RATE = 10.0
 TONE = Waveform(0.3 * torch.sin(torch.arange(24_000) * 0.05)[None], 8_000)
@@ -161,6 +162,81 @@ def test_sound_is_replaced_and_pictures_are_copied(clip: Path, tmp_path: Path) -
     assert (heard.samples_CN - long.samples_CN).abs().max() < 2**-23, "in blocks"
     with pytest.raises(VideoError, match=r"ends with .mp4"):
         replace_sound(clip, other, tmp_path / "new.avi")
+
+
+def tags(path: Path) -> dict[str, str]:
+    with av.open(str(path)) as container:
+        return {key.lower(): text for key, text in container.metadata.items()}
+
+
+@pytest.mark.parametrize(
+    ("source", "ending", "lost"),
+    [
+        (".mkv", ".mkv", []),
+        (".mkv", ".mp4", ["the attached file (font.ttf)"]),
+        (".mkv", ".mov", ["sound (flac, deu)", "the attached file (font.ttf)"]),
+        (".mp4", ".mkv", []),
+        (".mp4", ".mp4", []),
+        (".mp4", ".mov", []),
+        (".mov", ".mkv", []),
+        (".mov", ".mov", []),
+    ],
+)
+def test_what_a_film_holds_beside_its_sound_is_kept_or_named(
+    tmp_path: Path, source: str, ending: str, lost: list[str]
+) -> None:
+    film, new = tmp_path / f"a{source}", tmp_path / f"b{ending}"
+    film_of_everything(film)
+    assert lost_by_replacing(film, new, TONE.sample_rate, TONE.num_channels) == lost
+    replace_sound(film, TONE, new)
+    kept = ("title", "artist", "comment", "date", "genre", "copyright", "location", "creation_time")
+    assert {key: tags(new).get(key) for key in kept} == {key: tags(film)[key] for key in kept}
+    with av.open(str(new)) as container:
+        chapters = [
+            (float(part["start"] * part["time_base"]), part["metadata"]["title"])
+            for part in container.chapters()
+        ]
+        assert chapters == [(0.0, "One"), (1.5, "Two")]
+        sounds = container.streams.audio
+        assert sounds[0].language == "eng" and sounds[0].sample_rate == TONE.sample_rate
+        if "sound (flac, deu)" not in lost:
+            assert sounds[1].language in ("deu", "ger")
+            title = sounds[1].metadata.get("title") or sounds[1].metadata.get("name")
+            assert title == "Kommentar"
+            assert packets_of(new, "audio", 1) == packets_of(film, "audio", 1), "copied, not encoded anew"
+        (texts,) = (stream for stream in container.streams if stream.type == "subtitle")
+        assert texts.language == "fra"
+    assert [text for text in packets_of(new, "subtitle", 0) if b"Hello" in text or b"dog" in text] != []
+    heard = load(new)
+    assert abs(heard.num_samples - TONE.num_samples) <= 2048
+
+
+def test_sound_and_pictures_stand_side_by_side_in_a_file(clip: Path, tmp_path: Path) -> None:
+    """A player does not have to read all pictures before the first sound."""
+    long = Waveform(torch.zeros(1, 40 * 48_000), 48_000)
+    write_video(tmp_path / "long.mp4", pictures(30) * 13, RATE, TONE)
+    replace_sound(tmp_path / "long.mp4", long, tmp_path / "new.mkv")
+    with av.open(str(tmp_path / "new.mkv")) as container:
+        times = [
+            (packet.stream.type, float(packet.pts * packet.time_base))
+            for packet in container.demux()
+            if packet.size
+        ]
+    latest = {"video": 0.0, "audio": 0.0}
+    for kind, time_s in times:
+        latest[kind] = max(latest[kind], time_s)
+        if max(latest.values()) < 38:
+            assert abs(latest["video"] - latest["audio"]) < 11
+
+
+def test_samples_above_full_scale_are_not_clipped(clip: Path, tmp_path: Path) -> None:
+    loud = Waveform(TONE.samples_CN * 5, TONE.sample_rate)
+    for ending in (".mkv", ".mov"):
+        replace_sound(clip, loud, tmp_path / f"new{ending}")
+        with av.open(str(tmp_path / f"new{ending}")) as container:
+            frames = [frame.to_ndarray() for frame in container.decode(audio=0)]
+        samples_N = np.concatenate(frames, axis=1).reshape(-1)[: loud.num_samples]
+        assert np.array_equal(samples_N, loud.samples_CN[0].numpy()), ending
 
 
 @pytest.mark.parametrize(("pictures_s", "sound_s"), [(2.0, 2.0), (0.7, 0.0), (0.0, 0.7)])

@@ -106,6 +106,28 @@ def test_a_sound_begins_when_its_object_strikes(scenes: tuple[Path, list[Sample]
             assert changed > 25, "the object is where its box says"
 
 
+def test_a_sound_comes_from_the_side_of_its_object_and_ends_when_it_is_silent(
+    scenes: tuple[Path, list[Sample]],
+) -> None:
+    folder, samples = scenes
+    sides = set()
+    for sample in samples:
+        for event in sample.metadata["events"]:
+            track_CN = load(folder / event["path"]).samples_CN
+            box = event["region"][0]
+            middle = (box["x"] + box["width"] / 2) / 48 - 0.5
+            left, right = track_CN.square().sum(dim=1).tolist()
+            if abs(middle) > 0.1:
+                sides.add(middle > 0)
+                assert (right > 1.5 * left) if middle > 0 else (left > 1.5 * right), event["where"]
+            assert ("right" in event["where"]) <= (middle > 0.05), "left and right are the viewer's"
+            assert ("left" in event["where"]) <= (middle < -0.05)
+            last_s = float((track_CN.abs().amax(0) > 0).nonzero()[-1] + 1) / RATE
+            assert event["end_s"] == pytest.approx(last_s, abs=0.01), "the sound of 0.4 s decays to its end"
+            assert 0.05 < event["end_s"] - event["start_s"] <= 0.45
+    assert sides == {True, False}
+
+
 def test_texts_tell_what_when_where_and_the_order(scenes: tuple[Path, list[Sample]]) -> None:
     _, samples = scenes
     orders = set()
