@@ -169,7 +169,7 @@ def _add_companion(stream: Any, new: Any, container: str, companions: Companions
     codec = None if stream.codec_context is None else stream.codec_context.name
     if _fits(stream, container):
         companions.streams[stream.index] = new.add_stream_from_template(stream)
-    elif codec in _TEXTS and container in _TEXT_CODECS:
+    elif codec is not None and codec in _TEXTS and container in _TEXT_CODECS:
         texts = new.add_stream(_TEXT_CODECS[container])
         texts.codec_context.subtitle_header = _ASS_HEADER
         companions.streams[stream.index] = texts

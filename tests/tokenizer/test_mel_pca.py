@@ -167,7 +167,9 @@ def test_momentum_makes_phases_fit_sooner(monkeypatch: pytest.MonkeyPatch) -> No
         sounds = [sweeps(seed) for seed in range(30, 33)]
         wanted = [log_mels(config, x_CN).exp().T for x_CN in sounds]
         made = [model.decode(model.encode(x_CN))[0] for x_CN in sounds]
-        return sum(convergence(made_N, wanted_XT, model) for made_N, wanted_XT in zip(made, wanted, strict=True))
+        return sum(
+            convergence(made_N, wanted_XT, model) for made_N, wanted_XT in zip(made, wanted, strict=True)
+        )
 
     assert distance(phases.MOMENTUM) < 0.99 * distance(0.0)
 

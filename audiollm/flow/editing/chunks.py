@@ -35,7 +35,7 @@ _UNKNOWN = 0xFFFFFFFF
 _STREAMINFO, _FLAC_PADDING, _SEEKTABLE = 0, 1, 3
 
 
-class Chunk(NamedTuple):
+class FileChunk(NamedTuple):
     """A chunk of a file: its name, and where its content begins and how many bytes it has."""
 
     name: bytes
@@ -62,7 +62,7 @@ def copy_descriptions(source: Path, samples: Path, out: Path) -> None:
             _write_chunks(old, new, target)
 
 
-def chunks(file: BinaryIO) -> Iterator[Chunk]:
+def chunks(file: BinaryIO) -> Iterator[FileChunk]:
     """The chunks of a WAV, RF64 or AIFF file, up to the first that its end cuts off."""
     file.seek(0)
     order = _CHUNKED[file.read(4)]
@@ -76,7 +76,7 @@ def chunks(file: BinaryIO) -> Iterator[Chunk]:
             size = min(long or length, length - place - 8)
         if place + 8 + size > length:
             return
-        yield Chunk(name, place + 8, size)
+        yield FileChunk(name, place + 8, size)
         place += 8 + size + size % 2
 
 
@@ -117,7 +117,7 @@ def _write_chunks(old: BinaryIO, new: BinaryIO, target: BinaryIO) -> None:
         target.write(struct.pack(f"{order}I", length))
 
 
-def _format(file: BinaryIO, parts: list[Chunk]) -> bytes | None:
+def _format(file: BinaryIO, parts: list[FileChunk]) -> bytes | None:
     """What a WAV's format says of its samples: codec, channels, rate, bytes; without the mask of channels."""
     for chunk in parts:
         if chunk.name == b"fmt ":
@@ -126,7 +126,7 @@ def _format(file: BinaryIO, parts: list[Chunk]) -> bytes | None:
     return None
 
 
-def _copy(file: BinaryIO, target: BinaryIO, chunk: Chunk) -> None:
+def _copy(file: BinaryIO, target: BinaryIO, chunk: FileChunk) -> None:
     file.seek(chunk.start)
     left = chunk.size
     while block := file.read(min(left, 1 << 20)):

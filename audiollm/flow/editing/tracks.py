@@ -199,9 +199,8 @@ def read_track(path: Path) -> Track:
     samples_CN = torch.cat(blocks_CN, dim=1)
     if not bool(torch.isfinite(samples_CN).all()):
         raise AudioError(path, "holds NaN or infinite samples: write the file anew from its origin")
-    samples_NC = np.ascontiguousarray(
-        samples_CN.T.double().numpy()
-    )  # not clipped: peaks of an MP3 are above 1
+    # not clipped: peaks of an MP3 may be above 1
+    samples_NC = np.ascontiguousarray(samples_CN.T.double().numpy())
     tags = NO_TAGS if can_copy(path, "WAV") else _tags(path)
     return Track(samples_NC, rates[0], "WAV", "FLOAT", str(path), tags)
 

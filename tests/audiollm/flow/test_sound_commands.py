@@ -22,6 +22,7 @@ from audiollm.flow.training import sound_model_config
 from audiollm.video.frames import frame_times, probe_video, read_frames
 from audiollm.video.writing import write_video
 from tests.audiollm.flow.toy import AUTOENCODER, RATE, tone, train_config
+from tests.audiollm.video.films import film_of_everything
 
 FAST = ["--steps", "1", "--autoencoder", AUTOENCODER]
 
@@ -103,6 +104,54 @@ def test_a_video_keeps_the_rest_of_its_sound(trained: Path, encoded: Path, tmp_p
     rate, moved = before.sample_rate, (after.samples_CN - before.samples_CN).abs()
     assert moved[:, : round(0.2 * rate)].max() <= 2**-23 and moved[:, round(0.6 * rate) :].max() <= 2**-23
     assert moved[:, round(0.2 * rate) : round(0.6 * rate)].max() > 2**-16
+
+
+def test_what_a_new_file_does_not_take_is_named_before_the_work(trained: Path, tmp_path: Path) -> None:
+    film = tmp_path / "film.mkv"
+    film_of_everything(film)
+    edit = ["edit", trained, film, "add", "--span", "0.2,0.6", "--caption", "a bell", *FAST]
+    told = sound(*edit, "-o", tmp_path / "same.mkv")
+    assert "not kept" not in told
+    told = sound(*edit, "-o", tmp_path / "new.mp4")
+    assert "not kept, as .mp4 does not take it: the attached file (font.ttf)" in told
+    assert told.index("not kept") < told.index("add 0.200")
+    with soundfile.SoundFile(tmp_path / "tagged.flac", "w", RATE, 1, "PCM_16", format="FLAC") as file:
+        file.title = "Street"
+        file.write(tone(60, 3.0)[0].numpy())
+    edit[2] = tmp_path / "tagged.flac"
+    sound(*edit, "-o", tmp_path / "new.flac")
+    with soundfile.SoundFile(tmp_path / "new.flac") as file:
+        assert file.title == "Street"
+    told = sound(*edit, "--video", film, "-o", tmp_path / "both.mkv")
+    assert "the tag title of tagged.flac" in told
+
+
+def test_peaks_above_full_scale_are_kept_under_pictures(trained: Path, encoded: Path, tmp_path: Path) -> None:
+    loud = tmp_path / "loud.wav"
+    soundfile.write(loud, 5 * tone(60, 1.0)[0].numpy(), RATE, "FLOAT")
+    told = sound(
+        "edit", trained, loud, "add", "--span", "0.4,0.6", "--caption", "a bell", "--video", encoded / "3.mp4",
+        "-o", tmp_path / "out.mkv", *FAST,
+    )  # fmt: skip
+    assert "32-bit floating-point numbers of all other samples are kept" in " ".join(told.split())
+    before, after = read_track(loud), read_track(tmp_path / "out.mkv")
+    assert np.array_equal(after.samples_NC[: round(0.4 * RATE)], before.samples_NC[: round(0.4 * RATE)])
+
+
+def test_an_edit_that_cannot_be_heard_is_said(trained: Path, tmp_path: Path) -> None:
+    """From silence nothing can be removed."""
+    save(tmp_path / "in.wav", torch.zeros(1, RATE), RATE)
+    edit = [
+        "edit",
+        trained,
+        tmp_path / "in.wav",
+        "remove",
+        "--caption",
+        "a high tone",
+        "-o",
+        tmp_path / "out.wav",
+    ]
+    assert "the edit cannot be heard" in sound(*edit, *FAST)
 
 
 def test_a_sound_is_as_long_as_the_pictures(trained: Path, tmp_path: Path) -> None:
