@@ -97,12 +97,12 @@ def make_sound(
         _check_shown(generator, video, duration_s)
     settings = _settings(generator, steps, solver, guidance)
     order = SoundOrder(caption, duration_s, cot, pictured, str(video or "command line"))
-    made = _with_progress(
+    clip = _with_progress(
         console, generator, lambda job: make_ordered(generator, order, job.watched(settings), f"{seed}/sound")
     )
-    _write_sound(out, Waveform(made.samples_CN, generator.sample_rate), video)
+    _write_sound(out, Waveform(clip.samples_CN, generator.sample_rate), video)
     _say(console, [f"{out}: {duration_s:.2f} s"])
-    _say(console, made.remarks(), style="yellow")
+    _say(console, clip.remarks(), style="yellow")
 
 
 def edit_sound(

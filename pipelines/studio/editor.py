@@ -14,7 +14,7 @@ from typing import Any
 
 import soundfile
 
-from audiollm.audio import Waveform, load, save, set_channels
+from audiollm.audio import Waveform, save, set_channels
 from audiollm.data.records.sample import Region, VideoPart
 from audiollm.data.records.thoughts import (
     ThoughtRecord,
@@ -26,6 +26,7 @@ from audiollm.data.records.thoughts import (
 from audiollm.errors import ConfigError
 from audiollm.flow.editing.operations import EditSpan, find_operation, find_span
 from audiollm.flow.editing.requests import EditRequest
+from audiollm.flow.editing.tracks import read_track
 from audiollm.flow.model.sampling import SamplerSettings
 from audiollm.flow.service import (
     Job,
@@ -280,7 +281,8 @@ class SoundEditor:
         wav = self.store.sound(project, version)
         sounds = 3 * wav.stat().st_size  # in the file, and beside it as numbers of 32 bits
         check_room(path.parent, sounds + self.store.source(project).stat().st_size, self._limits)
-        sound = load(wav)
+        track = read_track(wav)
+        sound = Waveform(track.waveform(), track.sample_rate)
         if sound.num_channels > 2 and path.suffix == ".mp4":
             sound = Waveform(set_channels(sound.samples_CN, 1), sound.sample_rate)
         try:

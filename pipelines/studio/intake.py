@@ -276,7 +276,7 @@ def _decode(source: Path, target: Path, limits: StudioLimits) -> float:
             elif is_lossless:
                 yield _finite(block_NC)
             else:
-                yield np.clip(np.nan_to_num(block_NC), -1, 1)
+                yield np.nan_to_num(block_NC, posinf=1, neginf=-1)  # peaks of an MP3 may be above 1
 
     return _write(target, rate, samples_CN.shape[0], subtype, all_blocks(), limits)
 

@@ -100,7 +100,7 @@ def _write_chunks(old: BinaryIO, new: BinaryIO, target: BinaryIO) -> None:
         if chunk.name in _SAMPLES:
             pieces = [*before, (new, chunk), *behind]
         elif chunk.name == b"fmt " and is_same_format:
-            pieces = [(old, next(other for other in described if other.name == b"fmt "))]
+            pieces = [(old, next(part for part in described if part.name == b"fmt "))]
         else:
             pieces = [(new, chunk)] if chunk.name in _OF_SAMPLES else []
         for file, piece in pieces:
@@ -128,10 +128,10 @@ def _format(file: BinaryIO, parts: list[FileChunk]) -> bytes | None:
 
 def _copy(file: BinaryIO, target: BinaryIO, chunk: FileChunk) -> None:
     file.seek(chunk.start)
-    left = chunk.size
-    while block := file.read(min(left, 1 << 20)):
+    remaining = chunk.size
+    while block := file.read(min(remaining, 1 << 20)):
         target.write(block)
-        left -= len(block)
+        remaining -= len(block)
 
 
 def _write_flac(old: BinaryIO, new: BinaryIO, target: BinaryIO) -> None:

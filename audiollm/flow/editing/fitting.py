@@ -128,11 +128,13 @@ def _calibration(made_CN: Tensor, around: Surroundings) -> float:
 
     An autoencoder that loses the texture of noise makes it quieter: a span of rain would be a dip.
     """
-    track, made = (float(around.beside(each).square().mean().sqrt()) for each in (around.track_CN, made_CN))
-    if not min(track, made) > _SILENT_RMS:
+    track_rms, made_rms = (
+        float(around.beside(samples_CN).square().mean().sqrt()) for samples_CN in (around.track_CN, made_CN)
+    )
+    if not min(track_rms, made_rms) > _SILENT_RMS:
         return 1.0
     limit = decibels_to_gain(_MAX_CALIBRATION_DB)
-    return min(limit, max(1 / limit, track / made))
+    return min(limit, max(1 / limit, track_rms / made_rms))
 
 
 def _aligned(made_CN: Tensor, before_CN: Tensor, after_CN: Tensor, around: Surroundings) -> Tensor:

@@ -22,7 +22,7 @@ AUDIBLE_DB = 1.0
 change of level (Zwicker and Fastl, Psychoacoustics, chapter 7); the sounds of an edit are not heard as a pair."""
 _LOUDNESS_S = 0.4
 _OVERSAMPLING = 4
-_HELD = 64
+_PAD_SAMPLES = 64
 _LIMITER_S = 0.005
 _BAND_S = 0.2
 _NARROWEST_HZ, _RELATIVE_WIDTH = 100.0, 0.2
@@ -105,9 +105,11 @@ def _true_peaks(samples_CN: Tensor, sample_rate: int) -> Tensor:
 
     The ends are held, as a sound that stops at once rings above its peak.
     """
-    held_CN = functional.pad(samples_CN[None], (_HELD, _HELD), "replicate")[0]
+    held_CN = functional.pad(samples_CN[None], (_PAD_SAMPLES, _PAD_SAMPLES), "replicate")[0]
     fine_CN = resample(held_CN, sample_rate, _OVERSAMPLING * sample_rate)
-    between_N = fine_CN.abs().amax(dim=0).unflatten(0, (-1, _OVERSAMPLING)).amax(dim=1)[_HELD:-_HELD]
+    between_N = (
+        fine_CN.abs().amax(dim=0).unflatten(0, (-1, _OVERSAMPLING)).amax(dim=1)[_PAD_SAMPLES:-_PAD_SAMPLES]
+    )
     return torch.maximum(between_N, samples_CN.abs().amax(dim=0))
 
 

@@ -162,7 +162,7 @@ def test_a_film_is_opened_edited_and_exported(served: Any, tmp_path: Path) -> No
     while job["state"] not in ("done", "failed"):
         time.sleep(0.02)
         (job,) = client.get(f"/studio/api/jobs?page={PAGE}").json()["jobs"]
-    assert job["result"] == {"version": 2} and job["steps"] == 2
+    assert job["result"] == {"version": 2, "remarks": []} and job["steps"] == 2
     version = client.get(root).json()["versions"][1]
     assert version["is_same_outside"] and version["span"] == [2.0, 2.5]
     sound = client.get(f"{root}/versions/2/sound.wav")
