@@ -125,7 +125,7 @@ def test_words_become_edits_that_are_made_in_turn(served: Any, tmp_path: Path) -
     while job["state"] not in ("done", "failed"):
         time.sleep(0.02)
         job = client.get(f"/studio/api/jobs?page={PAGE}").json()["jobs"][-1]
-    assert job["result"] == {"version": 4}
+    assert job["result"]["version"] == 4
     versions = client.get(root).json()["versions"]
     assert [version["parent"] for version in versions[1:]] == [1, 2, 3]
     assert all(version["is_same_outside"] for version in versions[1:])
@@ -162,7 +162,7 @@ def test_a_film_is_opened_edited_and_exported(served: Any, tmp_path: Path) -> No
     while job["state"] not in ("done", "failed"):
         time.sleep(0.02)
         (job,) = client.get(f"/studio/api/jobs?page={PAGE}").json()["jobs"]
-    assert job["result"] == {"version": 2, "remarks": []} and job["steps"] == 2
+    assert job["result"]["version"] == 2 and job["steps"] == 2
     version = client.get(root).json()["versions"][1]
     assert version["is_same_outside"] and version["span"] == [2.0, 2.5]
     sound = client.get(f"{root}/versions/2/sound.wav")
