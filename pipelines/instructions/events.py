@@ -23,7 +23,7 @@ _EMPTY = frozenset({
     "my", "all", "that",
 })  # fmt: skip
 """Words that tell no sound from another."""
-_GENERIC = frozenset({"sound", "nois", "event", "unknown", "someth", "unnam", "burst"})
+_GENERIC = frozenset({"sound", "steadi", "quiet", "nois", "event", "unknown", "someth", "unnam", "burst"})
 """Stems of names that name nothing."""
 
 

@@ -117,7 +117,8 @@ def _unread(plain: str, names: frozenset[str], record: ThoughtRecord) -> Instruc
 
 
 def _times(start_s: float, end_s: float) -> str:
-    return f"{start_s:.4g} to {end_s:.4g} s"
+    start, end = (f"{second:.3f}".rstrip("0").rstrip(".") for second in (start_s, end_s))
+    return f"{start} to {end} s"
 
 
 class _Reader:
@@ -685,7 +686,10 @@ class _Reader:
     def _going_on(self) -> str:
         """The sounds that a continuation has: the background, and what sounds at the end."""
         last = [event.sound for event in self._record.events if event.end_s >= self._duration_s - 0.2]
-        return " and ".join(dict.fromkeys([*self._record.background, *last]))
+        named = sounds_with_names(
+            ThoughtRecord(background=list(dict.fromkeys([*self._record.background, *last]))[:8])
+        )
+        return " and ".join(named)
 
     # edits
 

@@ -1092,7 +1092,7 @@
   });
 
   const planned = (edit) => `${edit.kind === "inpaint" ? "fill" : edit.kind} `
-    + (edit.caption || (edit.kind === "mute" ? "" : edit.kind === "inpaint" ? "with what fits" : "the object"));
+    + (edit.caption || ({ mute: "", inpaint: "with what fits", extend: "with what fits" }[edit.kind] ?? "the object"));
 
   function takeReading(found) {
     state.edits = found.edits || [];

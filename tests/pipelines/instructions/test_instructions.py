@@ -97,7 +97,14 @@ def test_a_recording_whose_sounds_have_no_names_is_searched_as_a_whole() -> None
         ThoughtRecord(),
         ThoughtRecord(events=[ThoughtEvent(sound="sound", start_s=1.0, end_s=2.0)]),
     ):
+        assert read_instruction("extend it by 2 s", record, 5.0) == [EditPlan("extend", "", 5.0, 7.0)]
         assert read_instruction("remove the dog", record, 5.0) == [EditPlan("remove", "dog", 0.0, 5.0)]
+
+
+def test_times_of_choices_are_as_exact_in_a_long_recording() -> None:
+    with pytest.raises(InstructionQuestion) as caught:
+        read_instruction("cut 3600.25 to 3601.5 s", RECORD, 7200.0)
+    assert caught.value.choices[0] == "mute 3600.25 to 3601.5 s"
 
 
 def test_choices_name_no_sound_without_a_name() -> None:
