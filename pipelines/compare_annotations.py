@@ -191,7 +191,7 @@ def as_markdown(compared: Mapping[str, Any]) -> str:
 
 
 def plan_comparison(config: ComparisonConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    return StagePlan(memory_mb=500, disk_mb=1, seconds=5, note="two annotations")
+    return StagePlan(memory_mb=500, disk_mb=1, core_seconds=5, note="two annotations")
 
 
 # ---------------------------------------------------------------------------------------------- private

@@ -299,7 +299,8 @@ def _plan(config: ComposeStreamsConfig, plans: Mapping[str, StagePlan]) -> Stage
         how = f"aligned by {config.align.command or config.align.model}"
     spoken = "" if config.speak is None else f", spoken by {config.speak.model}"
     return StagePlan(
-        note=f"chunks of {config.chunk_s:g} s, {how}{spoken}, lag {config.lag[0]} to {config.lag[1]} chunks"
+        core_seconds=2.0,
+        note=f"chunks of {config.chunk_s:g} s, {how}{spoken}, lag {config.lag[0]} to {config.lag[1]} chunks",
     )
 
 

@@ -287,6 +287,7 @@ def _plan(config: ComposeTalksConfig, plans: Mapping[str, StagePlan]) -> StagePl
     return StagePlan(
         memory_mb=500,
         disk_mb=talks * 0.3,
+        core_seconds=1 + 0.006 * talks,
         note=f"{talks} talks of {low} to {high} phrases",
         facts={"clips": said, "audio_s": said},  # about a second of speech each
     )

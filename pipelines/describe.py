@@ -98,6 +98,7 @@ def plan_description(config: DescribeConfig, plans: Mapping[str, StagePlan]) -> 
     return StagePlan(
         memory_mb=1500,
         disk_mb=2e-3 * questions,
+        core_seconds=4 + 0.015 * questions if questions else None,
         note=f"{questions:.0f} questions" if questions else "",
         facts=dict(facts),
     )

@@ -88,7 +88,7 @@ def refusal(row: Mapping[str, Any], config: HarvestConfig) -> str:
 
 
 def plan_harvest(config: HarvestConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    return StagePlan(memory_mb=300, disk_mb=1, note="no more than what is generated")
+    return StagePlan(memory_mb=300, disk_mb=1, core_seconds=2.0, note="no more than what is generated")
 
 
 STAGE = Stage(

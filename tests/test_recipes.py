@@ -7,16 +7,19 @@ import json
 import re
 import subprocess
 import sys
+import time
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
 from audiollm.commands.run import plan, plan_table, print_plan, stage_plans
+from audiollm.devices import CORE_TFLOPS, TRAINING_SHARE, product_tflops
 from audiollm.errors import ConfigError, StageError
 from audiollm.files.atomic import read_json, read_jsonl, write_json
 from audiollm.recipe.runner import run_recipe
@@ -169,14 +172,78 @@ def test_the_plan_counts_what_a_language_model_becomes(tmp_path: Path) -> None:
     )
 
 
-def test_the_command_says_what_it_reckoned_with(tmp_path: Path) -> None:
+def test_the_command_says_what_it_reckoned_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds: list[tuple[float, float]] = []
+
+    def measured() -> tuple[float, float]:
+        speeds.append((0.05, 1.0))
+        return speeds[-1]
+
+    monkeypatch.setattr("audiollm.devices.measured_speed", measured)
     path = RECIPES / "finetune_higgs" / "lora.yaml"
     told = CliRunner().invoke(app(), ["plan", str(path), *required(path), "--launch", "4", "--tflops", "150"])
     assert told.exit_code == 0, told.output
     assert "trained on 4 devices that reach 150 TFLOP/s" in told.output
     assert "not there yet: /not/there/audio" in told.output
+    asked = len(speeds)
     told = CliRunner().invoke(app(), ["plan", str(RECIPES / "quickstart.yaml")])
-    assert "trained on 1 device that reaches 0.14 TFLOP/s" in told.output
+    assert "trained on 1 device that reaches 0.05 TFLOP/s" in told.output and len(speeds) == asked + 1
+    told = CliRunner().invoke(app(), ["plan", str(RECIPES / "quickstart.yaml"), "--tflops", "2"])
+    assert "trained on 1 device that reaches 2 TFLOP/s" in told.output
+
+
+MEASURED_SECONDS = {
+    "iterative_grpo/tiny.yaml": {
+        "annotate": 106, "train": 149, "first_answers": 74, "first_reward": 114, "train_policy_1": 280,
+        "sample_answers_1": 84, "train_reward_1": 50, "heard_1": 10, "train_policy_2": 280, "sample_answers_2": 79,
+        "train_reward_2": 50, "before": 7, "report": 6,
+    },
+    "ke_omni_r/tiny.yaml": {"annotate": 106, "train": 303, "train_policy": 220},
+    "tts_grpo/tiny.yaml": {"annotate": 106, "train_tokenizer": 923, "tokenize": 173, "train": 653},
+}  # fmt: skip
+"""CPU-seconds of stages with one thread on an AMD EPYC with AVX2 (0.073 TFLOP/s), beside busy neighbours; `annotate` on
+two cores; 2026-11-28."""
+
+
+@pytest.mark.parametrize("path", MEASURED_SECONDS)
+def test_the_times_of_a_plan_are_those_of_the_clock(path: str) -> None:
+    recipe = load_recipe(RECIPES / path, [], absent=[])
+    plans = stage_plans(recipe, 1, TRAINING_SHARE * CORE_TFLOPS)
+    measured = MEASURED_SECONDS[path]
+    planned = {name: plans[name].seconds or 0.0 for name in measured}
+    assert 1 / 1.5 < sum(planned.values()) / sum(measured.values()) < 1.5
+    far = {name: (planned[name], measured[name]) for name in measured if measured[name] > 100}
+    assert all(1 / 1.8 < mine / clock < 1.8 for mine, clock in far.values()), far
+    twice = stage_plans(recipe, 1, 2 * TRAINING_SHARE * CORE_TFLOPS, core_speed=2.0)
+    assert sum(twice[name].seconds or 0.0 for name in measured) == pytest.approx(
+        sum(planned.values()) / 2, rel=0.05
+    )
+
+
+@pytest.mark.parametrize("path", [f"{folder}/tiny.yaml" for folder in FOLDERS] + ["quickstart.yaml"])
+def test_a_plan_tells_the_time_of_every_training(path: str) -> None:
+    recipe = load_recipe(RECIPES / path, required(RECIPES / path), absent=[])
+    plans = stage_plans(recipe, 1, TRAINING_SHARE * CORE_TFLOPS)
+    kinds = {stage.name: stage.stage.kind for stage in recipe.stages}
+    untimed = [name for name, plan in plans.items() if plan.seconds is None]
+    assert [kinds[name] for name in untimed if kinds[name].startswith("train_tokenizer")] == []
+    if path.partition("/")[0] not in ("finetune_higgs", "audiocot_writer"):  # models that are not there yet
+        assert untimed == []
+
+
+def test_a_machine_is_measured_by_its_fastest_product() -> None:
+    rate = product_tflops(torch.device("cpu"), torch.float32, seconds=0.2)
+    size, before = 512, torch.get_num_threads()
+    a_SS = torch.randn(size, size)
+    torch.set_num_threads(1)
+    times = []
+    for _ in range(20):
+        started = time.perf_counter()
+        torch.mm(a_SS, a_SS)
+        times.append(time.perf_counter() - started)
+    torch.set_num_threads(before)
+    assert rate == pytest.approx(2 * size**3 / min(times) / 1e12, rel=0.7)
+    assert torch.get_num_threads() == before
 
 
 def test_a_start_that_is_not_there_is_said_to_be_unknown() -> None:

@@ -24,13 +24,12 @@ from audiollm.recipe.ranks import Ranks, join_ranks, launch, leave
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import Recipe, StagePlan, find_stage, load_recipe
 
-DEVICE_TFLOPS = {"tiny": 0.14}
-"""Training throughput of one device by model size, in 10^12 operations per second. Measured on the quickstart with two
-CPU cores that have bf16 matrix units."""
 NOTE_WIDTH = 28
 """The narrowest column for what a stage does."""
 H100_TFLOPS = 400.0
-"""Throughput assumed for all other sizes, in 10^12 operations per second: an H100 in bf16 at 40 % of its peak."""
+"""Throughput assumed for all sizes but tiny, in 10^12 operations per second: an H100 in bf16 at 40 % of its peak."""
+TRAINING_EXTRA, TRAINING_EXTRA_S = 1.2, 10.0
+"""Evaluations and checkpoints of a training of size tiny, as a factor; loading, in seconds."""
 
 RecipeArgument = Annotated[
     Path | None, typer.Argument(help="The recipe, for example recipes/quickstart.yaml.", show_default=False)
@@ -99,7 +98,7 @@ def plan(
         typer.Option(
             min=1e-3,
             help="Training throughput of one device, in 10^12 operations per second.",
-            show_default="0.14 for tiny (2 CPU cores), else 400 (H100)",
+            show_default="for tiny what this machine does, measured in a second, else 400 (H100)",
         ),
     ] = None,
 ) -> None:
@@ -112,15 +111,16 @@ def plan(
     absent: list[Path] = []
     loaded = load_recipe(_required(recipe), overrides or [], name, runs, absent)
     console = Console()
-    rate = tflops or DEVICE_TFLOPS.get(loaded.size, H100_TFLOPS)
-    plans = stage_plans(loaded, devices, rate)
+    rate, core_speed = _speed(loaded.size)
+    rate = tflops or rate
+    plans = stage_plans(loaded, devices, rate, core_speed)
     print_plan(plan_table(loaded, plans), console)
     for name, made in plans.items():
         for line in made.details(devices, rate) if made.details else ():
             console.print(f"  {name}: {line}", highlight=False, markup=False, soft_wrap=True)
     notes = [
         f"run folder: {loaded.folder}   seed {loaded.seed}   size {loaded.size}",
-        f"trained on {devices} device{'s' * (devices > 1)} that reach{'es' * (devices == 1)} {rate:g} TFLOP/s "
+        f"trained on {devices} device{'s' * (devices > 1)} that reach{'es' * (devices == 1)} {rate:.3g} TFLOP/s "
         "(--launch, --tflops); an empty cell is not known",
     ]
     notes += [f"not there yet: {path}" for path in dict.fromkeys(absent)]
@@ -140,24 +140,44 @@ def without_option(arguments: Sequence[str], option: str) -> list[str]:
     return kept
 
 
-def stage_plans(recipe: Recipe, devices: int, tflops: float) -> dict[str, StagePlan]:
+def _speed(size: str) -> tuple[float, float]:
+    """Throughput of a training, in 10^12 operations per second, and the speed of a core; see `measured_speed`."""
+    if size != "tiny":
+        return H100_TFLOPS, 1.0
+    from audiollm.devices import measured_speed
+
+    return measured_speed()
+
+
+def stage_plans(recipe: Recipe, devices: int, tflops: float, core_speed: float = 1.0) -> dict[str, StagePlan]:
     """Plan the stages, by name, with memory and time on these devices.
 
     Args:
         devices: number of devices that train together.
         tflops: throughput of one device, in 10^12 operations per second.
+        core_speed: of a CPU core, over the one that `core_seconds` were measured on.
     """
     plans: dict[str, StagePlan] = {}
     for stage in recipe.stages:
-        made = stage.stage.plan(stage.config, plans) if stage.stage.plan else StagePlan()
-        if made.seconds is None and made.seconds_on is not None:
-            made = replace(made, seconds=made.seconds_on(devices, tflops))
-        if made.seconds is None and made.flops:
-            made = replace(made, seconds=made.flops / (devices * tflops * 1e12))
-        if made.memory_mb_on is not None:
-            made = replace(made, memory_mb=made.memory_mb_on(devices))
-        plans[stage.name] = replace(made, artifacts=stage.artifacts)
+        planned = stage.stage.plan(stage.config, plans) if stage.stage.plan else StagePlan()
+        seconds = _seconds(planned, recipe.size, devices, tflops, core_speed)
+        memory_mb = planned.memory_mb if planned.memory_mb_on is None else planned.memory_mb_on(devices)
+        plans[stage.name] = replace(planned, seconds=seconds, memory_mb=memory_mb, artifacts=stage.artifacts)
     return plans
+
+
+def _seconds(plan: StagePlan, size: str, devices: int, tflops: float, core_speed: float) -> float | None:
+    if plan.seconds is not None:
+        return plan.seconds
+    if plan.core_seconds is not None:
+        return plan.core_seconds / core_speed
+    if plan.seconds_on is not None:
+        seconds = plan.seconds_on(devices, tflops)
+    elif plan.flops:
+        seconds = plan.flops / (devices * tflops * 1e12)
+    else:
+        return None
+    return seconds * TRAINING_EXTRA + TRAINING_EXTRA_S / core_speed if size == "tiny" else seconds
 
 
 def plan_table(recipe: Recipe, plans: Mapping[str, StagePlan]) -> Table:

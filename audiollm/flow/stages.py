@@ -11,6 +11,15 @@ from audiollm.flow.settings import EditSoundsConfig, EncodeLatentsConfig, Genera
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan, required
 
+ROWS_PER_SECOND = 15.6
+"""Latents of a sound per second, as `fit_mel_pca` makes them."""
+ASSUMED_ROWS = 300.0
+"""Latents of a sound whose length is not known yet."""
+SECONDS_PER_SOUND = 0.25
+"""Core-seconds to encode a sound of a few seconds with its words and pictures."""
+SECONDS_PER_MADE_SOUND = 2.0
+"""Core-seconds to make or edit a sound of a few seconds."""
+
 
 def _encode(config: EncodeLatentsConfig, context: Context) -> dict[str, Any]:
     from audiollm.flow.encoding import encode_latents
@@ -44,7 +53,8 @@ def _plan_encode(config: EncodeLatentsConfig, plans: Mapping[str, StagePlan]) ->
     return StagePlan(
         memory_mb=1500,
         disk_mb=(1 + config.edits_per_sample) * pictures / 2**20 + rows * 0.03,
-        facts={"samples": rows, "seconds": seconds},
+        core_seconds=2 + SECONDS_PER_SOUND * rows if rows else None,
+        facts={"samples": rows, "seconds": seconds * (1 + config.edits_per_sample)},
         note=f"{rows:.0f} sounds" if rows else "",
     )
 
@@ -83,7 +93,8 @@ def _plan_train(config: TrainFlowConfig, plans: Mapping[str, StagePlan]) -> Stag
     parameters, batch = flow_parameters(config), required(config.batch_size)
     sounds = _planned(plans, [each.path for each in config.latents], "samples")
     steps = config.steps_for(sounds / batch) or 0
-    rows = batch * 300.0
+    seconds = _planned(plans, [each.path for each in config.latents], "seconds")
+    rows = batch * (seconds / sounds * ROWS_PER_SECOND if sounds else ASSUMED_ROWS)
     memory = partial(_train_memory_mb, config, parameters, rows)
     return StagePlan(
         parameters=parameters,
@@ -92,7 +103,7 @@ def _plan_train(config: TrainFlowConfig, plans: Mapping[str, StagePlan]) -> Stag
         memory_mb=memory(1),
         memory_mb_on=memory,
         disk_mb=parameters * (3 * 16 + 4) / 2**20,  # three checkpoints while one is replaced, and the model
-        seconds=config.minutes * 60 if config.minutes else None,
+        seconds=config.budget_seconds(),
         note=config.budget_text(),
     )
 
@@ -118,13 +129,17 @@ def _planned(plans: Mapping[str, StagePlan], paths: Sequence[Path], fact: str) -
 
 def _plan_generate(config: GenerateSoundConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     sounds = config.max_samples * config.takes
-    return StagePlan(memory_mb=1500, disk_mb=sounds * 0.3, note=f"at most {sounds} sounds")
+    seconds = 5 + SECONDS_PER_MADE_SOUND * sounds
+    return StagePlan(
+        memory_mb=1500, disk_mb=sounds * 0.3, core_seconds=seconds, note=f"at most {sounds} sounds"
+    )
 
 
 def _plan_edit(config: EditSoundsConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     by = {"add": len(config.by), "remove": len(config.by)}
     edits = config.max_samples * sum(by.get(operation, 1) for operation in config.operations)
-    return StagePlan(memory_mb=1500, disk_mb=edits * 0.6, note=f"at most {edits} edits")
+    seconds = 5 + SECONDS_PER_MADE_SOUND * edits
+    return StagePlan(memory_mb=1500, disk_mb=edits * 0.6, core_seconds=seconds, note=f"at most {edits} edits")
 
 
 ENCODE_LATENTS = Stage(

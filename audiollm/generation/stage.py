@@ -9,6 +9,9 @@ from audiollm.generation.settings import GenerateConfig
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan
 
+SECONDS_PER_CLIP = 0.15
+"""Core-seconds of a clip of a few words that a model of size tiny speaks."""
+
 
 def _run(config: GenerateConfig, context: Context) -> dict[str, Any]:
     from audiollm.generation.run import generate_prompts
@@ -18,7 +21,13 @@ def _run(config: GenerateConfig, context: Context) -> dict[str, Any]:
 
 def _plan(config: GenerateConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     clips = config.max_prompts * config.takes
-    return StagePlan(tokens=clips * 60.0, memory_mb=1500, disk_mb=clips * 0.05, note=f"at most {clips} clips")
+    return StagePlan(
+        tokens=clips * 60.0,
+        memory_mb=1500,
+        disk_mb=clips * 0.05,
+        core_seconds=5 + 0.15 * clips,
+        note=f"at most {clips} clips",
+    )
 
 
 STAGE = Stage(

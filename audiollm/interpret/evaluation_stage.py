@@ -168,7 +168,12 @@ def _source(messages: Any) -> str:
 
 
 def _plan(config: EvaluateInterpreterConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    return StagePlan(memory_mb=1500, disk_mb=5, note=f"at most {config.max_streams} streams")
+    return StagePlan(
+        memory_mb=1500,
+        disk_mb=5,
+        core_seconds=5 + 0.1 * config.max_streams,
+        note=f"at most {config.max_streams} streams",
+    )
 
 
 STAGE = Stage(

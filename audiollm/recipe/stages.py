@@ -106,6 +106,9 @@ class StagePlan:
     disk_mb: float = 0.0
     seconds: float | None = None
     """As measured on CPUs, or the budget; None: by `flops`, or not known."""
+    core_seconds: float | None = None
+    """Seconds of work that does not scale with operations, on one core of the machine that they were measured on
+    (`machine_speed.CORE_TFLOPS`)."""
     seconds_on: Callable[[int, float], float] | None = None
     """Seconds on several devices, with their number and 10^12 operations per second of each; None: by `flops`."""
     flops: float = 0.0
@@ -119,6 +122,11 @@ class StagePlan:
     """The config.json of the model that it makes, for stages that start from it."""
     artifacts: Mapping[str, Path] = field(default_factory=dict)
     """Where they will be; told by who asks for the plans, for stages that read them."""
+
+
+def planned_fact(plans: Mapping[str, StagePlan], path: Path, fact: str) -> float:
+    """A fact of the planned stage that makes a file or folder; 0 where none does, or where it is not known."""
+    return sum(plan.facts.get(fact, 0.0) for plan in plans.values() if path in plan.artifacts.values())
 
 
 @dataclass(frozen=True)

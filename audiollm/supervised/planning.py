@@ -73,7 +73,7 @@ def plan_training(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StageP
     batch = required(config.batch_size)
     steps = config.steps_for(data.samples / batch) if data.samples else config.steps
     tokens = (steps or 0) * batch * data.length
-    seconds = config.minutes * 60 if config.minutes else None
+    seconds = config.budget_seconds()
     note = f"{config.budget_text()}, {batch} sequences a step"
     if data.samples is None:
         note += f", clips of {ASSUMED_CLIP_S:g} s assumed"

@@ -77,6 +77,14 @@ class TrainingConfig(RunSettings, StepSettings, TimeBudget, StepBudget):
             return max(10, math.ceil(self.passes * steps_per_pass))
         return self.steps
 
+    def budget_seconds(self) -> float | None:
+        """Seconds of a budget in minutes; CPU minutes are spent by all threads at once. None: steps decide."""
+        if self.cpu_minutes is not None:
+            import torch  # here: settings are read without it
+
+            return self.cpu_minutes * 60 / torch.get_num_threads()
+        return None if self.minutes is None else self.minutes * 60
+
     def budget_text(self) -> str:
         if self.passes is not None:
             return f"{self.passes:g} passes"

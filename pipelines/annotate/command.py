@@ -254,7 +254,7 @@ def _show(config: AnnotationConfig, console: Console) -> None:
     print_table(console, ["threshold", "value"], rows, figures=False)
     steps = chains.build(config.step_settings(), config.recognizer_settings(), {}).steps
     console.print(f"  steps: {', '.join(steps)}", highlight=False)
-    seconds = estimate.seconds or 0.0
+    seconds = estimate.core_seconds or 0.0
     console.print(
         f"  {estimate.facts['audio_s'] / 3600:.2f} hours of audio in {estimate.facts['clips']:.0f} files, "
         f"about {seconds / 60:.1f} minutes with these workers; {estimate.note}",

@@ -112,7 +112,8 @@ def _marked(sample: Sample) -> Sample:
 
 
 def _plan(config: ReplayConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    return StagePlan(memory_mb=300, disk_mb=5, note=f"{config.share:.0%} of earlier rounds")
+    note = f"{config.share:.0%} of earlier rounds"
+    return StagePlan(memory_mb=300, disk_mb=5, core_seconds=3.0, note=note)
 
 
 STAGE = Stage(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from audiollm.errors import BadSample, StageError
 from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import Stage, StagePlan
+from audiollm.recipe.stages import Stage, StagePlan, planned_fact
 from pipelines.answers.settings import SampleAnswersConfig
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pipelines.answers.scorers import AnswerRater, ChoiceJudge
 
 NO_SCORE = "no score"
+SECONDS_PER_ANSWER = 0.009
+"""Core-seconds of a short answer of a model of size tiny, with its score."""
 
 
 def run_sample_answers(config: SampleAnswersConfig, context: Context) -> dict[str, Any]:
@@ -201,7 +203,12 @@ def _plan(config: SampleAnswersConfig, plans: Mapping[str, StagePlan]) -> StageP
     note = f"{config.answers} answers to each prompt"
     if config.max_samples:
         note += f", at most {config.max_samples} prompts of each split"
-    return StagePlan(memory_mb=1500, disk_mb=5, note=note)
+    prompts = planned_fact(plans, config.samples, "samples")
+    if config.max_samples:
+        prompts = min(prompts, 2 * config.max_samples)
+    seconds = 5 + SECONDS_PER_ANSWER * config.answers * prompts if prompts else None
+    facts = {"samples": prompts}
+    return StagePlan(memory_mb=1500, disk_mb=5, core_seconds=seconds, note=note, facts=facts)
 
 
 STAGE = Stage(

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from audiollm.errors import BadSample, StageError
 from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
+from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan, planned_fact
 
 if TYPE_CHECKING:
     from audiollm.data.records.sample import RatedAnswer, Sample
@@ -294,7 +294,8 @@ _SELECT: dict[str, Callable[[Any, Any, SelectAnswersConfig], list[Any] | str]] =
 
 
 def _plan(config: SelectAnswersConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    return StagePlan(memory_mb=300, disk_mb=5, note=config.select)
+    facts = {"samples": planned_fact(plans, config.samples, "samples")}
+    return StagePlan(memory_mb=300, disk_mb=5, core_seconds=2.0, note=config.select, facts=facts)
 
 
 STAGE = Stage(

@@ -43,7 +43,7 @@ def run_voice_judge(config: VoiceJudgeConfig, context: Context) -> dict[str, Any
 
 
 def plan_voice_judge(config: VoiceJudgeConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    return StagePlan(memory_mb=900, disk_mb=2, seconds=60, note="a classifier of speakers")
+    return StagePlan(memory_mb=900, disk_mb=2, core_seconds=60, note="a classifier of speakers")
 
 
 STAGE = Stage(

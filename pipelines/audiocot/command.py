@@ -234,8 +234,9 @@ def _show(config: AudioCotConfig, console: Console) -> None:
     rows = [[name, f"{value}"] for name, value in limits.items()]
     print_table(console, ["threshold", "value"], rows, figures=False)
     console.print(f"  steps: {', '.join(config.step_settings())}", highlight=False)
+    minutes = (estimate.core_seconds or 0) / 60
     console.print(
-        f"  {estimate.facts['seconds'] / 3600:.2f} hours of sound, about {(estimate.seconds or 0) / 60:.1f} minutes "
+        f"  {estimate.facts['seconds'] / 3600:.2f} hours of sound, about {minutes:.1f} minutes "
         f"with these workers; {estimate.note}",
         highlight=False,
     )

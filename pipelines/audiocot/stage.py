@@ -48,7 +48,7 @@ from pipelines.steps.results import Place, not_whole_sentence
 from pipelines.steps.rules import Drop
 from pipelines.steps.spool import Spool
 
-_SECONDS_PER_AUDIO_SECOND = 0.12
+_SECONDS_PER_AUDIO_SECOND = 0.24
 """CPU-seconds of the steps and of what is made, of a second of sound with pictures; see benchmarks/RESULTS.md."""
 
 
@@ -274,7 +274,7 @@ def plan_audiocot(config: AudioCotConfig, upstream: Mapping[str, StagePlan]) -> 
     return StagePlan(
         memory_mb=1200.0,
         disk_mb=seconds * config.made.sample_rate * config.made.channels * 2e-6 * len(config.made.edits),
-        seconds=5.0 + seconds * _SECONDS_PER_AUDIO_SECOND / config.num_workers,
+        core_seconds=5.0 + seconds * _SECONDS_PER_AUDIO_SECOND / config.num_workers,
         note="; ".join(notes),
         facts={"seconds": seconds},
     )

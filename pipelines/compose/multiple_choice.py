@@ -18,7 +18,7 @@ from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, w
 from audiollm.errors import BadSample, ConfigError, StageError
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
+from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan, planned_fact
 
 NAME = "multiple_choice"
 
@@ -126,7 +126,9 @@ def _filled(config: MultipleChoiceConfig, sample: Sample, answer: str) -> str:
 
 
 def plan_multiple_choice(config: MultipleChoiceConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    return StagePlan(memory_mb=300, disk_mb=5, note=f"questions with at most {config.options} options")
+    facts = {name: planned_fact(plans, config.samples, name) for name in ("samples", "clips", "audio_s")}
+    note = f"questions with at most {config.options} options"
+    return StagePlan(memory_mb=300, disk_mb=5, core_seconds=1.0, note=note, facts=facts)
 
 
 STAGE = Stage(

@@ -313,7 +313,7 @@ def plan_compose(config: ComposeConfig, upstream: Mapping[str, StagePlan]) -> St
     return StagePlan(
         memory_mb=100.0 + 0.005 * samples,
         disk_mb=0.0006 * samples,
-        seconds=1.0 + 1e-4 * samples,
+        core_seconds=1.0 + 1e-4 * samples,
         note=note,
         # each sample's audio is encoded for itself
         facts={"audio_s": audio_s * sum(config.shares.values()), "clips": samples, "samples": samples},

@@ -21,7 +21,7 @@ def plan_report(config: ReportConfig, plans: Mapping[str, StagePlan]) -> StagePl
     """Measured: 0.03 s and 20 kB per clip with its spectrogram, and a few seconds of imports."""
     clips = config.samples + 130  # of recordings, tokenizer, trainings, preferences, policies and answers
     return StagePlan(
-        memory_mb=400, disk_mb=0.5 + 0.02 * clips, seconds=6 + 0.03 * clips, note="one HTML page"
+        memory_mb=400, disk_mb=0.5 + 0.02 * clips, core_seconds=6 + 0.03 * clips, note="one HTML page"
     )
 
 

@@ -11,7 +11,7 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan
 from pipelines.scenes.settings import ComposeScenesConfig
 
-SECONDS_PER_SCENE_SECOND = 0.03
+SECONDS_PER_SCENE_SECOND = 0.06
 """CPU-seconds of a second of a scene at the default size."""
 _BYTES_PER_SCENE_SECOND = 150_000
 
@@ -79,7 +79,7 @@ def plan_compose_scenes(config: ComposeScenesConfig, plans: Mapping[str, StagePl
     return StagePlan(
         memory_mb=400,
         disk_mb=seconds * _BYTES_PER_SCENE_SECOND / 2**20,
-        seconds=seconds * SECONDS_PER_SCENE_SECOND,
+        core_seconds=3 + seconds * SECONDS_PER_SCENE_SECOND,
         note=f"{scenes} scenes of {config.duration_s:g} s",
         facts={"samples": scenes, "seconds": seconds},
     )

@@ -43,7 +43,7 @@ def _plan(config: TrainVAEConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
         tokens=float((steps or 0) * frames),
         memory_mb=1900 + (parameters * 16 + frames * widths * 14 * 4) / 2**20,
         disk_mb=parameters * (3 * 16 + 4) / 2**20,  # three checkpoints while one is replaced, and the model
-        seconds=config.minutes * 60 if config.minutes else None,
+        seconds=config.budget_seconds(),
         note=config.budget_text(),
     )
 

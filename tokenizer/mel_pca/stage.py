@@ -18,9 +18,11 @@ def _fit(config: FitMelPCAConfig, context: Context) -> dict[str, Any]:
 
 def _plan(config: FitMelPCAConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     numbers = 4 * config.channels * config.num_mels
+    clips = max((plan.facts.get("samples", 0.0) for plan in plans.values()), default=0.0)
     return StagePlan(
         memory_mb=1900 + numbers**2 * 8 * 4 / 2**20,
         disk_mb=numbers * (config.latent_dim + 1) * 4 / 2**20 + 2,
+        core_seconds=8 + 0.1 * min(config.max_clips, clips) if clips else None,
         note=f"at most {config.max_clips} clips are read once",
     )
 

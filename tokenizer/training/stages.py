@@ -10,6 +10,11 @@ from audiollm.recipe.stages import Stage, StagePlan, required
 from tokenizer.rates import FRAME_RATE, HOP_SAMPLES
 from tokenizer.training.settings import TokenizeConfig, TrainTokenizerConfig
 
+FLOPS_PER_PARAMETER = 14.0
+"""Operations of a training step for each frame and parameter: discriminators and losses of spectra beside the model. As
+measured for size tiny."""
+SECONDS_PER_AUDIO_SECOND, SECONDS_PER_CLIP = 0.035, 0.012
+"""Core-seconds to encode with the codec of size tiny."""
 HIGGS_PARAMETERS = 200_343_777
 """Parameters of the published structure, 94 M of them the teacher's (a test compares with the model's)."""
 
@@ -58,7 +63,8 @@ def _plan_train(config: TrainTokenizerConfig, plans: Mapping[str, StagePlan]) ->
         tokens=float((steps or 0) * frames),
         memory_mb=900 + (parameters * 16 + frames * widths * 14 * 4) / 2**20,
         disk_mb=parameters * (3 * 16 + 4) / 2**20,  # three checkpoints while one is replaced, and the model
-        seconds=config.minutes * 60 if config.minutes else None,
+        flops=FLOPS_PER_PARAMETER * parameters * (steps or 0) * frames,
+        seconds=config.budget_seconds(),
         note=config.budget_text(),
     )
 
@@ -71,6 +77,7 @@ def _plan_tokenize(config: TokenizeConfig, plans: Mapping[str, StagePlan]) -> St
         tokens=frames,
         memory_mb=900,
         disk_mb=(frames * 16 + clips * 3000) / 2**20,
+        core_seconds=3 + config.encodings * (SECONDS_PER_AUDIO_SECOND * audio_s + SECONDS_PER_CLIP * clips),
         note=f"{config.encodings} encodings of {audio_s / 60:.0f} minutes",
         facts={"frames": audio_s * FRAME_RATE, "clips": clips},
     )

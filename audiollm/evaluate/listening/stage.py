@@ -12,7 +12,7 @@ from audiollm.data.tables.splits import is_of_split
 from audiollm.errors import StageError
 from audiollm.files.atomic import write_json
 from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
+from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan, planned_fact
 
 if TYPE_CHECKING:
     from audiollm.data.records.sample import Sample
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from audiollm.evaluate.report.suite import SuiteResult
 
 TRANSCRIPTION = "asr"
+SECONDS_PER_QUESTION = 0.015
+"""Core-seconds of a short answer of a model of size tiny."""
+TEST_SHARE = 1 / 6
+"""Share of the samples that is held out, assumed."""
 """The task whose answers are compared word by word."""
 MAX_CHOICES = 26
 _ABOUT = ("difficulty", "category")
@@ -198,8 +202,13 @@ def _as_question(sample: Sample, choices: tuple[str, ...]) -> Question:
 
 
 def plan_listening(config: ListeningConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+    most = planned_fact(plans, config.samples, "samples") or 2 * config.max_samples
+    questions = min(TEST_SHARE * most, 2 * config.max_samples)
     return StagePlan(
-        memory_mb=1500, disk_mb=5, note=f"at most {config.max_samples} transcripts and as many answers"
+        memory_mb=1500,
+        disk_mb=5,
+        core_seconds=4 + SECONDS_PER_QUESTION * questions,
+        note=f"at most {config.max_samples} transcripts and as many answers",
     )
 
 

@@ -85,7 +85,12 @@ def run_evaluate_sound(config: EvaluateSoundConfig, context: Context) -> dict[st
 
 
 def plan_evaluate_sound(config: EvaluateSoundConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    return StagePlan(memory_mb=1500, disk_mb=20, note=f"up to {config.max_sounds} sounds")
+    return StagePlan(
+        memory_mb=1500,
+        disk_mb=20,
+        core_seconds=15 + 0.2 * min(config.max_sounds, 100),
+        note=f"up to {config.max_sounds} sounds",
+    )
 
 
 STAGE = Stage(

@@ -23,7 +23,7 @@ def plan_evaluation(config: EvaluationConfig, plans: Mapping[str, StagePlan]) ->
         parameters=2 * 157_000,
         memory_mb=1_000,
         disk_mb=2,
-        seconds=25 + 2 * 0.05 * config.judge_steps,
+        core_seconds=25 + 2 * 0.05 * config.judge_steps,
         note="two judges trained on real takes, and pocketsphinx",
     )
 

@@ -9,6 +9,9 @@ from audiollm.interpret.training.settings import InterpreterTrainingConfig
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan
 
+SECONDS_PER_STREAM = 0.15
+"""Core-seconds to sample a stream of a few seconds and to learn from it, with a model of size tiny."""
+
 
 def _run(config: InterpreterTrainingConfig, context: Context) -> dict[str, Any]:
     from audiollm.interpret.training.run import train_interpreter
@@ -19,7 +22,9 @@ def _run(config: InterpreterTrainingConfig, context: Context) -> dict[str, Any]:
 def _plan(config: InterpreterTrainingConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     streams = (config.batch_size or 0) * config.group_size
     note = f"{config.budget_text()}, {streams} streams a step"
-    return StagePlan(seconds=config.minutes * 60 if config.minutes else None, note=note)
+    seconds = config.budget_seconds()
+    work_s = None if config.steps is None else 10 + SECONDS_PER_STREAM * config.steps * streams
+    return StagePlan(seconds=seconds, core_seconds=work_s, note=note)
 
 
 STAGE = Stage(

@@ -125,7 +125,9 @@ def write_thinker(folder: Path, config: NewThinkerConfig, texts: Iterable[str]) 
 
 
 def plan_new_thinker(config: NewThinkerConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    return StagePlan(memory_mb=900, disk_mb=20, seconds=15, note="random weights of Qwen2.5-Omni's thinker")
+    return StagePlan(
+        memory_mb=900, disk_mb=20, core_seconds=15, note="random weights of Qwen2.5-Omni's thinker"
+    )
 
 
 STAGE = Stage(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from audiollm.errors import ConfigError
 from audiollm.files.atomic import read_json
 from audiollm.models.hub import is_dual_ffn, is_language_model
 from audiollm.models.pretrained import model_folder
-from audiollm.recipe.stages import StagePlan, required
+from audiollm.recipe.stages import StagePlan, planned_fact, required
 from audiollm.rl.online.settings import PolicyTrainingConfig
 from audiollm.rl.placement import planning
 from audiollm.rl.placement.settings import PlacementChoice
@@ -23,6 +25,8 @@ from audiollm.supervised.planning import ASSUMED_CLIP_S, TEXT_ROWS
 
 ROWS_PER_SECOND = 25.0
 """Positions of a prompt per second that is heard, assumed."""
+TEXT_ANSWER_SHARE = 0.4
+"""Length of an answer in words over the longest that is allowed, on average, for the time of models of size tiny."""
 DELAY_ROWS = 8
 """Rows that the delay pattern adds to speech."""
 UNTIMED_REWARDS = ("judge", "words", "voice", "quality")
@@ -32,21 +36,27 @@ UNTIMED_REWARDS = ("judge", "words", "voice", "quality")
 def plan_policy_training(config: PolicyTrainingConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     """Estimate a training; where its model is not there yet and no stage makes it, steps alone are known."""
     batch = required(config.batch_size)
-    records = sum(num_records(source.path) for source in config.samples)
+    records = sum(
+        planned_fact(plans, Path(source.path), "samples") or num_records(source.path)
+        for source in config.samples
+    )
     steps = config.steps_for(records / batch) if records else config.steps
     note = f"{config.budget_text()}, {batch} prompts a step, {batch * config.group_size} answers"
     if config.steps is None:
         note += f", {steps} steps" if steps else ", its samples are not there yet"
-    seconds = config.minutes * 60 if config.minutes else None
+    seconds = config.budget_seconds()
     model = _model(config.model, plans)
     if model is None:
         return StagePlan(seconds=seconds, note=f"{note}; its model is not there yet")
     planned = _planned(config, model, plans)
     rates = planning.CPU if config.size == "tiny" else planning.GPU
+    timed = planned
+    if config.size == "tiny" and config.answer == "text":
+        timed = replace(planned, answer_length=math.ceil(TEXT_ANSWER_SHARE * planned.answer_length))
 
     def seconds_on(devices: int, tflops: float) -> float:
         """Seconds of all steps."""
-        return (steps or 0) * sum(planning.step_seconds(planned, devices, tflops, rates).values())
+        return (steps or 0) * sum(planning.step_seconds(timed, devices, tflops, rates).values())
 
     states = planning.MOMENT_BYTES * model.parameters * planned.trained_share
     return StagePlan(
@@ -58,7 +68,7 @@ def plan_policy_training(config: PolicyTrainingConfig, plans: Mapping[str, Stage
         seconds=seconds,
         seconds_on=None if seconds or not steps else seconds_on,
         note=note,
-        details=partial(planning.described, planned, rates=rates),
+        details=partial(planning.described, timed, rates=rates),
     )
 
 
@@ -82,7 +92,7 @@ def _planned(
         trained_share=ADAPTER_SHARE if is_adapter else 1.0,
         prompts=required(config.batch_size),
         group_size=config.group_size,
-        prompt_length=TEXT_ROWS + ASSUMED_CLIP_S * ROWS_PER_SECOND,
+        prompt_length=TEXT_ROWS + _clip_seconds(config, plans) * ROWS_PER_SECOND,
         answer_length=lengths.get(config.answer, sum(lengths.values())),
         updates=config.updates,
         max_tokens=required(config.max_tokens),
@@ -103,6 +113,13 @@ def _planned(
         samples_ahead=bool(config.ahead),
         placement=config.placement or PlacementChoice(),
     )
+
+
+def _clip_seconds(config: PolicyTrainingConfig, plans: Mapping[str, StagePlan]) -> float:
+    """The mean length of the recordings in the prompts, where the stages that make them tell it."""
+    paths = [Path(source.path) for source in config.samples]
+    clips, seconds = (sum(planned_fact(plans, path, fact) for path in paths) for fact in ("clips", "audio_s"))
+    return seconds / clips if clips else ASSUMED_CLIP_S
 
 
 def _model(folder: Path, plans: Mapping[str, StagePlan]) -> planning.PlannedModel | None:

@@ -3,36 +3,45 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 from audiollm.data.records.opening import open_source
 from audiollm.errors import ConfigError
 from audiollm.files.tensors import open_tensors
 from audiollm.models.pretrained import model_folder
-from audiollm.recipe.stages import StagePlan, required
+from audiollm.recipe.stages import StagePlan, planned_fact, required
 from audiollm.rl.preference.settings import AnswerTrainingConfig
 
 OWN_MB = 700
 """Python, torch, and the context of a device."""
 TRAINED_BYTES, FROZEN_BYTES = 16, 4
 """Bytes of a parameter in float32: with gradient and two moments of AdamW, and without."""
+RECORD_ROWS = 24.0
+"""Positions of a record's answers with their share of the prompt, assumed: those of short clips and short answers."""
 ADAPTER_SHARE = 0.02
 """Assumed share of an adapter's parameters in those of its model."""
 
 
 def plan_answer_training(
-    config: AnswerTrainingConfig, has_reference: bool, has_critic: bool = False
+    config: AnswerTrainingConfig,
+    plans: Mapping[str, StagePlan],
+    has_reference: bool,
+    has_critic: bool = False,
 ) -> StagePlan:
     """Estimate from the sizes of the model's files; activations, which the answers' lengths decide, are left out."""
     batch = required(config.batch_size)
-    records = sum(num_records(source.path) for source in config.samples)
+    records = sum(
+        planned_fact(plans, Path(source.path), "samples") or num_records(source.path)
+        for source in config.samples
+    )
     steps = config.steps_for(records / batch) if records else config.steps
     note = f"{config.budget_text()}, {batch} records a step"
     if steps != config.steps:
         note += f", {steps} steps"
     elif not records:
         note += ", its records are not there yet"
-    parameters = num_parameters(config.model)
+    parameters = planned_parameters(config.model, plans)
     if not parameters:
         return StagePlan(note=f"{note}; its model is not there yet")
     is_adapter = config.trained == "adapter"
@@ -41,8 +50,23 @@ def plan_answer_training(
     frozen = models * parameters - trained + (parameters if has_reference and not is_adapter else 0)
     memory = OWN_MB + (trained * TRAINED_BYTES + frozen * FROZEN_BYTES) / 1e6
     disk = models * parameters * FROZEN_BYTES / 1e6 + 2 * trained * (TRAINED_BYTES - FROZEN_BYTES) / 1e6
-    seconds = config.minutes * 60 if config.minutes else None
-    return StagePlan(parameters=parameters, memory_mb=memory, disk_mb=disk, seconds=seconds, note=note)
+    seconds = config.budget_seconds()
+    passes = 6.0 + (2.0 if has_reference else 0.0)
+    flops = passes * models * parameters * (steps or 0) * batch * RECORD_ROWS
+    return StagePlan(
+        parameters=parameters,
+        memory_mb=memory,
+        disk_mb=disk,
+        seconds=seconds,
+        flops=0.0 if seconds else flops,
+        note=note,
+    )
+
+
+def planned_parameters(model: Path, plans: Mapping[str, StagePlan]) -> int:
+    """Parameters of a model that a planned stage makes, or of one that is there; 0 where neither is."""
+    maker = next((plan for plan in plans.values() if model in plan.artifacts.values()), None)
+    return num_parameters(model) if maker is None else maker.parameters
 
 
 def num_records(source: str) -> int:

@@ -19,7 +19,7 @@ def _run(config: RewardConfig, context: Context) -> dict[str, Any]:
 def _plan(config: RewardConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     from audiollm.rl.preference.planning import plan_answer_training  # here: it reads the model's folder
 
-    return plan_answer_training(config, has_reference=False)
+    return plan_answer_training(config, plans, has_reference=False)
 
 
 STAGE = Stage(

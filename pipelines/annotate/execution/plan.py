@@ -17,16 +17,16 @@ from pipelines.steps.chain import paths_of
 from pipelines.steps.inputs import MANIFESTS, InputError, is_address, is_tar
 
 _PROBED_FILES = 2000
-# seconds of one CPU, measured; see README.md
-_SECONDS_PER_CLIP, _SECONDS_PER_SCORE, _STARTUP_S = 0.012, 0.22, 3.0
-_GRAMMAR_RTF = 0.015
+# seconds of one core, measured; see README.md
+_SECONDS_PER_CLIP, _SECONDS_PER_SCORE, _STARTUP_S = 0.026, 0.48, 3.0
+_GRAMMAR_RTF = 0.03
 _RTF = {
-    "voice_activity": 0.005,
-    "pocketsphinx": 0.35,
-    "speakers": 0.1,
-    "quality": 0.1,
-    "events": 0.03,
-    "prosody": 0.02,
+    "voice_activity": 0.01,
+    "pocketsphinx": 0.7,
+    "speakers": 0.2,
+    "quality": 0.2,
+    "events": 0.06,
+    "prosody": 0.04,
 }
 _DRIVER_MB, _WORKER_MB = 700.0, 750.0
 _SPOKEN_CLIP_S = 0.47
@@ -62,7 +62,7 @@ def plan_annotation(config: AnnotationConfig, upstream: Mapping[str, StagePlan])
     return StagePlan(
         memory_mb=_DRIVER_MB + _WORKER_MB * workers * (workers > 1),
         disk_mb=disk_mb + 4e-3 * clips,
-        seconds=2 * _STARTUP_S + work_s / workers,
+        core_seconds=2 * _STARTUP_S + work_s / workers,
         note="; ".join(filter(None, notes)),
         facts={"audio_s": audio_s, "clips": clips, "most_audio_s": math.inf if is_estimate else audio_s},
     )

@@ -91,7 +91,7 @@ def outcome_of(
 def plan_evaluate_thoughts(config: EvaluateThoughtsConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     """Plan by the number of questions, which is known once they are made."""
     most = config.max_questions * len(config.questions)
-    return StagePlan(memory_mb=1500, disk_mb=20, note=f"up to {most} questions")
+    return StagePlan(memory_mb=1500, disk_mb=20, core_seconds=10 + 0.5 * most, note=f"up to {most} questions")
 
 
 # Private
