@@ -32,18 +32,26 @@ _FORMATS = {".flac": "FLAC", ".wav": "WAV"}
 
 
 def stream_mono(
-    path: str | Path, sample_rate: int, start_s: float = 0.0, end_s: float | None = None
+    path: str | Path,
+    sample_rate: int,
+    start_s: float = 0.0,
+    end_s: float | None = None,
+    on_not_finite: Callable[[int], None] | None = None,
 ) -> Iterator[Tensor]:
     """A file, or a span of it, as mono pieces `[1, M]` of a few seconds at `sample_rate`.
 
     The pieces are what `load` returns, cut up. A longer span than `WHOLE_SPAN_S` is read from the file's
     beginning, without seeking.
 
+    Args:
+        on_not_finite: receives the number of samples of a block that are NaN or infinite, which become silence; a
+            file of several channels is read twice, and counted once. None: they are an error.
+
     Raises:
         AudioError: as `load` does; damage is found where it is reached, after the pieces before it.
     """
     path = as_spelled(Path(path))
-    if end_s is not None and end_s - start_s <= WHOLE_SPAN_S:
+    if on_not_finite is None and end_s is not None and end_s - start_s <= WHOLE_SPAN_S:
         yield load(path, start_s, end_s, sample_rate, mono=True).samples_CN
         return
     request = DecodeRequest(str(path), path, start_s, end_s, sample_rate, mono=True)
@@ -52,7 +60,12 @@ def stream_mono(
     whole = replace(request, start_s=0.0, end_s=None, block_frames=BLOCK_FRAMES)
 
     def blocks() -> Iterator[tuple[Tensor, int]]:
-        return _checked(_span(decoded_blocks(whole), request), path)
+        nonlocal on_not_finite
+        spans = _span(decoded_blocks(whole), request)
+        if on_not_finite is None:
+            return _checked(spans, path)
+        report, on_not_finite = on_not_finite, _ignore
+        return _repaired(spans, report)
 
     yield from _resampled(_mixed(blocks), sample_rate)
 
@@ -115,6 +128,21 @@ def _checked(blocks: Iterator[tuple[Tensor, int]], path: Path) -> Iterator[tuple
         if not bool(torch.isfinite(block_CN).all()):
             raise AudioError(path, "holds NaN or infinite samples: write the file anew from its origin")
         yield block_CN.clamp(-1.0, 1.0), rate
+
+
+def _repaired(
+    blocks: Iterator[tuple[Tensor, int]], on_not_finite: Callable[[int], None]
+) -> Iterator[tuple[Tensor, int]]:
+    """With silence in the place of samples that are not finite, and clipped to [-1, 1]."""
+    for block_CN, rate in blocks:
+        finite_CN = block_CN.isfinite()
+        if count := int((~finite_CN).any(dim=0).sum()):
+            on_not_finite(count)
+        yield torch.where(finite_CN, block_CN, 0.0).clamp(-1.0, 1.0), rate
+
+
+def _ignore(count: int) -> None:
+    pass
 
 
 def _mixed(blocks: Callable[[], Iterator[tuple[Tensor, int]]]) -> Iterator[tuple[Tensor, int]]:

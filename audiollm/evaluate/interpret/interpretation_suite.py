@@ -123,11 +123,10 @@ def evaluate_interpretation(
         if row["problem"]
     ]
     missing += [
-        (f"{system.name} {row['index']} {name}", value)
+        (f"{system.name} {row['index']} {what}".rstrip(), reason)
         for system in systems
         for row in rows[system.name]
-        for name, value in row["latency"].items()
-        if isinstance(value, str) and not name.endswith(CLOCK_SUFFIX)
+        for what, reason in _missing_latencies(row)
     ]
     examples = [
         _example(output, row, system, bench, mix)
@@ -227,6 +226,28 @@ def _latency(row: Row, name: str) -> Value:
     return value
 
 
+def _missing_latencies(row: Row) -> list[tuple[str, str]]:
+    """What of an output has no value, and why; nothing is named where no latency has one."""
+    values = {name: value for name, value in row["latency"].items() if not name.endswith(CLOCK_SUFFIX)}
+    names_by_reason: dict[str, list[str]] = {}
+    for name, value in values.items():
+        if isinstance(value, str):
+            names_by_reason.setdefault(value, []).append(name)
+    return [
+        ("" if len(names) == len(values) else ", ".join(names), reason)
+        for reason, names in names_by_reason.items()
+    ]
+
+
+def _reasons(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Reasons for missing values: an output counts once, whatever the number of measures that have none of it."""
+    counts: dict[str, int] = {}
+    for table in tables.values():
+        for reason, count in table["reasons"].items():
+            counts[reason] = max(count, counts.get(reason, 0))
+    return reasons_of([{"reasons": counts}])
+
+
 def _source_text(output: LoggedOutput) -> str:
     text = (output.model_extra or {}).get("source_text", output.source)
     return text if isinstance(text, str) else " ".join(map(str, text)) if isinstance(text, list) else ""
@@ -288,8 +309,12 @@ def _latency_tables(scores: Mapping[str, Mapping[str, Any]], unit: str) -> list[
             [name, *(format_number(each["latency"].get(key, {}).get("mean"), 2) for key in names)]
             for name, each in scores.items()
         ]
-        note = reasons_of(
-            each["latency"][key] for each in scores.values() for key in names if key in each["latency"]
+        notes = {
+            name: _reasons({key: each["latency"][key] for key in names if key in each["latency"]})
+            for name, each in scores.items()
+        }
+        note = " ".join(
+            f"{name}: {text}" if len(scores) > 1 else text for name, text in notes.items() if text
         )
         headings = ["system", *(name.removesuffix(suffix) if suffix else name for name in names)]
         tables.append(ScoreTable(f"{title}, mean over outputs, {unit} (AP: a share)", headings, rows, note))

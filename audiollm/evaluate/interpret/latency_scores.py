@@ -40,6 +40,8 @@ FROM_TIMES: dict[str, Callable[[EmissionTimes], float]] = {
 }
 """Latencies that follow from the emissions alone."""
 LATENCIES = (*FROM_TIMES, "FLAL", "ATD")
+CLOCK_TOLERANCE_MS = 1.0
+"""Rounding of the times in a log."""
 CLOCK_SUFFIX = "_CA"
 """Ends the names of computation-aware latencies, as in SimulEval."""
 
@@ -70,7 +72,7 @@ def latencies_of(output: LoggedOutput, options: LatencyOptions) -> dict[str, Val
         }
     scores = _scores(output, options)
     scores["ATD"] = _value(_token_delay, output, options, False)
-    if output.elapsed:
+    if has_clock(output) and not options.text_source:
         on_clock = output.model_copy(update={"delays": output.elapsed, "revisions": []})
         aware = _scores(on_clock, options)
         if output.revisions:
@@ -78,6 +80,15 @@ def latencies_of(output: LoggedOutput, options: LatencyOptions) -> dict[str, Val
         aware["ATD"] = _value(_token_delay, output, options, True)
         scores |= {name + CLOCK_SUFFIX: value for name, value in aware.items()}
     return scores
+
+
+def has_clock(output: LoggedOutput) -> bool:
+    """Whether `elapsed` holds times on the clock: no unit comes out before its source was there.
+
+    SimulEval writes zeros, or what the computation took alone, where nothing keeps the source's pace.
+    """
+    pairs = zip(output.elapsed, output.delays, strict=True) if output.elapsed else ()
+    return bool(output.elapsed) and all(elapsed >= delay - CLOCK_TOLERANCE_MS for elapsed, delay in pairs)
 
 
 def gaps_of(output: LoggedOutput) -> list[float]:

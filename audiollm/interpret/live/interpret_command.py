@@ -62,7 +62,8 @@ def interpret_live(
 ) -> None:
     """Interpret speech while it is heard: show what is said with its times, lag and real-time factor.
 
-    Ctrl-C ends it: what was said so far is kept. A machine that is too slow drops no sound, and falls behind.
+    Ctrl-C and SIGTERM end it: what was said so far is kept. A machine that is too slow drops no sound, and falls
+    behind.
 
     Example: audiollm interpret --model runs/interpret/stage_2 --from talk.wav --transcript talk.jsonl --log scores
     """
@@ -166,20 +167,23 @@ def _read_reference(path: Path | None, log: Path | None) -> str:
 
 
 class _Interrupts:
-    """Takes the first Ctrl-C as a wish to end after the present piece, so that no action is cut in two.
+    """Takes the first Ctrl-C, or SIGTERM, as a wish to end after the present piece, so that no action is cut in two.
 
     The next one is a KeyboardInterrupt, as ever.
     """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
         self.asked = False
 
     def __enter__(self) -> _Interrupts:
-        self._before = signal.signal(signal.SIGINT, self._take)
+        self._before = [signal.signal(number, self._take) for number in self.SIGNALS]
         return self
 
     def __exit__(self, *problem: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        for number, handler in zip(self.SIGNALS, self._before, strict=True):
+            signal.signal(number, handler)
 
     def _take(self, number: int, frame: Any) -> None:
         if self.asked:

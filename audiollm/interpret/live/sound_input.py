@@ -26,17 +26,29 @@ def file_pieces(path: Path, sample_rate: int) -> Iterator[Tensor]:
     """Yield a file as mono pieces `[1, N]` of one block each, whatever its own rate.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: it cannot be read; or, after all pieces, it is cut off, or some of its samples are not finite and
+            were silence in the pieces.
     """
     from audiollm.audio import AudioError
+    from audiollm.audio.decoding import length_difference
     from audiollm.audio.streams import stream_mono
 
     size = max(1, round(BLOCK_S * sample_rate))
+    counts: list[int] = []
+    samples = 0
     try:
-        for samples_1N in stream_mono(path, sample_rate):
+        for samples_1N in stream_mono(path, sample_rate, on_not_finite=counts.append):
+            samples += samples_1N.shape[1]
             yield from samples_1N.split(size, dim=1)
     except AudioError as error:
         raise ConfigError(error.reason, str(path), "give a sound file") from None
+    damage = [f"{sum(counts)} samples are NaN or infinite, and were heard as silence"] if counts else []
+    if difference := length_difference(str(path), path, 0.0, None, samples / sample_rate):
+        damage.append(difference)
+    if damage:
+        raise ConfigError(
+            "; ".join(damage), str(path), "what was heard is kept; take the file anew from its origin"
+        )
 
 
 def microphone_pieces(sample_rate: int, on_loss: Callable[[], None] = lambda: None) -> Iterator[Tensor]:

@@ -197,8 +197,8 @@ def described(plan: PlannedTraining, devices: int, tflops: float, rates: DeviceR
         lines.append(f"not in it: the time of {', '.join(plan.unknown_rewards)}")
     lines.append(
         f"basis: {plan.prompts} prompts of {plan.prompt_length:.0f} positions (assumed), {plan.group_size} answers to "
-        f"each of {plan.answer_length} (assumed); 2 operations per weight and position, 4 to 6 with gradients, "
-        f"at {tflops:g} TFLOP/s; a next token reads all weights ({rates.read_bytes / 1e9:g} GB/s) and takes "
+        f"each of {plan.answer_length} tokens (assumed); 2 operations per weight and position, 4 to 6 with gradients, "
+        f"at {tflops:.3g} TFLOP/s; a next token reads all weights ({rates.read_bytes / 1e9:g} GB/s) and takes "
         f"{1e3 * rates.step_s:g} ms beside ({rates.basis})"
     )
     return lines

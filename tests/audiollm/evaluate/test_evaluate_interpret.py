@@ -177,9 +177,12 @@ def test_each_system_is_heard_with_its_own_speech(tmp_path: Path) -> None:
         assert float(mixed[1].max()) == pytest.approx(level, abs=1e-3)
 
 
-def scored(*outputs: LoggedOutput, unit: str = "word", heard: dict[int, HeardOutput] | None = None) -> Any:
+def scored(
+    *outputs: LoggedOutput, unit: Any = "word", heard: dict[int, HeardOutput] | None = None, **options: bool
+) -> Any:
     """The outcome of one system, empty outputs scored at the source's end."""
-    bench = InterpretationBench("en", LatencyOptions(unit, score_empty=True), choose_form("spoken", "en"))  # type: ignore[arg-type]
+    latency = LatencyOptions(unit, **{"score_empty": True, **options})
+    bench = InterpretationBench("en", latency, choose_form("spoken", "en"))
     return evaluate_interpretation([LogOfSystem("ours", Path(), outputs, heard=heard or {})], bench)
 
 
@@ -190,6 +193,28 @@ def test_silence_is_not_free_by_the_clock(tmp_path: Path) -> None:
     latency = scored(spoken, line(1, "", [])).result["systems"]["ours"]["latency"]
     assert latency["AL"]["mean"] == (1000 + 4000) / 2
     assert (latency["AL_CA"]["n"], latency["AL_CA"]["mean"]) == (2, (1100 + 4000) / 2)
+
+
+@pytest.mark.parametrize("elapsed", [[0.0] * 4, [31.0, 35.0, 42.0, 60.0], [1000.0, 1900.0, 3100.0, 4100.0]])
+def test_a_log_without_times_on_the_clock_has_no_computation_aware_latency(elapsed: list[float]) -> None:
+    """SimulEval writes zeros, or the computation alone, for a text: lags of minus six seconds came of it."""
+    times = [1000.0, 2000.0, 3000.0, 4000.0]
+    outcome = scored(line(0, "ein zwei drei vier", times, elapsed=elapsed))
+    assert not [name for name in outcome.result["systems"]["ours"]["latency"] if name.endswith("_CA")]
+    assert not any("Computation-aware" in table.title for table in outcome.tables)
+    measured = scored(line(0, "ein zwei drei vier", times, elapsed=[time + 5 for time in times]))
+    assert measured.result["systems"]["ours"]["latency"]["AL_CA"]["mean"] == 1005
+    written = scored(line(0, "ein zwei", [1, 2], elapsed=[10, 20], source_length=4), text_source=True)
+    assert not [name for name in written.result["systems"]["ours"]["latency"] if name.endswith("_CA")]
+
+
+def test_one_empty_output_is_told_once() -> None:
+    outcome = scored(line(0, "ein zwei", [1000, 2000]), line(1, "", []), score_empty=False)
+    (table,) = [table for table in outcome.tables if table.title.startswith("Latency")]
+    assert table.note == "n/a: 1 × no output."
+    assert outcome.missing == [("ours 1", "no output")]
+    by_frame = scored(line(0, "ein zwei", [1000, 2000]), unit="frame")
+    assert by_frame.missing == [("ours 0", "text has no frames")]
 
 
 def test_outputs_without_a_reference_are_told() -> None:

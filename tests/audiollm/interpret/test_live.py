@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -29,7 +30,8 @@ from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Event
 from audiollm.generation.speaking.generator import Generator
 from audiollm.interpret.live.chunk_hearing import ChunkHearing
-from audiollm.interpret.live.live_session import LiveOptions, LiveSession
+from audiollm.interpret.live.interpret_command import _Outputs
+from audiollm.interpret.live.live_session import LiveAction, LiveOptions, LiveSession
 from audiollm.interpret.live.sound_input import LoudSpeaker, file_pieces
 from audiollm.interpret.said import SaidPiece
 from audiollm.models.decoder import DualFFNConfig
@@ -218,9 +220,11 @@ def test_speech_of_nothing_has_no_words(run_folder: Path, codec: AudioTokenizer,
     assert output.prediction == "said.wav" and output.text == "" and not output.delays
 
 
-def test_ctrl_c_within_an_action_loses_nothing_that_was_heard(
-    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_within_an_action_loses_nothing_that_was_heard(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
+    """Ctrl-C, and what `kill` and schedulers send."""
     save(tmp_path / "talk.wav", noise(3.0, 5), 24000)
     command = ["interpret", "--model", str(run_folder / "train"), "--from", str(tmp_path / "talk.wav")]
     whole, stopped = tmp_path / "whole.jsonl", tmp_path / "stopped.jsonl"
@@ -230,18 +234,18 @@ def test_ctrl_c_within_an_action_loses_nothing_that_was_heard(
 
     def interrupted(engine: Engine) -> list[Event]:
         if next(steps) == 3:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         return step(engine)
 
     monkeypatch.setattr(Engine, "step", interrupted)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    before = signal.signal(number, signal.default_int_handler)  # a shell's background jobs ignore SIGINT
     try:
         result = CliRunner().invoke(
             build_app(), [*command, "--transcript", str(stopped), "--log", str(tmp_path)]
         )
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(number) is signal.default_int_handler
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
     assert result.exit_code == 0, result.exception
     assert "stopped" in result.output
     rows = [json.loads(line) for line in stopped.read_text().splitlines()]
@@ -433,24 +437,58 @@ def test_ctrl_c_while_the_speaker_plays_the_rest_loses_no_log(
     assert output.source_length == pytest.approx(520)
 
 
-def test_damage_in_the_midst_of_a_file_keeps_what_was_heard(run_folder: Path, tmp_path: Path) -> None:
-    """A file whose second half holds NaN, and one of silence, which is a recording like any other."""
+def test_samples_that_are_not_finite_cost_themselves_alone(run_folder: Path, tmp_path: Path) -> None:
+    """They are heard as silence, with a word; a file of silence is a recording like any other."""
     import soundfile
 
     samples_N = noise(12.0, 2)[0].numpy()
-    samples_N[24000 * 11 :] = float("nan")
+    samples_N[24000 * 5 : 24000 * 5 + 100] = float("nan")
+    samples_N[24000 * 8] = float("-inf")
     soundfile.write(tmp_path / "nan.wav", samples_N, 24000, subtype="FLOAT")
-    transcript = tmp_path / "t.jsonl"
+    soundfile.write(tmp_path / "two.wav", np.stack([samples_N, samples_N], 1), 24000, subtype="FLOAT")
+    samples_N[~np.isfinite(samples_N)] = 0.0
+    for name in ("nan.wav", "two.wav"):
+        pieces: list[Tensor] = []
+        with pytest.raises(ConfigError, match="101 samples are NaN or infinite, and were heard as silence"):
+            pieces.extend(file_pieces(tmp_path / name, 24000))
+        torch.testing.assert_close(torch.cat(pieces, 1)[0], torch.from_numpy(samples_N))
+    transcript, log = tmp_path / "t.jsonl", tmp_path / "log"
     command = ["interpret", "--model", str(run_folder / "train"), "--transcript", str(transcript)]
-    result = CliRunner().invoke(build_app(), [*command, "--from", str(tmp_path / "nan.wav")])
+    result = CliRunner().invoke(
+        build_app(), [*command, "--from", str(tmp_path / "nan.wav"), "--log", str(log)]
+    )
     assert isinstance(result.exception, ConfigError), result.output
-    assert "NaN" in str(result.exception)
-    heard = len(transcript.read_text().splitlines())
-    assert 0 < heard < 12 * 25 / CHUNK
+    assert len(transcript.read_text().splitlines()) == -(-12 * 25 // CHUNK)
+    assert read_log(log)[0][0].source_length == pytest.approx(12_000)
     save(tmp_path / "silent.wav", torch.zeros(1, 24000), 24000)
     result = CliRunner().invoke(build_app(), [*command, "--from", str(tmp_path / "silent.wav")])
     assert result.exit_code == 0, result.output
     assert len(transcript.read_text().splitlines()) == -(-25 // CHUNK)
+
+
+@pytest.mark.parametrize("ending", ["wav", "flac", "mp3", "ogg"])
+def test_a_file_that_is_cut_off_is_heard_to_the_cut_and_told(tmp_path: Path, ending: str) -> None:
+    import soundfile
+
+    path = tmp_path / f"talk.{ending}"
+    soundfile.write(path, noise(6.0, 2)[0].numpy(), 24000)
+    assert sum(piece.shape[1] for piece in file_pieces(path, 16000)) == 6 * 16000
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 6 // 10])
+    pieces: list[Tensor] = []
+    with pytest.raises(ConfigError, match=r"cut off(.|\n)*what was heard is kept"):
+        pieces.extend(file_pieces(path, 16000))
+    assert 3.0 < sum(piece.shape[1] for piece in pieces) / 16000 < 4.0
+
+
+def test_a_transcript_is_on_the_disk_while_the_session_goes_on(tmp_path: Path) -> None:
+    actions = [
+        LiveAction(number, 0.24, 0.3, f"w{number}", torch.zeros(1, 0), 0.01, "end") for number in range(3)
+    ]
+    with _Outputs(None, tmp_path / "t.jsonl", None, 24000) as outputs:
+        for number, action in enumerate(actions):
+            outputs.take(action)
+            rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+            assert [row["text"] for row in rows] == [f"w{place}" for place in range(number + 1)]
 
 
 def test_a_stream_that_a_model_without_a_window_cannot_keep_ends_with_all_that_was_said(

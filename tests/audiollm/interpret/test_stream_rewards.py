@@ -178,6 +178,13 @@ def test_seqpo_and_gated_of_the_reference_vectors() -> None:
     assert seqpo(quality_B, latency_B, one, 1, floor=0).tolist() == pytest.approx(
         [-1.754116, 0, 1.924067, -2.631174, 0.339902], abs=1e-6
     )
+    # z(q) and z(L) of the same vectors: the weights are those of the two terms, each by itself
+    alone = seqpo(quality_B, latency_B, one, 1, quality_weight=0.0, latency_weight=1.0)
+    for weight in (0.0, 0.25, 3.0):
+        weighed = seqpo(quality_B, latency_B, one, 1, quality_weight=2.0, latency_weight=weight)
+        both = seqpo(quality_B, latency_B, one, 1, quality_weight=2.0, latency_weight=0.0) + weight * alone
+        assert weighed.tolist() == pytest.approx(both.tolist(), abs=1e-9)
+    assert alone.abs().max() > 1
     quality_BS = torch.tensor([[-3.0, -6], [-2, -4], [-8, -1]])
     latency_BS = torch.tensor([[1.5, 0.5], [2.5, 2], [0.4, 3]])
     assert gated_latency(quality_BS, latency_BS, -5, 10).tolist() == [[-8.5, 0], [-7.5, -8], [0, -7]]

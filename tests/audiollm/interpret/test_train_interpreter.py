@@ -70,6 +70,26 @@ def test_a_step_over_streams(folder: Path, level: str) -> None:
     DualFFN.from_pretrained(out / "model")
 
 
+def test_seqpo_weighs_quality_and_latency_as_the_rewards_say(folder: Path) -> None:
+    source = ManifestSource(str(folder / "streams.jsonl"))
+    samples = [source[0].sample] * 4
+    template = toy_template()
+    said = (["a", "", "b"], ["", "a", "b"], ["b", "b", ""], ["", "", "a"])
+    rollouts = [taken(template, 0, list(words)) for words in said]
+    opens = template.tokenizer.token_to_id("<|audio_out_bos|>")
+
+    def rewards(quality: float, lagging: float) -> torch.Tensor:
+        settings = {"combine": "seqpo", "group_size": 4}
+        weights = {"sequence_quality": quality, "lagging": lagging}
+        config = InterpreterTrainingConfig(samples="streams.jsonl", model=folder, rewards=weights, **settings)  # type: ignore[arg-type]
+        rewarder = StreamRewarder(config, template.tokenizer, opens, 0.04, Ranks())
+        return torch.tensor(rewarder(samples, rollouts, torch.zeros(4, dtype=torch.long))[0].total_A)
+
+    quality, lagging = rewards(1.0, 1e-9), rewards(1e-9, 1.0)
+    assert lagging.abs().max() > 0.5 and quality.abs().max() > 0.5
+    torch.testing.assert_close(rewards(2.0, 0.25), 2 * quality + 0.25 * lagging, atol=1e-5, rtol=1e-5)
+
+
 def test_standardised_rewards_of_two_ranks_are_those_of_one(folder: Path) -> None:
     config = InterpreterTrainingConfig(samples="streams.jsonl", model=folder, rewards=REWARDS)  # type: ignore[arg-type]
     source = ManifestSource(str(folder / "streams.jsonl"))

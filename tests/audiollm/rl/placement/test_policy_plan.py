@@ -137,7 +137,7 @@ def test_plan_reads_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "train_policy: 2 training ranks: policy, critic, reference;" in result.output
     assert "train_policy: 2 rollout actors, each 1 CPU" in result.output
     assert f"not in it: the time of {OWN}brevity" in result.output
-    assert "3 prompts of 290 positions (assumed), 4 answers to each of 5 (assumed)" in result.output
+    assert "3 prompts of 290 positions (assumed), 4 answers to each of 5 tokens (assumed)" in result.output
 
 
 def test_an_adapter_whose_reference_is_refreshed_has_a_second_model(
