@@ -520,11 +520,11 @@ def test_the_reward_model_goes_on_in_rounds(tmp_path: Path) -> None:
 
 
 def test_a_plan_counts_the_segments_that_a_stage_reads() -> None:
-    """`speech` is made of 824 talks, and not of the few words that these are joined from."""
+    """`texts` is made of 696 talks, and not of the few words that these are joined from."""
     rows = rows_of(RECIPES / "interpret/tiny.yaml", [])
-    assert not [cell for cell in rows["speech"].values() if "needed" in cell]
-    few = rows_of(RECIPES / "interpret/tiny.yaml", ["compose_talks.talks=20"])
-    assert any("300 s needed" in cell for cell in few["speech"].values())
+    assert not [cell for cell in rows["texts"].values() if "needed" in cell]
+    few = rows_of(RECIPES / "interpret/tiny.yaml", ["compose_talks.talks=5"])
+    assert any("300 s needed" in cell for cell in few["texts"].values())
 
 
 @pytest.mark.slow
@@ -533,13 +533,19 @@ def test_an_interpreter_is_trained_in_its_stages(tmp_path: Path) -> None:
     small += [
         "compose_talks.talks=40",
         "compose_talks.test_talks=4",
-        "speech.min_seconds=5",
+        "short_talks.talks=40",
+        "short_talks.test_talks=4",
+        "words.min_seconds=5",
         "texts.min_seconds=5",
     ]
     small += [
         f"{stage}.{setting}" for stage in ("stage_1", "stage_2") for setting in ("steps=10", "batch_size=4")
     ]
-    small += ["continual.model.hidden_size=64", "continual.model.num_layers=2", *training("continual", "sft")]
+    small += [
+        "digits.model.hidden_size=64",
+        "digits.model.num_layers=2",
+        *training("digits", "continual", "sft"),
+    ]
     folder = run(tmp_path, "interpret/tiny.yaml", *CODEC, *small)
     for stage in ("stage_1", "stage_2"):
         rows = [row for row in read_jsonl(folder / stage / "metrics.jsonl") if "reward/detection" in row]
