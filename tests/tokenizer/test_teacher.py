@@ -201,7 +201,7 @@ def test_frames_of_a_waveform_model_are_centred(tmp_path: Path) -> None:
 def test_no_such_layer_and_no_teacher_are_named(waveform_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="hidden states are 0..2"):
         load_teacher(waveform_model, layer=3)
-    with pytest.raises(ConfigError, match=r"config\.json is missing"):
+    with pytest.raises(ConfigError, match="no such folder"):
         load_teacher(tmp_path / "nowhere")
     config = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     BertModel(BertConfig(**config, vocab_size=8)).save_pretrained(tmp_path)

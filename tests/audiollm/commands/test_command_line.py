@@ -139,6 +139,7 @@ def test_an_interrupt_while_modules_are_loaded_leaves_no_traceback(module: str) 
     """Also where the import of a library would turn the exception into one of its own."""
     code = f"""
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
         if name == {module!r}:

@@ -324,7 +324,7 @@ def test_recordings_that_are_not_there(run: Run) -> None:
         ("...!?", "the text has no word"),
         ("\u200b\u200c", "the text has no word"),
         ("one\0two", "U+0000 at place 3"),
-        ("one\udcff", "not text in UTF-8"),
+        ("one\udcff", "not UTF-8"),
         ("one <|AUDIO_OUT|>", "control token <|AUDIO_OUT|>"),
     ],
 )
