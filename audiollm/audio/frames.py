@@ -52,7 +52,7 @@ class Frame(NamedTuple):
     """Bytes, header included."""
     seconds: float
     form: tuple[int, ...]
-    """What is the same in all frames of a stream: version, layer, sample rate."""
+    """Header fields that all frames of a stream share: version, layer, sample rate."""
 
 
 def frame_damage(source: str | bytes, format: str) -> str | None:

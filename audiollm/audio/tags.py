@@ -17,12 +17,12 @@ _OF_THE_FILE = (
 
 @dataclass(frozen=True)
 class SoundTags:
-    """What a file says of its sound."""
+    """Text metadata of a sound file."""
 
     texts: dict[str, str]
     """By FFmpeg's names: title, artist, album, date, ...; of the file and of its sound."""
     other: tuple[str, ...]
-    """What is no text: a cover, chapters."""
+    """Metadata that is not text: cover pictures, chapters."""
 
 
 NO_TAGS = SoundTags({}, ())

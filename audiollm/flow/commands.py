@@ -208,7 +208,7 @@ def _say(console: Console, lines: Sequence[str], style: str | None = None) -> No
 
 
 def _other_samples(out: Path, path: Path, track: Track) -> str:
-    """What becomes of the samples outside of the span."""
+    """A sentence for the log: in which form the samples outside of the edited span are kept."""
     ending = out.suffix.lower()
     if ending in (".mov", ".mkv") and float(np.abs(track.samples_NC).max()) > 1 and track.bits is None:
         return "32-bit floating-point numbers of all other samples are kept (PCM): some are above full scale"
@@ -216,7 +216,7 @@ def _other_samples(out: Path, path: Path, track: Track) -> str:
 
 
 def _lost(out: Path, track: Track, film: Path | None) -> list[str]:
-    """What the track's file and the film hold and the new file will not.
+    """Tags, tracks and data of the track's file and of the film that the new file cannot hold.
 
     Raises:
         ConfigError: the film cannot be read, or its pictures do not go into such a file.

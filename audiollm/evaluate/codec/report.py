@@ -111,7 +111,7 @@ def write_codec_report(
 
 
 def _codec_rows(result: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """What each codec is and costs: a title, and a text for each codec; rows that say nothing are left out."""
+    """Properties and costs of the codecs: a title and one text per codec; empty rows are left out."""
     rows: dict[str, list[str]] = {}
     for codec in result["codecs"].values():
         frames, usage, perplexity = (codec["codebooks"][key] for key in ("frames", "usage", "perplexity"))

@@ -227,7 +227,7 @@ def _latency(row: Row, name: str) -> Value:
 
 
 def _missing_latencies(row: Row) -> list[tuple[str, str]]:
-    """What of an output has no value, and why; nothing is named where no latency has one."""
+    """Measures of an output without a value, with the reasons; empty where no latency has a value."""
     values = {name: value for name, value in row["latency"].items() if not name.endswith(CLOCK_SUFFIX)}
     names_by_reason: dict[str, list[str]] = {}
     for name, value in values.items():

@@ -1,4 +1,4 @@
-"""What a person can do where a measure has no value."""
+"""Remedies for measures without a value, shown beside `n/a` in reports."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class _Heard:
     recognized: list[tuple[str, str]] = field(default_factory=list)
     """Label asked for and label heard of each event."""
     far: list[bool] = field(default_factory=list)
-    """Of the same events whether the sound is far from the real one: its label is a guess."""
+    """Whether a sound with the right events is far from the real one, so that its label is a guess."""
 
 
 def evaluate_sounds(
