@@ -62,7 +62,7 @@ class AnnotationConfig(StageConfig):
     """Cosine from which voices of two recordings are one speaker; null: 0.83 where the step speakers runs."""
     bins: Path | None = None
     """Bin edges (`bins.json`) of an earlier run for words of pitch, rate and energy; null: fit to this corpus."""
-    quality_sample: int = Field(default=300, ge=0)
+    quality_sample: int = Field(default=60, ge=0)
     """Segments whose quality is measured (DNSMOS, 0.25 s each) where no step does it for all."""
     shards: bool = False
     """Write the kept segments as webdataset shards, too."""
