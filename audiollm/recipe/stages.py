@@ -35,6 +35,8 @@ from audiollm.recipe.repeat import expand, override_targets
 
 HERE = "here"
 _SHARD_INDEX = ("index.json", "index.safetensors")
+_HASHED_BYTES = 2**20
+"""A file of at most so many bytes is known by its content, a larger one by size and time."""
 
 Value = TypeVar("Value")
 Size = Literal["tiny", "small", "300m", "1b", "3b"]
@@ -187,10 +189,10 @@ class RecipeStage:
         return self.config.model_dump(mode="json")
 
     def fingerprint(self, upstream: Mapping[str, str]) -> str:
-        """Changes when the settings that matter, an input file (path, size, time) or an upstream fingerprint does.
+        """Changes when the settings that matter, an input file or an upstream fingerprint does.
 
-        The stage's own `facts` count, too. A path counts as the place that it names, relative or absolute, from
-        whatever working directory.
+        A small input counts by path and content, others by path, size and time. The stage's own `facts` count, too. A
+        path counts as the place that it names, relative or absolute, from whatever working directory.
         """
         parts = [self.stage.kind, self._settings_from_root()]
         parts += [f"{name}={upstream[name]}" for name in self.upstream]
@@ -472,13 +474,15 @@ def _in_json(text: str) -> str:
 
 
 def _stat_lines(path: Path, name: str) -> list[str]:
-    """Name, size and time of a file, or of each file of a folder.
+    """Name, size and time of a file, or of each file of a folder; of one small file its content, which a copy keeps.
 
     Args:
         name: stands for the path.
     """
     if path.is_file():
         stat = path.stat()
+        if stat.st_size <= _HASHED_BYTES:
+            return [f"{name}\t{hashlib.sha256(path.read_bytes()).hexdigest()}"]
         return [f"{name}\t{stat.st_size}\t{stat.st_mtime_ns}"]
     lines = []
     for folder, folders, files in os.walk(path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -80,6 +81,8 @@ stages:
     assert usual == prints(project, f"{project}/recipes/demo.yaml", f"{data}/clips", "runs")
     assert usual == prints(data, "../project/recipes/demo.yaml", "clips", f"{project}/runs")
     assert usual == prints(tmp_path, "project/./recipes/demo.yaml", "data/clips", "project/runs")
+    os.utime(project / "recipes" / "tasks.yaml", ns=(0, 0))
+    assert prints(project, "recipes/demo.yaml", "../data/clips", "runs") == usual  # the same content, copied later
     (project / "recipes" / "tasks.yaml").write_text("{} # another\n")
     changed = prints(project, "recipes/demo.yaml", "../data/clips", "runs")
     assert (changed[0] == usual[0], changed[1] == usual[1]) == (True, False)
