@@ -5,10 +5,16 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import typer
+
+from audiollm.commands.cli import build_app
 
 ROOT = Path(__file__).parents[1]
 HISTORY = ("CHANGELOG.md", "benchmarks/RESULTS.md")
@@ -39,6 +45,19 @@ class Snippet:
 
     def __str__(self) -> str:
         return f"{self.path.relative_to(ROOT)}:{self.number} {self.text.splitlines()[0][:60]}"
+
+
+@cache
+def project() -> dict[str, Any]:
+    """The table `project` of pyproject.toml."""
+    result: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return result
+
+
+@cache
+def command_line() -> Any:
+    """The command `audiollm` with all its subcommands."""
+    return typer.main.get_command(build_app())
 
 
 @cache

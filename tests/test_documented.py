@@ -7,7 +7,6 @@ import importlib.metadata
 import importlib.util
 import re
 import shlex
-import tomllib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -25,7 +24,7 @@ from audiollm.commands.cli import build_app
 from audiollm.commands.run import stage_plans
 from audiollm.errors import ConfigError
 from audiollm.recipe.stages import load_recipe, stage_entry_points
-from tests.documented import ROOT, Snippet, blocks, commands, documents, inline_codes
+from tests.documented import ROOT, Snippet, blocks, command_line, commands, documents, inline_codes, project
 
 COMMANDS = list(commands())
 ELLIPSES = ("...", "…")
@@ -46,12 +45,6 @@ def ids(snippet: Snippet) -> str:
 
 
 # ---- what `make setup` installs
-
-
-@cache
-def project() -> dict[str, Any]:
-    result: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return result
 
 
 @cache
@@ -122,11 +115,6 @@ def command_of(words: Sequence[str]) -> tuple[Any, list[str]]:
         assert rest[0] in command.commands, f"no command {rest[0]!r}"
         command, rest = command.commands[rest[0]], rest[1:]
     return command, rest
-
-
-@cache
-def command_line() -> Any:
-    return typer.main.get_command(build_app())
 
 
 def words_of(snippet: Snippet) -> list[str]:

@@ -82,7 +82,9 @@ stages:
     assert usual == prints(data, "../project/recipes/demo.yaml", "clips", f"{project}/runs")
     assert usual == prints(tmp_path, "project/./recipes/demo.yaml", "data/clips", "project/runs")
     os.utime(project / "recipes" / "tasks.yaml", ns=(0, 0))
-    assert prints(project, "recipes/demo.yaml", "../data/clips", "runs") == usual  # the same content, copied later
+    assert (
+        prints(project, "recipes/demo.yaml", "../data/clips", "runs") == usual
+    )  # the same content, copied later
     (project / "recipes" / "tasks.yaml").write_text("{} # another\n")
     changed = prints(project, "recipes/demo.yaml", "../data/clips", "runs")
     assert (changed[0] == usual[0], changed[1] == usual[1]) == (True, False)
