@@ -57,7 +57,9 @@ _LANGUAGES = {"speech_zh": "zh", "_fr_": "fr", "russian": "ru"}
 """Part of a path of the foreign speech -> the language that is spoken."""
 _ENGLISH_AMONG_OTHERS = ("bria", "loona", "SimulEval")
 """English speech in the pack of other languages."""
-_WITHOUT_SPEECH = ("sound events", "music, singing, noises")
+_SINGING = ("vocadito",)
+"""Recordings of songs with words, which a recognizer may write down."""
+_WITHOUT_SPEECH = ("sound events", "music, noises")
 _KINDS = ("pocketsphinx", "faster_whisper", "transformers")
 _SPEECH_AMONG_NOISES = ("clean_freesound", "noisy_snr0", "speech.wav", "speech_bab_0dB")
 
@@ -129,12 +131,15 @@ def groups(data: Path, made: Path) -> list[Group]:
     other = _audio(data / "speech_other_lang")
     foreign = [path for path in other if not any(name in str(path) for name in _ENGLISH_AMONG_OTHERS)]
     noises = [path for path in _audio(data / "noisy_pairs") if not path.name.startswith(_SPEECH_AMONG_NOISES)]
+    songs = [path for path in _audio(data / "music_nature") if path.name.startswith(_SINGING)]
+    music = [path for path in _audio(data / "music_nature") if path not in songs]
     read = [path for name in (_READ, "ljspeech_32", "dialogue") for path in _audio(data / name)]
     return [
         Group("read English", [path for path in read if path.name in texts], texts),
         Group("foreign speech", foreign + _audio(data / "speech_zh"), {}),
         Group("sound events", _audio(data / "esc10"), {}),
-        Group("music, singing, noises", _audio(data / "music_nature") + noises + _made(made), {}),
+        Group("music, noises", music + noises + _made(made), {}),
+        Group("singing", songs, {}),
         Group("LibriSpeech, no transcripts", _audio(data / "librispeech_speakers"), None),
     ]
 
