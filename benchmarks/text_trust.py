@@ -57,7 +57,7 @@ _LANGUAGES = {"speech_zh": "zh", "_fr_": "fr", "russian": "ru"}
 """Part of a path of the foreign speech -> the language that is spoken."""
 _ENGLISH_AMONG_OTHERS = ("bria", "loona", "SimulEval")
 """English speech in the pack of other languages."""
-_SINGING = ("vocadito",)
+_SINGING = ("vocadito", "Karissa_Hobbs")
 """Recordings of songs with words, which a recognizer may write down."""
 _WITHOUT_SPEECH = ("sound events", "music, noises")
 _KINDS = ("pocketsphinx", "faster_whisper", "transformers")
