@@ -1,6 +1,6 @@
 """Cost of the annotation: engine over its steps, one worker against two, hours by step, memory of a long file.
 
-    make annotate-speed DATA=shared/data
+    make -C benchmarks annotate-speed DATA=../shared/data
 
 Cases: `overhead` (CPU seconds of a run in one process against those its steps took by themselves: asked 1.05 at most),
 `two workers` (wall-clock of one worker over that of two, alternated; asked 1.6; CPU-seconds may grow by 5 %), a line

@@ -2,7 +2,7 @@
 
 Of every real speaker there is a group of voices: his own recordings, and many more made of them, each with pitch and
 formants shifted by the WORLD vocoder, another colour and another noise, and heard in one utterance only, to be taken
-from its reference (a long training learns even these by heart: `RESULTS.md`). Leaving a speaker out leaves his whole
+from its reference (long trainings memorize even these: `history/voices.md`). Leaving a speaker out leaves his whole
 group out. A last group is made of voices of espeak-ng in the same way. Takes 0 to 4 of a real speaker make his test
 utterances, the others those of training.
 

@@ -1,6 +1,6 @@
 """Methods of preference learning side by side at equal steps, and what each does to the length of answers.
 
-    make compare-preference DATA=shared/data
+    make -C benchmarks compare-preference DATA=../shared/data
 
 Questions, recordings and first models are those of learn_preference.py (what that has trained is not trained again).
 

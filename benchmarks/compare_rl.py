@@ -1,6 +1,6 @@
 """Methods of reinforcement learning side by side at equal rollouts: questions about real recordings, with thoughts.
 
-    make compare-rl DATA=shared/data
+    make -C benchmarks compare-rl DATA=../shared/data
 
 Questions, recordings and the first model are those of learn_grpo.py (what that has trained is not trained again).
 

@@ -1,6 +1,6 @@
 """Does a model learn to write chains of thought (CoT) about sounds that it never heard?
 
-    make learn-audiocot DATA=shared/data [SEEDS="1 2 3"] [FLOW=runs/learn_flow]
+    make -C benchmarks learn-audiocot DATA=../shared/data [SEEDS="1 2 3"] [FLOW=runs/learn_flow]
     python benchmarks/learn_audiocot.py --smoke     # all of it, in a few CPU-minutes
 
 Scenes of 3 s are composed of real recordings as for `learn_flow` (takes and a fold held out), `audiocot` writes their
@@ -462,7 +462,7 @@ def _flow_folder(given: Path | None, folder: Path, smoke: bool) -> Path | None:
         return folder
     if given is not None and not (given / AUTOENCODER).is_dir():
         raise SystemExit(
-            f"no run of learn_flow in {given}: run make learn-flow, and give its folder with --flow"
+            f"no run of learn_flow in {given}: run make -C benchmarks learn-flow, and give its folder with --flow"
         )
     return given
 

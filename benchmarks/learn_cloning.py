@@ -1,6 +1,6 @@
 """Does a model learn to clone a voice that it never heard? Leave one speaker out, six times.
 
-    make learn-cloning DATA=shared/data
+    make -C benchmarks learn-cloning DATA=../shared/data
 
 The corpus is made of the spoken digit dataset (`cloning_voices.py`): five real speakers, their voices shifted in
 pitch and formants, and synthetic voices to train on; of the sixth neither a recording nor a shifted one. A reference

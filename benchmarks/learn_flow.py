@@ -1,6 +1,6 @@
 """Does a model make the sounds that it is asked for? What, when, in what order, and edits of a track.
 
-    make learn-flow DATA=shared/data [SEEDS="1 2 3"] [CONTROLS=1]
+    make -C benchmarks learn-flow DATA=../shared/data [SEEDS="1 2 3"] [CONTROLS=1]
 
 Scenes of 3 s are composed of real recordings (`compose_scenes`): spoken digits (takes 0 to 4 held out), and ESC-10's
 dogs, babies, sneezes, roosters and clocks over rain, sea, fire, saws, helicopters or nothing (fold 1 held out). One

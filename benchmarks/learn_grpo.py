@@ -1,6 +1,6 @@
 """Does a model that listens and thinks learn from rewards? Questions about real recordings that it never heard.
 
-    make learn-grpo DATA=shared/data
+    make -C benchmarks learn-grpo DATA=../shared/data
 
 Seven kinds of questions (make_reasoning.py) about spoken digits and sounds, on held-out takes and a held-out fold. A
 model is trained from scratch to name what it hears in recordings of the training takes, and on ten answered questions

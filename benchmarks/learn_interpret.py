@@ -1,6 +1,6 @@
 """Do rewards teach an interpreter to wait no longer than it must? Spoken digits to German number words, three seeds.
 
-    make learn-interpret DATA=shared/data
+    make -C benchmarks learn-interpret DATA=../shared/data
 
 The free spoken digit dataset, one speaker per stream (takes 0 to 4 are held out), in groups of one or two digits with
 pauses of 0.05 to 0.3 s inside a group and 0.6 to 1.2 s between groups. *two one* is *einundzwanzig*: the digit that is

@@ -1,6 +1,6 @@
 """Does a model interpret in speech, in the voice that it hears? Spoken digits, answered in German order, one seed.
 
-    make learn-interpret-speech DATA=shared/data SOURCE=runs/learn_tts
+    make -C benchmarks learn-interpret-speech DATA=../shared/data SOURCE=runs/learn_tts
 
 The streams are those of learn_interpret.py: takes of the free spoken digit dataset, one speaker per stream (takes 0 to
 4 are held out), in groups of one or two digits. They are answered in speech, digit by digit, in the order in which a

@@ -1,6 +1,6 @@
 """Does a model that listens learn from preferences? Questions about real recordings that it never heard.
 
-    make learn-preference DATA=shared/data
+    make -C benchmarks learn-preference DATA=../shared/data
 
 Multiple choice of four about spoken digits (takes 0 to 4 held out) and ESC-10 (a fold held out), made by
 make_questions.py. For each of three seeds:

@@ -1,6 +1,6 @@
 """Does every small recipe give what it promises? Each `tiny.yaml` from nothing, alone and beside a busy process.
 
-    make learn-recipes [ONLY="align rlhf"] [SEEDS="1 2 3"] [PLACES="alone busy digits"] [DATA=shared/data]
+    make -C benchmarks learn-recipes [ONLY="align rlhf"] [SEEDS="1 2 3"] [PLACES="alone busy"] [DATA=../shared/data]
 
 A recipe is run by the command of its README, in a process of its own, and scored by its own evaluation stages on
 held-out recordings: of the model that the training of interest begins from, and of the one that it ends with. The same

@@ -1,6 +1,6 @@
 """Does the tokenizer learn, and does it learn more than EnCodec's architecture in the same CPU time?
 
-    make learn-tokenizer DATA=shared/data [MINUTES=30]
+    make -C benchmarks learn-tokenizer DATA=../shared/data [MINUTES=30]
 
 Trains every side from scratch on the same audio, by the same loop and losses, for the same CPU time (MINUTES of two
 cores each), and scores all of them on audio that none has seen. A killed run goes on where it was; a side that is
@@ -54,7 +54,7 @@ AUTOENCODER_SHARE = {"native": 0.06, "encodec": 0.15}
 """Share of the steps before the codebooks begin: until the latent follows the audio."""
 WAVEFORM_WEIGHT = {"native": 0.1, "encodec": 1.0}
 """Weight of L1 on the waveform, beside mel and STFT. EnCodec's decoder, which makes waveforms by convolutions,
-learns little from the spectral losses alone in the given time. RESULTS.md lists the variants tried."""
+learns little from the spectral losses alone in the given time. history/tokenizer.md lists the variants tried."""
 TEACHER_SHARE = 0.1
 """The teacher's share of the time of `native`."""
 CROP_SAMPLES = 24 * FRAME_SAMPLES

@@ -1,6 +1,6 @@
 """Does a model learn to speak, in the asked voice? Spoken digits, six speakers, three seeds.
 
-    make learn-tts DATA=shared/data
+    make -C benchmarks learn-tts DATA=../shared/data
 
 recipes/quickstart.yaml on the free spoken digit dataset (takes 0 to 4 are held out from everything): one tokenizer, and
 three models that differ by their seed alone. Each speaks ten digits in six voices, three times (180 clips), in one

@@ -1,6 +1,6 @@
 """Does a model that speaks learn from rewards on what is heard? Spoken digits, six speakers.
 
-    make learn-tts-grpo DATA=shared/data
+    make -C benchmarks learn-tts-grpo DATA=../shared/data
 
 First models, tokenizer and judges are those of learn_tts_preference.py (made there, or here where they are not there
 yet). For each seed:

@@ -1,6 +1,6 @@
 """Does a model that speaks learn from preferences between its own takes? Spoken digits, six speakers.
 
-    make learn-tts-preference DATA=shared/data
+    make -C benchmarks learn-tts-preference DATA=../shared/data
 
 With the tokenizer of learn_tts.py (made there, or here where it is not there yet), for each of three seeds:
 

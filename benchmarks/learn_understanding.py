@@ -1,6 +1,6 @@
 """Does a model learn to hear? What digit is spoken, what sound it is, and both beside speaking in one model.
 
-    make learn-understanding DATA=shared/data
+    make -C benchmarks learn-understanding DATA=../shared/data
 
 Four trainings of the same size, and all that they need, in one setting that is fixed in this file:
 

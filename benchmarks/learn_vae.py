@@ -1,6 +1,6 @@
 """Does the continuous autoencoder keep pitch, and the waveform? With a phase band, a harmonic source, neither.
 
-    make learn-vae DATA=shared/data [MINUTES=10]
+    make -C benchmarks learn-vae DATA=../shared/data [MINUTES=10]
 
 All sides have the same data, seed, losses and CPU time (MINUTES of one core each, two sides at a time); they differ by
 `phase_band_hz` and `harmonic_source`. Scored on audio that none has seen: read speech, babies and cocks of ESC-10's

@@ -17,7 +17,7 @@ import typer
 from audiollm.commands.cli import build_app
 
 ROOT = Path(__file__).parents[1]
-HISTORY = ("CHANGELOG.md", "benchmarks/RESULTS.md")
+HISTORY = ("CHANGELOG.md", "benchmarks/history/")
 """Documents about past versions, whose commands are of their day."""
 _FENCE = re.compile(r"^ *```(\w*)")
 _INLINE = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
@@ -65,7 +65,7 @@ def documents(*patterns: str) -> tuple[Path, ...]:
     """Files of the repository that match, without those of the past."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
     listing = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
-    return tuple(ROOT / name for name in listing if name not in HISTORY and (ROOT / name).is_file())
+    return tuple(ROOT / name for name in listing if not name.startswith(HISTORY) and (ROOT / name).is_file())
 
 
 def commands() -> Iterator[Snippet]:

@@ -320,8 +320,10 @@ def test_a_block_of_python_compiles_and_imports_what_there_is(block: Snippet) ->
 
 @pytest.mark.parametrize("snippet", [s for s in COMMANDS if s.text.startswith("make ")], ids=ids)
 def test_a_target_of_make_exists(snippet: Snippet) -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for word in shlex.split(snippet.text)[1:]:
+    words = shlex.split(snippet.text)[1:]
+    folder, words = (words[1], words[2:]) if words[0] == "-C" else (".", words)
+    makefile = (ROOT / folder / "Makefile").read_text(encoding="utf-8")
+    for word in words:
         name, equals, _ = word.partition("=")
         assert f"$({name})" in makefile if equals else re.search(rf"^{name}:", makefile, re.MULTILINE), word
 
@@ -338,7 +340,7 @@ def test_a_script_or_a_test_exists(snippet: Snippet) -> None:
 def test_every_extra_that_is_named_exists() -> None:
     named = {
         f"{path.relative_to(ROOT)}: {extra}": extra
-        for path in documents("*.md", "*.py", "*.yaml", "Makefile", "*.html", "*.js")
+        for path in documents("*.md", "*.py", "*.yaml", "Makefile", "*/Makefile", "*.html", "*.js")
         for extra in re.findall(r"audiollm\[([\w,-]+)\]", path.read_text(encoding="utf-8"))
     }
     assert len(named) > 10

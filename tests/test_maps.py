@@ -250,6 +250,16 @@ def test_a_readme_names_every_folder_below_it(readme: Path) -> None:
         assert [name for name in folders if not re.search(rf"[`(/]{name}[`/]|^{name}/", text, re.M)] == []
 
 
+def test_a_target_in_the_table_of_results_exists() -> None:
+    """A command of one word is a target of `benchmarks/Makefile`."""
+    rows = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8").splitlines()
+    commands = [re.split(r"(?<!\\)\|", row)[4] for row in rows if row.startswith("| ") and "---" not in row]
+    targets = {name for cell in commands for name in re.findall(r"`([a-z-]+)`", cell)}
+    makefile = (ROOT / "benchmarks" / "Makefile").read_text(encoding="utf-8")
+    assert len(targets) > 20
+    assert [name for name in targets if not re.search(rf"^{name}:.*## ", makefile, re.M)] == []
+
+
 # ---- stages and commands, links
 
 
@@ -275,7 +285,11 @@ def anchors(path: Path) -> frozenset[str]:
 
 def test_links_lead_somewhere() -> None:
     broken = []
-    for document in (*documents("*.md"), ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "RESULTS.md"):
+    for document in (
+        *documents("*.md"),
+        ROOT / "CHANGELOG.md",
+        *(ROOT / "benchmarks" / "history").glob("*.md"),
+    ):
         for target in _LINK.findall(document.read_text(encoding="utf-8")):
             if re.match(r"^(https?|mailto):", target):
                 continue

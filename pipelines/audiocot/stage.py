@@ -49,7 +49,7 @@ from pipelines.steps.rules import Drop
 from pipelines.steps.spool import Spool
 
 _SECONDS_PER_AUDIO_SECOND = 0.24
-"""CPU-seconds of the steps and of what is made, of a second of sound with pictures; see benchmarks/RESULTS.md."""
+"""CPU-seconds of steps and composed sound per second of sound with pictures: benchmarks/history/audiocot.md."""
 
 
 @watched_failures("audiocot")

@@ -1,6 +1,6 @@
 """Every page in one frame: it reads well by itself, by keyboard and on a telephone; a browser looks where there is one.
 
-`make pages-check` installs playwright and axe-core; without them, or without chromium, the browser's tests are skipped.
+`make -C benchmarks pages-check` installs playwright and axe-core; without them or chromium, its tests are skipped.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def test_ticks_of_a_histogram_are_within_it_and_differ(values: list[float]) -> N
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: make pages-check"
+        "playwright.sync_api", reason="playwright is not installed: make -C benchmarks pages-check"
     )
     if CHROMIUM is None:
         pytest.skip("no chromium: apt-get install chromium")

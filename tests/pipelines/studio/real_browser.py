@@ -43,7 +43,9 @@ PATIENCE_MS = 1000 * PATIENCE_S
 SCREENS = os.environ.get("STUDIO_SCREENS")
 AXE = os.environ.get("STUDIO_AXE")
 """The file axe.min.js of npm's axe-core."""
-needs_axe = pytest.mark.skipif(not AXE, reason="no axe-core: make studio-check installs it with npm")
+needs_axe = pytest.mark.skipif(
+    not AXE, reason="no axe-core: make -C benchmarks studio-check installs it with npm"
+)
 SHARED = Path(
     os.environ.get("AUDIOLLM_SHARED_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data"
 )

@@ -1,6 +1,6 @@
 """The studio in a real Chromium: the way of a person with a film, on a narrow screen, two at once, after a kill.
 
-`make studio-check` runs it, and keeps screens in STUDIO_SCREENS. It needs gradio, playwright and Debian's chromium.
+`make -C benchmarks studio-check` runs it; screens go to STUDIO_SCREENS. It needs gradio, playwright, chromium.
 """
 
 from __future__ import annotations

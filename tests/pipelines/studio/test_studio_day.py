@@ -1,6 +1,6 @@
 """A day with the page in a real Chromium: one clock, ten windows, a server that dies, projects that are found again.
 
-`make studio-check` runs it.
+`make -C benchmarks studio-check` runs it.
 """
 
 from __future__ import annotations
