@@ -1,4 +1,5 @@
-"""A service of models that stay loaded: requests wait in a queue, report each sampling step, and can be stopped.
+"""A service of models that stay loaded: requests wait in a queue, report each sampling step, can be stopped, and held
+until whoever made them is back.
 
 One thread does the work, one request at a time: two at once would each take twice as long. The commands `sound` and the
 studio use the same service.
@@ -35,10 +36,11 @@ from audiollm.flow.model.sampling import SamplerSettings
 from audiollm.flow.windows import ConditionsAt, fill_latents, make_in_windows
 from audiollm.models.pretrained import model_folder
 
-JobState = Literal["waiting", "running", "done", "failed", "stopped"]
+JobState = Literal["waiting", "running", "held", "done", "failed", "stopped"]
 CLIPS_REMEMBERED = 16
 """Windows of videos whose encoded pictures are kept, and as many parts of tracks with their latents."""
 _MOST_FINISHED = 200
+_MOST_HELD = 200
 
 
 class JobStopped(BaseException):
@@ -56,16 +58,37 @@ class Job:
         self.step, self.steps = 0, 0
         """Steps of the sampler that are done, and how many a window takes; 0: none is counted."""
         self.result: Any = None
+        """Work of several parts keeps here what is done, and goes on from there when it begins again after a hold."""
         self.remarks: list[str] = []
         """What a listener should know of the result, in words."""
         self.problem: Exception | JobStopped | None = None
         self._work: Callable[[Job], Any] | None = work
         self._stop, self._ended = threading.Event(), threading.Event()
+        self.is_to_hold = False
+        """Whether it is held, or is to be."""
 
     def stop(self) -> None:
         """Ask for the end: a running request ends where it checks for it next, after a step of the sampler, a token of
         an answer, or a picture of a film."""
+        self.is_to_hold = False
         self._stop.set()
+
+    def hold(self) -> None:
+        """Ask for a pause: a running request leaves its work where `stop` would end it, and begins it anew later."""
+        if not self._stop.is_set():
+            self.is_to_hold = True
+            self._stop.set()
+
+    def release(self) -> None:
+        """Take a hold back."""
+        if self.is_to_hold:
+            self.is_to_hold = False
+            self._stop.clear()
+
+    @property
+    def is_to_stop(self) -> bool:
+        """Whether its end was asked for."""
+        return self._stop.is_set() and not self.is_to_hold
 
     def took_step(self, done: int) -> None:
         """Count a step.
@@ -106,26 +129,30 @@ class Job:
         return self.result
 
     def run(self) -> None:
-        """Do the work, once; its inputs are let go afterwards."""
+        """Do the work; its inputs are let go afterwards, unless it is held."""
         work, self._work = self._work, None
         assert work is not None
-        self.state = "running"
+        self.state, self.step, self.steps = "running", 0, 0
         try:
             self.check_stop()
             self.result = work(self)
             self.state = "done"
         except JobStopped as stopped:
             _let_go(stopped)
-            self.state, self.problem = "stopped", stopped
+            if self.is_to_stop:
+                self.state, self.problem = "stopped", stopped
+            else:  # the hold may have been taken back meanwhile
+                self.state, self._work = "held", work
         except Exception as error:
             _let_go(error)
             self.state, self.problem = "failed", error
         finally:
             work = None  # the error's traceback keeps this frame
-            self._ended.set()
+            if self.state != "held":
+                self._ended.set()
 
     def cancel(self) -> None:
-        """End a request that has not begun."""
+        """End a request that has not begun, or is held."""
         self._work = None
         self.state, self.problem = "stopped", JobStopped(self.title)
         self._ended.set()
@@ -144,6 +171,7 @@ class SoundService:
             generator.encoders.remember_clips(CLIPS_REMEMBERED)
             generator.tracks_remembered = CLIPS_REMEMBERED
         self._waiting: deque[Job] = deque()
+        self._held: deque[Job] = deque()
         self._running: Job | None = None
         self._finished: deque[Job] = deque(maxlen=_MOST_FINISHED)
         self._count, self._is_closed = 0, False
@@ -186,8 +214,7 @@ class SoundService:
                 raise StageError("the service of sounds was closed", "start it anew")
             self._count += 1
             job = Job(self._count, owner, title, work, subject)
-            self._waiting.append(job)
-            self._changed.notify_all()
+            self._enqueue(job)
         return job
 
     def place(self, job: Job) -> int:
@@ -201,25 +228,38 @@ class SoundService:
         """The requests of an owner, in their order; of finished ones the last."""
         return [job for job in self._known() if job.owner == owner]
 
-    def stop(self, owner: str) -> None:
-        """Stop all requests of an owner."""
-        for job in self.jobs(owner):
-            self.stop_job(job)
-
     def stop_all_on(self, subject: str) -> None:
         """Stop all requests that work on a subject, whoever made them."""
         for job in self._known():
             if job.subject == subject:
                 self.stop_job(job)
 
+    def hold(self, owner: str) -> None:
+        """Hold all requests of an owner until `resume`: none of them is lost, and none goes on."""
+        with self._changed:
+            for job in self.jobs(owner):
+                job.hold()
+                if job in self._waiting:
+                    self._waiting.remove(job)
+                    self._set_aside(job)
+
+    def resume(self, owner: str) -> None:
+        """Put the held requests of an owner at the end of the queue, and let the running one go on."""
+        with self._changed:
+            for job in self.jobs(owner):
+                job.release()
+                if job in self._held:
+                    self._held.remove(job)
+                    self._enqueue(job)
+
     def stop_job(self, job: Job) -> None:
-        """Stop a request: one that waits ends now, one that runs at its next step; see `Job.check_stop`."""
+        """Stop a request: one that waits or is held ends now, one that runs at its next step; see `Job.check_stop`."""
         with self._changed:
             job.stop()
-            if job in self._waiting:
-                self._waiting.remove(job)
-                job.cancel()
-                self._finished.append(job)
+            for queue in (self._waiting, self._held):
+                if job in queue:
+                    queue.remove(job)
+                    self._cancel(job)
 
     def close(self) -> None:
         """Stop all requests, and end the thread after the present step."""
@@ -227,13 +267,30 @@ class SoundService:
             self._is_closed = True
             for job in [*self._waiting, *([self._running] if self._running else [])]:
                 job.stop()
+            while self._held:
+                self._cancel(self._held.popleft())
             self._changed.notify_all()
         self._thread.join()
 
     def _known(self) -> list[Job]:
         with self._changed:
             running = [self._running] if self._running is not None else []
-            return [*self._finished, *running, *self._waiting]
+            return [*self._finished, *running, *self._waiting, *self._held]
+
+    def _enqueue(self, job: Job) -> None:
+        job.state = "waiting"
+        self._waiting.append(job)
+        self._changed.notify_all()
+
+    def _set_aside(self, job: Job) -> None:
+        job.state = "held"
+        self._held.append(job)
+        if len(self._held) > _MOST_HELD:
+            self._cancel(self._held.popleft())
+
+    def _cancel(self, job: Job) -> None:
+        job.cancel()
+        self._finished.append(job)
 
     def _work(self) -> None:
         while True:
@@ -245,7 +302,18 @@ class SoundService:
             job.run()
             with self._changed:
                 self._running = None
-                self._finished.append(job)
+                self._put_away(job)
+
+    def _put_away(self, job: Job) -> None:
+        """Give a request that no longer runs its place."""
+        if job.state != "held":
+            self._finished.append(job)
+        elif self._is_closed or job.is_to_stop:
+            self._cancel(job)
+        elif job.is_to_hold:
+            self._set_aside(job)
+        else:
+            self._enqueue(job)
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,16 @@ class MakeRequest:
     steps: int = 24
 
 
+@dataclass(frozen=True)
+class EditPlace:
+    """An edit's place in its request."""
+
+    request: str
+    """See `SoundEditor.key`."""
+    edit_number: int = 1
+    edit_count: int = 1
+
+
 class SoundEditor:
     """The requests to the models on projects.
 
@@ -219,7 +229,7 @@ class SoundEditor:
             job.check_stop()
             with self.store.new_version(project) as (number, path):
                 save(path, clip.samples_CN, generator.sample_rate)
-                facts = _facts(asked, caption, prose, self.key(job))
+                facts = _facts(asked, caption, prose, EditPlace(self.key(job)))
                 title = f"made: {caption or 'from the pictures'}"
                 self.store.finish(project, number, None, "generate", title, None, facts)
             return {"version": number, "remarks": clip.remarks()}
@@ -241,6 +251,9 @@ class SoundEditor:
     ) -> Job:
         """Edit a version, and each result in turn: every edit makes a new version below the one before it.
 
+        A server may end between two of them: each version knows its request and its place among the edits. What was
+        made stays when a later edit fails or is stopped; the job's result counts the edits.
+
         Raises:
             StudioRefusal: a span, or words, that an operation cannot have.
             ConfigError: there is no model, and an edit needs one.
@@ -255,13 +268,15 @@ class SoundEditor:
         title = " and ".join(dict.fromkeys(_DOING[kind] for kind, _ in edits))
 
         def work(job: Job) -> dict[str, Any]:
-            edited = version
-            for number, (kind, asked) in enumerate(edits, start=1):
-                # the last version says that the request was done: a server may end between two of them
-                request = self.key(job) if number == len(edits) else ""
+            edited, num_applied = version, 0
+            if job.result:  # it was held
+                edited, num_applied = self.store.version(project, job.result["version"]), job.result["applied"]
+            for number, (kind, asked) in enumerate(edits[num_applied:], start=num_applied + 1):
+                place = EditPlace(self.key(job), number, len(edits))
                 span_s = self._span(edited.duration_s, edited.sample_rate, kind, asked)
-                edited = self._edited(job, project, edited, kind, asked, span_s, request)
-            return {"version": edited.id, "remarks": job.remarks}
+                edited = self._edited(job, project, edited, kind, asked, span_s, place)
+                job.result = {"version": edited.id, "applied": number}
+            return {**job.result, "remarks": job.remarks}
 
         return self._submit(project, work, owner, title)
 
@@ -326,14 +341,14 @@ class SoundEditor:
         kind: EditKind,
         asked: MakeRequest,
         span_s: tuple[float, float],
-        request: str,
+        place: EditPlace,
     ) -> SoundVersion:
         """A new version below another one."""
         if kind == "mute":
-            return self._muted(job, project, version, asked, span_s, request)
+            return self._muted(job, project, version, asked, span_s, place)
         settings = self._settings(asked.steps)
         if kind == "extract":
-            return self._extracted(job, project, version, asked, settings, span_s, request)
+            return self._extracted(job, project, version, asked, settings, span_s, place)
         operation, caption, generator = find_operation(kind), asked.caption.strip(), self.service.generator
         sound = self.store.sound(project, version)
         rate, frames = version.sample_rate, soundfile.info(sound).frames
@@ -360,7 +375,7 @@ class SoundEditor:
             splice(sound, path, whole.start, result.track.samples_NC[span.start : span.end])
             title = _title(f"{kind} {caption or ('this' if asked.region else '')}".strip(), span_s)
             return self.store.finish(
-                project, number, version, kind, title, whole, _facts(asked, caption, "", request)
+                project, number, version, kind, title, whole, _facts(asked, caption, "", place)
             )
 
     def _muted(
@@ -370,7 +385,7 @@ class SoundEditor:
         version: SoundVersion,
         asked: MakeRequest,
         span_s: tuple[float, float],
-        request: str,
+        place: EditPlace,
     ) -> SoundVersion:
         """The version with silence in a span, faded at both ends; no model is asked."""
         sound, rate = self.store.sound(project, version), version.sample_rate
@@ -387,7 +402,7 @@ class SoundEditor:
                 "mute",
                 _title("mute", span_s),
                 EditSpan(first, last),
-                _facts(asked, "", "", request),
+                _facts(asked, "", "", place),
             )
 
     def _extracted(
@@ -398,7 +413,7 @@ class SoundEditor:
         asked: MakeRequest,
         settings: SamplerSettings,
         span_s: tuple[float, float],
-        request: str,
+        place: EditPlace,
     ) -> SoundVersion:
         """A sound alone, from the span; before and after it the new version is silent."""
         generator, sound, caption = (
@@ -422,7 +437,7 @@ class SoundEditor:
             splice(sound, path, first, part_NC, is_silent_elsewhere=True)
             title = _title(f"extract {caption or 'this'}", span_s)
             return self.store.finish(
-                project, number, version, "extract", title, None, _facts(asked, caption, "", request)
+                project, number, version, "extract", title, None, _facts(asked, caption, "", place)
             )
 
     def _check_length(self, seconds: float, what: str, remedy: str) -> None:
@@ -543,8 +558,8 @@ def _title(words: str, span_s: tuple[float, float]) -> str:
     return f"{words}, {span_s[0]:.1f} to {span_s[1]:.1f} s"
 
 
-def _facts(asked: MakeRequest, caption: str, cot: str, request: str) -> dict[str, Any]:
+def _facts(asked: MakeRequest, caption: str, cot: str, place: EditPlace) -> dict[str, Any]:
     return {
         "caption": caption[:MAX_CAPTION], "cot": cot[:MAX_COT], "seed": asked.seed, "steps": asked.steps,
-        "region": asked.region[:2000], "request": request,
+        "region": asked.region[:2000], **vars(place),
     }  # fmt: skip

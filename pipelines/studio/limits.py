@@ -54,7 +54,8 @@ class StudioLimits:
     patience_s: float = 150.0
     """Seconds without a question from a window after which it counts as closed: hidden windows ask once a minute."""
     reload_s: float = 5.0
-    """Seconds within which a window that was left comes back, as a page that is loaded again does."""
+    """Seconds after which the requests of a window that was left are held: a page that is loaded again is there before,
+    and on a slow machine they go on when it comes."""
     followed_s: float = 120.0
     """Seconds between the first and the last click on an object: all pictures of them are held in memory."""
     spare_mb: float = 200.0

@@ -48,8 +48,8 @@ _FRAME_SIDE = 960
 _MOST_JOBS = 50
 _MOST_COLUMNS, _LATEST_S = 8000, 1e6
 PageId = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{8,64}$")]
-"""The number that a window of a browser draws for itself, and keeps when it is loaded again: its requests are stopped
-when it is closed."""
+"""The number that a window of a browser draws for itself, and keeps when it is loaded again: its requests are held while
+it is closed."""
 
 
 class _Body(BaseModel):
@@ -144,10 +144,12 @@ class ThinkBody(_Body):
 
 
 class OpenWindows:
-    """Windows of browsers that are open: the requests of one that is closed are stopped, after their present step.
+    """Windows of browsers that are open: the requests of one that is closed are held, after their present step, and go on
+    when it comes back.
 
     An open window asks for its requests again and again. One that tells that it is left has a few seconds to come back:
-    it may have been loaded again. One that falls silent has longer: a tunnel that fails for a while costs no work.
+    it may have been loaded again. One that falls silent has longer: a tunnel that fails for a while costs no work. How
+    long a slow machine takes decides how much of the running request is done twice, and not whether one is lost.
 
     Args:
         clock: seconds.
@@ -163,6 +165,7 @@ class OpenWindows:
     def ask(self, window: str) -> None:
         """The window is open: it asked for something."""
         self._expect(window, self._editor.store.limits.patience_s)
+        self._editor.service.resume(window)
 
     def leave(self, window: str) -> None:
         """The window tells that it is closed or loaded again."""
@@ -190,7 +193,7 @@ class OpenWindows:
             if self._closing_s:
                 self._start_timer()
         for window in closed:
-            self._editor.service.stop(window)
+            self._editor.service.hold(window)
 
 
 def add_routes(app: FastAPI, editor: SoundEditor) -> None:
@@ -573,14 +576,15 @@ def _job(job: Job, editor: SoundEditor) -> dict[str, Any]:
         "step": job.step,
         "steps": job.steps,
         "result": job.result,
-        "sentence": _failure(problem) if isinstance(problem, Exception) else "",
+        "sentence": _failure(job, problem) if isinstance(problem, Exception) else "",
     }
 
 
-def _failure(problem: Exception) -> str:
+def _failure(job: Job, problem: Exception) -> str:
     if isinstance(problem, (StudioRefusal, ConfigError, StageError, AudioError)):
         return sentence_of(problem)
-    return f"Something went wrong ({type(problem).__name__}: {sentence_of(problem)}): nothing was changed, try again."
+    change = "this edit changed nothing" if job.result else "nothing was changed"
+    return f"Something went wrong ({type(problem).__name__}: {sentence_of(problem)}): {change}, try again."
 
 
 def _place_in_words(parts: Sequence[str | int]) -> str:

@@ -109,6 +109,10 @@ class SoundVersion(_Stored):
     region: tuple[Region, ...] = ()
     request: str = Field(default="", max_length=40)
     """The request that made it: a page that was cut off finds its result by it."""
+    edit_number: int = Field(default=1, ge=1)
+    """Its place among the edits of the request, from 1."""
+    edit_count: int = Field(default=1, ge=1)
+    """Edits of the request, each of which makes a version: without the last one the request was not finished."""
 
 
 class ProjectStore:

@@ -204,7 +204,8 @@
       for (const version of found) {
         const li = make("li");
         const button = make("button", { className: "st-button st-version" },
-          `${version.id} · ${version.title} · ${clock(version.duration_s)}`);
+          `${version.id} · ${version.title} · ${clock(version.duration_s)}`
+          + (version.edit_count > 1 ? ` · edit ${version.edit_number} of ${version.edit_count}` : ""));
         button.dataset.version = version.id;
         button.setAttribute("aria-pressed", String(!!state.version && state.version.id === version.id));
         if (version.is_same_outside !== null) {
@@ -1094,6 +1095,8 @@
   const planned = (edit) => `${edit.kind === "inpaint" ? "fill" : edit.kind} `
     + (edit.caption || ({ mute: "", inpaint: "with what fits", extend: "with what fits" }[edit.kind] ?? "the object"));
 
+  const editInWords = (edit) => `${planned(edit).trim()} from ${between([edit.start_s, edit.end_s])}`;
+
   function takeReading(found) {
     state.edits = found.edits || [];
     if (state.edits.length) {
@@ -1118,7 +1121,7 @@
   }
 
   function showReading(found = {}) {
-    const lines = state.edits.map((edit) => `${planned(edit).trim()} from ${between([edit.start_s, edit.end_s])}`);
+    const lines = state.edits.map(editInWords);
     el.planSaid.textContent = found.question || (lines.length
       ? `Understood: ${lines.join("; ")}. It is drawn on the time line: apply it, or change it first.` : "");
     el.choices.hidden = !(found.choices || []).length;
@@ -1183,40 +1186,58 @@
       if (job.steps) { bar.max = job.steps; bar.value = job.step; }
     }
     for (const job of jobs) {
-      if (isActive(job) || !pending.has(job.key)) continue;
+      const entry = pending.get(job.key);
+      if (isActive(job) || !entry) continue;
       forget(job.key);
-      finished(job).catch(complain);
+      finished({ ...entry, ...job }).catch(complain);
     }
   }
 
-  // A server that was started anew does not know a request: it was finished before, or is lost.
+  // A server that was started anew does not know a request: it was finished before, was cut off between two of its edits,
+  // or is lost.
   async function settle(key, entry) {
     entry.isSettled = true;
     const found = await ask(`/projects/${entry.project}`).catch((error) => (error.isOffline ? "cut" : null));
     if (found === "cut") { entry.isSettled = false; return; }
     if (!found) { forget(key); complain(new Error(`Lost: ${entry.title}. Its project is not there any more.`)); return; }
-    const version = found.versions.find((each) => each.request === key);
-    if (version) {
+    const last = editsOf(found, key).at(-1);
+    if (last && last.edit_number === last.edit_count) {
       forget(key);
-      await finished({ ...entry, key, state: "done", result: { version: version.id } });
-      return;
+      await finished({ ...entry, key, state: "done", result: { version: last.id } });
+    } else {
+      await tellUnfinished(key, entry, found, "The studio ended");
     }
+  }
+
+  const editsOf = (project, key) => project.versions.filter((version) => version.request === key)
+    .sort((a, b) => a.edit_number - b.edit_number);
+
+  // What a request has done that did not come to its end, and what remains, until the line is dismissed.
+  async function tellUnfinished(key, entry, project, cause) {
+    const applied = editsOf(project, key);
+    const last = applied.at(-1);
+    const [path, body] = [entry.path, entry.body];
     const item = make("li", { className: "st-lost" });
-    item.append(make("span", {}, `Lost: ${entry.title}. The studio ended before it was done; nothing was changed.`));
     const button = (text, work) => {
       const made = make("button", { className: "st-button" }, text);
       made.onclick = guarded(async () => { item.remove(); forget(key); await work(); });
       item.append(made);
     };
-    if (entry.path) {
-      button("Start it again", async () => {
-        if (entry.path !== "/plan") { await post(entry.path, entry.body, entry.project); return; }
-        el.words.value = entry.body.instruction;
-        await plan();
-      });
+    if (last) {
+      const remaining = body && body.edits ? body.edits.slice(last.edit_number) : [];
+      const count = last.edit_count - last.edit_number;
+      item.append(make("span", {}, `Cut off: ${entry.title}. ${cause} after ${last.edit_number} of ${last.edit_count} edits. Applied: `
+        + `${applied.map((version) => `version ${version.id}, ${version.title}`).join("; ")}. Not applied: `
+        + `${remaining.map(editInWords).join("; ") || (count === 1 ? "the last edit" : `the last ${count} edits`)}.`));
+      if (remaining.length) button("Apply the rest", () => post(path, { ...body, version: last.id, edits: remaining }, project.id));
+    } else {
+      item.append(make("span", {}, `Lost: ${entry.title}. ${cause} before it was done; nothing was changed.`));
+      if (path === "/plan") button("Start it again", async () => { el.words.value = body.instruction; await plan(); });
+      else if (path) button("Start it again", () => post(path, body, project.id));
     }
     button("Dismiss", async () => {});
     el.jobs.append(item);
+    if (last && isOpen(project.id)) await reload(project.id, last.id);
   }
 
   // the connection: the page asks for its requests again and again, and says when it gets no answer
@@ -1270,10 +1291,12 @@
     }
   }
 
-  // A window's name is held by a lock, so that a copy of the window takes another.
+  // A window's name is held by a lock, so that a copy of the window takes another. The page before this one in its window
+  // has left a mark, and is waited for however long it takes to go; a copy has none, and gets no lock.
   function holdName(name) {
+    const options = sessionStorage.getItem("st-left") ? {} : { signal: AbortSignal.timeout(1000) };
+    sessionStorage.removeItem("st-left");
     return new Promise((done) => {
-      const options = { signal: AbortSignal.timeout(1000) };  // the page before this one may not be gone yet
       navigator.locks.request(`st-page-${name}`, options, () => { done(true); return new Promise(() => {}); })
         .catch(() => done(false));
     });
@@ -1292,7 +1315,12 @@
   async function finished(job) {
     if (job.state === "failed") complain(new Error(job.sentence));
     else if (job.state === "stopped") tell(`Stopped: ${job.title}.`);
-    else if (!isOpen(job.project)) {
+    if (job.state !== "done") {
+      if (job.result) {  // some of its edits were applied
+        const cause = job.state === "failed" ? "An error ended it" : "It was stopped";
+        await tellUnfinished(job.key, job, await ask(`/projects/${job.project}`), cause);
+      }
+    } else if (!isOpen(job.project)) {
       const project = [...el.projects.options].find((each) => each.value === job.project);
       if (project) tell(`Done in ${project.text}: ${job.title}.`);
     } else if (job.result.version) {
@@ -1420,6 +1448,7 @@
       waveTimer = setTimeout(() => { if (state.version) loadWave().catch(complain); }, 150);
     }).observe(root);
     addEventListener("pagehide", () => {
+      sessionStorage.setItem("st-left", "yes");
       fetch(`/studio/api/close?page=${page}`, { method: "POST", headers: { "x-studio": "1" }, keepalive: true });
     });
     document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(); });

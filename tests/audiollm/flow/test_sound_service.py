@@ -50,7 +50,7 @@ def test_a_request_that_waits_is_stopped_at_once() -> None:
     first, second, third = (service.submit(lambda job: go_on.wait(10), each) for each in "aba")
     while first.state != "running":
         time.sleep(0.005)
-    service.stop("b")
+    service.stop_job(second)
     assert second.state == "stopped" and second.wait(0) and service.place(third) == 1
     assert service.jobs("b") == [second]
     with pytest.raises(JobStopped):
@@ -58,6 +58,66 @@ def test_a_request_that_waits_is_stopped_at_once() -> None:
     go_on.set()
     assert third.wait(10) and third.state == "done"
     service.close()
+
+
+def test_requests_of_an_owner_are_held_and_go_on_where_they_were() -> None:
+    service, begun, go_on = SoundService(), threading.Event(), threading.Event()
+
+    def work(job: Job) -> int:
+        job.result = (job.result or 0) + 1  # a part that is done is not done again
+        begun.set()
+        while not go_on.wait(0.005):
+            job.check_stop()
+        return int(job.result)
+
+    running, waiting, stranger = (service.submit(work, owner) for owner in "aab")
+    assert begun.wait(10)
+    service.hold("a")
+    while running.state != "held":
+        time.sleep(0.005)
+    while stranger.state != "running":
+        time.sleep(0.005)
+    assert waiting.state == "held" and not running.wait(0)
+    assert {job.state for job in service.jobs("a")} == {"held"}
+    service.resume("b")
+    assert running.state == "held"
+    service.resume("a")
+    assert service.place(waiting) and service.place(running)
+    go_on.set()
+    assert running.value() == 2 and waiting.value() == 1 and stranger.value() == 1
+    service.close()
+
+
+def test_a_hold_that_is_taken_back_at_once_loses_nothing() -> None:
+    service, begun = SoundService(), threading.Event()
+
+    def work(job: Job) -> str:
+        begun.set()
+        for _ in range(40):
+            time.sleep(0.005)
+            job.check_stop()
+        return "done"
+
+    job = service.submit(work, "a")
+    assert begun.wait(10)
+    for _ in range(20):
+        service.hold("a")
+        service.resume("a")
+    assert job.value() == "done"
+    service.close()
+
+
+def test_a_held_request_is_stopped_at_once_and_by_the_end_of_the_service() -> None:
+    service, go_on = SoundService(), threading.Event()
+    blocking = service.submit(lambda job: go_on.wait(10), "b")
+    first, second = (service.submit(lambda job: "done", "a", subject="p") for _ in range(2))
+    service.hold("a")
+    service.stop_job(first)
+    assert first.state == "stopped" and first.wait(0) and second.state == "held"
+    go_on.set()
+    assert blocking.wait(10)
+    service.close()
+    assert second.state == "stopped" and second.wait(0)
 
 
 def test_the_queue_tells_places_and_keeps_nothing_of_what_failed() -> None:

@@ -192,6 +192,98 @@ def test_a_kill_at_every_step_is_told_and_its_request_is_not_forgotten(
     person.context.close()
 
 
+EDITS = ("add bell from 0.50 to 1.00 s", "add rain from 1.20 to 1.70 s", "add bell from 2.00 to 2.50 s")
+
+
+def test_a_kill_between_edits_of_a_sentence_tells_which_were_applied(
+    own_server: Server, chromium: Any, tmp_path: Path
+) -> None:
+    person = Person(chromium, own_server.url)
+    page = person.page
+
+    def wait_for_version(number: int) -> None:
+        latest = time.monotonic() + PATIENCE_MS / 1000
+        while not list(own_server.folder.glob(f"projects/*/versions/{number}.json")):
+            assert time.monotonic() < latest
+            time.sleep(0.01)
+
+    def restarted() -> str:
+        own_server.kill()
+        page.wait_for_selector("#st-offline:not([hidden])")
+        own_server.start()
+        page.wait_for_selector("#st-offline", state="hidden")
+        page.wait_for_selector(".st-lost")
+        return str(page.inner_text(".st-lost"))
+
+    person.open(write_recording(tmp_path / "street.wav", 3.0))
+    page.evaluate("document.querySelector('#studio details').open = true")
+    page.fill("#st-steps", "500")
+    person.say("add bell from 0.5 to 1 s, add rain from 1.2 to 1.7 s and add bell from 2 to 2.5 s")
+    # before the first
+    page.click("#st-apply")
+    page.wait_for_function(STEPPING)
+    assert "nothing was changed" in restarted()
+    # between the first and the second
+    page.click("text=Start it again")
+    wait_for_version(2)
+    sentence = restarted()
+    assert "after 1 of 3 edits. Applied: version 2, add bell, 0.5 to 1.0 s. " in sentence
+    assert f"Not applied: {EDITS[1]}; {EDITS[2]}." in sentence
+    page.reload()  # it is told until it is dismissed
+    page.wait_for_selector("#studio[data-ready=yes]")
+    page.wait_for_selector(".st-version >> nth=1")
+    page.wait_for_selector(".st-lost >> text=Apply the rest")
+    person.screen("20-edits-cut-off")
+    # between the second and the third
+    page.click("text=Apply the rest")
+    wait_for_version(3)
+    sentence = restarted()
+    assert "after 1 of 2 edits. Applied: version 3, add rain, 1.2 to 1.7 s. " in sentence
+    assert f"Not applied: {EDITS[2]}." in sentence
+    # after the last, of which the page has not heard
+    page.route("**/jobs?*", lambda route: route.abort())
+    page.click("text=Apply the rest")
+    wait_for_version(4)
+    own_server.kill()
+    own_server.start()
+    page.unroute("**/jobs?*")
+    page.wait_for_selector(".st-version >> nth=3")
+    assert not page.locator(".st-lost").count()
+    assert [version["parent"] for version in person.detail()["versions"]] == [None, 1, 2, 3]
+    # stopped between two
+    before = person.finished()
+    page.evaluate("document.querySelector('#studio details').open = true")
+    page.fill("#st-steps", "500")
+    person.say("mute 0 to 0.2 s and add rain from 1 to 2 s")
+    page.click("#st-apply")
+    page.wait_for_function(STEPPING)
+    page.click("#st-jobs button:text('Stop')")
+    person.wait_finished(before + 1)
+    assert "It was stopped after 1 of 2 edits. Applied: version 5, mute" in page.inner_text(".st-lost")
+    assert len(person.versions()) == 5
+    person.context.close()
+
+
+def test_requests_of_a_window_that_is_away_for_long_go_on_when_it_is_back(
+    person: Person, server: Server, tmp_path: Path
+) -> None:
+    page = person.page
+    person.open(write_recording(tmp_path / "street.wav", 3.0))
+    for _ in range(3):
+        generate(person, 500)
+    page.wait_for_function(STEPPING)
+    page.goto("about:blank")
+    page.wait_for_timeout(1000 * (1.5 * StudioLimits().reload_s + 1))  # as a page does on a slow machine
+    page.goto(server.url)
+    page.wait_for_selector("#studio[data-ready=yes]")
+    page.wait_for_function("document.querySelectorAll('#st-jobs li').length >= 2")
+    page.wait_for_function(STEPPING)
+    assert not page.locator(".st-lost").count() and not page.inner_text("#st-status")
+    while page.locator("#st-jobs button").count():
+        page.click("#st-jobs button >> nth=-1")
+        page.wait_for_timeout(300)
+
+
 def test_requests_outlast_a_reload_and_end_with_their_window(
     person: Person, server: Server, tmp_path: Path
 ) -> None:

@@ -244,7 +244,7 @@ def test_a_request_stops_within_two_steps_and_the_next_one_runs(editor: SoundEdi
     def watched(done: int) -> None:
         steps.append(done)
         if done == 3:
-            editor.service.stop("alice/w")
+            editor.service.stop_job(job)
         took(done)
 
     job.took_step = watched  # type: ignore[method-assign]
@@ -273,7 +273,7 @@ def test_a_sound_that_is_stopped_keeps_none_of_its_arrays(
         assert job.problem is None, job.problem
         time.sleep(0.005)
     assert len(kept) == 3 and all(each() is not None for each in kept)
-    editor.service.stop("w")
+    editor.service.stop_all_on(project.id)
     assert job.wait(60) and job.state == "stopped"
     gc.collect()
     assert [each() for each in kept] == [None] * len(kept)
@@ -290,7 +290,7 @@ def test_a_chain_of_thought_is_stopped_while_it_is_measured(
         def stopped_at_the_first(*given: Any) -> Iterator[Any]:
             for picture in read(*given):
                 seen.append(picture)
-                editor.service.stop("w")
+                editor.service.stop_all_on(project.id)
                 yield picture
 
         monkeypatch.setattr(frames, "read_frames", stopped_at_the_first)
@@ -321,7 +321,7 @@ def test_a_wait_for_an_endpoint_is_stopped(tmp_path: Path, what: str) -> None:
         )
         try:
             assert asked.wait(60)
-            editor.service.stop("w")
+            editor.service.stop_all_on(project.id)
             assert job.wait(20) and job.state == "stopped"
         finally:
             may_answer.set()
@@ -475,12 +475,48 @@ def test_edits_of_a_sentence_are_carried_out_in_turn(editor: SoundEditor, tmp_pa
         ("extend", MakeRequest("rain", end_s=2.5, steps=2)),
         ("mute", MakeRequest(start_s=2.2, end_s=2.4)),
     ]
-    assert editor.edit_in_turn(project, "w", first, edits).value()["version"] == 5
+    job = editor.edit_in_turn(project, "w", first, edits)
+    assert job.value()["version"] == 5
     versions = editor.store.versions(project)
+    assert [(each.request, each.edit_number, each.edit_count) for each in versions[1:]] == [
+        (editor.key(job), number, 4) for number in (1, 2, 3, 4)
+    ]
     assert [(each.kind, each.parent) for each in versions[1:]] == [
         ("mute", 1), ("add", 2), ("extend", 3), ("mute", 4),
     ]  # fmt: skip
     assert all(version.is_same_outside for version in versions[1:])
+
+
+def test_edits_that_were_applied_before_an_error_or_a_hold_are_counted(
+    editor: SoundEditor, tmp_path: Path
+) -> None:
+    project = opened(editor, write_recording(tmp_path / "sound.wav"))
+    first = editor.store.version(project, 1)
+    edits: list[tuple[EditKind, MakeRequest]] = [
+        ("mute", MakeRequest(start_s=0.1, end_s=0.2)),
+        ("add", MakeRequest("a bell", start_s=1.2, end_s=1.5, steps=300)),
+        ("mute", MakeRequest(start_s=0.3, end_s=0.4)),
+    ]
+    job = editor.edit_in_turn(project, "w", first, edits)
+    while job.step < 2:
+        time.sleep(0.005)
+    editor.service.hold("w")
+    while job.state != "held":
+        time.sleep(0.005)
+    assert job.result == {"version": 2, "applied": 1}
+    editor.service.resume("w")
+    assert job.value()["version"] == 4
+    versions = editor.store.versions(project)
+    assert [(each.kind, each.parent, each.edit_number) for each in versions[1:]] == [
+        ("mute", 1, 1), ("add", 2, 2), ("mute", 3, 3),
+    ]  # fmt: skip
+    failing = editor.edit_in_turn(project, "w", first, edits)
+    while failing.step < 2:
+        time.sleep(0.005)
+    editor.store.delete_version(project, editor.store.version(project, 5))
+    with pytest.raises(StudioRefusal, match="Version 5 was deleted meanwhile"):
+        failing.value()
+    assert failing.state == "failed" and failing.result == {"version": 5, "applied": 1}
 
 
 def test_a_muted_span_is_silent_and_the_rest_is_the_same_without_a_model(tmp_path: Path) -> None:
