@@ -26,6 +26,8 @@ class Time:
     value: float
     unit_s: float | None
     """Seconds of its unit; None: the words name none."""
+    is_more: bool = False
+    """Whether it is a length to be added: "two more seconds"."""
 
     def seconds(self, unit_s: float = 1.0) -> float:
         """The time in seconds.
@@ -34,6 +36,17 @@ class Time:
             unit_s: seconds of the unit that counts where the words name none.
         """
         return self.value * (unit_s if self.unit_s is None else self.unit_s)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One end of a stretch of time."""
+
+    time_s: float | None = None
+    target: Target | None = None
+    """The event whose edge it is; None: a time, or an edge of the recording."""
+    edge: str = "START"
+    """`START`, `MIDDLE` or `END`."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +59,8 @@ class Place:
     targets: tuple[Target, ...] = ()
     words: frozenset[str] = frozenset()
     """Tokens of the phrase: `END` in "at the end"."""
+    moments: tuple[Moment, ...] = ()
+    """The ends of a `stretch`, or the only one of `since_event` and `until_event`."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +97,8 @@ class Length:
 
     is_end: bool
     seconds: float
+    is_more: bool = False
+    """Whether the words say "more" or "by": "make it last 20 s" does not."""
 
 
 @dataclass
@@ -270,6 +287,9 @@ class _ClauseReader(Transformer[Token, Any]):
             seconds += 0.5 * numbers[1]
         return Time(seconds / numbers[1], numbers[1])
 
+    def numbered(self, children: list[Any]) -> Time:
+        return Time(float(children[0]), children[1])
+
     def time(self, children: list[Any]) -> Time:
         if isinstance(children[0], Time):
             return children[0]
@@ -284,18 +304,33 @@ class _ClauseReader(Transformer[Token, Any]):
     def more(self, children: list[Any]) -> Time:
         times = [child for child in children if isinstance(child, Time)]
         if times:
-            return times[0]
+            return replace(times[0], is_more=True)
         numbers = [1.0 if child.type in ("A", "ONE") else float(child) for child in children
                    if isinstance(child, Token) and child.type in ("A", "ONE", "NUM")]  # fmt: skip
         return Time(
-            numbers[0] if numbers else 1.0, next(child for child in children if isinstance(child, float))
+            numbers[0] if numbers else 1.0,
+            next(child for child in children if isinstance(child, float)),
+            is_more=True,
         )
 
     def longer_by(self, children: list[Any]) -> Length:
-        return Length(False, next(child for child in children if isinstance(child, Time)).seconds())
+        time = next(child for child in children if isinstance(child, Time))
+        return Length(False, time.seconds(), time.is_more or "BY" in _types(children))
 
     def longer_until(self, children: list[Any]) -> Length:
         return Length(True, next(child for child in children if isinstance(child, Time)).seconds())
+
+    def time_moment(self, children: list[Any]) -> Moment:
+        return Moment(children[0].seconds())
+
+    def event_edge(self, children: list[Any]) -> Moment:
+        edge = next(iter(_types(children) & {"START", "MIDDLE", "END"}), "START")
+        return Moment(None, next(iter(_flat(children, Target)), None), edge)
+
+    event_start = start_edge = end_edge = event_edge
+
+    def the_unit(self, children: list[Any]) -> Time:
+        return Time(1.0, children[0])
 
     def area(self, children: list[Any]) -> list[Place]:
         return _flat(children, Place)
@@ -312,7 +347,8 @@ class _ClauseReader(Transformer[Token, Any]):
         units = [time.unit_s for time in times if time.unit_s is not None]
         shared = units[-1] if units else 1.0
         seconds = tuple(time.seconds(shared) for time in times)
-        return Place(rule, seconds, tuple(_flat(children, Target)), _types(children))
+        targets, moments = tuple(_flat(children, Target)), tuple(_flat(children, Moment))
+        return Place(rule, seconds, targets, _types(children), moments)
 
     # clauses
 
@@ -326,10 +362,10 @@ class _ClauseReader(Transformer[Token, Any]):
 
 
 _PLACES = frozenset({
-    "span", "onward", "upto", "edge_span", "half", "points", "edge", "before_end", "after", "before", "between",
+    "span", "stretch", "since_event", "until_event", "onward", "upto", "edge_span", "half", "points", "edge", "before_end", "after", "before", "between",
     "during", "lasting", "everywhere", "here",
 })  # fmt: skip
 _TARGETS = frozenset({
-    "named", "single", "ordinal", "both", "all_of", "counted", "everything", "track", "nothing", "pointed", "remaining",
+    "named", "single", "ordinal", "ordered", "both", "all_of", "counted", "everything", "track", "nothing", "pointed", "remaining",
 })  # fmt: skip
 _ACTIONS = frozenset(Action.__args__)  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from audiollm.data.records.thoughts import ThoughtEvent, ThoughtRecord
-from pipelines.instructions.clauses import Clause, NewSound, Place, Target, parse_clauses
+from pipelines.instructions.clauses import Clause, Moment, NewSound, Place, Target, parse_clauses
 from pipelines.instructions.events import NamedSounds, name_stems, named_sounds, sounds_with_names
 from pipelines.instructions.tokens import instruction_tokens, plain_text
 
@@ -19,8 +19,10 @@ _NEAR_S = 0.25
 _LATE_S = 0.05
 """A time may lie this much after the end: times are rounded."""
 _MAX_CHOICES = 5
-_OPEN_PLACES = frozenset({"onward", "upto", "half", "between", "during"})
+_OPEN_PLACES = frozenset({"onward", "upto", "half", "between", "during", "stretch", "since_event", "until_event"})
 """Places that say among which events to look, where "from 2 to 4 s" says the seconds themselves."""
+_SECONDS_PLACES = frozenset({"span", "edge_span", "everywhere", "here"})
+"""Places that say from when to when."""
 _PLACELESS = frozenset({"track", "pointed", "everything", "remaining"})
 """Targets that name no sound."""
 _WHAT_IS_DONE = (
@@ -158,7 +160,8 @@ class _Reader:
     def _removal(self, clause: Clause) -> None:
         if not clause.targets:
             self._last_hits = self._area_hits(clause.places)
-            self._add_edits("mute", self._last_hits)
+            for hit in self._last_hits:
+                self._add_edits("remove" if hit.caption else "mute", [hit])
             return
         for target in _with_places(clause):
             if target.kind == "nothing":
@@ -239,6 +242,7 @@ class _Reader:
         )
 
     def _protection(self, clause: Clause) -> None:
+        self._nouns = next((target.words for target in clause.targets if target.words), self._nouns)
         for target in clause.targets:
             if target.kind in _PLACELESS and target.excepted and "DENY" not in clause.words:
                 for excepted in target.excepted:
@@ -334,13 +338,15 @@ class _Reader:
         if not clause.lengths:
             raise InstructionQuestion("By how much? Say “extend it by three seconds”.", ["extend it by 3 s"])
         length = clause.lengths[0]
-        end_s = length.seconds if length.is_end else self._duration_s + length.seconds
+        is_end = length.is_end or bool(clause.words & {"LAST", "LASTS"} and not length.is_more)
+        end_s = length.seconds if is_end else self._duration_s + length.seconds
         if end_s <= self._duration_s:
             raise InstructionQuestion(
                 f"The recording already lasts {self._duration_s:.4g} s: name a later end, or say by how much.",
                 ["extend it by 3 s"],
             )
         self._edits.append((EditPlan("extend", caption or self._going_on(), self._duration_s, end_s), None))
+        self._duration_s = end_s  # for the clauses after this one
 
     def _shortening(self, clause: Clause) -> None:
         named = [target for target in _with_places(clause) if target.kind not in _PLACELESS]
@@ -383,7 +389,7 @@ class _Reader:
             return [_Hit(sounds.background, 0.0, self._duration_s, is_background=True)]
         if events:
             return [self._event_hit(event) for event in events]
-        if (everywhere and self._selection is not None) or not sounds_with_names(self._record):
+        if everywhere and self._selection is not None:
             return [_Hit(self._name(target), 0.0, self._duration_s)]
         raise self._unknown(target)
 
@@ -403,27 +409,55 @@ class _Reader:
         hits: list[_Hit] = []
         lasting = [place for place in target.places if place.kind == "lasting"]
         for place in target.places:
-            events: list[ThoughtEvent] = []
             if place.kind == "lasting":
                 continue
-            if place.kind == "points":
-                events = [event for event in sounds.events for time_s in place.times_s
-                          if event.start_s - _NEAR_S <= time_s <= event.end_s + _NEAR_S]  # fmt: skip
-            elif place.kind in ("after", "before") and not place.times_s:
-                events = self._beside(place, sounds.events, target)
-            elif place.kind in _OPEN_PLACES:
-                inside = [hit for part in self._spans([place, *lasting], is_there=True)
-                          for hit in self._hits_inside(sounds.events, part)]  # fmt: skip
-                hits += inside
-                if inside:
-                    continue
-            hits += [self._event_hit(event) for event in events]
-            if not events:
+            hits_there = self._hits_there(place, lasting, sounds, target)
+            if not hits_there:
                 spans = self._spans([place, *lasting], is_there=True)
-                hits += [_Hit(self._name(target), *part) for part in spans]
+                if not (lasting or _says_seconds(place, sounds)):
+                    raise self._not_there(target, sounds, spans)
+                hits_there = [_Hit(self._name(target), *part) for part in spans]
+            hits += hits_there
         if not hits:
             raise InstructionQuestion("Say from when to when, as in “remove the dog from 2 to 4 s”.")
         return hits
+
+    def _hits_there(
+        self, place: Place, lasting: Sequence[Place], sounds: NamedSounds, target: Target
+    ) -> list[_Hit]:
+        """The events of a name that a place picks; none: it picks none, or says the seconds themselves."""
+        if place.kind == "points":
+            return [self._event_hit(event) for event in sounds.events for time_s in place.times_s
+                    if event.start_s - _NEAR_S <= time_s <= event.end_s + _NEAR_S]  # fmt: skip
+        if place.kind in ("after", "before") and not place.times_s:
+            return [self._event_hit(event) for event in self._beside(place, sounds.events, target)]
+        if place.kind == "edge" and not (lasting or place.targets):
+            return self._third_hits(place, sounds)
+        if place.kind not in (*_OPEN_PLACES, "after", "before"):
+            return []
+        parts = self._spans([place, *lasting], is_there=True)
+        hits = [hit for part in parts for hit in self._hits_inside(sounds.events, part)]
+        is_near = place.kind in ("after", "before")  # "a second before the bell" picks an event, and cuts none
+        return [self._event_hit(hit.event) for hit in hits if hit.event] if is_near else hits
+
+    def _third_hits(self, place: Place, sounds: NamedSounds) -> list[_Hit]:
+        """The only event of a name in the third of the recording that "at the end" means."""
+        third = next(n for n, word in enumerate(("START", "MIDDLE", "END")) if word in place.words)
+        events = [
+            event
+            for event in sounds.events
+            if third <= 1.5 * (event.start_s + event.end_s) / self._duration_s <= third + 1
+        ]
+        return [self._event_hit(event) for event in events] if len(events) == 1 else []
+
+    def _not_there(
+        self, target: Target, sounds: NamedSounds, spans: Sequence[tuple[float, float]]
+    ) -> InstructionQuestion:
+        name = self._name(target)
+        choices = [f"remove the {name} from {_times(*part)}" for part in spans]
+        if not sounds.events:
+            return self._unknown(target, choices)
+        return self._which(f"There is no {name} there. Which is meant?", sounds.events, choices)
 
     def _hits_inside(self, events: Sequence[ThoughtEvent], part: tuple[float, float]) -> list[_Hit]:
         """Events in some seconds, cut to them."""
@@ -448,7 +482,7 @@ class _Reader:
         if events and not beside:
             raise InstructionQuestion(f"There is no {target.text} {place.kind} it.", self._names_in("remove"))
         is_plural = target.kind == "all_of" or (target.text.endswith("s") and not target.text.endswith("ss"))
-        return beside if is_plural else beside[:1]
+        return sorted(beside, key=lambda event: event.start_s) if is_plural else beside[:1]
 
     def _picked(self, target: Target, events: list[ThoughtEvent]) -> list[ThoughtEvent]:
         """The events that are counted out, by their order or number.
@@ -480,23 +514,28 @@ class _Reader:
         ]
         return [event for event in events if event not in excepted]
 
-    def _which(self, sentence: str, events: Sequence[ThoughtEvent]) -> InstructionQuestion:
-        choices = [f"remove the {event.sound} from {_times(event.start_s, event.end_s)}" for event in events]
-        return InstructionQuestion(sentence, choices)
+    def _which(
+        self, sentence: str, events: Sequence[ThoughtEvent], choices: Sequence[str] = ()
+    ) -> InstructionQuestion:
+        named = [f"remove the {event.sound} from {_times(event.start_s, event.end_s)}" for event in events]
+        return InstructionQuestion(sentence, [*choices, *named])
 
-    def _unknown(self, target: Target) -> InstructionQuestion:
+    def _unknown(self, target: Target, choices: Sequence[str] = ()) -> InstructionQuestion:
         name = " ".join(target.words)
         if not name:
             return InstructionQuestion(
                 "Which sound? The words do not name it.", self._names_in("remove"), is_open=True
             )
         sounds = ", ".join(sounds_with_names(self._record))
-        return InstructionQuestion(
-            f"“{name}” is not among the sounds of the chain of thought ({sounds}). Name one of them, or say from when "
-            f"to when, or “remove the {name} everywhere”.",
-            [f"remove the {name} everywhere", *self._names_in("remove")],
-            is_open=True,
+        where = f"say from when to when, or “remove the {name} everywhere”"
+        sentence = (
+            f"“{name}” is not among the sounds of the chain of thought ({sounds}). Name one of them, or {where}."
+            if sounds
+            else f"The chain of thought names no sound: where is “{name}”? Select its seconds, or {where}."
         )
+        pointed = ["remove this"] if self._has_object else []
+        answers = [*choices, f"remove the {name} everywhere", *pointed, *self._names_in("remove")]
+        return InstructionQuestion(sentence, answers, is_open=True)
 
     def _names_in(self, verb: str) -> list[str]:
         return [f"{verb} the {sound}" for sound in sounds_with_names(self._record)]
@@ -525,8 +564,14 @@ class _Reader:
         Raises:
             InstructionQuestion: there are neither.
         """
+        lasting = [place for place in places if place.kind == "lasting"]
         if places:
-            return [_Hit("", *part) for part in self._spans(places, is_there=True)]
+            return [
+                _Hit(self._name(place.targets[0]) if _is_part(place) else "", *part)
+                for place in places
+                if place not in lasting or len(lasting) == len(places)
+                for part in self._spans([place, *lasting], is_there=True)
+            ]
         if self._selection is None:
             raise InstructionQuestion(
                 "Which seconds? Say them, as in “fill 2 to 3 s with rain”, or select them on the waveform."
@@ -590,6 +635,11 @@ class _Reader:
     def _spans_of(self, place: Place, length_s: float | None, is_there: bool) -> list[tuple[float, float]]:
         duration_s, times_s = self._duration_s, place.times_s
         some_s = length_s or _DEFAULT_LENGTH_S
+        if _is_part(place):
+            return [
+                self._part_of(place, part, length_s, is_there)
+                for part in self._reference(place.targets, may_be_several=True)
+            ]
         match place.kind:
             case "span":
                 return [(times_s[0], times_s[1])]
@@ -605,6 +655,13 @@ class _Reader:
                 ]
             case "upto":
                 return [(0.0, times_s[0])]
+            case "stretch":
+                begin, end = place.moments
+                return [(self._second_of(begin), self._second_of(end))]
+            case "since_event":
+                return [(self._second_of(place.moments[0]), duration_s)]
+            case "until_event":
+                return [(0.0, self._second_of(place.moments[0]))]
             case "edge_span":
                 return [
                     (0.0, times_s[0])
@@ -625,11 +682,50 @@ class _Reader:
                 return [(0.0, duration_s)]
             case "here":
                 return [(hit.start_s, hit.end_s) for hit in self._area_hits(())]
-        return self._spans_beside(place, length_s)
+        return self._spans_beside(place, length_s, is_there)
 
-    def _spans_beside(self, place: Place, length_s: float | None) -> list[tuple[float, float]]:
-        """The seconds after, before, between or during events."""
+    def _second_of(self, moment: Moment) -> float:
+        if moment.time_s is not None:
+            return moment.time_s
+        start_s, end_s = self._reference([moment.target])[0] if moment.target else (0.0, self._duration_s)
+        return {"START": start_s, "MIDDLE": (start_s + end_s) / 2, "END": end_s}[moment.edge]
+
+    def _part_of(
+        self, place: Place, part: tuple[float, float], length_s: float | None, is_there: bool
+    ) -> tuple[float, float]:
+        """The seconds at an edge of an event, or a half of it.
+
+        Raises:
+            InstructionQuestion: the words do not say how many.
+        """
+        start_s, end_s = part
+        if place.kind == "half":
+            middle_s = (start_s + end_s) / 2
+            return (start_s, middle_s) if "FIRST" in place.words else (middle_s, end_s)
+        some_s = place.times_s[0] if place.times_s else length_s
+        if "START" in place.words and not is_there:
+            return start_s, self._end_of(start_s, some_s or _DEFAULT_LENGTH_S)
+        if some_s is None or "MIDDLE" in place.words:
+            name = place.targets[0].text
+            raise InstructionQuestion(
+                f"From when to when? The {name} lasts from {_times(start_s, end_s)}.",
+                [f"mute {_times(start_s, end_s)}"] if is_there else [],
+            )
+        if place.words & {"START", "FIRST"}:
+            return start_s, min(start_s + some_s, end_s)
+        return max(end_s - some_s, start_s), end_s
+
+    def _spans_beside(
+        self, place: Place, length_s: float | None, is_there: bool
+    ) -> list[tuple[float, float]]:
+        """The seconds after, before, between or during events.
+
+        Of what is there, "the two seconds before the bell" are two seconds; what comes "two seconds before the bell" ends
+        as long before it.
+        """
         some_s, gap_s = length_s or _DEFAULT_LENGTH_S, sum(place.times_s)
+        if gap_s and (is_there or "THE" in place.words):
+            some_s, gap_s = gap_s, 0.0
         if place.kind == "between":
             (first_start_s, first_end_s), (second_start_s, second_end_s) = (
                 self._reference([target])[0] for target in place.targets
@@ -637,6 +733,11 @@ class _Reader:
             is_in_order = first_start_s <= second_start_s
             return [(first_end_s, second_start_s) if is_in_order else (second_end_s, first_start_s)]
         references = self._reference(place.targets, may_be_several=place.kind == "during")
+        if is_there and length_s is None and not place.times_s:  # as "after 3 s" does, it goes on to the end
+            if place.kind == "after":
+                return [(end_s, self._duration_s) for _, end_s in references]
+            if place.kind == "before":
+                return [(0.0, start_s) for start_s, _ in references]
         if place.kind == "after":
             return [(end_s + gap_s, self._end_of(end_s + gap_s, some_s)) for _, end_s in references]
         if place.kind == "before":
@@ -721,6 +822,19 @@ class _Reader:
         if target.kind == "ordinal":
             return [events[order] for order in target.orders if -len(events) <= order < len(events)]
         return events
+
+
+def _is_part(place: Place) -> bool:
+    """Whether a place is a part of an event: "the first half of the bell"."""
+    is_named = bool(place.targets) and all(target.kind not in _PLACELESS for target in place.targets)
+    return is_named and place.kind in ("edge", "edge_span", "half")
+
+
+def _says_seconds(place: Place, sounds: NamedSounds) -> bool:
+    """Whether a place says from when to when a sound is meant that no event of that name is in."""
+    if sounds.events:
+        return place.kind in _SECONDS_PLACES
+    return bool(sounds.background or place.times_s or place.kind not in ("after", "before"))
 
 
 def _protected_targets(clause: Clause) -> list[Target]:

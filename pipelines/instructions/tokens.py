@@ -26,6 +26,7 @@ _CONTRACTIONS = (
     (r"\bdoes not\b|\bdid not\b", "do not"), (r"\bwo not\b", "will not"), (r"\bcannot\b", "can not"),
     (r"\bi'?d\b", "i would"), (r"\bwe'd\b", "we would"), (r"\blet'?s\b", "let us"),
     (r"\b(it|that|there|what|here)'s\b", r"\1 is"), (r"(?<=\d),(?=\d)", "."),
+    (r"^(?:can|could|may) (?=(?:the|a|an|both|all|every|this|that|these|those)\b)", ""),
     (r"\ba couple of\b", "2"), (r"\bteh\b", "the"), (r"\bad\b", "add"), (r"\bu\b", "you"), (r"\bfrm\b", "from"),
 )  # fmt: skip
 _LEXEME = re.compile(
@@ -38,6 +39,7 @@ _VERBS = frozenset({
 })  # fmt: skip
 _NOUN_TOKENS = frozenset(["TRACK", "REFUSED", "MARK", "END", "START", "TOUCH", "HERE"])
 """Tokens that give way to the name of a sound of the recording."""
+_COUNTS = frozenset(["FIRST", "SECOND", "ORDINAL", "LAST"])
 _BEFORE_UNITS = frozenset({
     "a", "an", "one", "half", "first", "last", "final", "more", "another", "the", "s", "sec", "seconds", "second",
 })  # fmt: skip
@@ -70,11 +72,9 @@ def instruction_tokens(text: str, names: Collection[str]) -> list[Token]:
     while place < len(lexemes):
         kind, count = _longest_phrase(lexemes, place, names)
         if kind != "DROPPED":
-            token = _token(lexemes, place, count, kind, tokens, names)
-            if not (token.type == "JOIN" and (not tokens or tokens[-1].type == "JOIN")):
-                tokens.append(token)
+            tokens.append(_token(lexemes, place, count, kind, tokens, names))
         place += count
-    return tokens
+    return _without_counting(_without_copulas(tokens))
 
 
 def plain_text(text: str) -> str:
@@ -200,11 +200,37 @@ def _corrected(word: str, before: Sequence[Token], names: Collection[str]) -> tu
         classes = _VERBS
     elif before[-1].type in ("NUM", "HALF", "A"):
         classes = frozenset({"UNIT", "LONG_UNIT"})
+    elif before[-1].type in ("THE", "IT") or before[-1].type in _VERBS:
+        classes = frozenset({"FIRST", "SECOND", "ORDINAL"})
     for phrase, kind in _phrases().items():
         if kind in classes and len(phrase) == 1 and _is_misspelt(word, phrase[0]):
             return kind, phrase[0]
-    near = [name for name in names if len(word) > _CORRECTED_LENGTH and _is_misspelt(stem(word), name)]
+    near = [name for name in names if _is_misspelt(stem(word), name)
+            and (len(word) > _CORRECTED_LENGTH or sorted(word) == sorted(name))]  # fmt: skip
     return ("NAME", near[0]) if len(near) == 1 else ("WORD", word)
+
+
+def _without_copulas(tokens: list[Token]) -> list[Token]:
+    """The tokens without the "is" of "while the dog is barking"."""
+    copulas = {
+        place
+        for place in range(1, len(tokens) - 1)
+        if tokens[place] in ("is", "are", "was", "were")
+        and tokens[place - 1].type == tokens[place + 1].type == "NAME"
+    }
+    return [token for place, token in enumerate(tokens) if place not in copulas]
+
+
+def _without_counting(tokens: list[Token]) -> list[Token]:
+    """The tokens without a "first" or "last" before a verb: it counts the clauses."""
+    kept: list[Token] = []
+    for place, token in enumerate(tokens):
+        following = [later.type for later in tokens[place + 1 : place + 3]]
+        verb = following[1:] if following[:1] == ["JOIN"] else following
+        is_count = token.type in _COUNTS and (not kept or kept[-1].type == "JOIN") and verb[:1] and verb[0] in _VERBS
+        if not (is_count or (token.type == "JOIN" and (not kept or kept[-1].type == "JOIN"))):
+            kept.append(token)
+    return kept
 
 
 def _is_misspelt(word: str, target: str) -> bool:

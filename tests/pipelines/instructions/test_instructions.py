@@ -92,13 +92,30 @@ def test_every_choice_is_an_instruction_that_is_read() -> None:
         assert read_instruction(choice, RECORD, DURATION_S)
 
 
-def test_a_recording_whose_sounds_have_no_names_is_searched_as_a_whole() -> None:
-    for record in (
+@pytest.mark.parametrize(
+    "record",
+    [
         ThoughtRecord(),
         ThoughtRecord(events=[ThoughtEvent(sound="sound", start_s=1.0, end_s=2.0)]),
-    ):
-        assert read_instruction("extend it by 2 s", record, 5.0) == [EditPlan("extend", "", 5.0, 7.0)]
-        assert read_instruction("remove the dog", record, 5.0) == [EditPlan("remove", "dog", 0.0, 5.0)]
+        ThoughtRecord(background=["a steady sound"]),
+    ],
+)
+def test_a_name_that_no_sound_has_is_asked_about_where_sounds_have_no_names(record: ThoughtRecord) -> None:
+    assert read_instruction("extend it by 2 s", record, 5.0) == [EditPlan("extend", "", 5.0, 7.0)]
+    for words in (
+        "remove the dog", "mute the dog", "replace the dog with a cat", "keep only the dog", "regenerate the dog",
+        "remove everything but the dog", "remove the dog and mute 1-2 s", "add a bell after the dog",
+    ):  # fmt: skip
+        with pytest.raises(InstructionQuestion, match="names no sound: where is “dog”") as caught:
+            read_instruction(words, record, 5.0)
+        assert caught.value.is_open
+        assert [read_instruction(choice, record, 5.0) for choice in caught.value.choices] == [
+            [EditPlan("remove", "dog", 0.0, 5.0)]
+        ]
+    with pytest.raises(InstructionQuestion) as caught:
+        read_instruction("remove the dog", record, 5.0, has_object=True)
+    assert "remove this" in caught.value.choices
+    assert read_instruction("remove the dog", record, 5.0, (1.0, 2.0)) == [EditPlan("remove", "dog", 1.0, 2.0)]
 
 
 def test_times_of_choices_are_as_exact_in_a_long_recording() -> None:
