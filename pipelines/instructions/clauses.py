@@ -362,10 +362,11 @@ class _ClauseReader(Transformer[Token, Any]):
 
 
 _PLACES = frozenset({
-    "span", "stretch", "since_event", "until_event", "onward", "upto", "edge_span", "half", "points", "edge", "before_end", "after", "before", "between",
-    "during", "lasting", "everywhere", "here",
+    "span", "stretch", "since_event", "until_event", "onward", "upto", "edge_span", "half", "points", "edge",
+    "before_end", "after", "before", "between", "during", "lasting", "everywhere", "here",
 })  # fmt: skip
 _TARGETS = frozenset({
-    "named", "single", "ordinal", "ordered", "both", "all_of", "counted", "everything", "track", "nothing", "pointed", "remaining",
+    "named", "single", "ordinal", "ordered", "both", "all_of", "counted", "everything", "track", "nothing", "pointed",
+    "remaining",
 })  # fmt: skip
 _ACTIONS = frozenset(Action.__args__)  # type: ignore[attr-defined]

@@ -227,7 +227,9 @@ def _without_counting(tokens: list[Token]) -> list[Token]:
     for place, token in enumerate(tokens):
         following = [later.type for later in tokens[place + 1 : place + 3]]
         verb = following[1:] if following[:1] == ["JOIN"] else following
-        is_count = token.type in _COUNTS and (not kept or kept[-1].type == "JOIN") and verb[:1] and verb[0] in _VERBS
+        is_count = (
+            token.type in _COUNTS and (not kept or kept[-1].type == "JOIN") and verb[:1] and verb[0] in _VERBS
+        )
         if not (is_count or (token.type == "JOIN" and (not kept or kept[-1].type == "JOIN"))):
             kept.append(token)
     return kept

@@ -270,7 +270,10 @@ class SoundEditor:
         def work(job: Job) -> dict[str, Any]:
             edited, num_applied = version, 0
             if job.result:  # it was held
-                edited, num_applied = self.store.version(project, job.result["version"]), job.result["applied"]
+                edited, num_applied = (
+                    self.store.version(project, job.result["version"]),
+                    job.result["applied"],
+                )
             for number, (kind, asked) in enumerate(edits[num_applied:], start=num_applied + 1):
                 place = EditPlace(self.key(job), number, len(edits))
                 span_s = self._span(edited.duration_s, edited.sample_rate, kind, asked)

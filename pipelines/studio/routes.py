@@ -48,8 +48,8 @@ _FRAME_SIDE = 960
 _MOST_JOBS = 50
 _MOST_COLUMNS, _LATEST_S = 8000, 1e6
 PageId = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{8,64}$")]
-"""The number that a window of a browser draws for itself, and keeps when it is loaded again: its requests are held while
-it is closed."""
+"""The number that a window of a browser draws for itself, and keeps when it is loaded again: its requests are held
+while it is closed."""
 
 
 class _Body(BaseModel):
@@ -144,8 +144,8 @@ class ThinkBody(_Body):
 
 
 class OpenWindows:
-    """Windows of browsers that are open: the requests of one that is closed are held, after their present step, and go on
-    when it comes back.
+    """Windows of browsers that are open: the requests of one that is closed are held, after their present step, and go
+    on when it comes back.
 
     An open window asks for its requests again and again. One that tells that it is left has a few seconds to come back:
     it may have been loaded again. One that falls silent has longer: a tunnel that fails for a while costs no work. How

@@ -115,7 +115,9 @@ def test_a_name_that_no_sound_has_is_asked_about_where_sounds_have_no_names(reco
     with pytest.raises(InstructionQuestion) as caught:
         read_instruction("remove the dog", record, 5.0, has_object=True)
     assert "remove this" in caught.value.choices
-    assert read_instruction("remove the dog", record, 5.0, (1.0, 2.0)) == [EditPlan("remove", "dog", 1.0, 2.0)]
+    assert read_instruction("remove the dog", record, 5.0, (1.0, 2.0)) == [
+        EditPlan("remove", "dog", 1.0, 2.0)
+    ]
 
 
 def test_times_of_choices_are_as_exact_in_a_long_recording() -> None:
