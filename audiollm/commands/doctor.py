@@ -187,8 +187,8 @@ PACKAGES: tuple[Package, ...] = (
 
 
 def _python() -> Check:
-    supported = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    remedy = "" if supported else "make the environment with Python 3.11 or 3.12"
+    supported = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    remedy = "" if supported else "make the environment with Python 3.11, 3.12 or 3.13"
     return Check("Python", "ok" if supported else "missing", platform.python_version(), remedy)
 
 
