@@ -191,7 +191,7 @@ class MeasuredThinker:
             if reason := tags.missing():
                 raise ConfigError(reason, "--tagger", "give a .tflite, an .onnx or a folder")
             tags.setup()
-            values["tags"] = tags.process(clip)
+            values["tags"] = tags.process(replace(clip, values={**clip.values, **values}))
         try:
             moments = Motion(MotionConfig()).process(clip)["moments"]
         except VideoError:  # the pictures end before the sound: what is heard is measured all the same

@@ -154,25 +154,39 @@ class Events:
     def setup(self) -> None:
         self._tagger = load_tagger(self._config)
 
+    @property
+    def window_s(self) -> float:
+        """Length of a window in seconds, once the step is set up."""
+        return self._tagger.window_s
+
+    @property
+    def _window_samples(self) -> int:
+        return round(self._tagger.window_s * self._tagger.sample_rate)
+
     def process(self, item: Heard) -> Value:
         """`{events: [{label, start_s, end_s, score}], tags: [{label, score}]}`, events by time, tags by score.
 
         A tag's score is the mean over the windows, so that tags say what the segment is full of: with the highest
         score, one window's mistake would be a tag. What is short and sure is an event.
         """
-        return self.value_of(*self.hear(item), item.duration_s)
+        middles_s = self.middles(item)
+        return self.value_of(self.hear(item, middles_s), middles_s, item.duration_s)
 
-    def hear(self, item: Heard) -> tuple[WindowScores, list[float]]:
-        """The scores of the item's windows, and the middle of each window in seconds."""
-        tagger = self._tagger
-        samples_N = item.samples(tagger.sample_rate)
-        window = round(tagger.window_s * tagger.sample_rate)
-        hop = max(round((self._config.hop_s or tagger.window_s / 2) * tagger.sample_rate), 1)
-        starts = window_starts(len(samples_N), window, hop)
-        if len(samples_N) < window:
-            samples_N = np.pad(samples_N, (0, window - len(samples_N)))
-        heard = tagger.hear(samples_N[start : start + window] for start in starts)
-        return heard, [(start + window / 2) / tagger.sample_rate for start in starts]
+    def middles(self, item: Heard) -> list[float]:
+        """The middles of the item's windows, one per hop, in seconds; a shorter item begins with its only window."""
+        rate, window = self._tagger.sample_rate, self._window_samples
+        hop = max(round((self._config.hop_s or self._tagger.window_s / 2) * rate), 1)
+        starts = window_starts(len(item.samples(rate)), window, hop)
+        return [(start + window / 2) / rate for start in starts]
+
+    def hear(self, item: Heard, middles_s: Sequence[float]) -> WindowScores:
+        """The scores of windows, by their middles; silence lies around the item."""
+        rate, window = self._tagger.sample_rate, self._window_samples
+        samples_N = item.samples(rate)
+        starts = [round(middle_s * rate - window / 2) for middle_s in middles_s]
+        before, behind = max(0, -min(starts)), max(0, max(starts) + window - len(samples_N))
+        padded_N = np.pad(samples_N, (before, behind)) if before or behind else samples_N
+        return self._tagger.hear(padded_N[before + start : before + start + window] for start in starts)
 
     def value_of(self, heard: WindowScores, middles_s: Sequence[float], duration_s: float) -> Value:
         """The step's value by the scores of the windows."""

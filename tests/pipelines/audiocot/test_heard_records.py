@@ -42,6 +42,16 @@ class ToneTagger:
         return WindowScores(self.labels, np.array(scores, np.float32))
 
 
+class WholeToneTagger(ToneTagger):
+    """Hears a tone only where a window has nearly all of its 0.9 seconds."""
+
+    def hear(self, windows: Iterable[NDArray[np.float32]]) -> WindowScores:
+        whole = [
+            window_N * (np.mean(np.abs(window_N) > 1e-3) > 0.85 * 0.9 / self.window_s) for window_N in windows
+        ]
+        return super().hear(whole)
+
+
 @pytest.fixture
 def tagger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("pipelines.annotate.steps.events.load_tagger", lambda config: ToneTagger())
@@ -75,6 +85,15 @@ def test_events_have_whole_names_beginnings_and_ends(tmp_path: Path, tagger: Pat
     times = [time_s for event in events for time_s in (event.start_s, event.end_s)]
     assert times == pytest.approx([0.8, 1.7, 3.0, 3.5], abs=0.11)
     assert answer.record.background == [] and not answer.little_evidence
+
+
+def test_a_short_sound_is_heard_whole_where_the_windows_of_the_hop_cut_it(
+    tmp_path: Path, tagger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The windows begin every 0.48 s: each of them has 0.72 s of the tone at most."""
+    monkeypatch.setattr("pipelines.annotate.steps.events.load_tagger", lambda config: WholeToneTagger())
+    answer = record_of(tmp_path / "a.wav", tagger, (700, 1.2, 2.1, 0.3))
+    assert [event.sound for event in answer.record.events] == ["siren"]
 
 
 def test_a_sound_without_a_name_is_an_event_with_its_level(tmp_path: Path, tagger: Path) -> None:
