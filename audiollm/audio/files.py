@@ -4,9 +4,9 @@ A waveform is a float32 tensor in [-1, 1] with its sample rate beside it. Whatev
 surfaces as `AudioError`, which names the file, what is wrong with it and how to mend it; a wrong argument
 to a function on tensors is a `ValueError`.
 
-All of it is imported from here. Reading and writing files is below; `audio_samples` holds what works on tensors
-alone, `audio_decoding` what is done with what the two decoders of `audio_decoders` give, `audio_files` how files are
-found and what their first bytes say. The last two import no torch.
+Reading and writing files is below; `samples` holds what works on tensors alone, `decoding` what is done with what the
+two decoders of `decoders` give, `discovery` how files are found and what their first bytes say. `audiollm.audio` has
+the public names of all. `decoders` and `discovery` import no torch.
 
 Shapes: C channels, N samples.
 """
@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import io
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -189,6 +191,28 @@ def encode_bytes(samples_CN: Tensor, sample_rate: int, format: str = "wav") -> b
     return buffer.getvalue()
 
 
+@contextmanager
+def sound_writer(
+    target: str | Path | io.BytesIO, sample_rate: int, channels: int, subtype: str, format: str
+) -> Iterator[soundfile.SoundFile]:
+    """A sound file that is written block by block.
+
+    Args:
+        format: libsndfile's name of the container (WAV, FLAC, ...).
+
+    Raises:
+        OSError: the disk or the folder refuses it, in the system's own words: libsndfile says "System error" alone.
+        soundfile.SoundFileError: the container cannot hold such samples.
+    """
+    try:
+        with soundfile.SoundFile(target, "w", sample_rate, channels, subtype, format=format) as file:
+            yield file
+    except (soundfile.SoundFileError, AssertionError):
+        if not isinstance(target, io.BytesIO):
+            _require_space(Path(target))
+        raise
+
+
 # Private
 
 
@@ -212,16 +236,12 @@ def _write(
     subtype = subtype or default_subtype
     samples_NC = samples_CN.detach().cpu().float().clamp(-1.0, 1.0).T.numpy()
     try:
-        with soundfile.SoundFile(
-            target, "w", int(sample_rate), samples_NC.shape[1], subtype, format=file_format
-        ) as handle:
+        with sound_writer(target, int(sample_rate), samples_NC.shape[1], subtype, file_format) as handle:
             for start in range(0, len(samples_NC), BLOCK_FRAMES):
                 block_NC = np.ascontiguousarray(samples_NC[start : start + BLOCK_FRAMES])
                 bits = _PCM_BITS.get(subtype)
                 handle.write(_quantize(block_NC, bits) if bits else block_NC)
     except (soundfile.SoundFileError, AssertionError, ValueError, TypeError) as error:
-        if isinstance(target, str):
-            _require_space(Path(target))
         detail = f"{samples_NC.shape[1]} channels, {sample_rate} Hz, {subtype}"
         raise AudioError(name, f"cannot be written as {file_format} with {detail}: {error}") from error
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from audiollm.audio.decoding import BLOCK_FRAMES, DecodeRequest, decoded_blocks
 from audiollm.audio.discovery import check_readable
-from audiollm.audio.files import AudioError, load
+from audiollm.audio.files import AudioError, load, sound_writer
 from audiollm.audio.mixing import Mixdown, mix
 from audiollm.files.atomic import atomic_path
 from audiollm.files.spelled_paths import as_spelled
@@ -85,9 +85,7 @@ def save_stream(path: str | Path, pieces_1N: Iterable[Tensor], sample_rate: int)
     count = 0
     try:
         with atomic_path(path) as temporary:
-            with soundfile.SoundFile(
-                str(temporary), "w", sample_rate, 1, "PCM_16", format=_FORMATS[path.suffix.lower()]
-            ) as handle:
+            with sound_writer(temporary, sample_rate, 1, "PCM_16", _FORMATS[path.suffix.lower()]) as handle:
                 for piece_1N in pieces_1N:
                     # as `audio.save` rounds: libsndfile's own scale of 2**15 - 1 is not that of reading
                     levels_N = (

@@ -96,6 +96,7 @@ def main() -> None:
 
 
 def _run(app: typer.Typer, errors: Console) -> None:
+    from audiollm.audio.discovery import AudioError
     from audiollm.errors import BadSample, ConfigError, StageError
     from audiollm.files.atomic import DamagedFile
     from audiollm.files.disk_errors import disk_error
@@ -111,7 +112,7 @@ def _run(app: typer.Typer, errors: Console) -> None:
     except BadSample as error:
         errors.print(f"{error}\n  mend or remove it", style="red", highlight=False, markup=False)
         sys.exit(2)
-    except DamagedFile as error:
+    except (DamagedFile, AudioError) as error:
         errors.print(str(error), style="red", highlight=False, markup=False)
         sys.exit(1)
     except SystemExit as end:  # typer ends with this code at Ctrl-C

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from audiollm.errors import ConfigError
 from audiollm.files.spelled_paths import as_spelled
 
 Kinds = type | tuple[type, ...]
@@ -42,6 +44,24 @@ def atomic_path(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Refuse a place for a file before the work for it begins. Its folders are made when there is something to write.
+
+    Args:
+        option: that names the file, for the error.
+
+    Raises:
+        ConfigError: no file can be written there.
+    """
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        problem = f"{path}: cannot write in {folder} ({error.strerror})"
+        raise ConfigError(problem, option, "give the name of a file in another folder") from None
 
 
 def write_text(path: Path, text: str) -> None:

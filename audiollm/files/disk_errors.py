@@ -17,6 +17,7 @@ _BY_NUMBER = {
 }
 _OF_PLACES = {
     errno.EEXIST: ("a file is there, where a folder is needed", "name another folder"),
+    errno.EISDIR: ("a folder is there, where a file is needed", "name another file"),
     errno.ENOTDIR: ("a file is on its way, where a folder is needed", "name another folder"),
     errno.EACCES: ("this user may not read or write it", "change its permissions, or name another place"),
 }

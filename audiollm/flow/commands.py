@@ -80,6 +80,7 @@ def make_sound(
     Example: audiollm sound generate runs/thinksound-tiny --video clip.mp4 --caption "a bell rings" -o bell.wav
     """
     from audiollm.audio import SOUND_ENDINGS, Waveform
+    from audiollm.files.atomic import check_writable
     from audiollm.flow.service import SoundOrder, load_generator, make_ordered
 
     console = Console()
@@ -88,6 +89,7 @@ def make_sound(
     _check_out(out, video, SOUND_ENDINGS)
     pictured = _video_part(video, region)
     duration_s = duration_s or _video_length(video)
+    check_writable(out, "--out")
     generator = load_generator(model, autoencoder)
     if video is not None and out.suffix.lower() in VIDEO_ENDINGS:
         codec = generator.autoencoder
@@ -145,6 +147,7 @@ def edit_sound(
     Example: audiollm sound edit runs/thinksound-tiny street.wav add --span 2,3.5 --caption "a bell rings" -o out.wav
     """
     from audiollm.audio import AudioError, Waveform
+    from audiollm.files.atomic import check_writable
     from audiollm.flow.editing.operations import find_operation, find_span, heard_from_s
     from audiollm.flow.editing.requests import EditRequest
     from audiollm.flow.editing.tracks import read_track
@@ -174,6 +177,9 @@ def edit_sound(
             raise ConfigError(f"{option}: {path} is the input", "command line", "give another name")
     if layer is not None and layer.resolve() == out.resolve():
         raise ConfigError(f"--layer: {layer} is --out", "command line", "give another name")
+    check_writable(out, "--out")
+    if layer is not None:
+        check_writable(layer, "--layer")
     _name_lost(console, _lost(out, before, shown), out)
     generator = load_generator(model, autoencoder)
     cot = _taken_cot(console, cot, caption, video, heard_from_s(generator, before, span))

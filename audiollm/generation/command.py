@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -249,6 +248,7 @@ def _check_out(out: Path, stream: bool) -> None:
     import torch
 
     from audiollm.audio import AudioError, encode_bytes
+    from audiollm.files.atomic import check_writable
 
     if out == STDIO:
         if stream:
@@ -264,13 +264,7 @@ def _check_out(out: Path, stream: bool) -> None:
         encode_bytes(torch.zeros(1, 1000), 24_000, out.suffix.lower().removeprefix("."))
     except AudioError as error:
         raise ConfigError(f"{out}: {error.reason}", "--out") from error
-    folder = next(folder for folder in out.absolute().parents if folder.exists())
-    try:  # a file without a name; its folders are made when there is something to write
-        with TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        problem = f"{out}: cannot write in {folder} ({error.strerror})"
-        raise ConfigError(problem, "--out", "give the name of a file in another folder") from None
+    check_writable(out, "--out")
 
 
 def _check_numbers(max_duration_s: float | None, numbers: dict[str, float | None]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -64,8 +65,11 @@ class LocalProcesses:
     def __init__(self, worker: Worker, num_gpus: int = 0, modules: Sequence[str] = ()) -> None:
         self._worker, self._num_gpus = bytes(ForkingPickler.dumps(worker)), num_gpus
         self._context = multiprocessing.get_context("forkserver")
+        # under `python -m` the processes run the main module by its name, and Python warns where it is imported already
+        main_spec = getattr(sys.modules["__main__"], "__spec__", None)
+        imported = [name for name in modules if main_spec is None or name != main_spec.name]
         self._context.set_forkserver_preload(
-            ["audiollm.fork_server", __name__, *modules, "pipelines.execution.fork_setup"]
+            ["audiollm.fork_server", __name__, *imported, "pipelines.execution.fork_setup"]
         )
         self._numbers = count()
         self._gpu_share = 0.0

@@ -18,6 +18,7 @@ import soundfile
 from audiollm.audio import AudioError, probe
 from audiollm.audio.decoding import DecodeRequest, decoded_blocks
 from audiollm.audio.discovery import is_audio_header, is_plain, read_header
+from audiollm.audio.files import sound_writer
 from audiollm.video.decoders import VideoError, VideoInfo
 from audiollm.video.frames import pictures_end_s, probe_video
 from pipelines.studio.limits import MB, StudioLimits, StudioRefusal, told_length
@@ -289,7 +290,7 @@ def _write(target: Path, rate: int, channels: int, subtype: str, blocks: Any, li
     count, room_at = 0, 0
     try:
         # a WAV holds 4 GB; RF64 is written as WAV where it is shorter
-        with soundfile.SoundFile(target, "w", rate, channels, subtype, format="WAV") as file:
+        with sound_writer(target, rate, channels, subtype, "WAV") as file:
             for block_NC in blocks:
                 count += len(block_NC)
                 if count > (limits.duration_s + 1) * rate or count * channels * 4 > 4_000_000_000:

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from audiollm.audio import Waveform, integrated_loudness_lufs
+from audiollm.audio.files import sound_writer
 from audiollm.flow.editing.tracks import Track
 
 BUCKETS_PER_SECOND = 200
@@ -189,7 +190,7 @@ def splice(before: Path, target: Path, start: int, part_NC: Any, is_silent_elsew
         is_silent_elsewhere: write zeros in place of the rest.
     """
     info = soundfile.info(before)
-    with soundfile.SoundFile(target, "w", info.samplerate, info.channels, info.subtype, format="WAV") as file:
+    with sound_writer(target, info.samplerate, info.channels, info.subtype, "WAV") as file:
         for block_NC in wav_blocks(before, 0, start):
             file.write(np.zeros_like(block_NC) if is_silent_elsewhere else block_NC)
         file.write(part_NC)

@@ -19,6 +19,7 @@ from torch import Tensor
 from audiollm.audio import AudioError, resample, set_channels
 from audiollm.audio.decoding import DecodeRequest, decoded_blocks
 from audiollm.audio.discovery import check_readable
+from audiollm.audio.files import sound_writer
 from audiollm.audio.tags import NO_TAGS, SoundTags, read_tags
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import atomic_path
@@ -163,9 +164,7 @@ class Track:
 
     def _write(self, path: Path) -> None:
         channels = self.samples_NC.shape[1]
-        with soundfile.SoundFile(
-            path, "w", self.sample_rate, channels, self.subtype, format=self.format
-        ) as file:
+        with sound_writer(path, self.sample_rate, channels, self.subtype, self.format) as file:
             for name in _TAGS:
                 if name in self.tags.texts:
                     setattr(file, name, self.tags.texts[name])

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from audiollm.data.records.thoughts import ThoughtRecord
+from audiollm.evaluate.judges.taggers import WindowScores
 from pipelines.audiocot.answers.kinds import KINDS, kinds_of, kinds_of_class, word_forms
 from pipelines.steps.step import Value
 
 LEVEL_STEP_S = 0.1
 """Seconds of one value of the curve of levels."""
 SURE, ABSENT = 0.5, 0.05
-"""Scores of a kind from which it is taken for heard, and below which for not heard."""
+"""Highest scores of a kind in a clip from which it is taken for heard, and below which for not heard."""
 _SILENT_DBFS, _LOUD_DBFS = -70.0, -50.0
 _SMALL_WORDS = frozenset(
     [
@@ -67,13 +67,15 @@ def evidence_of(values: Mapping[str, Value], duration_s: float) -> Evidence:
     return Evidence(duration_s, tuple(heard), tagged["kinds"], curve)
 
 
-def kind_scores(events: Sequence[Mapping[str, Any]], tags: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The highest score of each kind among events and tags."""
-    found = dict.fromkeys(KINDS, 0.0)
-    for each in (*events, *tags):
-        for kind in kinds_of_class(str(each["label"])):
-            found[kind] = max(found[kind], float(each["score"]))
-    return found
+def kind_scores(window_scores: WindowScores) -> dict[str, float]:
+    """The highest score of each kind in any window: a word in a long clip is a voice, and so is a singer in a band."""
+    labels, scores_FK = window_scores
+    peaks = zip(labels, scores_FK.max(axis=0, initial=0.0).tolist(), strict=True)
+    scores = dict.fromkeys(KINDS, 0.0)
+    for label, peak in peaks:
+        for kind in kinds_of_class(label):
+            scores[kind] = max(scores[kind], round(peak, 4))
+    return scores
 
 
 def name_words(sound: str) -> set[str]:

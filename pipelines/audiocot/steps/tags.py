@@ -58,7 +58,7 @@ class Tags:
         return {
             **value,
             "sounds": [sound._asdict() for sound in sounds],
-            "kinds": kind_scores(value["events"], value["tags"]),
+            "kinds": kind_scores(WindowScores(labels, scores_FK)),
         }
 
     def _span_middles(self, item: SoundClip, grid_s: Sequence[float]) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import re
@@ -15,6 +16,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from audiollm.audio import AudioError
 from audiollm.commands import cli
 from audiollm.commands.cli import build_app
 from audiollm.commands.help_text import command_lines, help_text
@@ -50,6 +52,25 @@ def test_an_interrupted_command_says_how_to_go_on(
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 130 and "the same command goes on from here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [AudioError("a.wav", "cannot be written"), IsADirectoryError(errno.EISDIR, "Is a directory", "a.wav")],
+)
+def test_a_sound_file_that_is_refused_ends_a_command_with_a_sentence(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused() -> None:
+        raise error
+
+    app = typer.Typer()
+    app.command()(refused)
+    monkeypatch.setattr(cli, "build_app", lambda wanted: app)
+    monkeypatch.setattr("sys.argv", ["audiollm"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 1 and capsys.readouterr().err.startswith("a.wav: ")
 
 
 def _help(name: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from audiollm.evaluate.judges.taggers import WindowScores
 from pipelines.audiocot.answers.evidence import kind_scores
 from pipelines.audiocot.answers.kinds import kinds_of, kinds_of_class
 
@@ -52,10 +54,22 @@ def test_classes_of_other_taggers_are_known_by_their_words() -> None:
     ]
 
 
+def kinds_heard(labels: list[str], *windows: list[float]) -> dict[str, float]:
+    return kind_scores(WindowScores(labels, np.array(windows, np.float32)))
+
+
 def test_a_bird_is_no_voice_and_a_scream_is_one() -> None:
-    bird = {"label": "Bird vocalization, bird call, bird song", "score": 0.9}
-    assert kind_scores([bird], []) == {"voice": 0.0, "music": 0.0}
-    assert kind_scores([bird], [{"label": "Screaming", "score": 0.4}]) == {"voice": 0.4, "music": 0.0}
+    bird = "Bird vocalization, bird call, bird song"
+    assert kinds_heard([bird], [0.9]) == {"voice": 0.0, "music": 0.0}
+    assert kinds_heard([bird, "Screaming"], [0.9, 0.4]) == {"voice": 0.4, "music": 0.0}
+
+
+def test_a_voice_in_one_window_among_instruments_counts() -> None:
+    """By the tags, which are means over a clip, a song of two minutes had no voice at all."""
+    labels = ["Music", "Guitar", "Piano", "Drum", "Violin, fiddle", "Banjo", "Singing"]
+    instruments = [[0.99, 0.6, 0.5, 0.5, 0.4, 0.4, 0.0] for _ in range(60)]
+    assert kinds_heard(labels, *instruments)["voice"] == 0.0
+    assert kinds_heard(labels, *instruments, [0.99, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1])["voice"] == 0.1
 
 
 @pytest.mark.parametrize(

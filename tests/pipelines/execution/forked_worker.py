@@ -50,7 +50,7 @@ class Where:
         return {"set_up_in": self.set_up_in, "process": os.getpid()}
 
 
-def main(kind: str) -> None:
+def main(kind: str, *modules: str) -> None:
     """Two processes of a worker, then one of another, which the process that they are forked from does not know."""
     kinds: dict[str, Worker] = {
         "own": Forked(fails=False),
@@ -59,7 +59,7 @@ def main(kind: str) -> None:
     }
     answers = []
     for number, worker in ((2, kinds[kind]), (1, kinds["own" if kind == "failing" else "failing"])):
-        processes = LocalProcesses(worker, modules=["forked_worker"])
+        processes = LocalProcesses(worker, modules=["forked_worker", *modules])
         for each in [processes.start(Pool("pool", ("where",), number)) for _ in range(number)]:
             processes.send(each, "where", [ITEM])
             answers += [outcome.value for answer in processes.wait() for outcome in answer.outcomes or []]

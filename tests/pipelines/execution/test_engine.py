@@ -113,6 +113,13 @@ def test_processes_share_what_can_be_set_up_before_they_are_forked(kind: str) ->
     assert (first["set_up_in"] is None) == (kind == "failing") and first["set_up_in"] not in processes
 
 
+def test_processes_of_a_program_that_runs_as_a_module_say_nothing() -> None:
+    command = [sys.executable, "-m", "tests.pipelines.execution.forked_program"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert len(json.loads(done.stdout)["answers"]) == 3 and not done.stderr
+
+
 def test_every_process_has_one_thread(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         run_walks([_walk(5, {})], [SQUARES, HALVES], LocalProcesses(Sums(tmp_path / "notes")), ledger)
