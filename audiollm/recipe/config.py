@@ -152,6 +152,8 @@ def _read_yaml(path: Path) -> Document:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError("no such recipe", str(path), _recipes_nearby(path)) from None
+    except IsADirectoryError:
+        raise ConfigError("is a folder", str(path), "give the path of a .yaml file in it") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot be read: {error}", str(path), "a recipe is a UTF-8 text file") from None
     try:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
+from pydantic_core import ErrorDetails, InitErrorDetails
 
 from audiollm.errors import ConfigError, suggestion
 from audiollm.recipe.config import (
@@ -66,6 +68,45 @@ def checked_path(path: Path, known: Mapping[str, Any]) -> Path:
         return path
     known.get("inputs", []).append(path)
     return path
+
+
+@contextmanager
+def located(*path: str | int) -> Iterator[None]:
+    """Complaints about settings that are validated by themselves name these settings' place in the stage.
+
+    Raises:
+        ValidationError: the same, or a `ValueError` as one, below `path`.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        problems = [
+            InitErrorDetails(
+                type=problem["type"],
+                loc=(*path, *problem["loc"]),
+                input=problem["input"],
+                ctx=problem.get("ctx", {}),
+            )
+            for problem in error.errors(include_url=False)
+        ]
+        raise ValidationError.from_exception_data(error.title, problems) from None
+    except ValueError as error:
+        problem = InitErrorDetails(type="value_error", loc=path, input={}, ctx={"error": error})
+        raise ValidationError.from_exception_data("settings", [problem]) from None
+
+
+def plain_problem(problem: ErrorDetails) -> str:
+    """What pydantic has against a setting, in words that need no knowledge of its types."""
+    if problem["type"] == "union_tag_invalid":
+        context = problem["ctx"]
+        known = [name.strip("' ") for name in context["expected_tags"].split(",")]
+        return f"{context['tag']!r} is none of {', '.join(known)}"
+    if problem["type"] in ("dict_type", "model_type"):
+        return "input should be a group of settings (`name: value` lines, or {name: value})"
+    if problem["type"] == "extra_forbidden":
+        return "no such setting"
+    message = problem["msg"].removeprefix("Value error, ")
+    return message[:1].lower() + message[1:]
 
 
 InputPath = Annotated[Path, AfterValidator(check_input)]
@@ -441,16 +482,13 @@ def _explain(error: ValidationError, stage: Stage, path: KeyPath, document: Docu
     listing = f"settings of this stage: audiollm run --help-stage {stage.kind}"
     if problem["type"] == "extra_forbidden":
         known = _fields_at(stage.config, location[:-1])
-        return ConfigError(
-            f"{key}: no such setting", where, f"{suggestion(str(location[-1]), known)}   {listing}"
-        )
+        near = f"{suggestion(str(location[-1]), known)}   " if known else ""
+        return ConfigError(f"{key}: {plain_problem(problem)}", where, f"{near}{listing}")
     if problem["type"] == "missing":
         return ConfigError(f"{key}: required", where, listing)
-    message = problem["msg"].removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    given = problem.get("input")
+    message, given = plain_problem(problem), problem.get("input")
     if "no such file" in message:
-        place = f"{location[0]}" if location else ""
+        place = show_path(location) if all(isinstance(part, str) for part in location) else location[0]
         return ConfigError(
             f"{key}: {message}", where, f"check the path, or give another: {stage.kind}.{place}=PATH"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from enum import Enum, StrEnum
 from pathlib import Path
@@ -16,6 +16,7 @@ from rich.console import Console
 from audiollm.errors import ConfigError
 from audiollm.models.recognition.recognizer import folder_recognizer
 from audiollm.recipe.config import load_document, show_path
+from audiollm.recipe.stages import plain_problem
 from audiollm.terminal import print_table
 from pipelines.annotate.execution.presets import PRESETS
 
@@ -140,7 +141,13 @@ def annotate(
     given: dict[str, Any] = {"shards": True, **(load_document(settings).data if settings else {})}
     given |= {name: value for name, value in chosen.items() if value is not None}
     tagging = () if tagger is None else (f"steps.events.model={tagger}",)
-    config = _validated(given, (*tagging, *(set_ or ())))
+    options = {
+        "input": "INPUT",
+        "transcripts": "--transcripts" if transcripts else "",
+        "recognizers": "--recognizer" if recognizer else "",
+        "steps.events.model": "--tagger" if tagger else "",
+    }
+    config = _validated(given, (*tagging, *(set_ or ())), options)
     console = Console(stderr=True)
     if dry_run:
         _show(config, console)
@@ -174,7 +181,9 @@ def _recognizers(given: Sequence[str] | None) -> list[dict[str, str]] | None:
     return found
 
 
-def _validated(given: dict[str, Any], overrides: Sequence[str]) -> AnnotationConfig:
+def _validated(
+    given: dict[str, Any], overrides: Sequence[str], options: Mapping[str, str]
+) -> AnnotationConfig:
     """
     Raises:
         ConfigError: naming the setting.
@@ -187,17 +196,25 @@ def _validated(given: dict[str, Any], overrides: Sequence[str]) -> AnnotationCon
         return AnnotationConfig.model_validate(given)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        message = problem["msg"].removeprefix("Value error, ")
-        key = show_path(tuple(problem["loc"]))
         if problem["type"] == "extra_forbidden":
             inside = problem["input"] if isinstance(problem["input"], dict) else {}
-            wrong = ".".join([key, *list(inside)[:1]])
+            wrong = ".".join([show_path(tuple(problem["loc"])), *list(inside)[:1]])
             raise ConfigError(f"{wrong}: no such setting", "", _nearest_setting(wrong)) from None
-        raise ConfigError(
-            f"{key}: {message}" if key else message,
-            "",
-            "audiollm run --help-stage annotate lists the settings",
-        ) from None
+        raise setting_error(error, "annotate", options) from None
+
+
+def setting_error(error: ValidationError, stage: str, options: Mapping[str, str]) -> ConfigError:
+    """The first of pydantic's complaints about the settings of a command.
+
+    Args:
+        options: setting -> the option of the command line that it was given by, empty where it was not.
+    """
+    problem = error.errors(include_url=False)[0]
+    key, message = show_path(tuple(problem["loc"])), plain_problem(problem)
+    option = next((option for setting, option in options.items() if key.startswith(setting)), "")
+    listing = f"audiollm run --help-stage {stage} lists the settings"
+    remedy = "check the path" if "no such file" in message else listing
+    return ConfigError(f"{key}: {message}" if key else message, option, remedy)
 
 
 def _nearest_setting(wrong: str) -> str:

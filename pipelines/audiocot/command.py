@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from audiollm.errors import ConfigError
-from audiollm.recipe.config import load_document, show_path
+from audiollm.recipe.config import load_document
 from audiollm.terminal import print_table
-from pipelines.annotate.command import EngineName, override_setting
+from pipelines.annotate.command import EngineName, override_setting, setting_error
 from pipelines.audiocot.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -153,7 +153,10 @@ def audiocot(
         if value is not None:
             _group(given, "budget")[name] = value
     tagging = () if tagger is None else (f"steps.tags.model={tagger}",)
-    config = _validated(given, (*tagging, *(set_ or ())))
+    options = {"input": "INPUT", "steps.tags.model": "--tagger" if tagger else ""}
+    answered = {"watch": ("--video", video), "listen": ("--audio", audio), "think": ("--writer", writer)}
+    options |= {f"steps.{step}.": option for step, (option, text) in answered.items() if text}
+    config = _validated(given, (*tagging, *(set_ or ())), options)
     console = Console(stderr=True)
     if dry_run:
         _show(config, console)
@@ -202,7 +205,7 @@ def _group(given: dict[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-def _validated(given: dict[str, Any], overrides: Sequence[str]) -> AudioCotConfig:
+def _validated(given: dict[str, Any], overrides: Sequence[str], options: Mapping[str, str]) -> AudioCotConfig:
     """
     Raises:
         ConfigError: naming the setting.
@@ -214,14 +217,7 @@ def _validated(given: dict[str, Any], overrides: Sequence[str]) -> AudioCotConfi
     try:
         return AudioCotConfig.model_validate(given)
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        message = problem["msg"].removeprefix("Value error, ")
-        key = show_path(tuple(problem["loc"]))
-        raise ConfigError(
-            f"{key}: {message}" if key else message,
-            "",
-            "audiollm run --help-stage audiocot lists the settings",
-        ) from None
+        raise setting_error(error, "audiocot", options) from None
 
 
 def _show(config: AudioCotConfig, console: Console) -> None:

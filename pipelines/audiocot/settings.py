@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from audiollm.errors import suggestion
-from audiollm.recipe.stages import StageConfig, check_input
+from audiollm.recipe.stages import StageConfig, check_input, located
 from pipelines.audiocot.chain import BUILT_IN, STEPS, step_config
 from pipelines.audiocot.presets import PRESETS, ClipPreset
 from pipelines.audiocot.rules import ClipThresholds
@@ -105,13 +105,18 @@ class AudioCotConfig(StageConfig):
                 check_input(Path(text), info)
         return value
 
-    @model_validator(mode="after")
-    def _go_together(self, info: ValidationInfo) -> AudioCotConfig:
-        for name, settings in self.steps.items():
+    @field_validator("steps", mode="before")
+    @classmethod
+    def _steps_are_known(cls, value: Any) -> Any:
+        for name, settings in value.items() if isinstance(value, dict) else ():
             if name not in STEPS:
-                raise ValueError(f"steps: no step {name!r}: {suggestion(name, list(STEPS))}")
+                raise ValueError(f"no step {name!r}: {suggestion(name, list(STEPS))}")
             if settings is None and name in BUILT_IN:
                 raise ValueError(f"the step {name} is always there")
+        return value
+
+    @model_validator(mode="after")
+    def _go_together(self, info: ValidationInfo) -> AudioCotConfig:
         for name in self.resources:
             if name not in STEPS:
                 raise ValueError(f"resources: no step {name!r}: {suggestion(name, list(STEPS))}")
@@ -121,9 +126,10 @@ class AudioCotConfig(StageConfig):
         steps = self.step_settings()
         if "describe" in steps and "objects" not in steps:
             raise ValueError("steps: describe needs the step objects: add `objects: {}`")
-        for step in steps.values():
-            for path in paths_of(step):
-                check_input(path, info)
+        for step, settings in steps.items():
+            for name, path in paths_of(settings).items():
+                with located("steps", step, name):
+                    check_input(path, info)
         return self
 
     @property
@@ -172,4 +178,8 @@ class AudioCotConfig(StageConfig):
             else:
                 chosen[name] = {**chosen.get(name, {}), **own}
         chosen["clips"] = {"clip_s": self.clip_length_s}
-        return {name: step_config(name).model_validate(own) for name, own in chosen.items()}
+        typed: dict[str, BaseModel] = {}
+        for name, settings in chosen.items():
+            with located("steps", name):
+                typed[name] = step_config(name).model_validate(settings)
+        return typed

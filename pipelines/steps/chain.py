@@ -46,7 +46,7 @@ def settings_hash(step: Step, settings: BaseModel) -> str:
     """Hash all that a step's values depend on beside its item: its version, settings, and the files that it reads."""
     # the output folder does not change the output
     described = settings.model_dump(mode="json", exclude={"folder"})
-    read = [_content(path) for path in paths_of(settings)]
+    read = [_content(path) for path in paths_of(settings).values()]
     return hash_json([type(step).__name__, step.name, step.version, step.needs, described, read])
 
 
@@ -88,16 +88,16 @@ def step_pools(
     return made
 
 
-def paths_of(settings: BaseModel) -> list[Path]:
-    """The files and folders that a step reads.
+def paths_of(settings: BaseModel) -> dict[str, Path]:
+    """The files and folders that a step reads, by the settings that name them.
 
     A model that listens may be a folder or the import path of a factory, a tagger an `auto` that stands for no file.
     """
-    found = [value for name, value in settings if isinstance(value, Path) and name != "folder"]
+    paths = {name: value for name, value in settings if isinstance(value, Path) and name != "folder"}
     model = getattr(settings, "model", None)
     if isinstance(model, str) and model != AUTO and not hasattr(settings, "url") and ":" not in model:
-        found.append(Path(model))
-    return found
+        paths["model"] = Path(model)
+    return paths
 
 
 def hash_json(content: object) -> str:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 
 from audiollm.errors import suggestion
-from audiollm.recipe.stages import InputPath, StageConfig, check_input
+from audiollm.recipe.stages import InputPath, StageConfig, check_input, located
 from pipelines.annotate.execution.chain import BUILT_IN, KINDS, config_class
 from pipelines.annotate.execution.presets import PRESETS, Preset
 from pipelines.annotate.execution.rules import Thresholds
@@ -111,10 +111,10 @@ class AnnotationConfig(StageConfig):
             parse_condition(value)
         return value
 
-    @field_validator("steps")
+    @field_validator("steps", mode="before")
     @classmethod
-    def _steps_are_known(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for name, settings in value.items():
+    def _steps_are_known(cls, value: Any) -> Any:
+        for name, settings in value.items() if isinstance(value, dict) else ():
             if name not in KINDS:
                 raise ValueError(f"no step {name!r}: {suggestion(name, list(KINDS))}")
             if settings is None and name in BUILT_IN:
@@ -140,9 +140,14 @@ class AnnotationConfig(StageConfig):
         for name in self.resources:
             if name not in (*KINDS, *names):
                 raise ValueError(f"resources: no step {name!r}: {suggestion(name, [*KINDS, *names])}")
-        for settings in (*self.recognizer_settings(), *self.step_settings().values()):
-            for path in paths_of(settings):
-                check_input(path, info)
+        steps = {("steps", name): settings for name, settings in self.step_settings().items()}
+        recognizers = {
+            ("recognizers", place): settings for place, settings in enumerate(self.recognizer_settings())
+        }
+        for place, settings in (recognizers | steps).items():
+            for name, path in paths_of(settings).items():
+                with located(*place, name):
+                    check_input(path, info)
         if self.bins is not None:
             check_input(self.bins, info)
         return self
@@ -173,10 +178,13 @@ class AnnotationConfig(StageConfig):
 
     def recognizer_settings(self) -> list[RecognizerChoice]:
         """Typed settings of the recognizers."""
-        return [
-            _RECOGNIZER.validate_python({"kind": each} if isinstance(each, str) else each)
-            for each in self.recognizers
-        ]
+        recognizers = []
+        for place, choice in enumerate(self.recognizers):
+            with located("recognizers", place):
+                recognizers.append(
+                    _RECOGNIZER.validate_python({"kind": choice} if isinstance(choice, str) else choice)
+                )
+        return recognizers
 
     def step_settings(self, separated: Path = Path("separated")) -> dict[str, BaseModel]:
         """Typed settings of all steps but the recognizers.
@@ -198,4 +206,8 @@ class AnnotationConfig(StageConfig):
         longest = self.limits.max_duration_s
         if longest is not None:
             chosen["segments"] = {"max_duration_s": longest, **chosen["segments"]}
-        return {name: config_class(name).model_validate(own) for name, own in chosen.items()}
+        typed: dict[str, BaseModel] = {}
+        for name, settings in chosen.items():
+            with located("steps", name):
+                typed[name] = config_class(name).model_validate(settings)
+        return typed

@@ -76,7 +76,9 @@ def _lacking(config: AnnotationConfig) -> list[str]:
     """
     chain = chains.build(config.step_settings(), config.recognizer_settings(), {})
     # a model that an earlier stage makes, or that is not here yet: the plan says so by itself
-    later = {name for name, own in chain.settings.items() if not all(map(Path.exists, paths_of(own)))}
+    later = {
+        name for name, own in chain.settings.items() if not all(map(Path.exists, paths_of(own).values()))
+    }
     lacking = [each.reason for each in chains.missing(chain, config.limits) if each.step not in later]
     if lacking and config.missing_scorer == "fail":
         raise ConfigError(

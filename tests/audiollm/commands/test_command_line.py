@@ -73,6 +73,34 @@ def test_a_sound_file_that_is_refused_ends_a_command_with_a_sentence(
     assert end.value.code == 1 and capsys.readouterr().err.startswith("a.wav: ")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["annotate", ".", "-o", "x", "--set", "steps.foo=1"], "steps: no step 'foo'"),
+        (["annotate", ".", "-o", "x", "--set", "steps.events=1"], "steps.events: input should be a group of settings"),
+        (["annotate", "none", "-o", "x"], "INPUT  input: no such file or folder: none\n  check the path"),
+        (["annotate", ".", "-o", "x", "--tagger", "none"], "--tagger  steps.events.model: no such file or folder"),
+        (["annotate", ".", "-o", "x", "--recognizer", "whisper"], "--recognizer  recognizers[0]: 'whisper' is none of"),
+        (["audiocot", ".", "-o", "x", "--set", "steps.tag={}"], "steps: no step 'tag': did you mean 'tags'?"),
+        (["audiocot", ".", "-o", "x", "--set", "steps.tags.modl=1"], "steps.tags.modl: no such setting"),
+        (["audiocot", ".", "-o", "x", "--tagger", "none"], "--tagger  steps.tags.model: no such file or folder: none"),
+        (["audiocot", ".", "-o", "x", "--writer", "transformers=none"], "--writer  steps.think.model: no such file"),
+        (["run", "RECIPE", "annotate.steps.events.model=none"], "or give another: annotate.steps.events.model=PATH"),
+        (["run", "RECIPE", "annotate.steps.events.tops=1"], "steps.events.tops: no such setting\n  settings of this"),
+        (["run", "."], ".  is a folder"),
+    ],
+)  # fmt: skip
+def test_a_wrong_setting_is_named_with_its_option(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = str(Path(__file__).parents[3] / "recipes" / "quickstart.yaml")
+    words = [recipe if word == "RECIPE" else word for word in arguments]
+    monkeypatch.setattr("sys.argv", ["audiollm", *words])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2 and message in capsys.readouterr().err
+
+
 def _help(name: str) -> str:
     arguments = [*name.split("."), "-h"]
     return CliRunner().invoke(build_app(arguments[0]), arguments, env={"COLUMNS": "80"}).output

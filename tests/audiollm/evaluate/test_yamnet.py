@@ -88,7 +88,7 @@ def test_a_step_takes_auto(
     config: type[EventsConfig], step: type[Events | Tags], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lacking = config.model_validate({"model": "auto"})
-    assert lacking.model == "auto" and paths_of(lacking) == []
+    assert lacking.model == "auto" and paths_of(lacking) == {}
     reason = step(lacking).missing()
     assert reason is not None and reason.startswith(
         f"{step.name}.model: auto: no installed package ships YAMNet"

@@ -225,7 +225,7 @@ def test_what_cannot_be_made_is_refused_before_work(
         (("generate", absent, "--video", video, "-o", video), "is the input"),
         (("generate", absent, "--caption", "a", "--duration", 1, "-o", "/proc/none/x.wav"), "cannot write in /proc"),
         (("edit", absent, track, "inpaint", *span, "-o", "/proc/none/x.wav"), "cannot write in /proc"),
-        (("edit", absent, track, "inpaint", *span, "-o", out, "--layer", "/proc/l.wav"), "--layer  /proc/l.wav: cannot"),
+        (("edit", absent, track, "inpaint", *span, "-o", out, "--layer", "/proc/l.wav"), "/proc/l.wav: cannot"),
         (("generate", absent, "--video", track, "-o", "x.wav"), "no pictures"),
         (("generate", absent, "--video", video, "-o", "x.wav"), "no model here"),
         (("generate", trained, "--video", video, "-o", "x.wav"), "one autoencoder is looked for"),
