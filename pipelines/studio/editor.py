@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import shutil
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from audiollm.data.records.thoughts import (
 from audiollm.errors import ConfigError
 from audiollm.flow.editing.operations import EditSpan, find_operation, find_span
 from audiollm.flow.editing.requests import EditRequest
-from audiollm.flow.editing.tracks import read_track
+from audiollm.flow.editing.tracks import copy_described, lost_in_wav, read_track
 from audiollm.flow.model.sampling import SamplerSettings
 from audiollm.flow.service import (
     Job,
@@ -38,7 +39,7 @@ from audiollm.flow.service import (
     make_ordered,
 )
 from audiollm.video.decoders import VideoError
-from audiollm.video.writing import replace_sound
+from audiollm.video.writing import lost_by_replacing, replace_sound
 from pipelines.audiocot.thinking import Thinker, ThoughtRequest, understand
 from pipelines.instructions import EditKind, InstructionQuestion
 from pipelines.studio.intake import check_room
@@ -288,6 +289,30 @@ class SoundEditor:
         self.store.delete(project)
         self.service.stop_all_on(project.id)
 
+    def export_sound(self, project: StoredProject, version: SoundVersion, path: Path) -> None:
+        """Write a version as WAV, with the tags of the file that was opened where it was edited from that."""
+        wav = self.store.sound(project, version)
+        check_room(path.parent, wav.stat().st_size, self._limits)
+        if self.store.is_of_source(project, version):
+            copy_described(self.store.source(project), wav, path)
+        else:
+            shutil.copyfile(wav, path)
+
+    def lost_by_export(self, project: StoredProject, version: SoundVersion, ending: str) -> list[str]:
+        """What the file that was opened holds and an export does not take over, in words: some tags, a cover, chapters.
+
+        Raises:
+            StudioRefusal: the pictures do not go into such a file.
+        """
+        if ending != ".wav" and project.has_pictures:
+            source, channels = self.store.source(project), _export_channels(version.channels, ending)
+            try:
+                return lost_by_replacing(source, Path(f"export{ending}"), version.sample_rate, channels)
+            except VideoError:
+                raise _does_not_go(ending) from None
+        is_of_source = self.store.is_of_source(project, version)
+        return lost_in_wav(self.store.source(project)) if is_of_source else []
+
     def export_video(self, project: StoredProject, version: SoundVersion, path: Path) -> None:
         """Write the video with a version as its sound; its pictures are copied.
 
@@ -301,15 +326,13 @@ class SoundEditor:
         check_room(path.parent, sounds + self.store.source(project).stat().st_size, self._limits)
         track = read_track(wav)
         sound = Waveform(track.waveform(), track.sample_rate)
-        if sound.num_channels > 2 and path.suffix == ".mp4":
-            sound = Waveform(set_channels(sound.samples_CN, 1), sound.sample_rate)
+        channels = _export_channels(sound.num_channels, path.suffix)
+        if channels != sound.num_channels:
+            sound = Waveform(set_channels(sound.samples_CN, channels), sound.sample_rate)
         try:
             replace_sound(self.store.source(project), sound, path)
         except VideoError:
-            other = "MKV" if path.suffix != ".mkv" else "WAV"
-            raise StudioRefusal(
-                f"These pictures and this sound do not go into a file {path.suffix}: export {other}."
-            ) from None
+            raise _does_not_go(path.suffix) from None
 
     # Private
 
@@ -545,6 +568,15 @@ def sentence_of(error: Exception) -> str:
 _ERRNO = re.compile(r"\[Errno -?\d+\] ")
 _PATH = re.compile(r"(?<![\w/:.])/(?:[^\s/'\"]+/)+[^\s'\",;:)]*")
 """An absolute path, as libraries write it into their errors."""
+
+
+def _export_channels(channels: int, ending: str) -> int:
+    return 1 if channels > 2 and ending == ".mp4" else channels
+
+
+def _does_not_go(ending: str) -> StudioRefusal:
+    remedy = "MKV" if ending != ".mkv" else "WAV"
+    return StudioRefusal(f"These pictures and this sound do not go into a file {ending}: export {remedy}.")
 
 
 def _check_named(is_named: bool) -> None:

@@ -415,20 +415,21 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
 
     @router.get("/api/projects/{id}/versions/{number}/export")
     def export_version(project: Project, version: Version, format: str = "wav") -> Response:
-        ending = f".{format}"
-        if ending not in _EXPORTS:
-            raise StudioRefusal(f"There is no export as {format!r}: choose wav, mp4, mkv or mov.")
+        ending = _export_ending(format)
         name = f"{_file_stem(project)}-{version.id}{ending}"
-        if ending == ".wav":
-            return FileResponse(store.sound(project, version), media_type="audio/wav", filename=name)
         folder = store.incoming()
         path = folder / f"export{ending}"
+        write = editor.export_sound if ending == ".wav" else editor.export_video
         try:
-            editor.export_video(project, version, path)
+            write(project, version, path)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         return _MadeFile(path, media_type=_EXPORTS[ending], filename=name)
+
+    @router.get("/api/projects/{id}/versions/{number}/lost")
+    def lost_by_export(project: Project, version: Version, format: str = "wav") -> dict[str, Any]:
+        return {"lost": editor.lost_by_export(project, version, _export_ending(format))}
 
     @router.delete("/api/projects/{id}/versions/{number}")
     def delete_version(project: Project, version: Version) -> dict[str, Any]:
@@ -594,6 +595,16 @@ def _place_in_words(parts: Sequence[str | int]) -> str:
     if parts[:1] == ("record",):
         return " ".join(["The chain of thought", *map(str, parts[1:2])])
     return ".".join(map(str, parts))
+
+
+def _export_ending(format: str) -> str:
+    """
+    Raises:
+        StudioRefusal: nothing is exported as that.
+    """
+    if f".{format}" not in _EXPORTS:
+        raise StudioRefusal(f"There is no export as {format!r}: choose wav, mp4, mkv or mov.")
+    return f".{format}"
 
 
 def _need_pictures(project: StoredProject) -> None:

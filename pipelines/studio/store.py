@@ -310,6 +310,13 @@ class ProjectStore:
             raise StudioRefusal(f"There is no version {id} in this project.", 404)
         return found
 
+    def is_of_source(self, project: StoredProject, version: SoundVersion) -> bool:
+        """Whether a version was edited from the sound that was opened, and not from one that was made."""
+        versions = {stored.id: stored for stored in self.versions(project)}
+        while version.parent is not None and version.parent in versions:
+            version = versions[version.parent]
+        return version.kind == "original" and project.source is not None
+
     def sound(self, project: StoredProject, version: SoundVersion) -> Path:
         """The WAV file of a version."""
         return self.place(project) / "versions" / f"{version.id}.wav"

@@ -158,9 +158,7 @@ class Track:
 
     def lost_tags(self) -> list[str]:
         """What its file holds beside the samples and `save` does not write, in words."""
-        return [f"the tag {name}" for name in sorted(self.tags.texts) if name not in _TAGS] + list(
-            self.tags.other
-        )
+        return _lost(self.tags)
 
     def _write(self, path: Path) -> None:
         channels = self.samples_NC.shape[1]
@@ -204,7 +202,39 @@ def read_track(path: Path) -> Track:
     return Track(samples_NC, rates[0], "WAV", "FLOAT", str(path), tags)
 
 
+def copy_described(source: Path, samples: Path, out: Path) -> None:
+    """Write `out`: the samples of a WAV file with what another sound file or a film holds beside its own; see
+    `lost_in_wav`. The file is whole or absent.
+
+    Raises:
+        AudioError: `source` cannot be read.
+    """
+    with atomic_path(out) as temporary:
+        if can_copy(source, "WAV"):
+            copy_descriptions(source, samples, temporary)
+            return
+        described = temporary.with_name(f"{temporary.name}.tags")
+        try:
+            Track(np.zeros((0, 1), np.int32), 8000, "WAV", "PCM_16", "", _tags(source))._write(described)
+            copy_descriptions(described, samples, temporary)
+        finally:
+            described.unlink(missing_ok=True)
+
+
+def lost_in_wav(source: Path) -> list[str]:
+    """What a file holds beside its samples and `copy_described` does not write, in words.
+
+    Raises:
+        AudioError: it cannot be read.
+    """
+    return [] if can_copy(source, "WAV") else _lost(_tags(source))
+
+
 # Private
+
+
+def _lost(tags: SoundTags) -> list[str]:
+    return [f"the tag {name}" for name in sorted(tags.texts) if name not in _TAGS] + list(tags.other)
 
 
 def _tags(path: Path) -> SoundTags:

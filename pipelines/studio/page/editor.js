@@ -237,12 +237,14 @@
     const link = (format, text) => {
       const a = make("a", { className: "st-button", href: `/studio/api${versionPath(version.id, `/export?format=${format}`)}` }, text);
       a.setAttribute("download", "");
+      a.onclick = () => { lostBy(version.id, format).then((sentence) => sentence && tell(sentence)).catch(complain); };
       box.append(a);
     };
     // a link saves nothing and says nothing where pictures do not go into such a file
     const film = (format, text) => {
       const button = make("button", { className: "st-button" }, text);
-      button.onclick = guarded(() => save(`-${version.id}.${format}`, versionPath(version.id, `/export?format=${format}`)));
+      button.onclick = guarded(async () => save(`-${version.id}.${format}`, versionPath(version.id, `/export?format=${format}`),
+        await lostBy(version.id, format)));
       box.append(button);
     };
     link("wav", "Export WAV");
@@ -279,15 +281,21 @@
     return box;
   }
 
-  async function save(ending, path) {
+  // What the opened file holds and an export does not take over, as a sentence; "" where it takes all.
+  async function lostBy(version, format) {
+    const { lost } = await ask(versionPath(version, `/lost?format=${format}`));
+    return lost.length ? `Not kept, as .${format} does not take it: ${lost.join(", ")}.` : "";
+  }
+
+  async function save(ending, path, remark = "") {
     const name = `${state.project.name.replace(/\.[^.]*$/, "")}${ending}`;
-    tell(`Writing ${name} …`);
+    tell(`Writing ${name} … ${remark}`);
     try {
       const content = await ask(path, { as: "blob" });
       const a = make("a", { href: URL.createObjectURL(content), download: name });
       a.click();
       setTimeout(() => URL.revokeObjectURL(a.href), 60_000);
-    } finally { tell(""); }
+    } finally { tell(remark); }
   }
 
   function compare(other) {

@@ -156,8 +156,7 @@ def test_an_edited_aiff_has_the_chunks_of_its_file(tmp_path: Path) -> None:
     assert contents(out)[b"NAME"] == b"Street!"
 
 
-def test_tags_of_an_mp3_become_those_of_a_wav_and_the_rest_is_named(tmp_path: Path) -> None:
-    path, out = tmp_path / "a.mp3", tmp_path / "b.wav"
+def write_mp3(path: Path) -> None:
     with av.open(str(path), "w") as container:
         container.metadata.update(title="Street", artist="Ann", track="3", composer="Bo")
         stream = container.add_stream("libmp3lame", rate=RATE)
@@ -167,6 +166,11 @@ def test_tags_of_an_mp3_become_those_of_a_wav_and_the_rest_is_named(tmp_path: Pa
         frame.sample_rate = RATE
         container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
+
+
+def test_tags_of_an_mp3_become_those_of_a_wav_and_the_rest_is_named(tmp_path: Path) -> None:
+    path, out = tmp_path / "a.mp3", tmp_path / "b.wav"
+    write_mp3(path)
     track, _ = edited(path, out)
     assert track.lost_tags() == ["the tag composer"]
     with soundfile.SoundFile(out) as file:

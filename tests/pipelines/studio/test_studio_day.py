@@ -99,8 +99,8 @@ def test_picture_and_sound_keep_one_clock_for_a_minute_and_after_seeking(
         page.evaluate("window.drift.length = 0")
         page.wait_for_timeout(6000)
         after_seeking = medians_of_drift(page)
-        assert len(after_seeking) > 8 and np.quantile(np.abs(after_seeking), 0.9) < DRIFT_S, after_seeking
-    assert len(minute) > 200 and np.quantile(np.abs(minute), 0.9) < DRIFT_S, minute
+        assert len(after_seeking) > 8 and np.quantile(np.abs(after_seeking), 0.97) < DRIFT_S, after_seeking
+    assert len(minute) > 200 and np.quantile(np.abs(minute), 0.97) < DRIFT_S, minute
     # the clock of the page is the sound's
     assert page.inner_text("#st-clock").endswith("of 1:04.00")
     page.click("#st-play")

@@ -24,7 +24,7 @@ from audiollm.flow.generator import SoundGenerator
 from audiollm.flow.model.sampling import sample_latents
 from audiollm.flow.service import CLIPS_REMEMBERED, JobStopped, SoundService
 from audiollm.video import frames
-from audiollm.video.writing import write_video
+from audiollm.video.writing import lost_by_replacing, write_video
 from pipelines.audiocot.thinking import model_thinker
 from pipelines.instructions import EditKind
 from pipelines.studio.editor import MakeRequest, SoundEditor
@@ -33,6 +33,7 @@ from pipelines.studio.regions import PictureClick, RegionFinder, Sam2Tracker, co
 from pipelines.studio.server import load_editor
 from pipelines.studio.store import ProjectStore
 from pipelines.studio.waveforms import muted
+from tests.audiollm.flow.test_track_files import contents, write_mp3, write_wav
 from tests.audiollm.flow.toy import RATE, tone
 from tests.pipelines.audiocot.cot_run import ChatServer
 from tests.pipelines.audiocot.test_tracking import tracker as tiny_sam2
@@ -558,6 +559,51 @@ def test_an_edit_without_seconds_or_an_object_is_refused(editor: SoundEditor, tm
     with pytest.raises(StudioRefusal, match="Say which sound to add"):
         editor.edit(project, "w", first, "add", MakeRequest(start_s=0.5, end_s=1.0))
     assert len(editor.store.versions(project)) == 1
+
+
+@pytest.mark.parametrize("ending", [".wav", ".flac", ".mp3"])
+def test_an_exported_wav_has_what_the_opened_file_holds(
+    editor: SoundEditor, tmp_path: Path, ending: str
+) -> None:
+    source, out = tmp_path / f"a{ending}", tmp_path / "out.wav"
+    if ending == ".wav":
+        write_wav(source, "PCM_24", "WAV")
+    elif ending == ".mp3":
+        write_mp3(source)
+    else:
+        with soundfile.SoundFile(source, "w", RATE, 1, "PCM_16", format="FLAC") as file:
+            file.title, file.artist = "Title", "Ann"
+            file.write(np.zeros(RATE))
+    project = opened(editor, source)
+    first = editor.store.version(project, 1)
+    muting = MakeRequest(start_s=0.1, end_s=0.2)
+    version = editor.store.version(
+        project, editor.edit(project, "w", first, "mute", muting).value()["version"]
+    )
+    editor.export_sound(project, version, out)
+    stored = soundfile.read(editor.store.sound(project, version), dtype="int32")[0]
+    assert np.array_equal(soundfile.read(out, dtype="int32")[0], stored)
+    with soundfile.SoundFile(out) as file:
+        assert (file.title, file.artist) == ("Street" if ending == ".mp3" else "Title", "Ann")
+    lost = editor.lost_by_export(project, version, ".wav")
+    assert lost == (["the tag composer"] if ending == ".mp3" else [])
+    if ending == ".wav":
+        assert contents(out)[b"bext"] == contents(source)[b"bext"]
+    # what was made has no artist of the file
+    made = editor.generate(project, "w", MakeRequest("rain", steps=1)).value()["version"]
+    editor.export_sound(project, editor.store.version(project, made), out)
+    with soundfile.SoundFile(out) as file:
+        assert not file.title and not file.artist
+    assert not list(tmp_path.glob("*.tags"))
+
+
+def test_what_an_exported_film_cannot_hold_is_named(editor: SoundEditor, tmp_path: Path) -> None:
+    film = write_film(tmp_path / "film.mp4")
+    project = opened(editor, film)
+    first = editor.store.version(project, 1)
+    expected = lost_by_replacing(film, Path("film.mkv"), first.sample_rate, first.channels)
+    assert editor.lost_by_export(project, first, ".mkv") == expected
+    assert editor.lost_by_export(project, first, ".wav") == []
 
 
 def _packets(path: Path) -> list[bytes]:
