@@ -426,7 +426,7 @@ def load_generator(model: Path, autoencoder: str | None) -> SoundGenerator:
     Raises:
         ConfigError: there is no model, or not one autoencoder beside it, or something cannot be loaded.
     """
-    folder = model / "train_flow" if (model / "train_flow" / "model").exists() else model
+    folder = model / "train_flow" if (model / "train_flow").is_dir() else model
     model_folder(folder)  # without a model nothing is said of its autoencoder
     if autoencoder is None:
         autoencoder = str(autoencoder_of_run(folder.parent))

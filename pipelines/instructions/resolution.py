@@ -253,13 +253,15 @@ class SoundResolver:
             )
         sounds = ", ".join(sounds_with_names(self._record))
         where = f"say from when to when, or “remove the {name} everywhere”"
+        unnamed = [] if sounds else self._record.events
         sentence = (
             f"“{name}” is not among the sounds of the chain of thought ({sounds}). Name one of them, or {where}."
             if sounds
-            else f"The chain of thought names no sound: where is “{name}”? Select its seconds, or {where}."
+            else f"The chain of thought names no sound: where is “{name}”? Name it there, select its seconds, {where}."
         )
         pointed = ["remove this"] if self._has_object else []
-        answers = [*choices, f"remove the {name} everywhere", *pointed, *self._names_in("remove")]
+        spans = [f"remove the {name} from {format_span(event.start_s, event.end_s)}" for event in unnamed]
+        answers = [*choices, f"remove the {name} everywhere", *pointed, *self._names_in("remove"), *spans]
         return InstructionQuestion(sentence, answers, is_open=True)
 
     def _names_in(self, verb: str) -> list[str]:

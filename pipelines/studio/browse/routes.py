@@ -16,7 +16,7 @@ from pipelines.studio.browse.files import FILM_KINDS, ShownFiles, report_policy
 from pipelines.studio.gate import OWNER
 from pipelines.studio.limits import StudioRefusal
 from pipelines.studio.live import LiveDesk
-from pipelines.studio.routes import jpeg_bytes
+from pipelines.studio.routes.answers import jpeg_bytes
 
 _PICTURE_SIDE = 240
 

@@ -109,8 +109,9 @@ def test_a_name_that_no_sound_has_is_asked_about_where_sounds_have_no_names(reco
         with pytest.raises(InstructionQuestion, match="names no sound: where is “dog”") as caught:
             read_instruction(words, record, 5.0)
         assert caught.value.is_open
+        spans = [(0.0, 5.0), *((event.start_s, event.end_s) for event in record.events)]
         assert [read_instruction(choice, record, 5.0) for choice in caught.value.choices] == [
-            [EditPlan("remove", "dog", 0.0, 5.0)]
+            [EditPlan("remove", "dog", *span)] for span in spans
         ]
     with pytest.raises(InstructionQuestion) as caught:
         read_instruction("remove the dog", record, 5.0, has_object=True)

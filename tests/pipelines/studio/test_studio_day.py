@@ -233,7 +233,7 @@ def test_a_kill_between_edits_of_a_sentence_tells_which_were_applied(
     page.wait_for_selector("#studio[data-ready=yes]")
     page.wait_for_selector(".st-version >> nth=1")
     page.wait_for_selector(".st-lost >> text=Apply the rest")
-    person.screen("20-edits-cut-off")
+    person.screen("22-edits-cut-off")
     # between the second and the third
     page.click("text=Apply the rest")
     wait_for_version(3)

@@ -65,7 +65,9 @@ from fastapi import FastAPI  # noqa: E402
 
 from pipelines.studio.browse.routes import add_shown_routes  # noqa: E402
 from pipelines.studio.gate import COOKIE, StudioGate, is_allowed  # noqa: E402
-from pipelines.studio.routes import OpenWindows, add_refusals, add_routes  # noqa: E402
+from pipelines.studio.routes import add_routes  # noqa: E402
+from pipelines.studio.routes.refusals import add_refusals  # noqa: E402
+from pipelines.studio.routes.windows import OpenWindows  # noqa: E402
 from pipelines.studio.server import studio_app  # noqa: E402
 from pipelines.studio.tabs import StudioFolders, studio_page  # noqa: E402
 
