@@ -26,7 +26,7 @@ def jpeg_bytes(picture: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def listed(project: StoredProject) -> dict[str, Any]:
+def listed_project(project: StoredProject) -> dict[str, Any]:
     """A project in the list of all."""
     return {
         "id": project.id,
@@ -38,11 +38,11 @@ def listed(project: StoredProject) -> dict[str, Any]:
     }
 
 
-def detail(store: ProjectStore, project: StoredProject) -> dict[str, Any]:
+def project_detail(store: ProjectStore, project: StoredProject) -> dict[str, Any]:
     """An open project."""
     record = store.thought(project)
     return {
-        **listed(project),
+        **listed_project(project),
         "width": project.width,
         "height": project.height,
         "thought": record_json(record),

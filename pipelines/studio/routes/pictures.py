@@ -24,13 +24,15 @@ _FRAME_SIDE = 960
 
 
 @router.get("/api/projects/{id}/source")
-def source(project: Project, editor: Editor) -> Response:
+def get_source(project: Project, editor: Editor) -> Response:
+    """The file as it was opened."""
     path = editor.store.source(project)
     return FileResponse(path, media_type=_SOURCE_KINDS.get(path.suffix, "application/octet-stream"))
 
 
 @router.get("/api/projects/{id}/frame")
-def frame(project: Project, at: float, editor: Editor) -> Response:
+def get_frame(project: Project, at: float, editor: Editor) -> Response:
+    """A picture of the film, for browsers that cannot play it."""
     _need_pictures(project)
     if not 0 <= at <= project.duration_s:
         raise StudioRefusal(
@@ -42,7 +44,8 @@ def frame(project: Project, at: float, editor: Editor) -> Response:
 
 
 @router.get("/api/projects/{id}/strip")
-def strip(project: Project, editor: Editor) -> Response:
+def get_strip(project: Project, editor: Editor) -> Response:
+    """Pictures beside each other for the time line."""
     _need_pictures(project)
     path = editor.store.place(project) / "strip.jpg"
     if not path.is_file():
@@ -62,7 +65,8 @@ def strip(project: Project, editor: Editor) -> Response:
 
 
 @router.post("/api/projects/{id}/region")
-def follow_region(body: RegionBody, project: Project, editor: Editor, request: Request) -> dict[str, Any]:
+def post_region(body: RegionBody, project: Project, editor: Editor, request: Request) -> dict[str, Any]:
+    """The way of an object that was clicked."""
     _need_pictures(project)
     followed_s, following = editor.store.limits.followed_s, request.app.state.following
     clicks = [PictureClick(c.at_s, c.x, c.y, c.width, c.height) for c in body.clicks]

@@ -16,7 +16,7 @@ from pipelines.studio.editor import check_thought, sentence_of
 from pipelines.studio.intake import check_room
 from pipelines.studio.limits import MB, StudioRefusal
 from pipelines.studio.project_file import is_project_file, open_project_file, write_project_file
-from pipelines.studio.routes.answers import MadeFile, detail, file_stem, listed
+from pipelines.studio.routes.answers import MadeFile, file_stem, listed_project, project_detail
 from pipelines.studio.routes.bodies import RecoverBody, ThoughtBody
 from pipelines.studio.routes.dependencies import Editor, Owner, Project
 
@@ -26,7 +26,8 @@ _STATIC_KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/sv
 
 
 @router.get("/static/{name}")
-def static(name: str) -> Response:
+def get_static(name: str) -> Response:
+    """A file of the page."""
     path = _STATIC / name
     if path.suffix not in _STATIC_KINDS or path not in set(_STATIC.iterdir()):
         raise StudioRefusal("There is no such file.", 404)
@@ -34,7 +35,8 @@ def static(name: str) -> Response:
 
 
 @router.get("/api/state")
-def state(owner: Owner, editor: Editor) -> dict[str, Any]:
+def get_state(owner: Owner, editor: Editor) -> dict[str, Any]:
+    """What the page shows before a project is open."""
     sentence = ""
     try:
         _ = editor.service.generator
@@ -42,19 +44,23 @@ def state(owner: Owner, editor: Editor) -> dict[str, Any]:
         sentence = sentence_of(error)
     return {
         "model": sentence,
-        "projects": [listed(project) for project in editor.store.projects(owner)],
+        "projects": [listed_project(project) for project in editor.store.projects(owner)],
         "upload_mb": editor.store.limits.upload_mb,
         "writer": editor.writer_understands,
     }
 
 
 @router.post("/api/recover")
-def recover(body: RecoverBody, owner: Owner, editor: Editor) -> dict[str, Any]:
-    return {"projects": [listed(project) for project in editor.take_over(owner, body.key, body.projects)]}
+def post_recover(body: RecoverBody, owner: Owner, editor: Editor) -> dict[str, Any]:
+    """Projects of other browsers, those that are named given to this one."""
+    return {
+        "projects": [listed_project(project) for project in editor.take_over(owner, body.key, body.projects)]
+    }
 
 
 @router.post("/api/projects")
-async def open_file(request: Request, owner: Owner, editor: Editor, name: str = "") -> dict[str, Any]:
+async def post_project(request: Request, owner: Owner, editor: Editor, name: str = "") -> dict[str, Any]:
+    """Open an uploaded recording, video or project file."""
     limits = editor.store.limits
     most = limits.upload_mb * MB
     length = request.headers.get("content-length", "")
@@ -83,25 +89,28 @@ async def open_file(request: Request, owner: Owner, editor: Editor, name: str = 
     finally:
         if folder.exists():
             await run_in_threadpool(shutil.rmtree, folder, True)
-    found = await run_in_threadpool(detail, editor.store, project)
+    found = await run_in_threadpool(project_detail, editor.store, project)
     # the chain of thought of a project file is a person's: it is not written anew
     thinks = is_new and bool(found["versions"]) and project.duration_s <= limits.made_s
     return {**found, "thinks": thinks}
 
 
 @router.get("/api/projects/{id}")
-def project_detail(project: Project, editor: Editor) -> dict[str, Any]:
-    return detail(editor.store, project)
+def get_project(project: Project, editor: Editor) -> dict[str, Any]:
+    """An open project."""
+    return project_detail(editor.store, project)
 
 
 @router.delete("/api/projects/{id}")
-def delete_project(project: Project, editor: Editor) -> dict[str, Any]:
+def delete_project_folder(project: Project, editor: Editor) -> dict[str, Any]:
+    """Delete a project, and stop its requests."""
     editor.delete(project)
     return {}
 
 
 @router.get("/api/projects/{id}/export")
-def export_project(project: Project, editor: Editor) -> Response:
+def get_project_file(project: Project, editor: Editor) -> Response:
+    """A project in one file, to be saved."""
     size = sum(path.stat().st_size for path in editor.store.place(project).rglob("*") if path.is_file())
     check_room(editor.store.folder, size, editor.store.limits)
     folder = editor.store.incoming()
@@ -115,7 +124,8 @@ def export_project(project: Project, editor: Editor) -> Response:
 
 
 @router.put("/api/projects/{id}/thought")
-def keep_thought(body: ThoughtBody, project: Project, editor: Editor) -> dict[str, Any]:
+def put_thought(body: ThoughtBody, project: Project, editor: Editor) -> dict[str, Any]:
+    """Keep a chain of thought as it was edited."""
     check_thought(body.record, project.duration_s)
     editor.store.keep_thought(project, body.record, body.known)
     return {"record": record_json(body.record), "prose": prose_of(body.record)}

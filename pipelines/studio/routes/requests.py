@@ -18,14 +18,16 @@ _MOST_JOBS = 50
 
 
 @router.post("/api/projects/{id}/think")
-def think(body: ThinkBody, project: Project, owner: Owner, editor: Editor) -> dict[str, Any]:
+def post_think(body: ThinkBody, project: Project, owner: Owner, editor: Editor) -> dict[str, Any]:
+    """Write the chain of thought anew."""
     window = _window_of(owner, body.page)
     _check_queue(editor, window)
     return job_json(editor.think(project, window, body.region), editor)
 
 
 @router.post("/api/projects/{id}/plan")
-def plan(body: PlanBody, project: Project, owner: Owner, editor: Editor) -> dict[str, Any]:
+def post_plan(body: PlanBody, project: Project, owner: Owner, editor: Editor) -> dict[str, Any]:
+    """Read an instruction: edits, a question, or a request to the model that writes."""
     window = _window_of(owner, body.page)
     version = editor.store.version(project, body.version)
     span = None if body.start_s is None or body.end_s is None else (body.start_s, body.end_s)
@@ -43,14 +45,16 @@ def plan(body: PlanBody, project: Project, owner: Owner, editor: Editor) -> dict
 
 
 @router.post("/api/projects/{id}/generate")
-def generate(body: MakeBody, project: Project, owner: Owner, editor: Editor) -> dict[str, Any]:
+def post_generate(body: MakeBody, project: Project, owner: Owner, editor: Editor) -> dict[str, Any]:
+    """Make a sound."""
     window = _window_of(owner, body.page)
     _check_queue(editor, window)
     return job_json(editor.generate(project, window, body.asked()), editor)
 
 
 @router.post("/api/projects/{id}/edit")
-def edit(body: EditBody, project: Project, owner: Owner, editor: Editor) -> dict[str, Any]:
+def post_edit(body: EditBody, project: Project, owner: Owner, editor: Editor) -> dict[str, Any]:
+    """Edit a version."""
     window = _window_of(owner, body.page)
     _check_queue(editor, window)
     version = editor.store.version(project, body.version)
@@ -58,7 +62,8 @@ def edit(body: EditBody, project: Project, owner: Owner, editor: Editor) -> dict
 
 
 @router.post("/api/projects/{id}/edits")
-def edit_in_turn(body: EditsBody, project: Project, owner: Owner, editor: Editor) -> dict[str, Any]:
+def post_edits(body: EditsBody, project: Project, owner: Owner, editor: Editor) -> dict[str, Any]:
+    """Edit a version, and each result in turn."""
     window = _window_of(owner, body.page)
     _check_queue(editor, window)
     version = editor.store.version(project, body.version)
@@ -66,7 +71,7 @@ def edit_in_turn(body: EditsBody, project: Project, owner: Owner, editor: Editor
 
 
 @router.get("/api/jobs")
-async def jobs(owner: Owner, page: PageId, editor: Editor, windows: Windows) -> dict[str, Any]:
+async def get_jobs(owner: Owner, page: PageId, editor: Editor, windows: Windows) -> dict[str, Any]:
     """The requests of a window, which asks again and again: ten windows of one browser share six connections, so
     that none may keep one open."""
     window = _window_of(owner, page)
@@ -78,7 +83,8 @@ async def jobs(owner: Owner, page: PageId, editor: Editor, windows: Windows) -> 
 
 
 @router.post("/api/jobs/{number}/stop")
-def stop_job(number: int, owner: Owner, page: PageId, editor: Editor) -> dict[str, Any]:
+def post_stop(number: int, owner: Owner, page: PageId, editor: Editor) -> dict[str, Any]:
+    """Stop a request of this window."""
     for job in editor.service.jobs(_window_of(owner, page)):
         if job.number == number:
             editor.service.stop_job(job)
@@ -87,7 +93,8 @@ def stop_job(number: int, owner: Owner, page: PageId, editor: Editor) -> dict[st
 
 
 @router.post("/api/close")
-def close_window(owner: Owner, page: PageId, windows: Windows) -> dict[str, Any]:
+def post_close(owner: Owner, page: PageId, windows: Windows) -> dict[str, Any]:
+    """The window is closed or loaded again."""
     windows.leave(_window_of(owner, page))
     return {}
 

@@ -19,14 +19,16 @@ _MOST_COLUMNS, _LATEST_S = 8000, 1e6
 
 
 @router.get("/api/projects/{id}/versions/{number}/sound.wav")
-def sound(project: Project, version: Version, editor: Editor) -> Response:
+def get_sound(project: Project, version: Version, editor: Editor) -> Response:
+    """The sound of a version, to be played."""
     return FileResponse(editor.store.sound(project, version), media_type="audio/wav")
 
 
 @router.get("/api/projects/{id}/versions/{number}/waveform")
-def waveform(
+def get_waveform(
     project: Project, version: Version, start: float, end: float, width: int, editor: Editor
 ) -> Response:
+    """Lowest and highest samples of each column of a part of the time line, as 16-bit numbers."""
     if not (0 <= start < end <= _LATEST_S and 1 <= width <= _MOST_COLUMNS):
         raise StudioRefusal("The waveform has no such part.")
     columns = drawn_columns(
@@ -36,7 +38,8 @@ def waveform(
 
 
 @router.get("/api/projects/{id}/versions/{number}/export")
-def export_version(project: Project, version: Version, editor: Editor, format: str = "wav") -> Response:
+def get_export(project: Project, version: Version, editor: Editor, format: str = "wav") -> Response:
+    """A version as a file to be saved."""
     ending = _export_ending(format)
     name = f"{file_stem(project)}-{version.id}{ending}"
     folder = editor.store.incoming()
@@ -51,18 +54,21 @@ def export_version(project: Project, version: Version, editor: Editor, format: s
 
 
 @router.get("/api/projects/{id}/versions/{number}/lost")
-def lost_by_export(project: Project, version: Version, editor: Editor, format: str = "wav") -> dict[str, Any]:
+def get_lost(project: Project, version: Version, editor: Editor, format: str = "wav") -> dict[str, Any]:
+    """What an export does not take over from the opened file."""
     return {"lost": editor.lost_by_export(project, version, _export_ending(format))}
 
 
 @router.delete("/api/projects/{id}/versions/{number}")
-def delete_version(project: Project, version: Version, editor: Editor) -> dict[str, Any]:
+def delete_stored_version(project: Project, version: Version, editor: Editor) -> dict[str, Any]:
+    """Delete a version that no other was made from."""
     editor.store.delete_version(project, version)
     return {}
 
 
 @router.post("/api/projects/{id}/versions/{number}/restore")
-def restore_version(number: int, project: Project, editor: Editor) -> dict[str, Any]:
+def post_restore(number: int, project: Project, editor: Editor) -> dict[str, Any]:
+    """Bring back the version that was deleted last."""
     editor.store.restore_version(project, number)
     return {}
 
