@@ -590,7 +590,16 @@ def _check_named(is_named: bool) -> None:
 
 
 def _title(words: str, span_s: tuple[float, float]) -> str:
-    return f"{words}, {span_s[0]:.1f} to {span_s[1]:.1f} s"
+    if span_s[1] < 60:
+        return f"{words}, {span_s[0]:.1f} to {span_s[1]:.1f} s"
+    return f"{words}, {_clock(span_s[0])} to {_clock(span_s[1])}"
+
+
+def _clock(seconds: float) -> str:
+    """A time as the page shows it: "1:04.5", "1:00:00.0"."""
+    minutes, tenths = divmod(round(10 * seconds), 600)
+    text = f"{minutes % 60:02}:{tenths / 10:04.1f}" if minutes >= 60 else f"{minutes}:{tenths / 10:04.1f}"
+    return f"{minutes // 60}:{text}" if minutes >= 60 else text
 
 
 def _facts(asked: MakeRequest, caption: str, cot: str, place: EditPlace) -> dict[str, Any]:

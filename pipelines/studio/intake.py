@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from audiollm.audio import AudioError, probe
+from audiollm.audio import AudioError, AudioInfo, probe
 from audiollm.audio.decoding import DecodeRequest, decoded_blocks
 from audiollm.audio.discovery import is_audio_header, is_plain, read_header
 from audiollm.audio.files import sound_writer
@@ -63,6 +63,8 @@ class SourceFacts:
     channels: int = 0
     pictures_s: float = 0.0
     """Seconds after which no picture is shown any more."""
+    sound: AudioInfo | None = None
+    """What the header says of the sound; None: there is none."""
 
 
 def shown_name(name: str) -> str:
@@ -138,6 +140,7 @@ def check_source(path: Path, limits: StudioLimits) -> SourceFacts:
         info.sample_rate if info else 0,
         info.num_channels if info else 0,
         _pictures_end(path, duration_s) if shown else 0.0,
+        info,
     )
 
 

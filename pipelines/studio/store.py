@@ -156,7 +156,9 @@ class ProjectStore:
                 check_room(folder, wanted, self.limits)
                 sound_s = write_sound(source, folder / "versions" / "1.wav", self.limits)
                 duration_s = max(duration_s, sound_s) if facts.has_pictures else sound_s
-                self._finish(folder, 1, None, "original", "as it was opened", None, {})
+                difference = facts.sound.difference(sound_s) if facts.sound else None
+                title = "; ".join(filter(None, ("as it was opened", difference)))
+                self._finish(folder, 1, None, "original", title, None, {})
             project = _project(owner, shown_name(name), source.name, facts, duration_s)
             write_json(folder / "project.json", project.model_dump(mode="json"))
             write_json(folder / "thought.json", record_json(ThoughtRecord()))

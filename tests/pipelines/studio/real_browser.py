@@ -35,7 +35,7 @@ playwright = pytest.importorskip(
 pytest.importorskip("gradio", reason="the extra `studio` is not installed")
 if CHROMIUM is None:
     pytest.skip("no chromium: apt-get install chromium", allow_module_level=True)
-CUT = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+CUT = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"
 """Cuts Chromium off from all but this machine."""
 PATIENCE_S = 120
 """Longest wait for anything: on a busy machine a request takes a minute."""

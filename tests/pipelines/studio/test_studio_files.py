@@ -72,6 +72,25 @@ def test_too_long_too_large_and_oddly_named_files(tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.parametrize("ending", [".wav", ".flac", ".mp4"])
+def test_a_file_that_is_cut_off_is_told_as_such(tmp_path: Path, ending: str) -> None:
+    with closing(made_editor(tmp_path / "s", None)) as editor:
+        source = tmp_path / f"a{ending}"
+        if ending == ".mp4":
+            write_film(source)
+        else:
+            write_recording(tmp_path / "a.wav", 4.0)
+            soundfile.write(source, *soundfile.read(tmp_path / "a.wav"))
+        (whole,) = editor.store.versions(opened(editor, source))
+        assert whole.title == "as it was opened"
+        if ending != ".mp4":  # of which half is no film
+            source.write_bytes(source.read_bytes()[: source.stat().st_size // 2])
+            (cut,) = editor.store.versions(opened(editor, source))
+            assert cut.title.startswith("as it was opened; its header tells 4.00 s, ")
+            assert cut.title.endswith(" s could be decoded: it is cut off")
+            assert cut.duration_s < 2.5
+
+
 def test_a_flac_whose_header_does_not_tell_its_length_is_counted(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "a.flac", np.zeros((300_000, 1), np.int16), RATE)
     content = bytearray((tmp_path / "a.flac").read_bytes())

@@ -76,8 +76,8 @@ def test_from_a_real_recording_to_its_edited_versions(person: Person, tmp_path: 
     # export: outside of the four spans the recording is as it was
     before, rate = soundfile.read(original)
     after, _ = soundfile.read(person.download("text=Export WAV", tmp_path / "edited.wav"))
-    # the recording lasts 5.001 s; the page's fields are in hundredths, so one second more ends at 6.00 s
-    assert rate == 44_100 and len(before) == soundfile.info(recording).frames and len(after) == 6 * rate
+    assert rate == 44_100 and len(before) == soundfile.info(recording).frames
+    assert len(after) == len(before) + rate
     seconds = np.arange(len(before)) / rate
     edited = np.zeros(len(before), bool)
     for begin_s, end_s in ((0.5, 0.9), (1.0, 1.4), (2.0, 3.0)):
