@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= passive
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart test check bench learn clean
+.PHONY: help setup quickstart test check docs-tables bench learn clean
 
 help:  ## list the targets; `make -C benchmarks help` lists benchmarks, proofs and longer checks
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 14
@@ -39,6 +39,9 @@ check: $(READY)  ## ruff, mypy and the import contract
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+docs-tables: $(READY)  ## write the tables of objectives, rewards, steps and stages into the documents
+	@$(BIN)/python docs/tables.py
 
 bench:  ## every benchmark
 	@$(MAKE) --no-print-directory -C benchmarks bench

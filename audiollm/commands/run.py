@@ -263,14 +263,14 @@ def _print_settings(kind: str, console: Console) -> None:
     for key, field in stage.config.model_fields.items():
         line = Text.assemble((key, "bold"), f"  {type_name(field.annotation)}  ")
         default: Any = field.get_default(call_default_factory=True)
-        line.append("required" if field.is_required() else f"default {_yaml(default)}", "dim")
+        line.append("required" if field.is_required() else f"default {yaml_text(default)}", "dim")
         console.print(line, soft_wrap=True)
         if field.description:
             console.print(Padding(Text(" ".join(field.description.split())), (0, 0, 0, 6)))
     console.print(f"makes: {', '.join(stage.artifacts)}", highlight=False, soft_wrap=True)
 
 
-def _yaml(value: Any) -> str:
+def yaml_text(value: Any) -> str:
     """The value as a recipe has it."""
     plain = to_jsonable_python(value)
     text = yaml.safe_dump(plain, default_flow_style=True, width=math.inf, sort_keys=False)

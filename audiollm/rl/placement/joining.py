@@ -99,7 +99,7 @@ def _join(choice: PlacementChoice, ranks: Ranks) -> Cluster:
     if error or found is None:
         if found is not None:
             found.leave()
-        raise StageError(f"placement: {error}", "see placement in audiollm/rl/README.md", 2)
+        raise StageError(f"placement: {error}", "see audiollm/rl/placement/README.md", 2)
     return found
 
 
