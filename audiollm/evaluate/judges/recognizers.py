@@ -173,7 +173,10 @@ class PocketsphinxRecognizer:
         self._decoder.reinit_feat()  # else its normalization would go on from the clip before
         self._decoder.start_utt()
         self._decoder.process_raw(pcm, full_utt=True)
-        self._decoder.end_utt()
+        try:
+            self._decoder.end_utt()
+        except RuntimeError:  # no path of its search reaches the end of the sound
+            return ""
         hypothesis = self._decoder.hyp()
         return recognition_form(hypothesis.hypstr) if hypothesis is not None else ""
 

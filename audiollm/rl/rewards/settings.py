@@ -174,6 +174,9 @@ class WordsSettings(RewardSettings):
     """Language of the recognizer, and of samples that name none (`metadata.language`)."""
     form: str = "whisper"
     """How texts are compared: see `evaluate tts --form`."""
+    texts: Path | None = None
+    """A .jsonl of samples, for `pocketsphinx`: where their texts are few, it chooses among these, which is faster and
+    surer; null: any words of its language model."""
 
 
 class VoiceSettings(RewardSettings):

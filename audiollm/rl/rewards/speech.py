@@ -7,10 +7,14 @@ from importlib import util
 from pathlib import Path
 
 from audiollm.audio import Waveform
+from audiollm.data.records.manifest import read_samples
+from audiollm.data.records.sample import Sample
+from audiollm.data.text.forms import comparison_form
 from audiollm.data.text.words import words_of
 from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.choosing import choose_recognizer, choose_speaker_judge
-from audiollm.evaluate.judges.judging import load_clip
+from audiollm.evaluate.judges.judging import Recognizer, load_clip
+from audiollm.evaluate.judges.recognizers import choose_grammar
 from audiollm.evaluate.judges.single_scores import voice_score, words_score
 from audiollm.evaluate.report.text_errors import choose_form
 from audiollm.rl.rewards import settings as s
@@ -22,21 +26,24 @@ MIN_MOS, MAX_MOS = 1.0, 5.0
 
 def text_to_say(answer: SampledAnswer) -> str:
     """The text that is to be spoken: `metadata.text`, else the key's text, else the user's last."""
-    given = answer.sample.metadata.get("text")
-    if isinstance(given, str) and given.strip():
-        return given
-    return answer.key or (answer.sample.texts("user") or [""])[-1]
+    return text_of(answer.sample, answer.key)
+
+
+def text_of(sample: Sample, key: str = "") -> str:
+    """The text that a sample asks to be spoken: `metadata.text`, else the key's text, else the user's last."""
+    text = sample.metadata.get("text")
+    if isinstance(text, str) and text.strip():
+        return text
+    return key or (sample.texts("user") or [""])[-1]
 
 
 def words_reward(settings: s.WordsSettings) -> Callable[[SampledAnswer], float | None]:
     """The reward `words`.
 
     Raises:
-        ConfigError: no recognizer there.
+        ConfigError: no recognizer there, or no samples where their texts are to be read.
     """
-    chosen = choose_recognizer(settings.recognizer, settings.language)
-    assert chosen is not None
-    recognizer = chosen.judge
+    recognizer = _recognizer(settings)
     choose_form(settings.form, settings.language)  # refuses a wrong name before anything is sampled
 
     def score(answer: SampledAnswer) -> float | None:
@@ -48,6 +55,23 @@ def words_reward(settings: s.WordsSettings) -> Callable[[SampledAnswer], float |
         return words_score(recognizer, form, answer.recording, text_to_say(answer))[0]
 
     return score
+
+
+def _recognizer(settings: s.WordsSettings) -> Recognizer:
+    if settings.texts is None:
+        chosen = choose_recognizer(settings.recognizer, settings.language)
+        assert chosen is not None
+        return chosen.judge
+    if settings.recognizer != s.POCKETSPHINX:
+        raise ConfigError(
+            "words.texts: a grammar is for pocketsphinx alone",
+            settings.recognizer,
+            "leave out texts, or recognizer",
+        )
+    samples, _ = read_samples(settings.texts)
+    texts = {comparison_form(text_of(sample), sample.language or settings.language) for sample in samples}
+    judge, _, _ = choose_grammar(sorted(texts - {""}))
+    return judge
 
 
 def voice_reward(settings: s.VoiceSettings) -> Callable[[SampledAnswer], float | None]:

@@ -20,7 +20,7 @@ import torch
 
 from audiollm.audio import Waveform
 from audiollm.data.chat.question_prompts import answer_form, question_prompt
-from audiollm.data.records.sample import Message, Sample, TextPart
+from audiollm.data.records.sample import Message, Sample, TextPart, write_samples
 from audiollm.errors import ConfigError, StageError
 from audiollm.evaluate.listening.answer_parts import read_answer
 from audiollm.evaluate.listening.audio_qa import mmau_match
@@ -32,7 +32,8 @@ from audiollm.rl.rewards.checks import check_rewards
 from audiollm.rl.rewards.matching import is_right
 from audiollm.rl.rewards.registry import load_rewards
 from audiollm.rl.rewards.scoring import RewardScores, RewardSuite
-from audiollm.rl.rewards.settings import RewardSettings, StepsSettings
+from audiollm.rl.rewards.settings import RewardSettings, StepsSettings, WordsSettings
+from audiollm.rl.rewards.speech import words_reward
 from audiollm.rl.rewards.texts import scored_steps
 
 VOICES = ["Man", "Woman", "Child"]
@@ -343,6 +344,25 @@ def test_words_are_compared_in_the_language_of_the_sample(
     )
     words = {"words": {"recognizer": "german_ears:Ear", "form": "spoken"}}
     assert values_of(words, german, unknown) == [1.0, pytest.approx(0.5)]
+
+
+def test_pocketsphinx_chooses_among_the_texts_of_the_samples(tmp_path: Path) -> None:
+    """A click has no words; among few texts it is one of them, or nothing."""
+    samples = [
+        Sample(id=text, messages=[Message(role="user", content=[TextPart(text=text)])], task="tts")
+        for text in ("seven", "three")
+    ]
+    write_samples(tmp_path / "samples.jsonl", samples)
+    settings = WordsSettings(texts=tmp_path / "samples.jsonl")
+    click_1N = torch.zeros(1, 8000)
+    click_1N[0, 4000:4200] = torch.randn(200, generator=torch.Generator().manual_seed(0))
+    values = [
+        words_reward(settings)(SampledAnswer(sample, "", 4, recording=Waveform(click_1N, 16_000)))
+        for sample in samples
+    ]
+    assert set(values) <= {0.0, 1.0} and sum(map(float, filter(None, values))) <= 1
+    with pytest.raises(ConfigError, match=r"words\.texts"):
+        words_reward(WordsSettings(texts=tmp_path / "samples.jsonl", recognizer="whisper"))
 
 
 def test_words_and_voice_by_plugged_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
