@@ -260,6 +260,16 @@ def test_a_target_in_the_table_of_results_exists() -> None:
     assert [name for name in targets if not re.search(rf"^{name}:.*## ", makefile, re.M)] == []
 
 
+@pytest.mark.parametrize(
+    "document",
+    [path for path in documents("*.md") if path.name in ("README.md", "RESULTS.md")],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_a_map_is_short(document: Path) -> None:
+    lines = len(document.read_text(encoding="utf-8").splitlines())
+    assert lines <= (130 if document.parent == ROOT else 150)
+
+
 # ---- stages and commands, links
 
 

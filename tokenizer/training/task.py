@@ -47,7 +47,7 @@ SETTLING_STEPS = 150
 
 @dataclass(frozen=True)
 class TokenizerTaskConfig:
-    """Batch, phases and loss weights of a training; `tokenizer/README.md` explains the weights."""
+    """Batch, phases and loss weights of a training; `tokenizer/training/README.md` explains the weights."""
 
     seed: int
     batch_size: int
