@@ -156,8 +156,7 @@ def complaint(snippet: Snippet) -> str:
     if call := _CALL.match(text):
         return "" if call[1] in words_of_sources() else "no such function"
     if _CLASS.match(text):
-        is_known = text in words_of_sources()
-        return "" if is_known else "no such class"
+        return "" if text in words_of_sources() else "no such class"
     if _CONSTANT.match(text):
         return "" if text in words_of_sources() else "no such constant"
     if dotted := _DOTTED.match(text):
@@ -179,8 +178,8 @@ def complaint_of_dotted(document: Path, dotted: str) -> str:
         for count in range(len(parts), 0, -1):
             path = module_file(".".join(parts[:count]), base)
             if path is not None:
-                known = names_in(path)
-                absent = [part for part in parts[count:] if part not in known]
+                defined = names_in(path)
+                absent = [part for part in parts[count:] if part not in defined]
                 return f"{path.relative_to(ROOT)} has no {absent}" if absent else ""
     return ""
 
@@ -229,9 +228,9 @@ def test_a_row_names_what_its_modules_define() -> None:
     problems = []
     for document, number, modules, names in rows_of_modules():
         files = files_of(document, number, modules)
-        known = {name for path in files for name in names_in(path)}
+        defined = {name for path in files for name in names_in(path)}
         absent = [
-            name for name in names if not set(name.split(".")) <= known and not name.startswith("audiollm")
+            name for name in names if not set(name.split(".")) <= defined and not name.startswith("audiollm")
         ]
         if absent:
             problems.append(f"{document.relative_to(ROOT)}:{number} {modules}: {absent}")
