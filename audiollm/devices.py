@@ -63,10 +63,13 @@ def product_tflops(device: torch.device, dtype: torch.dtype, seconds: float = 0.
 
 
 def measured_speed() -> tuple[float, float]:
-    """What this machine does: the throughput of a training of size tiny, in 10^12 operations per second, and the speed
-    of a core over the one that `core_seconds` were measured on. Takes a second.
+    """Measure this machine for `plan`, with a second of matrix products.
 
-    Trainings of that size gain by more threads as the root of their number (two: 1.2 to 1.6 times).
+    Returns:
+        Training throughput at size tiny on the default device, in 10^12 operations per second; on a CPU with all
+        threads of torch, which multiply the rate of one thread by the square root of their number (two threads:
+        1.2 to 1.6 times, measured).
+        Speed of one core relative to the core of `CORE_TFLOPS`, by which `core_seconds` are divided.
     """
     device, cpu = default_device(), torch.device("cpu")
     core = product_tflops(cpu, torch.float32)

@@ -10,7 +10,6 @@ and is not in `thinking.jsonl`. Thresholds were chosen on folds 1 and 2; folds 3
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections import defaultdict
@@ -18,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from events import CLASSES
+from events import CLASSES, read_arguments
 from rich.console import Console
 
 from audiollm.data.records.thoughts import ThoughtRecord
@@ -40,25 +39,11 @@ ONE_WAY = {"Canidae, dogs, wolves", "Cat", "Roaring cats (lions, tigers)", "Onom
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    data = Path(__file__).resolve().parents[2] / "shared" / "data"
-    parser.add_argument("--data", type=Path, default=data)
-    parser.add_argument("--model", type=Path, help="YAMNet's .tflite; by default the one under --data")
-    parser.add_argument("--folds", nargs="+", default=["3", "4"])
-    arguments = parser.parse_args()
-    model = arguments.model or next((arguments.data / "judge_models").rglob("yamnet*.tflite"), None)
-    if model is None:
-        parser.error(f"no YAMNet under {arguments.data / 'judge_models'}: give --model")
-    clips = sorted((arguments.data / "esc10").rglob("*.ogg"))
-    clips = [clip for clip in clips if clip.name.split("-")[0] in arguments.folds]
-    if not clips:
-        parser.error(f"no ESC-10 under {arguments.data / 'esc10'}: give --data")
+    model, clips, folds = read_arguments(__doc__, ["3", "4"])
     with tempfile.TemporaryDirectory() as folder:
         rows = think(Path(folder), clips, model)
         questions = (Path(folder) / "thinking.jsonl").read_text(encoding="utf-8").splitlines()
-    report(rows, len(questions), "folds " + " and ".join(arguments.folds))
+    report(rows, len(questions), "folds " + " and ".join(folds))
 
 
 def think(folder: Path, clips: Sequence[Path], model: Path) -> list[dict[str, Any]]:

@@ -47,13 +47,24 @@ TOP = 3
 
 
 def main() -> None:
+    model, clips, _ = read_arguments(__doc__, ["1", "2", "3", "4"])
+    compare(model, clips)
+
+
+def read_arguments(description: str | None, folds: list[str]) -> tuple[Path, list[Path], list[str]]:
+    """The options of a benchmark on ESC-10 with YAMNet: the model's file, the clips, and their folds.
+
+    Args:
+        description: the help text.
+        folds: where --folds is not given.
+    """
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     data = Path(__file__).resolve().parents[2] / "shared" / "data"
     parser.add_argument("--data", type=Path, default=data)
     parser.add_argument("--model", type=Path, help="YAMNet's .tflite; by default the one under --data")
-    parser.add_argument("--folds", nargs="+", default=["1", "2", "3", "4"])
+    parser.add_argument("--folds", nargs="+", default=folds)
     arguments = parser.parse_args()
     model = arguments.model or next((arguments.data / "judge_models").rglob("yamnet*.tflite"), None)
     if model is None:
@@ -62,7 +73,7 @@ def main() -> None:
     clips = [clip for clip in clips if clip.name.split("-")[0] in arguments.folds]
     if not clips:
         parser.error(f"no ESC-10 under {arguments.data / 'esc10'}: give --data")
-    compare(model, clips)
+    return model, clips, arguments.folds
 
 
 def compare(model: Path, clips: list[Path]) -> None:
