@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from audiollm.audio import AudioError, find_audio, load, normalize_rms, pitch, probe, resample, to_mono
+from audiollm.audio.discovery import links_note
 from audiollm.data.records.manifest import read_samples
 from audiollm.errors import BadSample, StageError
 from audiollm.files.atomic import is_unicode
@@ -78,7 +79,7 @@ def find_training_clips(audio: Path) -> Clips:
     clips = find_clips(audio)
     if not clips.train or not clips.test:
         raise StageError(
-            f"{audio} has no clips to train on or none to hold out",
+            f"{audio} has no clips to train on or none to hold out{links_note(audio)}",
             "give a folder of two recordings or more, or the samples of `compose`",
             2,
         )

@@ -76,6 +76,15 @@ def find_audio(folder: str | Path) -> tuple[list[Path], list[Path]]:
     return sorted(audio), sorted(others)
 
 
+def links_note(*places: str | Path) -> str:
+    """What to add to an error where no sound was found: links in folders that lead out of them; empty without any."""
+    folders = [Path(place) for place in places if Path(place).is_dir()]
+    count = sum(path.is_symlink() for folder in folders for path in find_audio(folder)[1])
+    return (
+        f" (links that lead out of it: {count}, not followed; give the folder they lead to)" if count else ""
+    )
+
+
 def check_readable(path: Path) -> None:
     """Raise `AudioError` for what is no file, cannot be opened, is empty, or is raw samples without a header."""
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.progress import TaskID
 
-from audiollm.audio.discovery import AudioError
+from audiollm.audio.discovery import AudioError, links_note
 from audiollm.data.text.forms import comparison_form
 from audiollm.errors import StageError
 from audiollm.failures import watched_failures
@@ -149,7 +149,9 @@ def _sources(config: AnnotationConfig, context: Context, ledger: Ledger) -> Sour
         context.say(note)
     if not sources.num_audio:
         raise StageError(
-            f"annotate: no audio files in {', '.join(inputs)}", "give a folder of recordings", exit_code=2
+            f"annotate: no audio files in {', '.join(inputs)}{links_note(*inputs)}",
+            "give a folder of recordings",
+            exit_code=2,
         )
     if transcripts is None and all(source.given.text is None for source in sources.found):
         _hint_at_a_pattern(sources, context)

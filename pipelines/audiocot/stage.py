@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.progress import TaskID
 
-from audiollm.audio.discovery import AudioError
+from audiollm.audio.discovery import AudioError, links_note
 from audiollm.endpoints import Budget
 from audiollm.errors import ConfigError, StageError
 from audiollm.failures import watched_failures
@@ -175,7 +175,7 @@ def _sources(config: AudioCotConfig, context: Context, ledger: Ledger) -> FileSo
     sources = file_sources(inputs, known, config.use_truth)
     if not sources.found and not sources.rejected:
         raise StageError(
-            f"audiocot: no videos or recordings in {', '.join(config.inputs)}",
+            f"audiocot: no videos or recordings in {', '.join(config.inputs)}{links_note(*config.inputs)}",
             "give a folder of videos or recordings",
             exit_code=2,
         )

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from audiollm.audio.discovery import AudioError, find_audio
+from audiollm.audio.discovery import AudioError, find_audio, links_note
 from audiollm.audio.files import load
 from audiollm.errors import ConfigError, suggestion
 from pipelines.scenes.settings import SoundSource
@@ -55,6 +55,9 @@ def find_sounds(sources: Sequence[SoundSource], key: str, needs_held_out: bool =
     for number, source in enumerate(sources):
         where = f"{key}[{number}]"
         sounds = [sound for path in find_audio(source.folder)[0] for sound in _labelled(source, path)]
+        if not sounds:
+            problem = f"{where}.folder: no recordings in {source.folder}{links_note(source.folder)}"
+            raise ConfigError(problem, "", "give a folder of labelled recordings")
         labels = {sound.label for sound in sounds}
         for label in source.labels or ():
             if label not in labels:

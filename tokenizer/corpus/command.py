@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from audiollm.audio.discovery import links_note
 from audiollm.errors import ConfigError
 from audiollm.progress import progress_bar
 
@@ -261,7 +262,11 @@ def read_inputs(given: Sequence[str]) -> CorpusInputs:
                 inputs.add_file(path, path.stem)
     if not inputs.samples:
         reason = f": {inputs.bad[0]}" if inputs.bad else ""
-        raise ConfigError(f"no sound to encode{reason}", "INPUT", "give folders, files or lists of sound")
+        raise ConfigError(
+            f"no sound to encode{reason}{links_note(*given)}",
+            "INPUT",
+            "give folders, files or lists of sound",
+        )
     return inputs
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from audiollm.audio.discovery import links_note
 from audiollm.errors import ConfigError, StageError, suggestion
 from audiollm.files.atomic import atomic_path, write_jsonl
 from audiollm.files.set_aside import row_of
@@ -277,7 +278,9 @@ def _run(request: ConversionRequest, rows: SourceRows, strict: bool, console: Co
             if not written:
                 reason = f": {bad[0]}" if bad else ""
                 raise ConfigError(
-                    f"the source has no usable sample{reason}", str(request.source), "check KIND and SOURCE"
+                    f"the source has no usable sample{reason}{links_note(request.source)}",
+                    str(request.source),
+                    "check KIND and SOURCE",
                 )
     except OSError as error:
         raise StageError(f"{request.out}: cannot be written ({error.strerror})", "check the disk") from error

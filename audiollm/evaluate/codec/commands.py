@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 import typer
 from rich.console import Console
 
+from audiollm.audio.discovery import links_note
 from audiollm.errors import ConfigError, suggestion
 from audiollm.evaluate.options import Examples, Limit, Out, RecognizerOption, SpeakerJudgeOption
 from audiollm.evaluate.report.suite import bar, spread_items, step
@@ -71,7 +72,11 @@ def codec(
     prefixes = _numbers(codebooks)
     clips = spread_items(read_clips(audio or [], listing, _kind(kind, "--kind")), limit)
     if not clips:
-        raise ConfigError("no sound to score", "--audio", "give files or folders with --audio, or a --list")
+        raise ConfigError(
+            f"no sound to score{links_note(*(audio or []))}",
+            "--audio",
+            "give files or folders with --audio, or a --list",
+        )
     folders = name_codecs(codecs)
 
     from audiollm.codec import load_codec

@@ -97,6 +97,7 @@ def training_sounds(source: Path, key: str) -> list[Path]:
         ConfigError: there are none.
     """
     from audiollm.audio import AudioError, find_audio
+    from audiollm.audio.discovery import links_note
     from audiollm.data.records.manifest import read_samples
 
     try:
@@ -108,7 +109,11 @@ def training_sounds(source: Path, key: str) -> list[Path]:
     except AudioError as error:
         raise ConfigError(error.reason, key, "give a folder of sound, or samples") from None
     if not found:
-        raise ConfigError(f"{source} has no sound to train on", key, "give a folder of sound, or samples")
+        raise ConfigError(
+            f"{source} has no sound to train on{links_note(source)}",
+            key,
+            "give a folder of sound, or samples",
+        )
     return found
 
 

@@ -13,10 +13,11 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
-from audiollm.audio import AudioError
+from audiollm.audio import AudioError, save
 from audiollm.commands import cli
 from audiollm.commands.cli import build_app
 from audiollm.commands.help_text import command_lines, help_text
@@ -99,6 +100,34 @@ def test_a_wrong_setting_is_named_with_its_option(
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["annotate", "in", "-o", "x", "--recognizer", "none"],
+        ["audiocot", "in", "-o", "x", "--missing-scorer", "skip"],
+        ["convert", "folder", "in", "-o", "x.jsonl"],
+        ["evaluate", "codec", "none", "--audio", "in", "-o", "x"],
+        ["run", "r.yaml", "scenes.events=[{folder: in}]"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_folder_of_links_that_lead_out_is_not_called_empty(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path / "a.wav", torch.zeros(1, 8000), 8000)
+    (tmp_path / "in" / "bark").mkdir(parents=True)
+    (tmp_path / "in" / "bark" / "a.wav").symlink_to(tmp_path / "a.wav")
+    (tmp_path / "r.yaml").write_text(
+        "name: r\nsize: tiny\nseed: 0\nstages: [{name: scenes, compose_scenes: {}}]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["audiollm", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    message = " ".join(capsys.readouterr().err.split())
+    assert end.value.code == 2 and "links that lead out of it: 1, not followed" in message, message
 
 
 def _help(name: str) -> str:
