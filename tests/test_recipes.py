@@ -194,15 +194,15 @@ def test_the_command_says_what_it_reckoned_with(tmp_path: Path, monkeypatch: pyt
 
 MEASURED_SECONDS = {
     "iterative_grpo/tiny.yaml": {
-        "annotate": 106, "train": 149, "first_answers": 74, "first_reward": 114, "train_policy_1": 280,
+        "annotate": 51, "train": 149, "first_answers": 74, "first_reward": 114, "train_policy_1": 280,
         "sample_answers_1": 84, "train_reward_1": 50, "heard_1": 10, "train_policy_2": 280, "sample_answers_2": 79,
         "train_reward_2": 50, "before": 7, "report": 6,
     },
-    "ke_omni_r/tiny.yaml": {"annotate": 106, "train": 303, "train_policy": 220},
-    "tts_grpo/tiny.yaml": {"annotate": 106, "train_tokenizer": 923, "tokenize": 173, "train": 653},
+    "ke_omni_r/tiny.yaml": {"annotate": 51, "train": 303, "train_policy": 220},
+    "tts_grpo/tiny.yaml": {"annotate": 51, "train_tokenizer": 923, "tokenize": 173, "train": 653},
 }  # fmt: skip
 """CPU-seconds of stages with one thread on an AMD EPYC with AVX2 (0.073 TFLOP/s), beside busy neighbours; `annotate` on
-two cores; 2026-11-28."""
+two cores (75 of its workers and 13 of the stage itself); 2026-11-28."""
 
 
 @pytest.mark.parametrize("path", MEASURED_SECONDS)
@@ -227,7 +227,7 @@ def test_a_plan_tells_the_time_of_every_training(path: str) -> None:
     kinds = {stage.name: stage.stage.kind for stage in recipe.stages}
     untimed = [name for name, plan in plans.items() if plan.seconds is None]
     assert [kinds[name] for name in untimed if kinds[name].startswith("train_tokenizer")] == []
-    if path.partition("/")[0] not in ("finetune_higgs", "audiocot_writer"):  # models that are not there yet
+    if path.partition("/")[0] != "finetune_higgs":  # its models are not there yet
         assert untimed == []
 
 

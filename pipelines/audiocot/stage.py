@@ -269,6 +269,7 @@ def plan_audiocot(config: AudioCotConfig, upstream: Mapping[str, StagePlan]) -> 
     except ListError as error:
         raise ConfigError(f"audiocot: {error}", "", "mend the list, then plan again") from None
     seconds = sum(plan.facts.get("seconds", 0.0) for plan in upstream.values())
+    samples = sum(plan.facts.get("samples", 0.0) for plan in upstream.values())
     seconds = seconds or sum(_seconds_of(Path(text)) for text in config.inputs)
     notes = [*facts, *(f"without: {each.reason}" for each in lacking)]
     return StagePlan(
@@ -276,7 +277,7 @@ def plan_audiocot(config: AudioCotConfig, upstream: Mapping[str, StagePlan]) -> 
         disk_mb=seconds * config.made.sample_rate * config.made.channels * 2e-6 * len(config.made.edits),
         core_seconds=5.0 + seconds * _SECONDS_PER_AUDIO_SECOND / config.num_workers,
         note="; ".join(notes),
-        facts={"seconds": seconds},
+        facts={"seconds": seconds, "clip_s": config.clip_length_s or (seconds / samples if samples else 0.0)},
     )
 
 

@@ -54,10 +54,11 @@ def find_sounds(sources: Sequence[SoundSource], key: str, needs_held_out: bool =
     found: list[LabelledSound] = []
     for number, source in enumerate(sources):
         where = f"{key}[{number}]"
-        sounds = [sound for path in find_audio(source.folder)[0] for sound in _labelled(source, path)]
-        if not sounds:
+        paths = find_audio(source.folder)[0]
+        if not paths:
             problem = f"{where}.folder: no recordings in {source.folder}{links_note(source.folder)}"
             raise ConfigError(problem, "", "give a folder of labelled recordings")
+        sounds = [sound for path in paths for sound in _labelled(source, path)]
         labels = {sound.label for sound in sounds}
         for label in source.labels or ():
             if label not in labels:

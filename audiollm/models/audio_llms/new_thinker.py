@@ -126,8 +126,21 @@ def write_thinker(folder: Path, config: NewThinkerConfig, texts: Iterable[str]) 
 
 def plan_new_thinker(config: NewThinkerConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     return StagePlan(
-        memory_mb=900, disk_mb=20, core_seconds=15, note="random weights of Qwen2.5-Omni's thinker"
+        parameters=planned_size(config),
+        memory_mb=900,
+        disk_mb=20,
+        core_seconds=15,
+        note="random weights of Qwen2.5-Omni's thinker",
     )
+
+
+def planned_size(config: NewThinkerConfig) -> int:
+    """Parameters of the model within a tenth, without building it: its matrices, with a full vocabulary."""
+    width, encoder = config.width, config.encoder_width
+    decoder = config.layers * 11 * width**2 + 2 * config.vocabulary * width
+    encoders = (config.audio_layers + config.vision_layers) * 10 * encoder**2
+    merged = encoder * _MERGE**2
+    return decoder + encoders + 3 * encoder * (config.mel_bins + encoder) + merged * (merged + width)
 
 
 STAGE = Stage(

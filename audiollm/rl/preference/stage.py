@@ -20,7 +20,8 @@ def _run(config: PreferenceConfig, context: Context) -> dict[str, Any]:
 def _plan(config: PreferenceConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     from audiollm.rl.preference.planning import plan_answer_training  # here: it reads the model's folder
 
-    return plan_answer_training(config, plans, config.needs_reference, config.critic is not None)
+    has_critic = config.critic is not None
+    return plan_answer_training(config, plans, config.needs_reference, has_critic, config.pictures)
 
 
 def _critic(config: PreferenceConfig) -> Mapping[str, str]:

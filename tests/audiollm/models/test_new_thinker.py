@@ -18,7 +18,7 @@ from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, V
 from audiollm.data.records.video_clips import PictureSettings
 from audiollm.errors import ConfigError, StageError
 from audiollm.models.audio_llms.loading import load_audio_llm
-from audiollm.models.audio_llms.new_thinker import NewThinkerConfig, write_thinker
+from audiollm.models.audio_llms.new_thinker import NewThinkerConfig, planned_size, write_thinker
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
 from audiollm.video.writing import write_video
@@ -109,6 +109,14 @@ def test_an_adapter_is_merged_into_what_is_saved(folder: Path) -> None:
     )
     assert before.keys() == after.keys() and any(not torch.equal(before[n], after[n]) for n in before)
     assert (folder / "adapter" / "adapter" / "adapter_config.json").exists()
+
+
+@pytest.mark.parametrize("changes", [{}, {"width": 288, "layers": 6, "encoder_width": 192}])
+def test_the_planned_size_is_near_the_real_one(tmp_path: Path, changes: dict[str, int]) -> None:
+    words = [f"{number:x} word{number}" for number in range(3000)]
+    config = NewThinkerConfig.model_validate({"samples": str(samples(tmp_path)), **changes})
+    figures = write_thinker(tmp_path / "model", config, words)
+    assert planned_size(config) == pytest.approx(figures["parameters"], rel=0.1)
 
 
 def test_a_sound_is_heard_in_one_piece(tmp_path: Path) -> None:
