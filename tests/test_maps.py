@@ -269,6 +269,13 @@ def test_a_map_is_short(document: Path) -> None:
     assert lines <= (130 if document.parent == ROOT else 150)
 
 
+@pytest.mark.parametrize("makefile", ["Makefile", "benchmarks/Makefile"])
+def test_scripts_that_a_makefile_runs_exist(makefile: str) -> None:
+    text = (ROOT / makefile).read_text(encoding="utf-8")
+    scripts = set(re.findall(r"(?:benchmarks|tests|docs|recipes)/[\w/]+\.(?:py|yaml)", text))
+    assert scripts and [name for name in scripts if not (ROOT / name).is_file()] == []
+
+
 # ---- stages and commands, links
 
 

@@ -26,10 +26,10 @@ MIN_MOS, MAX_MOS = 1.0, 5.0
 
 def text_to_say(answer: SampledAnswer) -> str:
     """The text that is to be spoken: `metadata.text`, else the key's text, else the user's last."""
-    return text_of(answer.sample, answer.key)
+    return text_to_speak(answer.sample, answer.key)
 
 
-def text_of(sample: Sample, key: str = "") -> str:
+def text_to_speak(sample: Sample, key: str = "") -> str:
     """The text that a sample asks to be spoken: `metadata.text`, else the key's text, else the user's last."""
     text = sample.metadata.get("text")
     if isinstance(text, str) and text.strip():
@@ -69,7 +69,9 @@ def _recognizer(settings: s.WordsSettings) -> Recognizer:
             "leave out texts, or recognizer",
         )
     samples, _ = read_samples(settings.texts)
-    texts = {comparison_form(text_of(sample), sample.language or settings.language) for sample in samples}
+    texts = {
+        comparison_form(text_to_speak(sample), sample.language or settings.language) for sample in samples
+    }
     judge, _, _ = choose_grammar(sorted(texts - {""}))
     return judge
 
