@@ -26,10 +26,10 @@ MIN_MOS, MAX_MOS = 1.0, 5.0
 
 def text_to_say(answer: SampledAnswer) -> str:
     """The text that is to be spoken: `metadata.text`, else the key's text, else the user's last."""
-    return text_to_speak(answer.sample, answer.key)
+    return requested_text(answer.sample, answer.key)
 
 
-def text_to_speak(sample: Sample, key: str = "") -> str:
+def requested_text(sample: Sample, key: str | None = None) -> str:
     """The text that a sample asks to be spoken: `metadata.text`, else the key's text, else the user's last."""
     text = sample.metadata.get("text")
     if isinstance(text, str) and text.strip():
@@ -70,7 +70,7 @@ def _recognizer(settings: s.WordsSettings) -> Recognizer:
         )
     samples, _ = read_samples(settings.texts)
     texts = {
-        comparison_form(text_to_speak(sample), sample.language or settings.language) for sample in samples
+        comparison_form(requested_text(sample), sample.language or settings.language) for sample in samples
     }
     judge, _, _ = choose_grammar(sorted(texts - {""}))
     return judge
