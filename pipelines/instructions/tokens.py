@@ -223,16 +223,19 @@ def _without_copulas(tokens: list[Token]) -> list[Token]:
 
 def _without_counting(tokens: list[Token]) -> list[Token]:
     """The tokens without a "first" or "last" before a verb: it counts the clauses."""
-    kept: list[Token] = []
+    remaining: list[Token] = []
     for place, token in enumerate(tokens):
         following = [later.type for later in tokens[place + 1 : place + 3]]
         verb = following[1:] if following[:1] == ["JOIN"] else following
         is_count = (
-            token.type in _COUNTS and (not kept or kept[-1].type == "JOIN") and verb[:1] and verb[0] in _VERBS
+            token.type in _COUNTS
+            and (not remaining or remaining[-1].type == "JOIN")
+            and verb[:1]
+            and verb[0] in _VERBS
         )
-        if not (is_count or (token.type == "JOIN" and (not kept or kept[-1].type == "JOIN"))):
-            kept.append(token)
-    return kept
+        if not (is_count or (token.type == "JOIN" and (not remaining or remaining[-1].type == "JOIN"))):
+            remaining.append(token)
+    return remaining
 
 
 def _is_misspelt(word: str, target: str) -> bool:

@@ -200,9 +200,10 @@ def _data_tab(gradio: Any, folders: StudioFolders, shown: ShownFiles) -> None:
         )
         return clips_html(shown, names.get(name or ""), choice)
 
-    def reviewed(row: dict[str, Any] | None) -> tuple[str, str, Any]:
+    def reviewed(folder: Path | None, row: dict[str, Any] | None) -> tuple[str, str, Any]:
         """A clip to review; without one there is nothing to judge."""
-        return _asked(shown, row), row["id"] if row else "", gradio.update(visible=row is not None)
+        text = _clip_to_review(shown, row) if row else _nothing_to_review(folder)
+        return text, row["id"] if row else "", gradio.update(visible=row is not None)
 
     def switched(name: str | None, state: str) -> tuple[Any, ...]:
         folder = names.get(name or "")
@@ -213,14 +214,14 @@ def _data_tab(gradio: Any, folders: StudioFolders, shown: ShownFiles) -> None:
             gradio.update(choices=reasons, value="", visible=state == "dropped"),
             gradio.update(choices=_sort_choices(folder, state), value=""),
             gradio.update(visible=state == "to review"),
-            *reviewed(row),
+            *reviewed(folder, row),
         )
 
     def judged(name: str | None, id: str, text: str, verdict: str) -> tuple[Any, ...]:
         folder = names.get(name or "")
         if folder is not None and id and verdict:
             give_verdict(folder, id, verdict, text)
-        return (*reviewed(review_next(folder, id)), "")
+        return (*reviewed(folder, review_next(folder, id)), "")
 
     given = [folder, state, reason, words, sort, order, number]
     quiet = {"api_visibility": "private", "show_progress": "hidden"}
@@ -245,9 +246,15 @@ def _sort_choices(folder: Path | None, state: str) -> list[tuple[str, str]]:
     return [("the file's order", ""), *((column, column) for column in sort_columns(rows))]
 
 
-def _asked(shown: ShownFiles, row: dict[str, Any] | None) -> str:
-    if row is None:
-        return (
-            '<p class="st-quiet">Every listed clip has a verdict. Run audiocot again for the agreement.</p>'
-        )
+def _nothing_to_review(folder: Path | None) -> str:
+    is_listed = folder is not None and bool(listed_clips(folder, "to review"))
+    sentence = (
+        "Every listed clip has a verdict. Run audiocot again for the agreement."
+        if is_listed
+        else "This folder lists no clips to review: audiocot draws some, annotate does not."
+    )
+    return f'<p class="st-quiet">{sentence}</p>'
+
+
+def _clip_to_review(shown: ShownFiles, row: dict[str, Any]) -> str:
     return f'<div class="st-review">{clip_html(shown, row)}</div>'

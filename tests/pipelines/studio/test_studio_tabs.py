@@ -90,6 +90,9 @@ def test_an_annotation_is_filtered_by_words_and_reason(person: Person) -> None:
         page.locator(".st-dropped").all_inner_texts() == ["recognizers disagree: 0.45 , the limit is 0.4"] * 2
     )
     page.wait_for_function("document.querySelector('.st-clips audio').readyState > 0")
+    page.click("text=to review")
+    page.wait_for_selector("text=This folder lists no clips to review")
+    assert page.locator("button:has-text('Accept')").is_hidden()
 
 
 def test_tabs_are_chosen_by_keyboard(person: Person) -> None:
