@@ -1,4 +1,4 @@
-"""The pictures of docs/studio.md, screenshot from the page in a real Chromium.
+"""The pictures of docs/studio.md, as a real Chromium shows the page.
 
     python -m tests.pipelines.studio.pictures runs/thinksound-tiny --data runs/audiocot_writer-tiny/audiocot
 
