@@ -16,7 +16,7 @@ ASIDE_SHOWN = 100
 _SECONDS = {
     "seconds_seen": "came in",
     "seconds_speech": "speech found",
-    "seconds_found": "in segments found",
+    "seconds_found": "in {unit} found",
     "seconds": "kept",
 }
 _STATES = ("kept", "filtered", "failed")
@@ -137,7 +137,7 @@ def headline_figures(counts: Row, timings: Row, unit: str) -> list[Row]:
 
 def funnel_section(folder: Folder, files: Files, counts: Row, is_given: bool, unit: str) -> Row:
     """Bars of files, of seconds and of segments; reasons; thresholds that were not applied."""
-    groups = [_file_bars(counts), _second_bars(counts), _part_bars(counts, unit)]
+    groups = [_file_bars(counts), _second_bars(counts, unit), _part_bars(counts, unit)]
     return {
         "note": "" if is_given else "There is no funnel.json: these figures are counted from the rows.",
         "groups": [group for group in groups if group["bars"]],
@@ -215,12 +215,13 @@ def _file_bars(counts: Row) -> Row:
     return {"title": "Files", "unit": "files", "bars": bars}
 
 
-def _second_bars(counts: Row) -> Row:
+def _second_bars(counts: Row, unit: str) -> Row:
     seen = finite_number(counts.get("seconds_seen")) or 0.0
     bars = []
     for key, title in _SECONDS.items():
         seconds = finite_number(counts.get(key))
         if seconds is not None and seen:
+            title = title.format(unit=unit)
             bars.append(_bar(title, duration(seconds), seen, percent_or_dash(seconds / seen), seconds))
     return {"title": "Audio", "unit": "audio", "bars": bars}
 
@@ -309,13 +310,26 @@ def _bar(title: str, value: Any, of: float, note: str, size: float | None = None
 # ------------------------------------------------------------------------------------------------- headline
 
 
+def _cpu_note(steps_s: float, timings: Row) -> str:
+    """The steps' CPU-seconds, and those of the command around them, where this run did all of the work.
+
+    One worker is the command's own process, whose seconds hold those of the steps.
+    """
+    note = f"{duration(steps_s)} of CPU in the steps"
+    command_s = finite_number(timings.get("driver_cpu_s"))
+    if command_s is None or finite_number(timings.get("known")):
+        return note
+    is_alone = finite_number(timings.get("workers")) == 1 and timings.get("engine") == "local"
+    return f"{note}, {duration(command_s if is_alone else steps_s + command_s)} in all"
+
+
 def _cost_tiles(timings: Row) -> list[Row]:
     tiles = []
     speed = _speed(timings)
     if speed is not None:
         cpu_s = sum(finite_number(found(step, "seconds")) or 0.0 for step in timings["steps"].values())
         value = f"{speed:,.0f} h" if speed >= 100 else f"{speed:.1f} h"
-        tiles.append(_tile(value, "of audio an hour of one core", f"{duration(cpu_s)} of CPU in all"))
+        tiles.append(_tile(value, "of audio an hour of one core", _cpu_note(cpu_s, timings)))
     wall_s = finite_number(timings.get("wall_s"))
     if wall_s is not None:
         workers = finite_number(timings.get("workers"))

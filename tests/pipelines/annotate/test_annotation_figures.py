@@ -15,6 +15,7 @@ from audiollm.files.atomic import write_jsonl
 from pipelines.annotate.report.agreement import agreement_section, marked
 from pipelines.annotate.report.survey import survey_annotation
 from pipelines.steps.page.folder import Folder, measured, named
+from pipelines.steps.page.funnel import headline_figures
 from pipelines.steps.page.histogram import draw_histogram
 from pipelines.steps.page.numbers import MAX_HELD_VALUES, Comparison, Numbers, read_rules
 from pipelines.steps.page.survey import RowSample
@@ -167,3 +168,18 @@ def test_values_are_found_below_measured_and_in_the_row() -> None:
         4,
         None,
     ]
+
+
+@pytest.mark.parametrize(
+    ("run", "note"),
+    [
+        ({"driver_cpu_s": 46.8, "workers": 1, "engine": "local"}, "6.3 s of CPU in the steps, 47 s in all"),
+        ({"driver_cpu_s": 13.7, "workers": 2, "engine": "local"}, "6.3 s of CPU in the steps, 20 s in all"),
+        ({"driver_cpu_s": 1.0, "workers": 2, "engine": "local", "known": 40}, "6.3 s of CPU in the steps"),
+        ({"workers": 1, "engine": "local"}, "6.3 s of CPU in the steps"),
+    ],
+)
+def test_the_cpu_seconds_of_a_run_are_those_of_its_steps_and_of_all(run: dict[str, Any], note: str) -> None:
+    timings = {"steps": {"tags": {"seconds": 6.3, "audio_s": 700.0}}, "audio_s": 700.0, **run}
+    notes = {tile["title"]: tile["note"] for tile in headline_figures({}, timings, "clips")}
+    assert notes["of audio an hour of one core"] == note

@@ -94,7 +94,7 @@ def test_the_numbers_are_those_of_the_funnel(whole: tuple[str, dict[str, Any]]) 
         assert f"{stage['segments_in'] - stage['segments_out']:,} dropped" in page.text
     for text in (
         "50.0 % of what came in", "6,262 too quiet", "81.2 %", "7 events", "no UTMOS: give its .onnx file",
-        "100 h", "of audio an hour of one core", "60.0 min of CPU in all", "31.0 min", "2 workers, engine local",
+        "100 h", "of audio an hour of one core", "60.0 min of CPU in the steps", "31.0 min", "2 workers, engine local",
         "3 answers were known", "8 of 8 kept and 7 of 7 dropped",
     ):  # fmt: skip
         assert text in re.sub(r"\s+", " ", page.text), text
