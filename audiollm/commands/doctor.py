@@ -69,9 +69,9 @@ def doctor() -> None:
     console = Console(file=sys.stdout)
     checks = list(_checks(console))
     rows: list[list[str | Text]] = [
-        [Text(check.state, STYLES[check.state]), check.name, check.found, check.remedy] for check in checks
+        [check.name, Text(check.state, STYLES[check.state]), check.found, check.remedy] for check in checks
     ]
-    headings = ["", "what", "found", "remedy"]
+    headings = ["what", "state", "found", "remedy"]
     print_table(console, headings, rows, "audiollm doctor", figures=False, box=None)
     if missing := [check.name for check in checks if check.state == "missing"]:
         console.print(Text(f"\nneeded, and missing or not loading: {', '.join(missing)}", "bold red"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import importlib.metadata
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -50,18 +51,18 @@ def kept_modules() -> Iterator[None]:
     sys.modules.update(before)
 
 
-def run() -> tuple[int, str]:
+def run(width: int = 400) -> tuple[int, str]:
     """Exit code and output; the console is wide, so that no phrase is broken over lines."""
     app = typer.Typer()
     app.command()(doctor)
-    result = CliRunner().invoke(app, [], env={"COLUMNS": "400"})
+    result = CliRunner().invoke(app, [], env={"COLUMNS": str(width)})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.output
 
 
 def line_of(name: str, output: str) -> str:
-    return next(line for line in output.splitlines() if name in line.split()[1:2])
+    return next(line for line in output.splitlines() if name in line.split()[:1])
 
 
 @pytest.mark.usefixtures("few_packages")
@@ -76,6 +77,14 @@ def test_the_table_says_what_is_here() -> None:
     assert "GPU" in output
     assert "audiollm.stages" in output and "train_tokenizer" in output
     assert "doctor" in line_of("audiollm.commands", output)
+
+
+@pytest.mark.usefixtures("few_packages", "kept_modules")
+def test_a_narrow_terminal_has_the_names_beside_every_column() -> None:
+    """At 60 columns the remedies once stood beside a column of "ok"."""
+    _, output = run(60)
+    tables = re.findall(r"^ what.*$", output, re.MULTILINE)
+    assert len(tables) > 1 and all(output.count(f" {name} ") >= len(tables) for name in ("torchaudio", "av"))
 
 
 def test_every_package_of_the_card_and_every_extra_is_looked_at() -> None:
