@@ -104,7 +104,7 @@ def test_a_torchaudio_that_does_not_load_is_named_with_its_remedy(monkeypatch: p
     exit_code, output = run()
     assert exit_code == 1
     line = line_of("torchaudio", output)
-    assert line.split()[0] == "missing"
+    assert line.split()[1] == "missing"
     assert "libcudart.so.13" in line
     assert TORCH_REMEDY in line
     assert "needed, and missing or not loading: torchaudio" in output
