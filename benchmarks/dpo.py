@@ -57,13 +57,13 @@ from audiollm.data.chat.template import TokenStream
 from audiollm.data.records.manifest_source import ManifestSource
 from audiollm.data.records.sample import Message, RatedAnswer, Sample, TextPart, write_samples
 from audiollm.data.text.tokenizer import add_special_tokens
+from audiollm.families.dual_ffn.policy import DualFFNPolicy
+from audiollm.families.listener.encoding import EncodedAnswer
+from audiollm.families.listener.policy import ListenerPolicy
+from audiollm.families.logprobs.token_figures import TokenRequest, linear_token_figures
+from audiollm.families.policy import Policy
 from audiollm.files.set_aside import SetAside
 from audiollm.rl.objectives.catalog import objective_term
-from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
-from audiollm.rl.policy.encoding import EncodedAnswer
-from audiollm.rl.policy.protocol import Policy
-from audiollm.rl.policy.token_figures import TokenRequest, linear_token_figures
-from audiollm.rl.policy.transformers_policy import TransformersPolicy
 from audiollm.rl.preference.batches import StepMaker
 from audiollm.rl.preference.records import Grouping, find_usable
 from audiollm.rl.preference.settings import SIZES
@@ -350,7 +350,7 @@ def policy_of(folder: Path, kind: str) -> Policy[Any, Any, Any]:
         tokens = SIZES["tiny"].max_tokens
         return DualFFNPolicy.load(root / "policy", reference=root / "reference", max_tokens=tokens)
     root = folder / "qwen2_audio"
-    return TransformersPolicy.load(root / "policy", reference=root / "reference")
+    return ListenerPolicy.load(root / "policy", reference=root / "reference")
 
 
 def rows_for_trl(folder: Path, policy: Policy[Any, Any, Any], records: Path) -> list[dict[str, str]]:

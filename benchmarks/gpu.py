@@ -385,8 +385,8 @@ def write_click_models(folder: Path, scale: Scale) -> None:
 def llm_train(scale: Scale) -> None:
     import llm_train as bench
 
+    from audiollm.families.dual_ffn.losses import TokenLosses
     from audiollm.supervised.flops import training_flops
-    from audiollm.supervised.losses import TokenLosses
 
     device, template = default_device(), bench.speech_template()
     config = bench.shape_of("256x6" if scale.tiny else "1b", template)

@@ -55,20 +55,19 @@ from audiollm.data.records.manifest_source import ManifestSource
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.data.text.tokenizer import add_special_tokens
 from audiollm.devices import default_device
+from audiollm.families.dual_ffn.policy import DualFFNPolicy
+from audiollm.families.dual_ffn.start import start_model, start_template
+from audiollm.families.listener.encoding import encode_prompt
+from audiollm.families.listener.policy import ListenerPolicy
+from audiollm.families.policies import load_policy
+from audiollm.families.policy import Policy
+from audiollm.families.rollout import RolloutSettings
 from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from audiollm.rl.online import run
 from audiollm.rl.online.settings import PolicyTrainingConfig
-from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
-from audiollm.rl.policy.encoding import encode_prompt
-from audiollm.rl.policy.protocol import Policy
-from audiollm.rl.policy.transformers_policy import TransformersPolicy
-from audiollm.rl.preference.policies import load_policy
 from audiollm.rl.rewards.batch import RewardBatch
-from audiollm.rl.rollouts.engines import engine_of
-from audiollm.rl.rollouts.protocol import RolloutSettings
-from audiollm.supervised.decoder.start import start_model, start_template
 from audiollm.train.loop.task import Task
 from audiollm.train.options import Precision
 
@@ -406,7 +405,7 @@ def prompt_ids(policy: Policy[Any, Any, Any], loaded: Any) -> list[int]:
     """The tokens of a prompt."""
     asked = loaded.sample.model_copy(update={"messages": loaded.sample.messages[:-1]})
     taken = policy.take(type(loaded)(asked, loaded.encodings, loaded.audio), [])
-    if isinstance(policy, TransformersPolicy):
+    if isinstance(policy, ListenerPolicy):
         ids: list[int] = encode_prompt(policy.processor, taken).tokens["input_ids"].tolist()
         return ids
     assert isinstance(policy, DualFFNPolicy)
@@ -497,7 +496,7 @@ def peak_memory(folder: Path, side: str) -> float:
 def compare_group(folder: Path, shape: Shape, rounds: int) -> None:
     """Time the answers to one long prompt as a group, and one by one."""
     policy = load_policy(folder / "dual_ffn")
-    engine = engine_of(policy)
+    engine = policy.rollout_engine()
     loaded = ManifestSource(folder / "long.jsonl")[0]
     asked = loaded.sample.model_copy(update={"messages": loaded.sample.messages[:-1]})
     taken = policy.take(type(loaded)(asked, loaded.encodings, loaded.audio), [])

@@ -43,6 +43,9 @@ from torch import Tensor
 from audiollm.data.chat.template import Template
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.data.text import tokenizer as tokens
+from audiollm.families.dual_ffn.stream_rollouts import sample_streams
+from audiollm.families.prompts import PromptedContents
+from audiollm.families.rollout import RolloutSettings
 from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Acted, Limits, OpenRequest
 from audiollm.generation.engine.sampling import SamplingConfig
@@ -50,9 +53,6 @@ from audiollm.generation.engine.state import Marks
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.packed_decoder import GenerationDecoder
-from audiollm.rl.policy.streams import PromptedContents
-from audiollm.rl.rollouts.protocol import RolloutSettings
-from audiollm.rl.rollouts.stream_rollouts import sample_streams
 
 BARS = {"live text": 2.0, "live speech": 1.5, "rollout": 2.0}
 BOOKS, CODES, WORDS = 8, 1024, 4096

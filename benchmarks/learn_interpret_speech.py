@@ -52,12 +52,12 @@ from audiollm.data.records.sample import TextPart
 from audiollm.evaluate.interpret.latency_scores import LatencyOptions, gaps_of, latencies_of
 from audiollm.evaluate.interpret.logged_outputs import LOG_NAME, LoggedOutput, write_log
 from audiollm.evaluate.judges.classifier import ClassifierConfig, ClipClassifier, train_classifier
+from audiollm.families.dual_ffn.policy import DualFFNPolicy
 from audiollm.files.atomic import read_jsonl
 from audiollm.generation.engine.request import Acted, Limits
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.interpret.held_out_streams import StreamPrompt, interpret_streams, read_streams
 from audiollm.interpret.said import HeardSource, SaidPiece, SpeechFile, logged_output
-from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
 from tokenizer import AudioTokenizer
 
 NAME = "learn_interpret_speech"

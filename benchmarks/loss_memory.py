@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
-from audiollm.supervised.losses import linear_cross_entropy
+from audiollm.families.dual_ffn.losses import linear_cross_entropy
 
 CASES = {"text": (1, 128_256), "audio": (8, 1026)}
 """Codebooks, and the words or codes of each."""

@@ -24,9 +24,9 @@ from torch import Tensor
 from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import Kind, TokenStream
 from audiollm.data.packing import PackedBatch, pack, pad_streams, plan_step
+from audiollm.families.dual_ffn.losses import TokenLosses
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.supervised.losses import TokenLosses
 
 MAXIMUM = 2048
 CAPACITY = 8192

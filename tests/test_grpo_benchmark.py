@@ -16,13 +16,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import grpo as bench
 
 from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.families.dual_ffn.policy import DualFFNPolicy
+from audiollm.families.dual_ffn.start import start_model, start_template
+from audiollm.families.logprobs.token_figures import TokenRequest
+from audiollm.families.rollout import RolloutSettings
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.rl.online.prompts import without_right_answer
-from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
-from audiollm.rl.policy.token_figures import TokenRequest
-from audiollm.rl.rollouts.engines import engine_of
-from audiollm.rl.rollouts.protocol import RolloutSettings
-from audiollm.supervised.decoder.start import start_model, start_template
 
 SHAPE = bench.Shape(16, 2, 400)
 
@@ -69,7 +68,9 @@ def test_what_answers_in_text_do_not_reach_is_frozen_and_shared(folder: Path, tm
     policy = DualFFNPolicy.load(tmp_path)
     loaded = ManifestSource(folder / "audio.jsonl")[0]
     taken = policy.take(without_right_answer(loaded), [])
-    (rollouts,) = engine_of(policy).sample([taken], [range(2)], RolloutSettings(0, 0, max_text_tokens=3))
+    (rollouts,) = policy.rollout_engine().sample(
+        [taken], [range(2)], RolloutSettings(0, 0, max_text_tokens=3)
+    )
     batch = policy.batch(policy.encode_sampled(taken, [each.tokens for each in rollouts]))
     policy.answer_logprobs(policy.root, batch, TokenRequest(reference=False)).policy_T.sum().backward()
     named = dict(policy.root.named_parameters())

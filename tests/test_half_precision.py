@@ -26,16 +26,16 @@ from audiollm.flow.model.rows import rows_of
 from audiollm.flow.model.thinksound import ThinkSound
 from audiollm.flow.sound_model import SoundModel, SoundModelConfig, condition_facts
 from audiollm.onnx_models import package_file
-from audiollm.rl.preference.critic import CriticModel
-from audiollm.rl.preference.critic_settings import CriticStart
+from audiollm.rl.critic.loading import CriticModel
+from audiollm.rl.critic.settings import CriticStart
 from audiollm.rl.reward.model import RewardModel, Scored, load_reward_model
 from audiollm.train.options import LoRASettings
 from tests.audiollm.evaluate.sound.test_evaluate_sound import save_clap
+from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.flow import test_mmdit, test_thinksound
 from tests.audiollm.flow.test_condition_encoders import CAPTION_DIM, save_clip, save_tokenizer
 from tests.audiollm.half_precision import DTYPES, stored_as
 from tests.audiollm.models.tiny_audio_llms import save_tiny
-from tests.audiollm.rl.policy.packed_samples import save_model
 from tests.audiollm.rl.preference.records import tone
 from tests.audiollm.rl.reward.test_reward_models import samples
 from tests.pipelines.annotate.steps.tiny_recognizers import ctc_folder, whisper_folder
@@ -345,17 +345,17 @@ def build_on_llama(folder: Path) -> Any:
 
 
 def ask(folder: Path) -> Any:
-    from audiollm.evaluate.subjects.chat import PretrainedChat
+    from audiollm.evaluate.subjects.chat import FolderChat
 
-    chat = PretrainedChat(folder, 4)
+    chat = FolderChat.load(folder, 4)
     reply = chat.reply_counted([("user", [SOUND, "What is it?"])])
     return [float(reply.tokens or 0)]
 
 
 def score_policy(folder: Path) -> Any:
-    from audiollm.rl.policy.transformers_policy import TransformersPolicy
+    from audiollm.families.listener.policy import ListenerPolicy
 
-    policy = TransformersPolicy.load(folder, needs_reference=False)
+    policy = ListenerPolicy.load(folder, needs_reference=False)
     return torch.cat([weight.flatten()[:4] for weight in policy.root.state_dict().values()])
 
 

@@ -17,7 +17,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LIBRARY = sorted((ROOT / "audiollm").rglob("*.py"))
 PACKAGES = ("audiollm", "tokenizer", "pipelines")
-MAX_MODULES_PER_FOLDER = 16
 SHARED_NAMES: dict[str, str] = {}
 """Public names with more than one definition, and the reason why each means the same everywhere."""
 FORBIDDEN_IMPORTS = {
@@ -142,10 +141,6 @@ def modules_by_folder() -> dict[str, int]:
         for path in (ROOT / package).rglob("*.py"):
             found[path.parent.relative_to(ROOT).as_posix()] += path.name != "__init__.py"
     return dict(found)
-
-
-def test_no_folder_is_crowded() -> None:
-    assert {folder: n for folder, n in modules_by_folder().items() if n > MAX_MODULES_PER_FOLDER} == {}
 
 
 def test_the_design_lists_every_folder() -> None:

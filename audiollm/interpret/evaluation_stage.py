@@ -13,7 +13,7 @@ from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
 
 if TYPE_CHECKING:
     from audiollm.codec import Codec
-    from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
+    from audiollm.families.policy import StreamPolicy
 
 
 class EvaluateInterpreterConfig(StageConfig):
@@ -67,6 +67,8 @@ def run_evaluate_interpreter(config: EvaluateInterpreterConfig, context: Context
     from audiollm.evaluate.report.statistics import share
     from audiollm.evaluate.report.suite import conclude
     from audiollm.evaluate.report.text_errors import choose_form
+    from audiollm.families.policies import load_policy
+    from audiollm.families.policy import StreamPolicy
     from audiollm.files.atomic import write_json
     from audiollm.files.set_aside import SetAside
     from audiollm.generation.engine.request import Limits
@@ -79,12 +81,10 @@ def run_evaluate_interpreter(config: EvaluateInterpreterConfig, context: Context
         said_over,
         write_speech,
     )
-    from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
-    from audiollm.rl.preference.policies import load_policy
 
     policy = load_policy(config.model)
-    if not isinstance(policy, DualFFNPolicy):
-        raise StageError("the model is no DualFFN, which streams need", "give a model of `train`", 2)
+    if not isinstance(policy, StreamPolicy):
+        raise StageError("the model takes no streams", "give a model of `train`", 2)
     policy.root.to(default_device())
     prompts, bad = read_streams(policy, Path(config.samples), config.split, config.max_streams)
     set_aside = SetAside(context.folder / "set_aside.jsonl", "evaluate_interpreter")
@@ -139,7 +139,7 @@ def run_evaluate_interpreter(config: EvaluateInterpreterConfig, context: Context
     return {**figures, "set_aside": len(set_aside.rows)}
 
 
-def _codec(config: EvaluateInterpreterConfig, policy: DualFFNPolicy) -> Codec | None:
+def _codec(config: EvaluateInterpreterConfig, policy: StreamPolicy) -> Codec | None:
     """Return the codec of a model that speaks.
 
     Raises:

@@ -19,14 +19,13 @@ from audiollm.data.tables.splits import is_of_split
 from audiollm.errors import BadSample
 from audiollm.evaluate.interpret.logged_outputs import LoggedOutput, Unit, split_units
 from audiollm.evaluate.interpret.resegment import ReferenceSegment, resegment
+from audiollm.families.policy import StreamPolicy
+from audiollm.families.prompts import PromptedContents
+from audiollm.families.streams import check_stream, stream_course
 from audiollm.generation.engine.request import Acted, AnswerKind, Limits
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.interpret.said import HeardSource, SaidPiece, SpeechFile, logged_output
-from audiollm.models.packed_decoder import GenerationDecoder
 from audiollm.rl.online.prompts import without_right_answer
-from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
-from audiollm.rl.policy.streams import PromptedContents, check_prompt
-from audiollm.rl.rollouts.stream_rollouts import check_stream, run_streams, stream_course
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class StreamPrompt:
 
 @torch.inference_mode()
 def interpret_streams(
-    policy: DualFFNPolicy,
+    policy: StreamPolicy,
     prompts: Sequence[StreamPrompt],
     seeds: Sequence[int],
     sampling: SamplingConfig,
@@ -72,13 +71,11 @@ def interpret_streams(
     Raises:
         BadSample: a stream that does not fit the model.
     """
-    model = policy.root.model
-    model.eval()
     courses = [
         stream_course(prompt.prompted, seed, sampling, limits, answer, silence_bias)
         for prompt, seed in zip(prompts, seeds, strict=True)
     ]
-    acted = run_streams(model, policy.template, GenerationDecoder(model), max_slots, courses)
+    acted = policy.run_streams(courses, max_slots)
     return [each.actions for each in acted]
 
 
@@ -158,7 +155,7 @@ def right_segments(prompt: StreamPrompt, texts: Sequence[str], unit: Unit = "wor
 
 
 def read_streams(
-    policy: DualFFNPolicy, path: Path, split: str, most: int
+    policy: StreamPolicy, path: Path, split: str, most: int
 ) -> tuple[list[StreamPrompt], list[BadSample]]:
     """Read the streams of a split, evenly picked, and what cannot be interpreted.
 
@@ -180,7 +177,7 @@ def read_streams(
     return prompts, bad
 
 
-def _prompt(policy: DualFFNPolicy, loaded: LoadedSample, place: str) -> StreamPrompt:
+def _prompt(policy: StreamPolicy, loaded: LoadedSample, place: str) -> StreamPrompt:
     chunk_frames = loaded.sample.messages[-1].chunk_frames
     if chunk_frames is None:
         raise BadSample(
@@ -189,5 +186,5 @@ def _prompt(policy: DualFFNPolicy, loaded: LoadedSample, place: str) -> StreamPr
     prompted = policy.take(without_right_answer(loaded), [], place)
     prompt = StreamPrompt(loaded.sample, replace(prompted, chunk_frames=chunk_frames))
     check_stream(prompt.prompted, len(loaded.sample.messages[-1].actions()))
-    check_prompt(policy.template, prompt.prompted, policy.encoder)
+    policy.check_prompt(prompt.prompted)
     return prompt

@@ -39,10 +39,6 @@ TEXT_EMBEDDING, TEXT_HEAD = "model.embed_tokens.weight", "text_lm_head.weight"
 AUDIO_EMBEDDING, AUDIO_HEAD = "model.embed_audio_tokens.embed_audio_tokens.weight", "audio_lm_head.weight"
 
 
-OWN_MODELS = ("audiollm_dual_ffn", "higgs_audio_v2", "higgs_audio")
-"""Values of `model_type` in the folders that `load_pretrained` reads."""
-
-
 def load_pretrained(
     model_class: type[DualFFN], folder: Path | str, dtype: torch.dtype | None = torch.float32
 ) -> DualFFN:
@@ -151,15 +147,6 @@ def from_language_model(
     fill(model, sources, weights, dtype, str(folder), optional=(AUDIO_EMBEDDING, AUDIO_HEAD))
     _begin_audio(model)
     return model.eval()
-
-
-def is_dual_ffn(folder: Path | str) -> bool:
-    """Return whether a folder holds a DualFFN: ours, or Higgs Audio V2 in transformers' or Boson's files.
-
-    Raises:
-        ConfigError: no model is there.
-    """
-    return read_config(model_folder(Path(folder))).get("model_type") in OWN_MODELS
 
 
 def is_language_model(folder: Path | str) -> bool:

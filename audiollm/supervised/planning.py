@@ -14,13 +14,13 @@ import torch
 
 from audiollm.codec import FRAME_RATE
 from audiollm.errors import ConfigError
+from audiollm.families.dual_ffn.adapting import adapt
 from audiollm.files.atomic import read_json
 from audiollm.models.audio_stem import stem_values
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.layouts import transformers_config
 from audiollm.recipe.stages import StagePlan, required
-from audiollm.supervised.decoder.adapt import adapt
 from audiollm.supervised.decoder.shape import planned_shape
 from audiollm.supervised.flops import encoder_multiplications
 from audiollm.supervised.settings import TrainConfig

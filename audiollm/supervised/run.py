@@ -11,6 +11,7 @@ from audiollm.data.packing import PackedBatch
 from audiollm.data.records.loader import Loader
 from audiollm.devices import default_device
 from audiollm.errors import BadSample, StageError
+from audiollm.families.dual_ffn.losses import TokenLosses
 from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
@@ -20,7 +21,6 @@ from audiollm.supervised.corpus.vocabulary import make_template
 from audiollm.supervised.decoder.building import build_decoder, check_attention, choose_trained
 from audiollm.supervised.decoder.encoder import encoder_of
 from audiollm.supervised.eval_audio import make_eval_audio
-from audiollm.supervised.losses import TokenLosses
 from audiollm.supervised.saving import save_trained
 from audiollm.supervised.settings import SIZES, PackingSettings, TrainConfig
 from audiollm.supervised.sft import SFTTask

@@ -7,24 +7,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from audiollm.data.chat.template import Template
 from audiollm.data.records.sample import Message, TextPart
 from audiollm.data.records.source import Source
 from audiollm.data.text.tokenizer import SPEAKERS_FILE, TRAINED_FILE
 from audiollm.errors import BadSample
-from audiollm.files.atomic import read_json, write_json
+from audiollm.families.adapters import save_adapter
+from audiollm.families.dual_ffn.adapting import adapt, merge_adapter
+from audiollm.families.dual_ffn.saving import codec_of, first_folder
+from audiollm.families.dual_ffn.start import start_generation
+from audiollm.files.atomic import write_json
 from audiollm.generation.engine.defaults import read_trained
-from audiollm.models.dual_ffn import DualFFN
-from audiollm.models.hub import read_config, save_pretrained
+from audiollm.models.hub import save_pretrained
 from audiollm.models.model_card import ModelCard
 from audiollm.models.pretrained import model_folder
 from audiollm.supervised.corpus.sources import codec_facts
 from audiollm.supervised.corpus.survey import SourceSurvey
-from audiollm.supervised.decoder.adapt import adapt, merge_adapter, save_adapter
 from audiollm.supervised.decoder.building import build_decoder
-from audiollm.supervised.decoder.start import start_generation
 from audiollm.supervised.settings import TrainConfig
 from audiollm.train.loop.checkpoint import trained_weights
 
@@ -70,31 +69,6 @@ def save_trained(
     write_json(folder / "model" / TRAINED_FILE, trained)
 
 
-def save_continued(model: DualFFN, tokenizer: Tokenizer, start: Path, folder: Path, card: ModelCard) -> None:
-    """Write a model that was trained on from the one in `start` to `folder/model`, in Hugging Face layout.
-
-    What the folder of `start` says about sampling, speakers, codec and training is said of it as well.
-
-    Args:
-        start: a model's folder, or the stage's folder around its `model`.
-
-    Raises:
-        ConfigError: settings in `start` that cannot be read.
-    """
-    start, target = model_folder(start), folder / "model"
-    save_pretrained(
-        model,
-        target,
-        tokenizer,
-        card,
-        generation=start_generation(start),
-        codec=_first_folder(_codec_of(start)),
-    )
-    for name in (SPEAKERS_FILE, TRAINED_FILE):
-        if (start / name).exists():
-            write_json(target / name, read_json(start / name))
-
-
 def _words(config: TrainConfig, found: SourceSurvey) -> list[str] | None:
     """The words that the model was trained to say, those of its start included; None: not known, or many."""
     before = read_trained(model_folder(config.start)).words if config.start else []
@@ -125,23 +99,14 @@ def _first_messages(source: Source, numbers: Iterable[int]) -> list[Message]:
     return []
 
 
-def _codec_of(start: Path) -> list[str | None]:
-    """The path of the codec that a model's config.json names, if any."""
-    return [read_config(model_folder(start)).get("audio_tokenizer_id")]
-
-
-def _first_folder(told: Sequence[str | None]) -> Path | None:
-    return next((Path(folder) for folder in told if folder and Path(folder).is_dir()), None)
-
-
 def _codec_folder(config: TrainConfig, sources: Sequence[Source]) -> Path | None:
     """The codec's folder, by the settings, the shards or the model to begin from; None: none of them tells."""
     if config.codec is not None:
         return model_folder(config.codec)
     told = [(getattr(source, "facts", {}).get("codec") or {}).get("path") for source in sources]
     if config.start is not None:
-        told += _codec_of(config.start)
-    return _first_folder(told)
+        told += codec_of(config.start)
+    return first_folder(told)
 
 
 def _card(config: TrainConfig, stage: str, sources: Sequence[Source], found: SourceSurvey) -> ModelCard:

@@ -12,6 +12,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -216,8 +217,16 @@ class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
     """End with the weights of the best evaluation, and not of the last step: that of the least `audio_loss`, or of the
     least `text_loss` where no held-out sample is spoken or `audio_weight` is 0."""
 
+    _settings_given: frozenset[str] = PrivateAttr(frozenset())
+
+    @property
+    def settings_given(self) -> frozenset[str]:
+        """Names of the settings that do not follow from `size` or stand at their defaults."""
+        return self._settings_given
+
     @model_validator(mode="after")
     def _follow_size(self) -> TrainConfig:
+        self._settings_given = frozenset(self.model_fields_set)
         rule, model = SIZES[self.size], self.model
         free = {
             "kind",

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from audiollm.data.packing import AudioReduction, PackedBatch
+from audiollm.families.dual_ffn.losses import TokenLosses
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.supervised.corpus.batches import StepBatch
 from audiollm.supervised.flops import encoder_flops, training_flops
-from audiollm.supervised.losses import TokenLosses
 from audiollm.train.loop.loop import Update
 from audiollm.train.loop.task import ReadsWeights
 

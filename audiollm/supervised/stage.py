@@ -5,21 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from audiollm.errors import ConfigError
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan
 from audiollm.supervised.settings import TrainConfig
 
 
 def _run(config: TrainConfig, context: Context) -> dict[str, Any]:
-    from audiollm.supervised.run import train_model
+    if _is_packed(config):
+        from audiollm.supervised.run import train_model
 
-    return train_model(config, context)
+        return train_model(config, context)
+    from audiollm.supervised.answers.run import train_on_answers
+
+    return train_on_answers(config, context)
 
 
 def _plan(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    from audiollm.supervised.planning import plan_training  # here: it imports torch
+    if _is_packed(config):
+        from audiollm.supervised.planning import plan_training  # here: it imports torch
 
-    return plan_training(config, plans)
+        return plan_training(config, plans)
+    from audiollm.supervised.answers.planning import plan_answers
+
+    return plan_answers(config, plans)
+
+
+def _is_packed(config: TrainConfig) -> bool:
+    """Whether the model is trained on packs of rows; one that is not there yet is of the kind that `train` makes."""
+    from audiollm.families.registry import open_model_folder
+
+    try:
+        return config.start is None or open_model_folder(config.start).is_packed
+    except ConfigError:
+        return True
 
 
 STAGE = Stage(
@@ -27,7 +46,7 @@ STAGE = Stage(
     config=TrainConfig,
     run=_run,
     artifacts={"checkpoint": "model"},
-    help="train the DualFFN decoder on the shards",
+    help="train a model on samples: a DualFFN, or a published one to answer in words",
     plan=_plan,
     all_ranks=True,
 )

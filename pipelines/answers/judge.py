@@ -84,12 +84,12 @@ class LanguageJudge(Protocol):
 
 
 def load_judge(judge: Path | JudgeEndpoint, codec: Path | None, max_tokens: int) -> LanguageJudge:
-    """A judge behind an endpoint or in a folder: a DualFFN, or an audio LLM of transformers.
+    """A judge behind an endpoint, or in the folder of a model of any family.
 
     Weights are loaded when the judge is asked for the first time.
 
     Args:
-        codec: of a DualFFN that hears codes.
+        codec: of a model that hears codes.
         max_tokens: longest verdict.
 
     Raises:
@@ -97,13 +97,9 @@ def load_judge(judge: Path | JudgeEndpoint, codec: Path | None, max_tokens: int)
     """
     if isinstance(judge, JudgeEndpoint):
         return EndpointJudge(judge, max_tokens)
-    from audiollm.models.hub import is_dual_ffn
     from audiollm.models.pretrained import model_folder
 
-    folder = model_folder(judge)
-    if is_dual_ffn(folder):
-        return OwnJudge(folder, codec, max_tokens)
-    return TransformersJudge(folder, max_tokens)
+    return FolderJudge(model_folder(judge), codec, max_tokens)
 
 
 class EndpointJudge:
@@ -129,30 +125,8 @@ class EndpointJudge:
         return _chat_reply(self._chat, message)
 
 
-class TransformersJudge:
-    """An audio LLM of transformers in a folder, greedy."""
-
-    at_once = 1
-
-    def __init__(self, folder: Path, max_tokens: int) -> None:
-        from audiollm.files.atomic import folder_digest
-
-        self._folder, self._max_tokens = folder, max_tokens
-        self.fingerprint = f"{folder_digest(folder)} {max_tokens}"
-
-    def reply(self, message: Message) -> str:
-        """See `LanguageJudge.reply`."""
-        return _chat_reply(self._chat, message)
-
-    @cached_property
-    def _chat(self) -> Any:
-        from audiollm.evaluate.subjects.chat import PretrainedChat
-
-        return PretrainedChat(self._folder, self._max_tokens)
-
-
-class OwnJudge:
-    """A DualFFN in a folder, greedy."""
+class FolderJudge:
+    """A model in a folder, greedy."""
 
     at_once = 1
 
@@ -164,24 +138,13 @@ class OwnJudge:
 
     def reply(self, message: Message) -> str:
         """See `LanguageJudge.reply`."""
-        from audiollm.audio import AudioError
-        from audiollm.generation.engine.request import Limits, Request
-        from audiollm.generation.speaking.generator import GREEDY
-
-        try:
-            audio = self._generator.audio_of([message])
-            self._generator.template.layout([message], [1] * len(audio))
-        except (AudioError, OSError, ValueError, RuntimeError) as error:
-            raise JudgeError(f"the judge cannot be asked: {error}") from error
-        limits = Limits(max_text_tokens=self._max_tokens)
-        request = Request([message], 0, audio, GREEDY, limits, "text")
-        return str(self._generator.answer_all([request])[0].text)
+        return _chat_reply(self._chat, message)
 
     @cached_property
-    def _generator(self) -> Any:
-        from audiollm.generation.speaking.generator import Generator
+    def _chat(self) -> Any:
+        from audiollm.evaluate.subjects.chat import FolderChat
 
-        return Generator.from_pretrained(self._folder, self._codec)
+        return FolderChat.load(self._folder, self._max_tokens, self._codec)
 
 
 def judge_message(

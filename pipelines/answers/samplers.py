@@ -6,23 +6,15 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import torch
+from typing import Protocol
 
 from audiollm.audio import AudioError, load
 from audiollm.data.records.sample import Message, RatedAnswer, Sample, TextPart
-from audiollm.devices import default_device
 from audiollm.errors import BadSample
 from audiollm.evaluate.report.store import RowStore
-from audiollm.files.atomic import folder_digest
-from audiollm.generation.engine.request import Limits, Request
-from audiollm.generation.engine.sampling import SamplingConfig
-from audiollm.generation.speaking.generator import Generator
-from audiollm.models.audio_llms.inputs import InputsError, processor_inputs, turns_of
-from audiollm.models.audio_llms.loading import load_audio_llm
-from audiollm.models.hub import is_dual_ffn
-from audiollm.models.pretrained import model_folder
+from audiollm.families.answering import AnswerError, AnsweringModel, AnswerRequest
+from audiollm.families.registry import open_model_folder
+from audiollm.models.audio_llms.inputs import turns_of
 from pipelines.answers.score_store import conversation_content
 
 RIGHT_ANSWER = "right answer"
@@ -92,13 +84,12 @@ def answer_seed(seed: int, sample_id: str, number: int) -> int:
 
 
 def load_sampler(model: Path, codec: Path | None) -> AnswerSampler:
-    """Load a model of ours, or an audio LLM of transformers, from a folder.
+    """Load a model of any family from a folder.
 
     Raises:
         ConfigError: there is none.
     """
-    folder = model_folder(model)
-    return OwnSampler(folder, codec) if is_dual_ffn(folder) else TransformersSampler(folder)
+    return FolderSampler(open_model_folder(model).answering_model(codec))
 
 
 class WrittenAnswers:
@@ -148,63 +139,30 @@ class WrittenAnswers:
         return [str(row["text"]) for row in rows if row is not None]
 
 
-class OwnSampler:
-    """A DualFFN, through the generation engine."""
+class FolderSampler:
+    """A model of any family as an `AnswerSampler`."""
 
-    def __init__(self, folder: Path, codec: Path | None) -> None:
-        self._generator, self.fingerprint = Generator.from_pretrained(folder, codec), folder_digest(folder)
+    def __init__(self, model: AnsweringModel) -> None:
+        self._model, self.fingerprint = model, model.fingerprint
 
-    def sample(self, sample: Sample, numbers: Sequence[int], sampling: AnswerSampling) -> list[str]:
-        """See `AnswerSampler.sample`."""
-        try:
-            audio = self._generator.audio_of(sample.messages)
-            self._generator.template.layout(sample.messages, [1] * len(audio))
-        except (AudioError, OSError, ValueError, RuntimeError) as error:
-            raise BadSample("", sample.id, f"cannot be asked: {error}", "refused by model") from error
-        drawn = SamplingConfig(temperature=sampling.temperature, top_p=sampling.top_p)
-        limits = Limits(max_text_tokens=sampling.max_tokens)
-        requests = [
-            Request(list(sample.messages), sampling.seed_of(sample.id, n), audio, drawn, limits, "text")
-            for n in numbers
-        ]
-        return [answer.text.strip() for answer in self._generator.answer_all(requests)]
-
-
-class TransformersSampler:
-    """An audio LLM of transformers, by its own `generate`."""
-
-    def __init__(self, folder: Path) -> None:
-        model, self._processor = load_audio_llm(folder)
-        self._model: Any = model.to(default_device())
-        self.fingerprint = folder_digest(folder)
-
-    @torch.inference_mode()
     def sample(self, sample: Sample, numbers: Sequence[int], sampling: AnswerSampling) -> list[str]:
         """See `AnswerSampler.sample`."""
         try:
             recordings = [load(part.path, part.start_s, part.end_s) for part in sample.audio_parts()]
             turns = turns_of(sample.messages, recordings)
-            inputs = processor_inputs(self._processor, turns, generation_prompt=True)
-        except (AudioError, InputsError, OSError, ValueError, RuntimeError) as error:
+            requests = [
+                AnswerRequest(
+                    turns,
+                    sampling.seed_of(sample.id, number),
+                    sampling.temperature,
+                    sampling.top_p,
+                    sampling.max_tokens,
+                )
+                for number in numbers
+            ]
+            return [answer.text for answer in self._model.answer(requests)]
+        except (AnswerError, AudioError, OSError, ValueError) as error:
             raise BadSample("", sample.id, f"cannot be asked: {error}", "refused by model") from error
-        moved = {key: self._moved(value) for key, value in inputs.items()}
-        drawn: dict[str, Any] = {"do_sample": False}
-        if sampling.temperature:
-            drawn = {
-                "do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0,
-                "repetition_penalty": 1.0,
-            }  # fmt: skip
-        answers = []
-        for number in numbers:
-            torch.manual_seed(sampling.seed_of(sample.id, number))
-            made = self._model.generate(**moved, max_new_tokens=sampling.max_tokens, **drawn)
-            new = made[0, inputs["input_ids"].shape[1] :]
-            answers.append(self._processor.tokenizer.decode(new, skip_special_tokens=True).strip())
-        return answers
-
-    def _moved(self, value: torch.Tensor) -> torch.Tensor:
-        moved = value.to(self._model.device)
-        return moved.to(self._model.dtype) if torch.is_floating_point(moved) else moved
 
 
 def prompt_and_answer(sample: Sample) -> tuple[list[Message], str | None]:

@@ -20,12 +20,11 @@ from audiollm.data.records.part_codes import save_part_codes
 from audiollm.data.records.sample import AudioPart, Message, Part, RatedAnswer, Sample, TextPart
 from audiollm.errors import BadSample, ConfigError
 from audiollm.evaluate.report.store import Row, RowStore
+from audiollm.families.registry import open_model_folder
 from audiollm.files.atomic import folder_digest, safe_name
 from audiollm.generation.engine.request import Answer, AnswerKind, Limits, Request
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.generation.speaking.generator import Generator
-from audiollm.models.hub import is_dual_ffn
-from audiollm.models.pretrained import model_folder
 from pipelines.answers.samplers import RIGHT_ANSWER, answer_seed
 from pipelines.answers.score_store import conversation_content
 
@@ -50,15 +49,15 @@ def load_speaker_model(model: Path, codec: Path | None) -> tuple[Generator, str]
     Raises:
         ConfigError: the model answers in words alone, or there is no codec.
     """
-    folder = model_folder(model)
-    if not is_dual_ffn(folder):
+    opened = open_model_folder(model)
+    if not opened.speaks:
         raise ConfigError(
             "modality: this model answers in words alone",
-            str(folder),
-            "leave `modality: speech` out, or give a DualFFN that was trained to speak",
+            str(opened.path),
+            "leave `modality: speech` out, or give a model that was trained to speak",
         )
-    generator = Generator.from_pretrained(folder, codec)
-    return generator, f"{folder_digest(folder)} {codec_digest(generator.codec)}"
+    generator = opened.generator(codec)
+    return generator, f"{folder_digest(opened.path)} {codec_digest(generator.codec)}"
 
 
 class SpokenAnswers:

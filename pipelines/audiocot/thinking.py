@@ -298,7 +298,7 @@ def model_thinker(model: str, asks: int) -> ModelThinker:
     Raises:
         ConfigError: it is neither, or does not load.
     """
-    from audiollm.evaluate.subjects.chat import EndpointChat, PretrainedChat
+    from audiollm.evaluate.subjects.chat import EndpointChat, FolderChat
     from audiollm.models.pretrained import model_folder
 
     kind, _, where = model.partition("=")
@@ -310,7 +310,7 @@ def model_thinker(model: str, asks: int) -> ModelThinker:
             )
         return ModelThinker(EndpointChat(url, name, max_tokens=_MAX_TOKENS), asks)
     folder = model_folder(Path(model))
-    chat = PretrainedChat(folder, _MAX_TOKENS)
+    chat = FolderChat.load(folder, _MAX_TOKENS)
     return ModelThinker(chat, asks, pictures_of_model(model), chat.hears)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 LOADERS = {
-    "chat": "from audiollm.evaluate.subjects.chat import PretrainedChat; PretrainedChat(folder, 9)",
-    "policy": "from audiollm.rl.policy.transformers_policy import TransformersPolicy as P; P.load(folder)",
+    "chat": "from audiollm.evaluate.subjects.chat import FolderChat; FolderChat.load(folder, 9)",
+    "policy": "from audiollm.families.listener.policy import ListenerPolicy as P; P.load(folder)",
     "recognizer": "from audiollm.evaluate.judges.pretrained import PretrainedRecognizer as R; R(folder)",
     "speaker judge": "from audiollm.evaluate.judges.pretrained import PretrainedSpeakerJudge as J; J(folder)",
     "emotion judge": "from audiollm.evaluate.judges.pretrained import PretrainedEmotionJudge as J; J(folder)",

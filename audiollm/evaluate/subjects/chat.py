@@ -14,21 +14,19 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from audiollm.audio import Waveform, encode_bytes
 from audiollm.data.records.sample import Message
 from audiollm.endpoints import EndpointClient, EndpointError, EndpointUnavailable, check_address
 from audiollm.errors import ConfigError, TransientError
 from audiollm.evaluate.subjects.protocols import Answerer
+from audiollm.families.answering import AnswerError, AnsweringModel, AnswerRequest
+from audiollm.families.registry import open_model_folder
 from audiollm.models.audio_llms.inputs import (
-    InputsError,
     Parts,
     Pictures,
     Turn,
     TurnPart,
-    processor_inputs,
-    takes_recordings,
     turns_of,
 )
 
@@ -92,23 +90,6 @@ class ChatAnswerer:
 
     def reply(self, messages: Sequence[Message], audio: Waveform) -> str:
         return self.chat.go_on(turns_of(messages, [audio]))
-
-
-@dataclass(frozen=True)
-class PretrainedAnswerer(ChatAnswerer):
-    """A local model of transformers, which can also sample: a `SamplingAnswerer`, one question after the other."""
-
-    chat: PretrainedChat
-
-    def answer_many(
-        self,
-        recordings: Sequence[Waveform],
-        questions: Sequence[str],
-        seeds: Sequence[int],
-        temperature: float,
-    ) -> list[str]:
-        asked = zip(recordings, questions, seeds, strict=True)
-        return [self.chat.sample([audio, question], seed, temperature) for audio, question, seed in asked]
 
 
 @dataclass(frozen=True)
@@ -247,31 +228,32 @@ def _read_reply(reply: bytes, client: EndpointClient) -> ChatReply:
 # ------------------------------------------------------------------------------------------ local models
 
 
-class PretrainedChat:
-    """An audio LLM of transformers (Qwen2-Audio, Qwen-Omni, Voxtral, ...) in a local folder, greedy.
-
-    Its own processor and chat template make the inputs; nothing is downloaded, nothing of the folder is run.
+class FolderChat:
+    """A model of any family that answers in words, greedy.
 
     Attributes:
         hears: whether it takes recordings; VideoLLaMA 3 takes pictures alone.
-
-    Raises:
-        ConfigError: the folder holds none, or holds pickled weights only.
     """
 
-    def __init__(self, folder: Path, max_tokens: int) -> None:
-        from audiollm.devices import default_device
-        from audiollm.models.audio_llms.loading import load_audio_llm
+    def __init__(self, model: AnsweringModel, max_tokens: int) -> None:
+        self.model, self._max_tokens = model, max_tokens
+        self.name, self.hears = model.name, model.hears
 
-        self.name, self._max_tokens = folder.name, max_tokens
-        model, self._processor = load_audio_llm(folder)
-        self.hears = takes_recordings(self._processor)
-        self._model: Any = model.to(default_device())
+    @classmethod
+    def load(cls, folder: Path, max_tokens: int, codec: Path | None = None) -> FolderChat:
+        """Load the model of a local folder; nothing is downloaded, nothing of the folder is run.
+
+        Raises:
+            ConfigError: the folder holds no model that answers in words, or holds pickled weights only.
+        """
+        return cls(open_model_folder(folder).answering_model(codec), max_tokens)
 
     def ask(self, parts: Parts) -> str:
+        """See `Chat.ask`."""
         return self.go_on([("user", parts)])
 
     def go_on(self, turns: Sequence[Turn], check_stop: Callable[[], None] | None = None) -> str:
+        """See `TurnChat.go_on`."""
         return self.reply_counted(turns, check_stop).text
 
     def reply_counted(self, turns: Sequence[Turn], check_stop: Callable[[], None] | None = None) -> ChatReply:
@@ -283,50 +265,8 @@ class PretrainedChat:
         Raises:
             ChatError: there is no answer.
         """
-        return self._generated(turns, check_stop, do_sample=False)
-
-    def sample(self, parts: Parts, seed: int, temperature: float) -> str:
-        """An answer at a temperature, from the whole distribution; at 0 it is that of `ask`."""
-        if temperature <= 0:
-            return self.ask(parts)
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            return self._generated(
-                [("user", parts)], None, do_sample=True, temperature=temperature, top_p=1.0, top_k=0
-            ).text
-
-    @torch.inference_mode()
-    def _generated(
-        self, turns: Sequence[Turn], check_stop: Callable[[], None] | None, **sampling: Any
-    ) -> ChatReply:
         try:
-            inputs = processor_inputs(self._processor, turns, generation_prompt=True)
-        except InputsError as error:
+            (answer,) = self.model.answer([AnswerRequest(turns, max_tokens=self._max_tokens)], check_stop)
+        except AnswerError as error:
             raise ChatError(f"{self.name}: {error}") from error
-        try:
-            made = self._model.generate(
-                **{key: self._moved(value) for key, value in inputs.items()},
-                max_new_tokens=self._max_tokens,
-                stopping_criteria=[] if check_stop is None else [_after_each_token(check_stop)],
-                **sampling,
-            )
-        except Exception as error:
-            said = " ".join(str(error).split())[:200]
-            raise ChatError(f"{self.name} failed: {type(error).__name__}: {said}") from error
-        new = made[0, inputs["input_ids"].shape[1] :]
-        text: str = self._processor.tokenizer.decode(new, skip_special_tokens=True)
-        return ChatReply(text.strip(), made.shape[1])
-
-    def _moved(self, value: Tensor) -> Tensor:
-        moved = value.to(self._model.device)
-        return moved.to(self._model.dtype) if torch.is_floating_point(moved) else moved
-
-
-def _after_each_token(check_stop: Callable[[], None]) -> Callable[..., Tensor]:
-    """A criterion of transformers' `generate` that stops nothing by itself."""
-
-    def check(ids_BT: Tensor, scores: Any, **more: Any) -> Tensor:
-        check_stop()
-        return torch.zeros(len(ids_BT), dtype=torch.bool, device=ids_BT.device)
-
-    return check
+        return ChatReply(answer.text, answer.tokens)

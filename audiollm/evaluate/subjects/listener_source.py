@@ -41,18 +41,19 @@ class ListenerSource:
         return Subject(chat.name, fingerprint, ChatAnswerer(chat))
 
     def chat(self) -> tuple[Chat, str]:
-        """A chat, and its fingerprint. A model that hears only one recording gets several joined in one.
+        """A chat, and its fingerprint. A model by an import path hears one recording: several are joined.
 
         Raises:
             ConfigError: there is no such model, or the endpoint's is not named.
         """
-        from audiollm.evaluate.subjects.chat import ChatAnswerer, OneClipChat
+        from audiollm.evaluate.subjects.chat import FolderChat, OneClipChat
+        from audiollm.evaluate.subjects.folder_model import FolderAnswerer
 
         if self.model is None:
             return self._endpoint_chat()
         subject = self.listener()
-        if isinstance(subject.model, ChatAnswerer):
-            return subject.model.chat, subject.fingerprint
+        if isinstance(subject.model, FolderAnswerer):
+            return FolderChat(subject.model.model, self.max_tokens), subject.fingerprint
         return OneClipChat(subject.model, subject.name), subject.fingerprint
 
     def _endpoint_chat(self) -> tuple[EndpointChat, str]:

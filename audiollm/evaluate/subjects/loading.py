@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 from audiollm.errors import ConfigError
 from audiollm.evaluate.subjects.protocols import Answerer, DialogueSpeaker, Speaker, Subject
-from audiollm.files.atomic import folder_digest
 from audiollm.recipe.plug_ins import import_named, is_import_path
 
 Made = TypeVar("Made")
@@ -25,32 +24,25 @@ def load_speaker(model: str, codec: Path | None, max_duration_s: float | None) -
     """
     if is_import_path(model):
         return _plugged(model, (Speaker, DialogueSpeaker), "speak(text, reference, reference_text, seed)")
-    from audiollm.evaluate.subjects.own_model import OwnModel
+    from audiollm.evaluate.subjects.folder_model import FolderSpeaker
 
-    own = OwnModel.load(Path(model), codec, max_duration_s)
-    return Subject(model, own.fingerprint, own)
+    speaker = FolderSpeaker.load(Path(model), codec, max_duration_s)
+    return Subject(model, speaker.fingerprint, speaker)
 
 
 def load_answerer(model: str, codec: Path | None, max_tokens: int) -> Subject:
-    """An `Answerer` from a model's folder, ours or an audio LLM of transformers, or an import path.
+    """An `Answerer` from a model's folder, of any family, or an import path.
 
     Raises:
         ConfigError: nothing there, or what the import path gives cannot answer.
     """
     if is_import_path(model):
         return _plugged(model, (Answerer,), "answer(audio, question)")
-    from audiollm.models.hub import is_dual_ffn
-    from audiollm.models.pretrained import model_folder
+    from audiollm.evaluate.subjects.folder_model import FolderAnswerer
+    from audiollm.families.registry import open_model_folder
 
-    folder = model_folder(Path(model))
-    if is_dual_ffn(folder):
-        from audiollm.evaluate.subjects.own_model import OwnModel
-
-        own = OwnModel.load(Path(model), codec, max_tokens=max_tokens)
-        return Subject(model, own.fingerprint, own)
-    from audiollm.evaluate.subjects.chat import PretrainedAnswerer, PretrainedChat
-
-    return Subject(model, folder_digest(folder), PretrainedAnswerer(PretrainedChat(folder, max_tokens)))
+    answering = open_model_folder(Path(model)).answering_model(codec)
+    return Subject(model, f"{answering.fingerprint} {max_tokens}", FolderAnswerer(answering, max_tokens))
 
 
 def plug_in(path: str, protocols: tuple[type[Made], ...], needs: str) -> Made:

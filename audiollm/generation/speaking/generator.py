@@ -231,7 +231,7 @@ class Generator:
         Raises:
             ConfigError: control tokens in the words, or a recording that `answer` does not take.
         """
-        heard = _recording(audio)
+        heard = read_recording(audio)
         try:
             self.template.layout(messages, [1])
         except ValueError as error:
@@ -242,20 +242,33 @@ class Generator:
 
     def notes_on(self, request: Request) -> tuple[str, ...]:
         """Warnings about a request: a prompt that is longer than the samples that the model was trained on."""
-        length = self.template.length(request.messages, [size_of(part) for part in request.audio])
+        length = self.prompt_length(request)
         if self.longest_positions is None or length <= self.longest_positions:
             return ()
         trained = f"the longest sample that the model was trained on has {self.longest_positions}"
         return (f"recording and question take {length} positions, {trained}: do not rely on the answer",)
 
+    def prompt_length(self, request: Request) -> int:
+        """Return the positions that a request's messages take."""
+        return self.template.length(request.messages, [size_of(part) for part in request.audio])
+
     def answer_all(
-        self, requests: Sequence[Request], on_seconds: Callable[[float], None] = lambda seconds: None
+        self,
+        requests: Sequence[Request],
+        on_seconds: Callable[[float], None] = lambda seconds: None,
+        check_stop: Callable[[], None] = lambda: None,
     ) -> list[Answer]:
-        """Run requests through the engine; the answers come in the order of the requests."""
+        """Run requests through the engine; the answers come in the order of the requests.
+
+        Args:
+            on_seconds: called now and then with the seconds of speech made so far.
+            check_stop: called after each step; what it raises ends the answers.
+        """
         made = 0
 
         def on_step(events: Sequence[Event]) -> None:
             nonlocal made
+            check_stop()
             new = sum(event.codes_KT.shape[1] for event in events if isinstance(event, Frames))
             made += new
             if new:  # a model without a codec makes text only
@@ -372,12 +385,22 @@ def _codec_for(config: DualFFNConfig, folder: Path, codec_folder: Path, digest: 
     return codec
 
 
-def _recording(audio: Recording) -> Waveform:
+def read_recording(audio: Recording) -> Waveform:
+    """Read a recording in mono.
+
+    Raises:
+        ConfigError: it cannot be read, or is longer than `LONGEST_HEARD_S`.
+    """
     if not isinstance(audio, Waveform):
         try:
             audio = load(audio, end_s=LONGEST_HEARD_S + 1, mono=True)
         except AudioError as error:
             raise ConfigError(str(error), "audio", "give a sound file") from error
+    check_recording_length(audio)
+    return audio
+
+
+def check_recording_length(audio: Waveform) -> None:
+    """Raises: ConfigError: a recording that is longer than `LONGEST_HEARD_S`."""
     if audio.duration_s > LONGEST_HEARD_S:
         raise ConfigError(f"longer than {LONGEST_HEARD_S:g} s", "audio", "ask about a part of the recording")
-    return audio

@@ -7,6 +7,8 @@ from typing import Any
 from audiollm.codec import FRAME_RATE
 from audiollm.data.text.tokenizer import AUDIO_OUT_BOS
 from audiollm.errors import StageError
+from audiollm.families.policy import StreamPolicy
+from audiollm.families.rollout import RolloutEngine
 from audiollm.interpret.training.settings import InterpreterTrainingConfig
 from audiollm.interpret.training.stream_maker import StreamMaker
 from audiollm.interpret.training.stream_rewarder import StreamRewarder, check_streams
@@ -14,8 +16,6 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.rl.online.refill import SamplesSteps
 from audiollm.rl.online.run import SamplingParts, train_policy
-from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
-from audiollm.rl.rollouts.protocol import RolloutEngine
 
 
 def train_interpreter(config: InterpreterTrainingConfig, context: Context) -> dict[str, Any]:
@@ -28,10 +28,8 @@ def train_interpreter(config: InterpreterTrainingConfig, context: Context) -> di
 
     def make(engine: RolloutEngine[Any], parts: SamplingParts) -> SamplesSteps:
         policy = parts.sampler
-        if not isinstance(policy, DualFFNPolicy):
-            raise StageError(
-                "the model is no DualFFN, which streams need", "begin from a model of `train`", 2
-            )
+        if not isinstance(policy, StreamPolicy):
+            raise StageError("the model takes no streams", "begin from a model of `train`", 2)
         check_streams(parts.prompts.samples, config)
         tokenizer = policy.template.tokenizer
         opens_speech = required(tokenizer.token_to_id(AUDIO_OUT_BOS))

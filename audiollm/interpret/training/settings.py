@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from audiollm.errors import ConfigError, suggestion
 from audiollm.evaluate.judges.text_scorers import check_text_scorer
-from audiollm.rl.online.critic_settings import CriticChoice
+from audiollm.rl.critic.settings import CriticChoice
 from audiollm.rl.online.settings import NamedChoice, PolicyTrainingConfig
 from audiollm.rl.rewards.catalog import RewardTerm
 from audiollm.rl.rewards.settings import RewardSettings

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from audiollm.errors import BadSample
+from audiollm.families.rollout import RolloutEngine, RolloutSettings
 from audiollm.interpret.training.stream_rewarder import StreamRewarder
 from audiollm.rl.online.prompts import Prompt
 from audiollm.rl.online.rollout_step import RolloutGroup, RolloutStep, missing_rewards
 from audiollm.rl.rollouts.process import ProcessRollouts
-from audiollm.rl.rollouts.protocol import RolloutEngine, RolloutSettings
 
 
 class StreamMaker:

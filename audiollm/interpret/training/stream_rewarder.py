@@ -19,6 +19,7 @@ from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
 from audiollm.errors import StageError
 from audiollm.evaluate.interpret.logged_outputs import counted_unit
 from audiollm.evaluate.judges.text_scorers import choose_text_scorer
+from audiollm.families.rollout import Rollout
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.interpret.rewards import action_rewards, sequence_rewards
 from audiollm.interpret.rewards.action_rewards import similarity_by
@@ -36,7 +37,6 @@ from audiollm.recipe.ranks import Ranks
 from audiollm.rl.online.steps import StepReward
 from audiollm.rl.policy_gradient.moments import Moments
 from audiollm.rl.rewards.scoring import RewardProblem, RewardScores
-from audiollm.rl.rollouts.protocol import Rollout
 
 SENTENCES = "quality of sentences"
 """Name of what `gated` compares, where its scorer fails."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from audiollm.rl.objectives.answers import AnswerLogprobs, ItemLosses, Pairs
+from audiollm.families.logprobs.answers import AnswerLogprobs, ItemLosses, Pairs
 from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.settings import OPADPOSettings
 from audiollm.rl.objectives.terms import pair_metrics

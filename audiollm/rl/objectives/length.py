@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from audiollm.rl.objectives.answers import AnswerLogprobs, ItemLosses, Pairs
+from audiollm.families.logprobs.answers import AnswerLogprobs, ItemLosses, Pairs
 from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.pairs import dpo
 from audiollm.rl.objectives.settings import LDDPOSettings, RDPOSettings, SamPOSettings

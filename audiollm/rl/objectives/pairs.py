@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from audiollm.rl.objectives.answers import AnswerLogprobs, ItemLosses, Pairs
+from audiollm.families.logprobs.answers import AnswerLogprobs, ItemLosses, Pairs
 from audiollm.rl.objectives.figures import StepFigures, TransportPartners, transport_partners
 from audiollm.rl.objectives.settings import (
     AOTSettings,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from audiollm.rl.objectives.answers import (
+from audiollm.families.logprobs.answers import (
     AnswerGroups,
     AnswerLogprobs,
     AnswerScores,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from audiollm.rl.objectives.answers import (
+from audiollm.families.logprobs.answers import (
     AnswerScores,
     ItemLosses,
     LabelledSteps,

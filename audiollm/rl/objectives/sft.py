@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from audiollm.rl.objectives.answers import (
+from audiollm.families.logprobs.answers import (
     AnswerGroups,
     AnswerLogprobs,
     ItemLosses,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from audiollm.rl.objectives.answers import AnswerLogprobs, ItemLosses, Singles
+from audiollm.families.logprobs.answers import AnswerLogprobs, ItemLosses, Singles
 from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.settings import DROSettings, KTOSettings, NPOSettings, ReferencedSettings
 from audiollm.rl.objectives.terms import cross_entropy_of

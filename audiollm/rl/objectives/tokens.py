@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from audiollm.rl.objectives.answers import AnswerLogprobs, ItemLosses, Pairs, sum_by_index
+from audiollm.families.logprobs.answers import AnswerLogprobs, ItemLosses, Pairs, sum_by_index
 from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.settings import CringeSettings, TDPO2Settings, TDPOSettings
 from audiollm.rl.objectives.terms import pair_metrics

@@ -15,15 +15,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from audiollm.families.logprobs.answers import AnswerLogprobs, Pairs, Singles
+from audiollm.families.logprobs.token_figures import TokenRequest
 from audiollm.recipe.ranks import Ranks
-from audiollm.rl.objectives.answers import AnswerLogprobs, Pairs, Singles
+from audiollm.rl.critic.settings import CriticChoice
 from audiollm.rl.objectives.catalog import ObjectiveTerm
 from audiollm.rl.objectives.registry import mixed_losses
-from audiollm.rl.online.critic_settings import CriticChoice
 from audiollm.rl.online.objectives import FreshObjective
 from audiollm.rl.online.rollout_step import RolloutStep, group_numbers
 from audiollm.rl.online.settings import PolicyTrainingConfig
-from audiollm.rl.policy.token_figures import TokenRequest
 from audiollm.rl.policy_gradient.catalog import PolicyTerm
 from audiollm.rl.policy_gradient.losses import (
     PolicyLoss,

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from audiollm.errors import ConfigError
+from audiollm.families.family import ModelFolder
+from audiollm.families.model_sizes import num_parameters, num_records
+from audiollm.families.registry import family_of, open_model_folder
 from audiollm.files.atomic import read_json
-from audiollm.models.hub import is_dual_ffn, is_language_model
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.stages import StagePlan, planned_fact, required
 from audiollm.rl.online.settings import PolicyTrainingConfig
 from audiollm.rl.placement import planning
 from audiollm.rl.placement.settings import PlacementChoice
-from audiollm.rl.preference.planning import ADAPTER_SHARE, num_parameters, num_records
+from audiollm.rl.preference.planning import ADAPTER_SHARE
 from audiollm.rl.rewards.settings import ModelSettings
-from audiollm.rl.rollouts.by_transformers import MAX_ROWS
-from audiollm.rl.rollouts.own import MAX_SLOTS
 from audiollm.supervised.planning import ASSUMED_CLIP_S, TEXT_ROWS
 
 ROWS_PER_SECOND = 25.0
@@ -75,7 +75,7 @@ def plan_policy_training(config: PolicyTrainingConfig, plans: Mapping[str, Stage
 def _planned(
     config: PolicyTrainingConfig, model: planning.PlannedModel, plans: Mapping[str, StagePlan]
 ) -> planning.PlannedTraining:
-    is_own = _is_own(config.model)
+    opened = _opened(config.model)
     is_adapter = config.trained == "adapter"
     own_reference = config.needs_reference and (not is_adapter or config.refresh_reference is not None)
     sizes = {
@@ -96,8 +96,8 @@ def _planned(
         answer_length=lengths.get(config.answer, sum(lengths.values())),
         updates=config.updates,
         max_tokens=required(config.max_tokens),
-        shares_prompt=is_own,
-        slots=MAX_SLOTS if is_own else MAX_ROWS,
+        shares_prompt=opened.shares_prompt,
+        slots=opened.rollout_slots,
         reference=_parameters(config.reference or config.model, plans) if own_reference else 0,
         reads_reference=config.needs_reference,
         critic=critic,
@@ -143,12 +143,12 @@ def _maker(folder: Path, plans: Mapping[str, StagePlan]) -> StagePlan | None:
     return next((plan for plan in plans.values() if folder in plan.artifacts.values()), None)
 
 
-def _is_own(folder: Path) -> bool:
-    """Whether a folder is, or will be, a model that our engine samples from: what stages make is."""
+def _opened(folder: Path) -> ModelFolder:
+    """Open a model's folder; one that is not there yet is of the kind that `train` makes."""
     try:
-        return is_dual_ffn(folder) or is_language_model(folder)
+        return open_model_folder(folder)
     except (ConfigError, OSError):
-        return True
+        return family_of("audiollm_dual_ffn", folder).open(folder)
 
 
 def _sized(parameters: int, config: Mapping[str, Any]) -> planning.PlannedModel:

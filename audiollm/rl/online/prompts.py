@@ -14,10 +14,10 @@ from audiollm.data.records.source import LoadedSample, Source
 from audiollm.data.text.option_forms import are_told_apart
 from audiollm.errors import BadSample
 from audiollm.evaluate.listening.stage import choices_of, question_of
+from audiollm.families.policy import Policy
+from audiollm.families.streams import check_stream
 from audiollm.files.set_aside import SetAside
-from audiollm.rl.policy.protocol import Policy
 from audiollm.rl.preference.held_out_pairs import described_messages
-from audiollm.rl.rollouts.stream_rollouts import check_stream
 
 WINDOW_RUNS = 64
 """Runs of 64 records that are shuffled together; a smaller source is shuffled as a whole."""

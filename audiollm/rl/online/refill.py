@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from audiollm.codec import Codec
+from audiollm.families.policy import Policy
+from audiollm.families.rollout import RolloutEngine, RolloutSettings
 from audiollm.recipe.ranks import Ranks
 from audiollm.rl.online.fresh_losses import objective_answers
 from audiollm.rl.online.objectives import FreshObjective
@@ -28,10 +30,8 @@ from audiollm.rl.online.rollout_step import (
 )
 from audiollm.rl.online.settings import PolicyTrainingConfig
 from audiollm.rl.online.steps import StepRewarder
-from audiollm.rl.policy.protocol import Policy
 from audiollm.rl.policy_gradient.reward_shaping import groups_without_variance
 from audiollm.rl.rewards.scoring import RewardSuite
-from audiollm.rl.rollouts.protocol import RolloutEngine, RolloutSettings
 
 TeachingGroups = Callable[[RolloutStep], Tensor]
 """A function that tells, as bool `[G]`, which groups change the policy."""

@@ -18,12 +18,12 @@ from torch import Tensor
 from audiollm.audio.samples import Waveform
 from audiollm.codec import Codec
 from audiollm.errors import BadSample
+from audiollm.families.rollout import Rollout, RolloutEngine, RolloutSettings
 from audiollm.rl.online.prompts import Prompt
 from audiollm.rl.online.steps import StepReward, StepRewarder
 from audiollm.rl.rewards.batch import RewardBatch, SampledAnswer
 from audiollm.rl.rewards.scoring import GAVE_NONE, RewardScores, RewardSuite
 from audiollm.rl.rollouts.process import ProcessRollouts
-from audiollm.rl.rollouts.protocol import Rollout, RolloutEngine, RolloutSettings
 
 NO_REWARD = "no reward"
 """Kind of an answer that is set aside because a reward has no value for it."""

@@ -15,15 +15,20 @@ from torch import nn
 from audiollm.data.records.opening import open_source
 from audiollm.devices import default_device
 from audiollm.errors import StageError
+from audiollm.families.policies import load_policy, plain_model, untrained_copy
+from audiollm.families.policy import Policy
+from audiollm.families.rollout import RolloutEngine, RolloutSettings
 from audiollm.generation.speaking.generator import Generator
 from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
-from audiollm.rl.lagged.ahead import SamplesAhead
-from audiollm.rl.lagged.refresh import ReferenceRefresh
+from audiollm.rl.critic.loading import CriticModel
+from audiollm.rl.critic.value_model import ActorCritic
+from audiollm.rl.online.ahead import SamplesAhead
 from audiollm.rl.online.progress.held_out import training_outcome
 from audiollm.rl.online.prompts import PromptMaker
 from audiollm.rl.online.refill import SamplesSteps, maker_of
+from audiollm.rl.online.refresh import ReferenceRefresh
 from audiollm.rl.online.rollout_files import GreedyAnswerFiles, RolloutFiles
 from audiollm.rl.online.settings import KLChoice, PolicyTrainingConfig
 from audiollm.rl.online.task import PolicyTask
@@ -31,12 +36,7 @@ from audiollm.rl.placement.joining import Joined, joined_cluster
 from audiollm.rl.placement.reference_actors import ReferenceActors, ReferenceModel
 from audiollm.rl.placement.reward_actors import placed_rewards
 from audiollm.rl.placement.rollout_actors import RolloutActors, SampledModel
-from audiollm.rl.policy.critic import ActorCritic
-from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
-from audiollm.rl.policy.protocol import Policy
 from audiollm.rl.policy_gradient.controllers import kl_controller
-from audiollm.rl.preference.critic import CriticModel
-from audiollm.rl.preference.policies import load_policy, plain_model, untrained_copy
 from audiollm.rl.preference.ptx import supervised_maker
 from audiollm.rl.preference.run import errors_of_stage
 from audiollm.rl.rewards.checks import check_rewards
@@ -44,7 +44,6 @@ from audiollm.rl.rewards.registry import load_rewards
 from audiollm.rl.rewards.scoring import RewardSuite
 from audiollm.rl.rollouts.engines import import_engine, load_engine
 from audiollm.rl.rollouts.process import ProcessRollouts
-from audiollm.rl.rollouts.protocol import RolloutEngine, RolloutSettings
 from audiollm.rl.rollouts.weights import SampledWeights
 from audiollm.supervised.corpus.sources import set_aside_of
 from audiollm.supervised.eval_audio import SHARDING
@@ -119,7 +118,7 @@ def _train(
             policy, sources, config.weights, required(config.batch_size), config.seed, set_aside, ranks.rank,
             ranks.world, lambda: bar.advance(bar.task_ids[0]),
         )  # fmt: skip
-    if isinstance(policy, DualFFNPolicy) and config.answer == "text" and config.ptx is None:
+    if config.answer == "text" and config.ptx is None:
         if config.trained == "all":
             policy.freeze_unreached(any(sample.audio_parts() for sample in prompts.samples))
         if ranks.world == 1 and config.refresh_reference is None:
@@ -141,12 +140,11 @@ def _train(
         set_aside,
         context,
     )
-    if config.answer != "text" and not isinstance(policy, DualFFNPolicy):
+    if config.answer != "text" and not policy.num_codebooks:
         raise StageError(f"answer: {config.answer}, and this model answers in text", "set answer: text", 2)
-    if config.codebooks is not None and isinstance(policy, DualFFNPolicy):
-        books = policy.template.num_codebooks
-        if config.codebooks > books:
-            raise StageError(f"codebooks: {config.codebooks} of a model of {books}", f"at most {books}", 2)
+    books = policy.num_codebooks
+    if config.codebooks is not None and books and config.codebooks > books:
+        raise StageError(f"codebooks: {config.codebooks} of a model of {books}", f"at most {books}", 2)
     make = make or _by_rewards(config, prompts, context, joined)
     settings = RolloutSettings(
         config.seed, 0, config.temperature, config.answer, config.max_answer_tokens, config.max_frames

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from audiollm.families.logprobs.answers import AnswerLogprobs, sum_by_index
 from audiollm.recipe.ranks import Ranks
-from audiollm.rl.objectives.answers import AnswerLogprobs, sum_by_index
 from audiollm.rl.online.fresh_losses import CriticTargets, FreshAnswers
 from audiollm.rl.online.settings import PolicyTrainingConfig
 from audiollm.rl.online.steps import StepReward, placed_steps

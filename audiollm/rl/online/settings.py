@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from audiollm.errors import ConfigError
 from audiollm.recipe.plug_ins import is_import_path, source_digest
 from audiollm.recipe.stages import InputPath, Size, required
-from audiollm.rl.online.critic_settings import CriticChoice
+from audiollm.rl.critic.settings import CriticChoice
 from audiollm.rl.online.objectives import SELECTIONS, FreshObjective, fresh_objective
 from audiollm.rl.placement.settings import PlacementChoice
 from audiollm.rl.policy_gradient.catalog import (

@@ -7,8 +7,8 @@ from typing import Any
 
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan
+from audiollm.rl.critic.settings import CRITIC_ARTIFACT
 from audiollm.rl.online.settings import PolicyTrainingConfig
-from audiollm.rl.preference.critic_settings import CRITIC_ARTIFACT
 from audiollm.rl.rewards.catalog import source_facts
 from audiollm.rl.rewards.settings import VERDICTS
 

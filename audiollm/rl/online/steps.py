@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from audiollm.rl.policy.protocol import Policy
+from audiollm.families.policy import Policy
+from audiollm.families.rollout import Rollout
 from audiollm.rl.policy_gradient.rollout_batch import token_layout
 from audiollm.rl.rewards.scoring import RewardScores
-from audiollm.rl.rollouts.protocol import Rollout
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from audiollm.errors import BadSample
+from audiollm.families.logprobs.answers import AnswerLogprobs
+from audiollm.families.logprobs.token_figures import TokenRequest
+from audiollm.families.policy import Policy
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.rl.lagged.ahead import SamplesAhead
-from audiollm.rl.lagged.refresh import ReferenceRefresh
-from audiollm.rl.objectives.answers import AnswerLogprobs
+from audiollm.rl.critic.value_model import ActorCritic, Critic
+from audiollm.rl.online.ahead import SamplesAhead
 from audiollm.rl.online.entropies import mean_entropy, step_threshold
 from audiollm.rl.online.fresh_losses import PackLogprobs, StepLoss, fresh_loss
 from audiollm.rl.online.progress.entropy_bounds import EntropyBounds
@@ -39,6 +41,7 @@ from audiollm.rl.online.progress.held_out import (
 from audiollm.rl.online.progress.skips import SkippedSteps
 from audiollm.rl.online.prompts import PromptMaker
 from audiollm.rl.online.refill import SamplesSteps
+from audiollm.rl.online.refresh import ReferenceRefresh
 from audiollm.rl.online.rollout_files import GreedyAnswerFiles, RolloutFiles
 from audiollm.rl.online.rollout_step import RolloutStep, failed_reward, group_numbers, selected_answers
 from audiollm.rl.online.scored_packs import (
@@ -51,9 +54,6 @@ from audiollm.rl.online.scored_packs import (
 )
 from audiollm.rl.online.settings import PolicyTrainingConfig
 from audiollm.rl.placement.reference_actors import ReferenceActors
-from audiollm.rl.policy.critic import ActorCritic, Critic
-from audiollm.rl.policy.protocol import Policy
-from audiollm.rl.policy.token_figures import TokenRequest
 from audiollm.rl.policy_gradient.controllers import KLController
 from audiollm.rl.policy_gradient.corrections import ImportanceWeights
 from audiollm.rl.policy_gradient.losses import Regularizers, StepCounts

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from audiollm.devices import default_device
+from audiollm.families.logprobs.token_figures import TokenRequest
+from audiollm.families.policies import load_policy
 from audiollm.rl.placement.joining import Joined
 from audiollm.rl.placement.pool import Asked
-from audiollm.rl.policy.token_figures import TokenRequest
-from audiollm.rl.preference.policies import load_policy
 from audiollm.train.loop.optim import autocast
 from audiollm.train.options import Precision
 

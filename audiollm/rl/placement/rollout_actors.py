@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from audiollm.cluster import cause_of_death
 from audiollm.devices import default_device
 from audiollm.errors import StageError
+from audiollm.families.policies import load_policy, plain_model
+from audiollm.families.rollout import Rollout, RolloutEngine, RolloutSettings
 from audiollm.rl.placement.buckets import Bucket, buckets, bytes_of, tensor_hashes, write_bucket
 from audiollm.rl.placement.joining import Joined
-from audiollm.rl.preference.policies import load_policy, plain_model
 from audiollm.rl.rollouts.engines import load_engine
-from audiollm.rl.rollouts.protocol import Rollout, RolloutEngine, RolloutSettings
 from audiollm.train.loop.modules import announce_weights
 from audiollm.train.loop.whole import whole_tensors
 

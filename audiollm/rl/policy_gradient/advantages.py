@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from audiollm.rl.objectives.answers import sum_by_index
+from audiollm.families.logprobs.answers import sum_by_index
 from audiollm.rl.policy_gradient import settings as s
 from audiollm.rl.policy_gradient.catalog import AdvantageTerm
 from audiollm.rl.policy_gradient.moments import Moments, whitened

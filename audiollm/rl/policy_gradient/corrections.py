@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from audiollm.rl.objectives.answers import sum_by_index
+from audiollm.families.logprobs.answers import sum_by_index
 from audiollm.rl.objectives.terms import MAX_EXPONENT
 from audiollm.rl.policy_gradient.settings import CorrectionSettings
 

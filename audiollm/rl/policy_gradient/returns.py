@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from audiollm.rl.objectives.answers import sum_by_index
+from audiollm.families.logprobs.answers import sum_by_index
 from audiollm.rl.policy_gradient.rollout_batch import last_tokens, token_layout
 
 

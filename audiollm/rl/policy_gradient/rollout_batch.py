@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from audiollm.rl.objectives.answers import AnswerLogprobs, ItemTokens, sum_by_index
+from audiollm.families.logprobs.answers import AnswerLogprobs, ItemTokens, sum_by_index
 from audiollm.rl.policy_gradient.corrections import ImportanceWeights
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from audiollm.rl.objectives.answers import Pairs, Singles
+from audiollm.families.logprobs.answers import Pairs, Singles
 
 
 def best_and_worst_rollouts(reward_A: Tensor, group_A: Tensor) -> Pairs:

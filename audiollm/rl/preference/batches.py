@@ -17,11 +17,11 @@ from torch import Tensor
 from audiollm.data.records.mixture import Mixture, evenly
 from audiollm.data.records.source import LoadedSample, Source
 from audiollm.errors import BadSample
+from audiollm.families.logprobs.answers import AnswerGroups, LabelledSteps, Lists, Pairs, Singles
+from audiollm.families.policy import Batch, Encoded, Policy, Prompted
 from audiollm.rl.groups import AnswerPair, AnswerSteps, JudgedAnswer, RankedAnswers, SampleGroup
-from audiollm.rl.objectives.answers import AnswerGroups, LabelledSteps, Lists, Pairs, Singles
 from audiollm.rl.objectives.catalog import GroupKind
 from audiollm.rl.objectives.length import answer_draws
-from audiollm.rl.policy.protocol import Batch, Encoded, Policy, Prompted
 from audiollm.rl.preference.records import Grouping, UsableRecords
 
 WINDOW_RUNS = 64

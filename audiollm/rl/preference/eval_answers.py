@@ -15,20 +15,14 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from audiollm.data.records.sample import TextPart
 from audiollm.data.records.source import LoadedSample
 from audiollm.errors import BadSample
+from audiollm.families.policy import GreedyAnswer, GreedyRequest, Policy
 from audiollm.files.atomic import read_whole_lines, write_jsonl
-from audiollm.generation.engine.engine import Engine
-from audiollm.generation.engine.request import AnswerKind, Limits, Request
-from audiollm.generation.engine.sampling import SamplingConfig
-from audiollm.models.audio_llms.inputs import processor_inputs
+from audiollm.generation.engine.request import AnswerKind, Limits
 from audiollm.recipe.ranks import Ranks
-from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
-from audiollm.rl.policy.protocol import Policy
-from audiollm.rl.policy.transformers_policy import TransformersPolicy
 from audiollm.rl.preference.batches import RecordPlace, StepMaker, answers_of
 from audiollm.rl.preference.held_out_pairs import described_messages
 from audiollm.train.loop.whole import Read, WholeCopy
@@ -41,19 +35,6 @@ MIN_LIMIT, MAX_LIMIT = 16, 512
 
 
 @dataclass(frozen=True)
-class OwnAnswer:
-    """An answer that the policy gave."""
-
-    text: str
-    tokens: int
-    """Words and codes of all codebooks; with the token that ends the answer, where it ended."""
-    frames: int
-    """Code frames of its speech."""
-    stopped: bool
-    """Whether it ended by itself and was not cut."""
-
-
-@dataclass(frozen=True)
 class EvalPrompt:
     """A held-out prompt."""
 
@@ -61,10 +42,7 @@ class EvalPrompt:
     id: str
     messages: list[dict[str, Any]]
     """As plain data, for `answers.jsonl`."""
-    prompted: Any
-    """What the policy takes, without answers."""
-    kind: AnswerKind
-    limits: Limits
+    request: GreedyRequest
 
 
 class AnswersFile:
@@ -138,7 +116,7 @@ class EvalAnswers:
         root.eval()
         device = next(root.parameters()).device.type
         with nullcontext() if self._whole is None else torch.autocast(device, enabled=False):
-            answers = own_answers(self._speaker, self._prompts)
+            answers = self._speaker.greedy_answers([prompt.request for prompt in self._prompts])
         root.train(was_training)
         rows = [
             self._row(step, prompt, answer) for prompt, answer in zip(self._prompts, answers, strict=True)
@@ -154,9 +132,9 @@ class EvalAnswers:
         if self._whole is not None:
             self._whole.fill()
 
-    def _row(self, step: int, prompt: EvalPrompt, answer: OwnAnswer) -> dict[str, Any]:
+    def _row(self, step: int, prompt: EvalPrompt, answer: GreedyAnswer) -> dict[str, Any]:
         rate = self._rates(prompt.place)
-        seconds = round(answer.frames / rate, 3) if rate and prompt.kind != "text" else None
+        seconds = round(answer.frames / rate, 3) if rate and prompt.request.kind != "text" else None
         return {
             "step": step,
             "id": prompt.id,
@@ -166,62 +144,6 @@ class EvalAnswers:
             "seconds": seconds,
             "stopped": answer.stopped,
         }
-
-
-def own_answers(policy: Policy[Any, Any, Any], prompts: Sequence[EvalPrompt]) -> list[OwnAnswer]:
-    """Answer the prompts greedily, in order.
-
-    Args:
-        policy: with whole weights, in eval mode.
-    """
-    if isinstance(policy, DualFFNPolicy):
-        return _spoken_and_written(policy, prompts)
-    assert isinstance(policy, TransformersPolicy)
-    return [_written(policy, prompt) for prompt in prompts]
-
-
-def _spoken_and_written(policy: DualFFNPolicy, prompts: Sequence[EvalPrompt]) -> list[OwnAnswer]:
-    greedy = SamplingConfig(temperature=0.0)
-    requests = [
-        Request(each.prompted.prompt, 0, each.prompted.audio, greedy, each.limits, each.kind)
-        for each in prompts
-    ]
-    if not requests:
-        return []
-    engine = Engine.sized_for(policy.root.model, policy.template, requests)
-    words = policy.template.tokenizer
-    return [
-        OwnAnswer(
-            answer.text.strip(),
-            # the engine tells the text alone: its bytes may be no whole characters, and then make more tokens
-            min(len(words.encode(answer.text, add_special_tokens=False).ids), each.limits.max_text_tokens)
-            + answer.codes_KT.numel()
-            + answer.stopped,
-            answer.codes_KT.shape[1],
-            answer.stopped,
-        )
-        for each, answer in zip(prompts, engine.run(requests), strict=True)
-    ]
-
-
-def _written(policy: TransformersPolicy, prompt: EvalPrompt) -> OwnAnswer:
-    root, prompted = policy.root, prompt.prompted
-    weight = next(p for p in root.parameters() if p.is_floating_point())
-    inputs = processor_inputs(policy.processor, prompted.prompt, True, prompted.recordings)
-    most, ends = prompt.limits.max_text_tokens, sorted(policy.ends)
-    made: Tensor = root.model.generate(
-        **{
-            key: value.to(weight.device, weight.dtype if value.is_floating_point() else None)
-            for key, value in inputs.items()
-        },
-        max_new_tokens=most,
-        do_sample=False,
-        eos_token_id=ends,
-        pad_token_id=ends[0],
-    )
-    ids = made[0, inputs["input_ids"].shape[1] :].tolist()
-    text: str = policy.processor.tokenizer.decode(ids, skip_special_tokens=True)
-    return OwnAnswer(text.strip(), len(ids), 0, bool(ids) and ids[-1] in policy.ends)
 
 
 def _prompts(
@@ -244,7 +166,10 @@ def _prompts(
         tokens = max(policy.num_answer_tokens(each) for each in encoded)
         kind = _kind(loaded, used)
         yield EvalPrompt(
-            place, loaded.sample.id, described_messages(loaded), prompted, kind, _limits(loaded, kind, tokens)
+            place,
+            loaded.sample.id,
+            described_messages(loaded),
+            GreedyRequest(prompted, kind, _limits(loaded, kind, tokens)),
         )
 
 

@@ -6,10 +6,8 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from audiollm.data.records.opening import open_source
 from audiollm.data.records.video_clips import PictureSettings
-from audiollm.errors import ConfigError
-from audiollm.files.tensors import open_tensors
+from audiollm.families.model_sizes import num_records, planned_parameters
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.stages import StagePlan, planned_fact, required
 from audiollm.rl.preference.settings import AnswerTrainingConfig
@@ -88,31 +86,3 @@ def _record_rows(
     patches = math.ceil((pictures.side or ASSUMED_SIDE) / PICTURE_PATCH) ** 2
     rows_per_second = SOUND_ROWS_PER_SECOND + pictures.per_second / PICTURES_PER_ROW * patches
     return SEEN_RECORD_ROWS + (clip_s or ASSUMED_CLIP_S) * rows_per_second
-
-
-def planned_parameters(model: Path, plans: Mapping[str, StagePlan]) -> int:
-    """Parameters of a model that a planned stage makes, or of one that is there; 0 where neither is."""
-    maker = next((plan for plan in plans.values() if model in plan.artifacts.values()), None)
-    return num_parameters(model) if maker is None else maker.parameters
-
-
-def num_records(source: str) -> int:
-    """Return the number of records in a source; 0 where it is not there yet."""
-    try:
-        return len(open_source(source))
-    except ConfigError:
-        return 0
-
-
-def num_parameters(model: Path) -> int:
-    """Return the number of parameters in a folder's safetensors; 0 where the folder is not there yet."""
-    try:
-        folder = model_folder(model)
-    except ConfigError:
-        return 0
-    total = 0
-    for path in sorted(folder.glob("*.safetensors")):
-        with open_tensors(path) as file:
-            names = list(file.keys())
-            total += sum(math.prod(file.get_slice(name).get_shape()) for name in names)
-    return total

@@ -13,16 +13,16 @@ from audiollm.data.records.opening import open_source
 from audiollm.data.records.source import Source
 from audiollm.devices import default_device
 from audiollm.errors import BadSample, ConfigError, StageError
+from audiollm.families.policies import load_policy, plain_model, untrained_copy
+from audiollm.families.policy import Policy
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
-from audiollm.rl.policy.critic import ActorCritic
-from audiollm.rl.policy.protocol import Policy
+from audiollm.rl.critic.loading import CriticModel
+from audiollm.rl.critic.value_model import ActorCritic
 from audiollm.rl.preference.batches import StepMaker
-from audiollm.rl.preference.critic import CriticModel
 from audiollm.rl.preference.eval_answers import EvalAnswers
-from audiollm.rl.preference.policies import load_policy, plain_model, untrained_copy
 from audiollm.rl.preference.ptx import supervised_maker
 from audiollm.rl.preference.records import Grouping, UsableRecords, find_usable
 from audiollm.rl.preference.settings import AnswerTrainingConfig, PreferenceConfig

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from audiollm.data.records.video_clips import PictureSettings
 from audiollm.errors import ConfigError
 from audiollm.recipe.stages import InputPath, Size
+from audiollm.rl.critic.settings import CriticStart
 from audiollm.rl.groups import PairChoice
 from audiollm.rl.objectives.catalog import (
     CATALOG,
@@ -20,7 +21,6 @@ from audiollm.rl.objectives.catalog import (
     WhatIsRead,
     objective_term,
 )
-from audiollm.rl.preference.critic_settings import CriticStart
 from audiollm.rl.preference.sources import PTXChoice, SourceList, weights_of
 from audiollm.train.options import FrozenPlacement
 from audiollm.train.settings import ModelTrainingConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan
-from audiollm.rl.preference.critic_settings import CRITIC_ARTIFACT
+from audiollm.rl.critic.settings import CRITIC_ARTIFACT
 from audiollm.rl.preference.settings import PreferenceConfig
 
 

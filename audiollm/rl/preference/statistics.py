@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from audiollm.families.logprobs.answers import AnswerLogprobs, Pairs, Singles
 from audiollm.recipe.ranks import Ranks
-from audiollm.rl.objectives.answers import AnswerLogprobs, Pairs, Singles
 from audiollm.rl.objectives.catalog import ObjectiveTerm
 from audiollm.rl.objectives.figures import (
     RunningMean,

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from audiollm.families.logprobs.answers import AnswerLogprobs, ItemLosses
+from audiollm.families.logprobs.token_figures import TokenRequest
+from audiollm.families.policy import Policy
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.rl.objectives.answers import AnswerLogprobs, ItemLosses
+from audiollm.rl.critic.value_model import ActorCritic, Critic
 from audiollm.rl.objectives.catalog import ObjectiveTerm
 from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.registry import mixed_losses
-from audiollm.rl.policy.critic import ActorCritic, Critic
-from audiollm.rl.policy.protocol import Policy
-from audiollm.rl.policy.token_figures import TokenRequest
 from audiollm.rl.preference.batches import MicroBatch, PreferenceStep, StepMaker
 from audiollm.rl.preference.eval_answers import EvalAnswers
 from audiollm.rl.preference.held_out_pairs import WorstItems

@@ -15,9 +15,10 @@ from torch.nn import functional
 
 from audiollm.data.records.source import LoadedSample
 from audiollm.errors import ConfigError
+from audiollm.families.logprobs.answers import AnswerScores, StepScores
+from audiollm.families.policies import load_policy
 from audiollm.models.pretrained import model_folder
-from audiollm.rl.objectives.answers import AnswerScores, StepScores
-from audiollm.rl.policy.score_head import (
+from audiollm.rl.critic.score_head import (
     HEAD_FILE,
     HeadedScorer,
     head_facts,
@@ -25,7 +26,6 @@ from audiollm.rl.policy.score_head import (
     hidden_size,
     save_head,
 )
-from audiollm.rl.preference.policies import load_policy
 from audiollm.rl.reward.steps import SteppedBatch, StepPolicy
 from audiollm.train.options import LoRASettings, Trained
 

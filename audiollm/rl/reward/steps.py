@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from audiollm.data.records.sample import RatedAnswer
 from audiollm.data.records.source import LoadedSample
-from audiollm.rl.policy.protocol import Policy
+from audiollm.families.policy import Policy
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from audiollm.files.atomic import write_json
-from audiollm.files.set_aside import SetAside
-from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.rl.objectives.answers import (
+from audiollm.families.logprobs.answers import (
     AnswerGroups,
     AnswerScores,
     ItemLosses,
@@ -25,6 +22,9 @@ from audiollm.rl.objectives.answers import (
     Pairs,
     StepScores,
 )
+from audiollm.files.atomic import write_json
+from audiollm.files.set_aside import SetAside
+from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.rl.objectives.catalog import ObjectiveTerm
 from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.registry import mixed_losses

@@ -1,4 +1,4 @@
-"""The engine that samples the rollouts of a training: ours, transformers' `generate`, or one of a user's own."""
+"""The engine that samples the rollouts of a training: that of the model's family, or one of a user's own."""
 
 from __future__ import annotations
 
@@ -7,29 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from audiollm.errors import ConfigError, StageError, error_line
+from audiollm.families.policy import Policy
+from audiollm.families.rollout import Rollout, RolloutEngine, RolloutSettings
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.plug_ins import import_named
-from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
-from audiollm.rl.policy.protocol import Policy
-from audiollm.rl.policy.transformers_policy import TransformersPolicy
-from audiollm.rl.rollouts.by_transformers import TransformersRollouts
-from audiollm.rl.rollouts.own import OwnRollouts
-from audiollm.rl.rollouts.protocol import Rollout, RolloutEngine, RolloutSettings
 
 REMEDY = "give package.module:name of a class or function f(policy, folder) that returns a RolloutEngine"
 
 EngineFactory = Callable[[Policy[Any, Any, Any], Path], RolloutEngine[Any]]
 """Makes the engine of a policy. The folder is that of the model that the training begins from; the weights to sample
 from are those that `policy.root` has at each call of `weights_changed`."""
-
-
-def engine_of(policy: Policy[Any, Any, Any]) -> RolloutEngine[Any]:
-    """Return this project's engine for a policy's own weights."""
-    if isinstance(policy, DualFFNPolicy):
-        return OwnRollouts(policy.root.model, policy.template)
-    assert isinstance(policy, TransformersPolicy)
-    return TransformersRollouts(policy.root.model, policy.processor, policy.ends)
 
 
 def load_engine(
@@ -45,7 +33,7 @@ def load_engine(
         ConfigError: the user's engine cannot be imported or made, or is no engine.
     """
     if rollouts is None:
-        return engine_of(policy)
+        return policy.rollout_engine()
     factory = import_engine(rollouts)
     try:
         engine = factory(policy, model_folder(folder))

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from audiollm.errors import BadSample, ConfigError, StageError, error_line
+from audiollm.families.rollout import Prompted, Rollout, RolloutEngine, RolloutSettings
 from audiollm.processes import end_with_parent, interrupts_held_back
-from audiollm.rl.rollouts.protocol import Prompted, Rollout, RolloutEngine, RolloutSettings
 
 LoadEngine = Callable[[], tuple[nn.Module, RolloutEngine[Any]]]
 """Loads a plain model and the engine that samples from it. Pickled: a function of a module, or a `partial` of one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from audiollm.rl.rollouts.protocol import RolloutEngine
+from audiollm.families.rollout import RolloutEngine
 from audiollm.train.loop.whole import Read, WholeCopy
 
 

@@ -12,13 +12,13 @@ from audiollm.data.hearing.features import FeatureShape
 from audiollm.data.records.opening import open_source
 from audiollm.data.records.source import Source
 from audiollm.errors import StageError
+from audiollm.families.dual_ffn.start import start_codec
 from audiollm.files.atomic import DamagedFile
 from audiollm.files.set_aside import SetAside, read_set_aside
 from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.supervised.corpus.survey import SourceSurvey, load_survey, save_survey, survey_sources
-from audiollm.supervised.decoder.start import start_codec
 from audiollm.supervised.settings import PackingSettings, ShardsConfig
 
 

@@ -12,12 +12,12 @@ from audiollm.data.chat.template import Template
 from audiollm.data.records.source import Source
 from audiollm.data.text.tokenizer import FILE_NAME, header_style_of, load_text_tokenizer, train_text_tokenizer
 from audiollm.errors import ConfigError, StageError
+from audiollm.families.dual_ffn.start import start_vocabulary
 from audiollm.files.atomic import atomic_path, file_digest, read_record, write_json
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.runner import Context
 from audiollm.supervised.corpus.sources import codec_facts
 from audiollm.supervised.corpus.survey import texts_of
-from audiollm.supervised.decoder.start import start_vocabulary
 from audiollm.supervised.settings import SourceSettings
 
 DIGEST_FILE = "digest.json"

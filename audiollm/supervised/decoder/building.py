@@ -10,20 +10,20 @@ from torch import nn
 from audiollm.data.chat.template import Template
 from audiollm.devices import default_device
 from audiollm.errors import StageError
-from audiollm.models.attention import attention_backend
-from audiollm.models.dual_ffn import DualFFN
-from audiollm.models.hub import is_language_model
-from audiollm.recipe.stages import required
-from audiollm.supervised.decoder.adapt import adapt
-from audiollm.supervised.decoder.encoder import add_encoder, freeze_encoder
-from audiollm.supervised.decoder.shape import shape_from_settings, with_window
-from audiollm.supervised.decoder.start import (
+from audiollm.families.dual_ffn.adapting import adapt
+from audiollm.families.dual_ffn.start import (
     read_codebooks,
     start_embeddings_from_latents,
     start_from_codebooks,
     start_heads_from_embeddings,
     start_model,
 )
+from audiollm.models.attention import attention_backend
+from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.hub import is_language_model
+from audiollm.recipe.stages import required
+from audiollm.supervised.decoder.encoder import add_encoder, freeze_encoder
+from audiollm.supervised.decoder.shape import shape_from_settings, with_window
 from audiollm.supervised.settings import TrainConfig
 from audiollm.train.loop.optim import compute_dtype
 

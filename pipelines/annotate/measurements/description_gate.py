@@ -144,7 +144,7 @@ class SelfGate:
 
         from audiollm.data.packing import pack
         from audiollm.data.records.sample import Message, TextPart
-        from audiollm.supervised.losses import token_losses
+        from audiollm.families.dual_ffn.losses import token_losses
 
         own = self._generator
         encoder, heard = own.model.config.audio_encoder, own.heard(sound)

@@ -105,7 +105,7 @@ class Description:
                 return "description.clap: no CLAP is given: name its folder, or set gate: self"
             if not (config.clap / "config.json").is_file():
                 return f"description.clap: no model in {config.clap} (config.json): give a CLAP's folder"
-        elif folder is None or not _is_own(folder):
+        elif folder is None or not _has_likelihoods(folder):
             return (
                 "description.gate: self needs a model of ours, whose likelihoods can be read: set gate: clap"
             )
@@ -178,7 +178,7 @@ def _model_folder(given: Path) -> Path | None:
     return next((f for f in (given, given / "model") if (f / "config.json").is_file()), None)
 
 
-def _is_own(folder: Path) -> bool:
-    from audiollm.models.hub import is_dual_ffn
+def _has_likelihoods(folder: Path) -> bool:
+    from audiollm.families.registry import open_model_folder
 
-    return is_dual_ffn(folder)
+    return open_model_folder(folder).has_likelihoods

@@ -82,11 +82,11 @@ class AskedModel:
             )  # fmt: skip
             self._identity = f"{config.url} {config.endpoint_model} {config.max_tokens}"
         else:
-            from audiollm.evaluate.subjects.chat import PretrainedChat
+            from audiollm.evaluate.subjects.chat import FolderChat
             from audiollm.files.atomic import folder_digest
 
             assert config.model is not None
-            self._chat = PretrainedChat(config.model, config.max_tokens)
+            self._chat = FolderChat.load(config.model, config.max_tokens)
             self._identity = f"{folder_digest(config.model)} {config.max_tokens}"
 
     def reply(self, turns: Sequence[Turn]) -> str:

@@ -18,7 +18,7 @@ from pipelines.audiocot.writer.scores import QuestionKind
 from pipelines.audiocot.writer.settings import EvaluateThoughtsConfig
 
 if TYPE_CHECKING:
-    from audiollm.rl.rollouts.protocol import RolloutSettings
+    from audiollm.families.rollout import RolloutSettings
 
 
 @dataclass(frozen=True)
@@ -108,28 +108,25 @@ class ThoughtWriter:
         problems: question -> why the model could not take it.
 
     Raises:
-        ConfigError: the folder holds no model of transformers, or one that does not see, where pictures are shown.
+        ConfigError: the folder holds no model, or one that does not see, where pictures are shown.
     """
 
     def __init__(self, config: EvaluateThoughtsConfig) -> None:
         from audiollm.devices import default_device
+        from audiollm.families.policies import load_policy
         from audiollm.models.pretrained import model_folder
-        from audiollm.rl.policy.transformers_policy import TransformersPolicy
-        from audiollm.rl.rollouts.by_transformers import TransformersRollouts
 
         self._config, self.problems = config, dict[str, str]()
         pictures = config.pictures or PictureSettings.beside(model_folder(config.model))
-        self._policy = TransformersPolicy.load(config.model, needs_reference=False, pictures=pictures)
-        root = self._policy.root.eval().to(default_device())
-        self._engine = TransformersRollouts(
-            root.model, self._policy.processor, self._policy.ends, config.batch_size
-        )
+        self._policy = load_policy(config.model, pictures=pictures)
+        self._policy.root.eval().to(default_device())
+        self._engine = self._policy.rollout_engine(config.batch_size)
 
     def answers(
         self, questions: Sequence[ThoughtQuestion], advance: Callable[[int], None] = lambda count: None
     ) -> list[str]:
         """Answer the questions in order; a question that the model cannot take has an empty answer."""
-        from audiollm.rl.rollouts.protocol import RolloutSettings
+        from audiollm.families.rollout import RolloutSettings
 
         settings = RolloutSettings(
             self._config.seed, 0, temperature=0.0, max_text_tokens=self._config.max_answer_tokens
@@ -159,7 +156,7 @@ class ThoughtWriter:
             return [""]
 
     def _prompted(self, question: ThoughtQuestion) -> Any:
-        from audiollm.rl.preference.ptx import with_last_message_as_answer
+        from audiollm.supervised.answers.batches import with_last_message_as_answer
 
         try:
             prompt = self._policy.take(with_last_message_as_answer(question.loaded), [0])

@@ -12,12 +12,12 @@ from audiollm.data.chat.template import Template
 from audiollm.data.packing import PackedBatch, pack
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.data.text.tokenizer import train_text_tokenizer
+from audiollm.families.dual_ffn.losses import token_losses
 from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Limits, Request
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.supervised.losses import token_losses
 
 SIZE, BOOKS, FRAMES = 16, 2, 12
 

@@ -26,7 +26,7 @@ from audiollm.evaluate.report.statistics import mean_of_shares
 from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.speech.pairwise import PairBench, PairItem, evaluate_pairs, read_pairs
 from audiollm.evaluate.speech.verdicts import ChatJudge, Verdict, pair_question, read_verdict
-from audiollm.evaluate.subjects.chat import ChatAnswerer, ChatError, EndpointChat, OneClipChat, PretrainedChat
+from audiollm.evaluate.subjects.chat import ChatAnswerer, ChatError, EndpointChat, FolderChat, OneClipChat
 from tests.audiollm.evaluate.marked_clips import Book
 
 
@@ -386,7 +386,7 @@ def test_a_local_audio_llm_answers_as_transformers_does(tmp_path: Path) -> None:
         expected = model.generate(**inputs, max_new_tokens=6, do_sample=False)[
             0, inputs["input_ids"].shape[1] :
         ]
-    chat = PretrainedChat(tmp_path / "llm", max_tokens=6)
+    chat = FolderChat.load(tmp_path / "llm", max_tokens=6)
     first, second = (Waveform(sound, 16_000) for sound in sounds)
     assert (
         chat.ask(["first", first, "second", second])
@@ -397,4 +397,4 @@ def test_a_local_audio_llm_answers_as_transformers_does(tmp_path: Path) -> None:
     assert drawn[0] == drawn[1] != drawn[2]
     assert chat.sample(asked, 1, temperature=0.0) == chat.ask(asked)
     with pytest.raises(ConfigError, match="no audio LLM loads"):
-        PretrainedChat(tmp_path / "none", 4)
+        FolderChat.load(tmp_path / "none", 4)

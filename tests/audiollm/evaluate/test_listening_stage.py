@@ -17,8 +17,10 @@ from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, V
 from audiollm.errors import ConfigError, StageError
 from audiollm.evaluate.listening.stage import ListeningConfig, choices_of, run_listening
 from audiollm.evaluate.subjects import loading as subjects
-from audiollm.evaluate.subjects.own_model import OwnModel
+from audiollm.evaluate.subjects.folder_model import FolderSpeaker
+from audiollm.evaluate.subjects.loading import load_answerer
 from audiollm.evaluate.subjects.protocols import Conversant, Subject
+from audiollm.families.answering import AnswerError
 from audiollm.files.atomic import read_json, read_jsonl
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
@@ -137,13 +139,12 @@ def test_a_model_of_ours_is_given_the_chat_of_the_sample(tmp_path: Path) -> None
     """Either order gets an answer of its own; `answer` knows one of them alone."""
     template = small_template()
     small_model(template).float().save_pretrained(tmp_path / "stage" / "model", template.tokenizer)
-    own = OwnModel.load(tmp_path / "stage", None, max_tokens=4)
+    own = load_answerer(str(tmp_path / "stage"), None, 4).model
     wave, part, words = Waveform(sound(0.3), 16_000), AudioPart(path="x.wav"), TextPart(text="what is it?")
     after, before = ([Message(role="user", content=parts)] for parts in ([words, part], [part, words]))
-    assert own.generator.asked(after, wave).messages == after
     replies = {own.reply(after, wave), own.reply(before, wave)}
     assert isinstance(own, Conversant) and len(replies) == 2 and own.answer(wave, "what is it?") in replies
-    with pytest.raises(ConfigError, match="AUDIO"):
+    with pytest.raises(AnswerError, match="AUDIO"):
         own.reply([Message(role="user", content=[part, TextPart(text="what is <|AUDIO|>?")])], wave)
 
 
@@ -170,11 +171,11 @@ def test_a_model_with_an_encoder_of_its_own_answers_without_a_codec(tmp_path: Pa
     template = small_template()
     model = small_model(template).float()
     model.save_pretrained(tmp_path / "stage" / "model", template.tokenizer)
-    own = OwnModel.load(tmp_path / "stage", None, max_tokens=4)
+    own = load_answerer(str(tmp_path / "stage"), None, 4).model
     heard = Waveform(torch.zeros(1, 8_000), 16_000)
     assert isinstance(own.answer(heard, "what is it?"), str)
     with pytest.raises(ConfigError, match="without a codec"):
-        own.speak("one", None, None, 0)
+        FolderSpeaker.load(tmp_path / "stage", None).speak("one", None, None, 0)
 
 
 def test_questions_with_options_of_their_own_are_asked(

@@ -17,8 +17,9 @@ from audiollm.evaluate.listening.audio_qa import Question, evaluate_audio_qa
 from audiollm.evaluate.listening.majority import ReplySampling, check_sampling, majority_replies, sample_all
 from audiollm.evaluate.listening.replies import Reply
 from audiollm.evaluate.report.store import RowStore
-from audiollm.evaluate.subjects.own_model import OwnModel
+from audiollm.evaluate.subjects.folder_model import FolderAnswerer
 from audiollm.evaluate.subjects.protocols import Subject
+from audiollm.families.dual_ffn.answering import DualFFNAnswers
 from tests.audiollm.generation.toy_speech import a_voice, toy_generator
 
 VOICES = ("Man", "Woman", "Child")
@@ -177,7 +178,7 @@ def test_the_command_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_our_model_samples_each_answer_by_its_own_seed() -> None:
-    own = OwnModel(toy_generator(), "toy", max_tokens=6)
+    own = FolderAnswerer(DualFFNAnswers(toy_generator(), Path("toy"), ""), max_tokens=6)
     waves, questions = [a_voice(0.6)] * 4, ["what", "what", "what", "who"]
     together = own.answer_many(waves, questions, [1, 2, 1, 3], temperature=2.0)
     assert together[0] == together[2] != together[1]

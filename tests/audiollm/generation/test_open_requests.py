@@ -16,6 +16,8 @@ from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import Template
 from audiollm.data.packing import pack
 from audiollm.data.records.sample import AudioPart, Message, TextPart
+from audiollm.families.dual_ffn.sampled_streams import SampledStream, encode_sampled_contents
+from audiollm.families.prompts import PromptedContents
 from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.forbidden import forbidden_codes, forbidden_words
 from audiollm.generation.engine.request import Acted, Finished, Limits, OpenRequest, SampledTokens
@@ -23,8 +25,6 @@ from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.generation.engine.state import Marks
 from audiollm.models.cache import Cache
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.rl.policy.sampled_streams import SampledStream, encode_sampled_contents
-from audiollm.rl.policy.streams import PromptedContents
 
 WINDOW = 20
 GREEDY = SamplingConfig(temperature=0, top_p=1.0, text_guidance=1, speaker_guidance=1)

@@ -138,7 +138,7 @@ def test_a_training_notes_what_it_hid_and_keeps_the_settings_that_it_began_with(
 
 
 def test_a_language_models_settings_are_those_of_words(tmp_path: Path) -> None:
-    from audiollm.supervised.decoder.start import start_generation
+    from audiollm.families.dual_ffn.start import start_generation
 
     write_json(tmp_path / "config.json", {"model_type": "llama"})
     write_json(tmp_path / "generation_config.json", {"temperature": 0.6, "top_p": 0.9})

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 
 from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.families.dual_ffn.policy import DualFFNPolicy
+from audiollm.families.dual_ffn.rollouts import DualFFNRollouts
+from audiollm.families.rollout import RolloutSettings
 from audiollm.files.atomic import write_json
 from audiollm.files.set_aside import SetAside
 from audiollm.interpret.training.settings import InterpreterTrainingConfig
@@ -19,10 +22,7 @@ from audiollm.rl.online.prompts import PromptMaker
 from audiollm.rl.online.rollout_files import RolloutFiles
 from audiollm.rl.online.settings import KLChoice
 from audiollm.rl.online.task import PolicyTask
-from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
 from audiollm.rl.policy_gradient.controllers import kl_controller
-from audiollm.rl.rollouts.own import OwnRollouts
-from audiollm.rl.rollouts.protocol import RolloutSettings
 from tests.audiollm.rl.online.fresh_tasks import flat_gradient, load_critic
 
 ALL_REWARDS = {
@@ -96,7 +96,7 @@ def make_stream_task(
         4, 0, config.temperature, config.answer, config.max_answer_tokens, config.max_frames
     )
     maker = StreamMaker(
-        OwnRollouts(policy.root.model, policy.template), rewarder, sampling, config.group_size
+        DualFFNRollouts(policy.root.model, policy.template), rewarder, sampling, config.group_size
     )
     kl = config.kl or KLChoice()
     of_audio = None if kl.audio is None else kl_controller(kl.audio.name, kl.audio.values)

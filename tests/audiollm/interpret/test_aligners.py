@@ -19,6 +19,7 @@ from audiollm.data.records.aligned_recording import AlignedRecording
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.data.text.tokenizer import train_text_tokenizer
 from audiollm.errors import BadSample, ConfigError
+from audiollm.families.dual_ffn.losses import token_losses
 from audiollm.generation.speaking.generator import Generator
 from audiollm.interpret.aligners import CommandAligner
 from audiollm.interpret.attention_aligner import (
@@ -30,7 +31,6 @@ from audiollm.interpret.attention_aligner import (
 from audiollm.json_process import JsonProcess
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.supervised.losses import token_losses
 
 PAIR = AlignedRecording(id="p", audio="a.wav", text="one two", target="eins zwei drei")
 

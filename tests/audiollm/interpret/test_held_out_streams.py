@@ -16,14 +16,14 @@ from audiollm.data.records.part_codes import save_part_codes
 from audiollm.data.records.sample import Message, Sample, TextPart
 from audiollm.errors import BadSample, StageError
 from audiollm.evaluate.interpret.logged_outputs import read_log
+from audiollm.families.dual_ffn.policy import DualFFNPolicy
+from audiollm.families.dual_ffn.rollouts import DualFFNRollouts
+from audiollm.families.rollout import RolloutSettings
 from audiollm.files.atomic import read_json, read_jsonl
 from audiollm.interpret.held_out_streams import logged_stream, read_streams, right_segments, said_over
 from audiollm.models.hub import save_pretrained
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
-from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
-from audiollm.rl.rollouts.own import OwnRollouts
-from audiollm.rl.rollouts.protocol import RolloutSettings
 from tests.audiollm.interpret.toy_streams import BOOKS, CHUNK, SIZE, save_toy_model, toy_stream, write_streams
 from tokenizer import AudioTokenizer
 from tokenizer.native.model import TokenizerConfig
@@ -57,7 +57,7 @@ def test_the_log_is_that_of_greedy_rollouts(folder: Path) -> None:
     assert not bad and len(outputs) == 3
     policy = DualFFNPolicy.load(folder)
     prompts, _ = read_streams(policy, folder / "streams.jsonl", "test", 10)
-    engine = OwnRollouts(policy.root.model, policy.template)
+    engine = DualFFNRollouts(policy.root.model, policy.template)
     settings = RolloutSettings(1, 0, temperature=0.0, answer="text", max_text_tokens=2)
     rollouts = engine.sample([prompt.prompted for prompt in prompts], [[0]] * 3, settings)
     for output, prompt, (rollout,) in zip(outputs, prompts, rollouts, strict=True):

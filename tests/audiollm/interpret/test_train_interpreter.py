@@ -16,6 +16,10 @@ from audiollm.data.records.manifest_source import ManifestSource
 from audiollm.data.records.part_codes import save_part_codes
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.errors import ConfigError, StageError
+from audiollm.families.dual_ffn.policy import DualFFNPolicy
+from audiollm.families.dual_ffn.rollouts import DualFFNRollouts
+from audiollm.families.prompts import PromptedContents
+from audiollm.families.rollout import Rollout, RolloutSettings
 from audiollm.files.atomic import read_jsonl
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.interpret.held_out_streams import read_streams
@@ -26,11 +30,7 @@ from audiollm.models.dual_ffn import DualFFN
 from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.stages import required
 from audiollm.rl.online.prompts import Prompt
-from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
-from audiollm.rl.policy.streams import PromptedContents
-from audiollm.rl.rollouts.own import OwnRollouts
 from audiollm.rl.rollouts.process import ProcessRollouts
-from audiollm.rl.rollouts.protocol import Rollout, RolloutSettings
 from audiollm.supervised.saving import _stream_facts
 
 REWARDS = {"detection": 1.0, "initiative": 1.0, "quality": 1.0, "lagging": 1.0, "sequence_quality": 1.0}
@@ -176,7 +176,7 @@ def test_rollouts_do_not_depend_on_one_another(folder: Path) -> None:
         for number, own in enumerate(codes)
     ]
     settings = RolloutSettings(1, 0, answer="text", max_text_tokens=2)
-    engine = OwnRollouts(policy.root.model, policy.template, max_slots=3)
+    engine = DualFFNRollouts(policy.root.model, policy.template, max_slots=3)
     together = engine.sample(prompts, [[0, 1]] * 4, settings)
     for prompt, group in zip(prompts, together, strict=True):
         ((first, second),) = engine.sample([prompt], [[0, 1]], settings)
@@ -260,7 +260,7 @@ def test_the_copy_of_the_weights_that_sampled_is_let_go(
     """Its memory is the training's between two rollouts, as after answers that are no streams."""
     policy = DualFFNPolicy.load(folder)
     prompts, _ = read_streams(policy, folder / "streams.jsonl", "test", 1)
-    engine = OwnRollouts(policy.root.model, policy.template)
+    engine = DualFFNRollouts(policy.root.model, policy.template)
     released: list[bool] = []
     monkeypatch.setattr(engine._decoder, "release", lambda: released.append(True))
     engine.sample([prompts[0].prompted], [[0]], RolloutSettings(1, 0, max_text_tokens=2))

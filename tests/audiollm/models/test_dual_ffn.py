@@ -11,12 +11,12 @@ import torch
 from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import Kind, TokenStream
 from audiollm.data.packing import PackedBatch, pack
+from audiollm.families.dual_ffn.losses import token_losses
 from audiollm.models.attention import RopeScaling
 from audiollm.models.cache import Cache
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.kernels import RMSNorm, silu_multiply, use_liger
-from audiollm.supervised.losses import token_losses
 
 CONFIG = DualFFNConfig(
     vocab_size=300,

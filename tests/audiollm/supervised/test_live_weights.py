@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from audiollm.data.packing import PackedBatch, pack
 from audiollm.data.records.sample import AudioPart, Message, TextPart
+from audiollm.families.dual_ffn.adapting import add_lora, merge_adapter
+from audiollm.families.dual_ffn.losses import TokenLosses
 from audiollm.generation.engine.engine import Engine
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.packed_decoder import GenerationDecoder
 from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.supervised.decoder.adapt import add_lora, merge_adapter
-from audiollm.supervised.losses import TokenLosses
 from audiollm.train.loop.loop import Update, train
 from audiollm.train.options import LoRASettings
 from tests.audiollm.models.test_packed_decoder import BOOKS, SIZE, greedy_request, model_of, template

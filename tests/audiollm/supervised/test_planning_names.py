@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from audiollm.errors import ConfigError
+from audiollm.families.dual_ffn.losses import TokenLosses
 from audiollm.supervised.decoder.shape import planned_shape
-from audiollm.supervised.losses import TokenLosses
 from audiollm.supervised.planning import LOOP_PREFIX, count_parameters, plan_training
 from audiollm.supervised.settings import TrainConfig
 from audiollm.train.loop.optim import freeze

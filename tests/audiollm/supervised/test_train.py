@@ -19,19 +19,19 @@ from audiollm.data.records.opening import open_source
 from audiollm.data.records.shards import ShardWriter
 from audiollm.data.text.tokenizer import TRAINED_FILE
 from audiollm.errors import StageError
-from audiollm.files.atomic import read_json, read_jsonl, write_jsonl
-from audiollm.generation.engine.request import Limits
-from audiollm.generation.engine.sampling import SamplingConfig
-from audiollm.models.decoder import DualFFNConfig
-from audiollm.models.dual_ffn import DualFFN
-from audiollm.supervised.decoder.adapt import merge_adapter
-from audiollm.supervised.decoder.start import (
+from audiollm.families.dual_ffn.adapting import merge_adapter
+from audiollm.families.dual_ffn.start import (
     COPIED_STD,
     FRAME_STD,
     start_embeddings_from_latents,
     start_from_codebooks,
     start_heads_from_embeddings,
 )
+from audiollm.files.atomic import read_json, read_jsonl, write_jsonl
+from audiollm.generation.engine.request import Limits
+from audiollm.generation.engine.sampling import SamplingConfig
+from audiollm.models.decoder import DualFFNConfig
+from audiollm.models.dual_ffn import DualFFN
 from audiollm.supervised.eval_audio import EvalAudio, reply_request
 from audiollm.supervised.planning import plan_training
 from audiollm.supervised.settings import SIZES, TrainConfig

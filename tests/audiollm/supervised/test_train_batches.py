@@ -16,10 +16,10 @@ from audiollm.data.records.opening import open_source
 from audiollm.data.records.part_codes import save_part_codes
 from audiollm.data.records.sample import AudioPart, Message, TextPart, write_samples
 from audiollm.data.records.shards import ShardWriter
+from audiollm.families.dual_ffn.losses import TokenLosses
 from audiollm.files.set_aside import SetAside
 from audiollm.supervised.corpus.batches import Batching, BatchMaker, StepBatch, evaluation_packs
 from audiollm.supervised.corpus.survey import survey_sources
-from audiollm.supervised.losses import TokenLosses
 from audiollm.supervised.sft import SFTTask
 from tests.audiollm.supervised.train_samples import SAMPLE, WEIGHTS, model_of, small_template, write_shards
 

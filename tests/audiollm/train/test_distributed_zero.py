@@ -17,6 +17,7 @@ from audiollm.data.packing import PackedBatch, pack
 from audiollm.data.records.opening import open_source
 from audiollm.data.text.tokenizer import load_text_tokenizer
 from audiollm.errors import StageError
+from audiollm.families.dual_ffn.losses import TokenLosses
 from audiollm.files.atomic import read_json, read_jsonl, write_json
 from audiollm.files.set_aside import SetAside
 from audiollm.models.decoder import DualFFNConfig
@@ -24,7 +25,6 @@ from audiollm.models.dual_ffn import DualFFN
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.supervised.corpus.batches import Batching, evaluation_packs
 from audiollm.supervised.corpus.survey import load_survey
-from audiollm.supervised.losses import TokenLosses
 from audiollm.supervised.sft import SFTTask
 from audiollm.train.loop.checkpoint import trained_weights
 from audiollm.train.loop.loop import Update, step_generator

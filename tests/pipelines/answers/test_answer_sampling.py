@@ -25,8 +25,7 @@ from audiollm.data.records.sample import (
 from audiollm.errors import ConfigError, StageError
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
-from pipelines.answers import sample as stage
-from pipelines.answers.samplers import OwnSampler, TransformersSampler
+from pipelines.answers.samplers import FolderSampler
 from pipelines.answers.select import rejection_sample
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.preference.records import tone
@@ -87,13 +86,13 @@ def test_a_right_answer_that_would_not_be_right_is_set_aside_before_it_is_answer
     samples[1] = samples[1].model_copy(update={"messages": unread, "metadata": metadata})
     write_samples(place / "samples.jsonl", samples)
     answered: list[str] = []
-    original = TransformersSampler.sample
+    original = FolderSampler.sample
 
-    def sample(self: TransformersSampler, sample: Sample, *settings: Any) -> list[str]:
+    def sample(self: FolderSampler, sample: Sample, *settings: Any) -> list[str]:
         answered.append(sample.id)
         return original(self, sample, *settings)
 
-    monkeypatch.setattr(TransformersSampler, "sample", sample)
+    monkeypatch.setattr(FolderSampler, "sample", sample)
     figures, rated = sampled(place, "a", answers=1, score={"choice": 1.0})
     assert figures["set_aside"] == 1 and {sample.id for sample in rated} == {"t0", "t2", "t3"} == set(
         answered
@@ -112,15 +111,15 @@ def test_an_answer_depends_on_its_own_number_alone(place: Path) -> None:
 
 def test_a_killed_stage_asks_for_what_is_missing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    original = TransformersSampler.sample
+    original = FolderSampler.sample
 
-    def sample(self: TransformersSampler, sample: Sample, *given: Any) -> list[str]:
+    def sample(self: FolderSampler, sample: Sample, *given: Any) -> list[str]:
         asked.append(sample.id)
         if len(asked) == 3:
             raise KeyboardInterrupt
         return original(self, sample, *given)
 
-    monkeypatch.setattr(TransformersSampler, "sample", sample)
+    monkeypatch.setattr(FolderSampler, "sample", sample)
     with pytest.raises(KeyboardInterrupt):
         sampled(place, "killed", answers=2)
     _, found = sampled(place, "killed", answers=2)
@@ -134,11 +133,11 @@ def test_another_recording_in_the_same_file_is_asked_about_anew(
 ) -> None:
     asked: list[str] = []
 
-    def sample(self: TransformersSampler, sample: Sample, numbers: Any, *_: Any) -> list[str]:
+    def sample(self: FolderSampler, sample: Sample, numbers: Any, *_: Any) -> list[str]:
         asked.append(sample.id)
         return ["high"] * len(numbers)
 
-    monkeypatch.setattr(TransformersSampler, "sample", sample)
+    monkeypatch.setattr(FolderSampler, "sample", sample)
     sampled(place, "again", answers=2)
     tone(place / "1.wav", 900.0)
     samples, _ = read_samples(place / "samples.jsonl")
@@ -164,7 +163,6 @@ def test_bad_prompts_are_set_aside(place: Path) -> None:
         sampled(place, "strict", score={"exact": 1.0}, strict=True)
     with pytest.raises(ConfigError, match="go together"):
         sampled(place, "no-reward", score={"reward_model": 1.0})
-    assert OwnSampler is not None and stage.STAGE.kind == "sample_answers"
 
 
 def rated(*pairs: tuple[str, float]) -> list[RatedAnswer]:

@@ -24,13 +24,13 @@ from audiollm.data.records.sample import (
     write_samples,
 )
 from audiollm.errors import ConfigError, StageError
-from audiollm.evaluate.subjects.chat import PretrainedChat
+from audiollm.evaluate.subjects.chat import FolderChat
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
 from pipelines.answers.judge import DEFAULT_PROMPT, UNSEEN_VIDEO, judge_message, load_judge, read_score
 from pipelines.answers.settings import SampleAnswersConfig
+from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.models.tiny_audio_llms import save_tiny
-from tests.audiollm.rl.policy.packed_samples import save_model
 from tests.audiollm.rl.preference.records import tone
 
 KEY = "a-key-that-nobody-may-read"
@@ -179,11 +179,11 @@ def test_no_file_holds_the_key(place: Path, judge: Judge) -> None:
 def test_a_model_judges_its_own_answers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
 
-    def go_on(self: PretrainedChat, turns: Any) -> str:
+    def go_on(self: FolderChat, turns: Any) -> str:
         shown.append(turns)
         return "Score: 3"
 
-    monkeypatch.setattr(PretrainedChat, "go_on", go_on)
+    monkeypatch.setattr(FolderChat, "go_on", go_on)
     figures, _ = sampled(place, "own", judge=str(place / "model"), judge_prompt="Rate: {answer}", answers=2)
     assert figures["mean_score"] == 3.0
     ((role, parts),) = shown[0]

@@ -20,7 +20,7 @@ from audiollm.audio.samples import Waveform
 from audiollm.data.records.thoughts import ThoughtEvent, ThoughtRecord, parse_thought
 from audiollm.endpoints import Budget
 from audiollm.errors import StageError
-from audiollm.evaluate.subjects.chat import ChatError, ChatReply, EndpointChat, PretrainedChat
+from audiollm.evaluate.subjects.chat import ChatError, ChatReply, EndpointChat, FolderChat
 from audiollm.evaluate.subjects.stored_answers import (
     BudgetSpent,
     RefusedAnswer,
@@ -410,7 +410,7 @@ def test_a_model_in_a_folder_is_asked_checked_and_kept_as_an_endpoint_is(
     calls, tokens = kept.spent()
     assert calls == 6 and tokens > 6 * 16
     (tmp_path / "out" / "ledger" / "ledger.sqlite").unlink()
-    monkeypatch.setattr(PretrainedChat, "_generated", None)
+    monkeypatch.setattr(FolderChat, "_generated", None)
     with pytest.raises(FailedOnEveryItem, match=refused):
         think(tmp_path / "out", clips, steps=steps, **PLAIN)
 

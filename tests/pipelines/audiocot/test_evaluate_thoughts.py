@@ -16,12 +16,12 @@ from rich.console import Console
 from audiollm.audio import Waveform
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, VideoPart, write_samples
+from audiollm.families.listener import rollouts as by_transformers
 from audiollm.models.audio_llms.inputs import InputsError
 from audiollm.models.audio_llms.loading import load_audio_llm
 from audiollm.models.audio_llms.new_thinker import NewThinkerConfig, write_thinker
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
-from audiollm.rl.rollouts import by_transformers
 from audiollm.video.writing import write_video
 from pipelines.audiocot.writer.answering import ThoughtWriter, read_thought_questions
 from pipelines.audiocot.writer.settings import EvaluateThoughtsConfig

@@ -17,7 +17,7 @@ from audiollm.audio.files import save
 from audiollm.audio.samples import Waveform
 from audiollm.data.records.video_clips import PictureSettings
 from audiollm.errors import ConfigError, StageError
-from audiollm.evaluate.subjects.chat import PretrainedChat
+from audiollm.evaluate.subjects.chat import FolderChat
 from audiollm.models.audio_llms.new_thinker import NewThinkerConfig, write_thinker
 from audiollm.video.writing import write_video
 from pipelines.audiocot.output import WHAT_IS_HEARD, WHAT_THE_OBJECT_SOUNDS, WHAT_TO_DO
@@ -154,7 +154,7 @@ def test_a_model_in_a_folder_is_stopped_between_two_tokens(tmp_path: Path) -> No
     (tmp_path / "texts.jsonl").touch()
     config = NewThinkerConfig.model_validate({"samples": tmp_path / "texts.jsonl", **small})
     write_thinker(tmp_path / "model", config, ["a bell and a dog"])
-    chat, checked = PretrainedChat(tmp_path / "model", 40), []
+    chat, checked = FolderChat.load(tmp_path / "model", 40), []
 
     def stop_after_three() -> None:
         checked.append(None)
@@ -171,7 +171,7 @@ def test_a_model_in_a_folder_is_stopped_between_two_tokens(tmp_path: Path) -> No
 def test_a_model_that_sees_alone_is_shown_the_pictures(clip: Path, tmp_path: Path) -> None:
     """VideoLLaMA 3 takes no recordings. Its weights are random: it answers, and what it says is no record."""
     save_tiny("video_llama3", tmp_path / "model")
-    chat = PretrainedChat(tmp_path / "model", 4)
+    chat = FolderChat.load(tmp_path / "model", 4)
     thinker = ModelThinker(chat, 1, PictureSettings(per_second=2.0, side=56), chat.hears)
     with pytest.raises(StageError, match="1 answer could not be used"):
         thinker.think(ThoughtRequest(clip))

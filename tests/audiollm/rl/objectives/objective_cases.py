@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from audiollm.rl.objectives.answers import (
+from audiollm.families.logprobs.answers import (
     AnswerGroups,
     AnswerLogprobs,
     AnswerScores,

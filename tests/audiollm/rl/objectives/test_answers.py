@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from audiollm.rl.objectives.answers import AnswerLogprobs, Lists
+from audiollm.families.logprobs.answers import AnswerLogprobs, Lists
 from audiollm.rl.objectives.catalog import objective_term
 from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.length import answer_draws

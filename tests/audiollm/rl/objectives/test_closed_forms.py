@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from audiollm.rl.objectives.answers import (
+from audiollm.families.logprobs.answers import (
     AnswerGroups,
     AnswerLogprobs,
     AnswerScores,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from audiollm.rl.objectives.answers import AnswerLogprobs, AnswerScores, Lists, Pairs, Singles
+from audiollm.families.logprobs.answers import AnswerLogprobs, AnswerScores, Lists, Pairs, Singles
 from audiollm.rl.objectives.catalog import objective_term
 from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.registry import mixed_losses

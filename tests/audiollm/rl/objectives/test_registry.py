@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from audiollm.errors import ConfigError
-from audiollm.rl.objectives.answers import (
+from audiollm.families.logprobs.answers import (
     AnswerLogprobs,
     AnswerScores,
     LabelledSteps,

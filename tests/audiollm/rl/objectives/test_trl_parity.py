@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from audiollm.rl.objectives.answers import AnswerLogprobs, AnswerScores, Pairs, Singles
+from audiollm.families.logprobs.answers import AnswerLogprobs, AnswerScores, Pairs, Singles
 from audiollm.rl.objectives.catalog import TRL_LOSS_TYPES, ObjectiveTerm, objective_term
 from audiollm.rl.objectives.figures import StepFigures, mismatched_kl
 from audiollm.rl.objectives.registry import mixed_losses

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from audiollm.rl.objectives.answers import AnswerLogprobs
+from audiollm.families.logprobs.answers import AnswerLogprobs
 
 ROW = 9
 """Tokens of a padded row."""

@@ -10,25 +10,25 @@ import pytest
 import torch
 
 from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.families.dual_ffn.policy import DualFFNPolicy
+from audiollm.families.listener.policy import ListenerPolicy
+from audiollm.families.rollout import RolloutSettings
 from audiollm.files.atomic import read_json, write_json
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
+from audiollm.rl.critic.loading import CriticModel
+from audiollm.rl.critic.value_model import Critic
 from audiollm.rl.online.prompts import PromptMaker
 from audiollm.rl.online.refill import maker_of
 from audiollm.rl.online.rollout_files import RolloutFiles
 from audiollm.rl.online.settings import KLChoice, PolicyTrainingConfig
 from audiollm.rl.online.task import PolicyTask
-from audiollm.rl.policy.critic import Critic
-from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
-from audiollm.rl.policy.transformers_policy import TransformersPolicy
 from audiollm.rl.policy_gradient.controllers import kl_controller
-from audiollm.rl.preference.critic import CriticModel
 from audiollm.rl.preference.ptx import SupervisedMaker
 from audiollm.rl.rewards.batch import RewardBatch, ScoredStep
 from audiollm.rl.rewards.registry import load_rewards
 from audiollm.rl.rewards.scoring import RewardSuite
-from audiollm.rl.rollouts.engines import engine_of
-from audiollm.rl.rollouts.protocol import RolloutSettings
+from audiollm.supervised.answers.batches import AnswerBatchMaker
 
 PLUG_INS = "tests.audiollm.rl.online.fresh_tasks:"
 STEP_CHARACTERS = 3
@@ -90,7 +90,7 @@ def load_policy(folder: Path, model: str) -> Any:
     policy: Any = (
         DualFFNPolicy.load(folder / model, dtype=torch.float64, rows_multiple=1)
         if model == "dual"
-        else TransformersPolicy.load(folder / model, dtype=torch.float64)
+        else ListenerPolicy.load(folder / model, dtype=torch.float64)
     )
     with torch.no_grad():
         for n, parameter in enumerate(policy.root.parameters()):
@@ -134,7 +134,7 @@ def make_task(
     terms = config.reward_terms
     sampling = RolloutSettings(4, 0, config.temperature, config.answer, config.max_answer_tokens, 9)
     rewards = RewardSuite(terms, load_rewards(terms))
-    maker = maker_of(config, engine_of(policy), policy, rewards, sampling, prompts, ranks)
+    maker = maker_of(config, policy.rollout_engine(), policy, rewards, sampling, prompts, ranks)
     kl = config.kl or KLChoice()
     controller = kl_controller(kl.controller.name, kl.controller.values)
     files = RolloutFiles(folder / place, ranks, policy.pieces)
@@ -142,7 +142,10 @@ def make_task(
     ptx = None
     if config.ptx is not None:
         sources = [ManifestSource(str(source.path)) for source in config.ptx.samples]
-        ptx = SupervisedMaker(policy, sources, None, 4, max_tokens, 4, set_aside, ranks, config.ptx.weight)
+        ptx = SupervisedMaker(
+            AnswerBatchMaker(policy, sources, None, 4, max_tokens, 4, set_aside, ranks, "ptx"),
+            config.ptx.weight,
+        )
     return PolicyTask(
         config, policy, prompts, maker, files, controller, set_aside, ranks, critic=critic, ptx=ptx
     ), policy

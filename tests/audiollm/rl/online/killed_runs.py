@@ -17,16 +17,15 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from audiollm.families.dual_ffn.policy import DualFFNPolicy
+from audiollm.families.listener.policy import ListenerPolicy
 from audiollm.files.atomic import read_json
 from audiollm.interpret.training.stream_maker import StreamMaker
 from audiollm.interpret.training.stream_rewarder import StreamRewarder
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
-from audiollm.rl.lagged import ahead, refresh
-from audiollm.rl.online import rollout_step, run
+from audiollm.rl.online import ahead, refresh, rollout_step, run
 from audiollm.rl.online.task import PolicyTask
-from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
-from audiollm.rl.policy.transformers_policy import TransformersPolicy
 from audiollm.rl.rewards.scoring import RewardSuite
 from audiollm.train.loop import checkpoint, loop
 from pipelines.answers import replay, sample, select
@@ -73,7 +72,7 @@ def attempt(folder: Path, name: str, told: Connection) -> None:
     telling(StreamMaker, "_made", "rollout")
     telling(StreamRewarder, "__call__", "reward")
     telling(DualFFNPolicy, "_of_reference", "reference")
-    telling(TransformersPolicy, "_reference_logits", "reference")
+    telling(ListenerPolicy, "_reference_logits", "reference")
     telling(loop, "announce_weights", "sync")
     telling(ahead, "fill_tensors", "ahead")
     telling(refresh, "fill_tensors", "refresh")

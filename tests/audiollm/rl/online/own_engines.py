@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from audiollm.rl.policy.protocol import Policy
-from audiollm.rl.rollouts.engines import engine_of
-from audiollm.rl.rollouts.protocol import Rollout, RolloutSettings
+from audiollm.families.policy import Policy
+from audiollm.families.rollout import Rollout, RolloutSettings
 
 OWN_ENGINES = "tests.audiollm.rl.online.own_engines:"
 NOT_CALLABLE = 3
@@ -24,7 +23,7 @@ class TwoParts:
 
     def __init__(self, policy: Policy[Any, Any, Any], folder: Path) -> None:
         assert (folder / "config.json").exists()
-        self._engine = engine_of(policy)
+        self._engine = policy.rollout_engine()
 
     def sample(
         self, prompts: Sequence[Any], numbers: Sequence[Sequence[int]], settings: RolloutSettings
@@ -72,7 +71,7 @@ class DiesOnce:
     STEP = 7
 
     def __init__(self, policy: Policy[Any, Any, Any], folder: Path) -> None:
-        self._engine = engine_of(policy)
+        self._engine = policy.rollout_engine()
 
     def sample(
         self, prompts: Sequence[Any], numbers: Sequence[Sequence[int]], settings: RolloutSettings

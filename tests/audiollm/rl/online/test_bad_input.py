@@ -12,16 +12,16 @@ from safetensors.torch import save_file
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import TextPart, write_samples
 from audiollm.errors import ConfigError
+from audiollm.families.dual_ffn.policy import DualFFNPolicy
 from audiollm.files.atomic import read_jsonl
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.recipe.stages import load_recipe
-from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
 from audiollm.rl.reward.model import RewardModel
+from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.online.bad_rewards import PLACE, REASONS
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
 from tests.audiollm.rl.online.stage_runs import error_of, run, write_recipe
-from tests.audiollm.rl.policy.packed_samples import save_model
 from tests.audiollm.rl.preference.records import tone
 
 SHORT: dict[str, Any] = {

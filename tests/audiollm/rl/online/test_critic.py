@@ -14,19 +14,19 @@ from audiollm.data.records.mixture import Mixture
 from audiollm.data.records.sample import RatedAnswer
 from audiollm.data.records.source import LoadedSample
 from audiollm.errors import ConfigError
+from audiollm.families.logprobs.token_figures import TokenRequest
+from audiollm.families.policies import load_policy
 from audiollm.files.atomic import read_json, read_jsonl, write_json
 from audiollm.recipe.ranks import ALONE
 from audiollm.recipe.stages import load_recipe
+from audiollm.rl.critic.loading import CriticModel
 from audiollm.rl.online.settings import PolicyTrainingConfig
-from audiollm.rl.policy.token_figures import TokenRequest
-from audiollm.rl.preference.critic import CriticModel
-from audiollm.rl.preference.policies import load_policy
 from audiollm.rl.reward.model import RewardModel
+from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.online.fresh_tasks import gradient_of_step, make_task
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
 from tests.audiollm.rl.online.stage_runs import check_killed_run, error_of, run
-from tests.audiollm.rl.policy.packed_samples import save_model
 
 DEEPSPEED_CHAT: dict[str, Any] = {
     "objective": "clip", "advantage": {"name": "gae", "gamma": 1.0, "lam": 0.95, "score_clip": 5, "whiten": False},

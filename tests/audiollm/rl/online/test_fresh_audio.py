@@ -11,21 +11,20 @@ from torch import Tensor
 
 from audiollm.data.records.manifest_source import ManifestSource
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
+from audiollm.families.logprobs.token_figures import TokenRequest
+from audiollm.families.rollout import Rollout, RolloutSettings
 from audiollm.files.set_aside import SetAside
+from audiollm.rl.critic.value_model import ActorCritic
 from audiollm.rl.online.prompts import Prompt, PromptMaker
 from audiollm.rl.online.rollout_step import RolloutGroup, RolloutMaker, sampled_answers
 from audiollm.rl.online.settings import PolicyTrainingConfig
-from audiollm.rl.policy.critic import ActorCritic
-from audiollm.rl.policy.token_figures import TokenRequest
 from audiollm.rl.reward.model import RewardModel
 from audiollm.rl.rewards.catalog import reward_terms
 from audiollm.rl.rewards.registry import load_rewards
 from audiollm.rl.rewards.scoring import RewardSuite
-from audiollm.rl.rollouts.engines import engine_of
-from audiollm.rl.rollouts.protocol import Rollout, RolloutSettings
+from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.online.fresh_tasks import load_critic, load_policy
-from tests.audiollm.rl.policy.packed_samples import save_model
 from tests.audiollm.rl.preference.records import tone
 
 MODELS = ("qwen2_audio", "qwen2_5_omni", "dual")
@@ -77,7 +76,7 @@ class Step:
             RewardModel.begin(folder / model).save(folder / f"judge-{model}")
         terms = reward_terms({"reward_model": {"folder": str(folder / f"judge-{model}")}})
         self._rewards = RewardSuite(terms, load_rewards(terms))
-        engine = engine_of(self._policy)
+        engine = self._policy.rollout_engine()
         self._maker = RolloutMaker(engine, self._rewards, SETTINGS, ANSWERS, needs_greedy=False)
 
     def prompts(self, swapped: int | None) -> list[Prompt]:

@@ -14,16 +14,17 @@ import torch
 from torch import Tensor
 
 from audiollm.errors import ConfigError
+from audiollm.families.logprobs.answers import AnswerLogprobs, Pairs
+from audiollm.families.logprobs.token_figures import TokenRequest
 from audiollm.files.atomic import read_jsonl
 from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.rl.objectives.answers import AnswerLogprobs, Pairs
 from audiollm.rl.objectives.catalog import CATALOG, objective_term
 from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.registry import mixed_losses
 from audiollm.rl.online.objectives import SELECTIONS, fresh_objective
 from audiollm.rl.online.rollout_step import RolloutStep
 from audiollm.rl.online.settings import PolicyTrainingConfig
-from audiollm.rl.policy.token_figures import TokenRequest
+from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.online.fresh_tasks import (
     PLUG_INS,
@@ -34,7 +35,6 @@ from tests.audiollm.rl.online.fresh_tasks import (
     one_step,
 )
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
-from tests.audiollm.rl.policy.packed_samples import save_model
 from tests.audiollm.train.two_ranks import on_two_ranks
 
 REWARDS = {f"{OWN}brevity": 0.1, f"{OWN}evenness": 1.0}

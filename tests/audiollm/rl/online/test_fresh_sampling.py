@@ -13,6 +13,7 @@ from rich.console import Console
 
 from audiollm.data.records.sample import Message, Sample, TextPart
 from audiollm.errors import StageError
+from audiollm.families.rollout import Rollout
 from audiollm.files.atomic import read_jsonl
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.models.dual_ffn import DualFFN
@@ -29,11 +30,10 @@ from audiollm.rl.rewards.batch import RewardBatch, SampledAnswer
 from audiollm.rl.rewards.catalog import reward_terms
 from audiollm.rl.rewards.registry import load_rewards
 from audiollm.rl.rewards.scoring import RewardSuite
-from audiollm.rl.rollouts.protocol import Rollout
+from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.rl.online.fresh_tasks import PLUG_INS, gradient_of_step, load_policy, make_task
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
 from tests.audiollm.rl.online.stage_runs import check_killed_run, error_of, run
-from tests.audiollm.rl.policy.packed_samples import save_model
 from tests.audiollm.train.two_ranks import on_two_ranks
 
 STEPS = {f"{PLUG_INS}thirds": 1.0}

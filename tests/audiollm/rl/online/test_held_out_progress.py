@@ -19,9 +19,9 @@ from audiollm.rl.online.progress.held_out import (
     collapse,
     training_outcome,
 )
+from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
 from tests.audiollm.rl.online.stage_runs import check_killed_run, error_of, run
-from tests.audiollm.rl.policy.packed_samples import save_model
 
 CALM = EntropyBounds()
 

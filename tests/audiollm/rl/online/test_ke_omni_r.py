@@ -14,11 +14,10 @@ from audiollm.data.chat.question_prompts import PROMPTS
 from audiollm.data.convert.questions import AskedQuestion, sample_of_question
 from audiollm.data.convert.request import ConversionRequest, QuestionAsking
 from audiollm.evaluate.listening.audio_qa import Question
-from audiollm.rl.policy.protocol import PromptedAnswers
-from audiollm.rl.policy.token_figures import TokenRequest
-from audiollm.rl.policy.transformers_policy import TransformersPolicy
-from audiollm.rl.rollouts.engines import engine_of
-from audiollm.rl.rollouts.protocol import RolloutSettings
+from audiollm.families.listener.policy import ListenerPolicy
+from audiollm.families.logprobs.token_figures import TokenRequest
+from audiollm.families.policy import PromptedAnswers
+from audiollm.families.rollout import RolloutSettings
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.preference.records import tone
 
@@ -32,7 +31,7 @@ def asked(folder: Path, id: str, hertz: float) -> PromptedAnswers:
     return PromptedAnswers(id, [("user", ["What?", load(path)])], [])
 
 
-def logprobs(policy: TransformersPolicy, prompts: list[PromptedAnswers], groups: list[list]) -> list[Tensor]:
+def logprobs(policy: ListenerPolicy, prompts: list[PromptedAnswers], groups: list[list]) -> list[Tensor]:
     """Those of each answer, of all prompts in one batch."""
     encoded = [
         answer
@@ -45,19 +44,19 @@ def logprobs(policy: TransformersPolicy, prompts: list[PromptedAnswers], groups:
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> TransformersPolicy:
+def policy(tmp_path_factory: pytest.TempPathFactory) -> ListenerPolicy:
     folder = tmp_path_factory.mktemp("llm")
     save_tiny("qwen2_audio", folder)
-    return TransformersPolicy.load(folder)
+    return ListenerPolicy.load(folder)
 
 
 def test_every_answer_of_several_prompts_hears_its_own_recording(
-    tmp_path: Path, policy: TransformersPolicy
+    tmp_path: Path, policy: ListenerPolicy
 ) -> None:
     """Defect (d): features were repeated group by group and masks prompt by prompt."""
     prompts = [asked(tmp_path, f"p{n}", 200.0 + 300 * n) for n in range(3)]
     settings = RolloutSettings(seed=1, step=0, max_text_tokens=6)
-    groups = engine_of(policy).sample(prompts, [range(4)] * 3, settings)
+    groups = policy.rollout_engine().sample(prompts, [range(4)] * 3, settings)
     together = logprobs(policy, prompts, groups)
     alone = [
         each

@@ -9,10 +9,10 @@ import pytest
 
 from audiollm.files.atomic import read_jsonl
 from audiollm.recipe.stages import load_recipe
+from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.rl.online.own_engines import OWN_ENGINES, TwoParts
 from tests.audiollm.rl.online.prompt_records import write_prompts
 from tests.audiollm.rl.online.stage_runs import error_of, run, write_recipe
-from tests.audiollm.rl.policy.packed_samples import save_model
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import RatedAnswer, TextPart, write_samples
 from audiollm.files.atomic import read_json, read_jsonl
 from audiollm.rl.reward.model import RewardModel
+from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.rl.online.killed_runs import MOMENTS, KilledRuns, assert_same_files
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
-from tests.audiollm.rl.policy.packed_samples import save_model
 
 STAGE: dict[str, Any] = {
     "samples": "prompts.jsonl", "model": "llm", "rewards": {f"{OWN}evenness": 1.0}, "steps": 30, "batch_size": 2,

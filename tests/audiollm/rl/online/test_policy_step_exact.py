@@ -9,10 +9,10 @@ import pytest
 
 from audiollm.files.atomic import read_jsonl
 from audiollm.recipe.ranks import ALONE, Ranks
+from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.online.fresh_tasks import compare, one_step
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
-from tests.audiollm.rl.policy.packed_samples import save_model
 from tests.audiollm.train.two_ranks import on_two_ranks
 
 REWARDS = {f"{OWN}brevity": 0.1, f"{OWN}evenness": 1.0}

@@ -15,9 +15,9 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from audiollm.rl.online.run import train_policy
 from audiollm.rl.online.settings import PolicyTrainingConfig
+from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
-from tests.audiollm.rl.policy.packed_samples import save_model
 from tests.audiollm.train.two_ranks import on_two_ranks
 
 LORA = {"trained": "adapter", "lora": {"rank": 2, "alpha": 4}}

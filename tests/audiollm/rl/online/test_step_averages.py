@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.online.fresh_tasks import PLUG_INS, gradient_of_step, make_task
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
-from tests.audiollm.rl.policy.packed_samples import save_model
 
 GAE: dict[str, Any] = {
     "objective": "clip",

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 
+from audiollm.families.logprobs.answers import AnswerLogprobs
 from audiollm.files.atomic import read_json, read_jsonl, write_jsonl
 from audiollm.generation.speaking.generator import Generator
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.recipe.stages import load_recipe
-from audiollm.rl.objectives.answers import AnswerLogprobs
 from audiollm.rl.online import run as stage
 from audiollm.rl.online.task import PolicyTask
 from audiollm.rl.rollouts.records import RolloutRecords
+from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
 from tests.audiollm.rl.online.stage_runs import check_killed_run, error_of, run, write_recipe
-from tests.audiollm.rl.policy.packed_samples import save_model
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import pytest
 
 from audiollm.files.atomic import read_jsonl
 from audiollm.recipe.ranks import Ranks
+from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.online.own_engines import OWN_ENGINES, DiesOnce
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
 from tests.audiollm.rl.online.stage_runs import check_killed_run, error_of, run
 from tests.audiollm.rl.online.test_policy_training_ranks import LORA, train_case
-from tests.audiollm.rl.policy.packed_samples import save_model
 from tests.audiollm.train.two_ranks import on_two_ranks
 
 KL = {"controller": {"name": "proportional", "coefficient": 0.1, "target": 0.5}}

@@ -25,9 +25,9 @@ from audiollm.rl.placement.planning import (
 )
 from audiollm.rl.placement.settings import PlacementChoice
 from audiollm.rl.reward.model import RewardModel
+from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
 from tests.audiollm.rl.online.stage_runs import write_recipe
-from tests.audiollm.rl.policy.packed_samples import save_model
 
 N = 1_000_000_000
 PLAN = PlannedTraining(

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from audiollm.rl.objectives.answers import AnswerLogprobs
+from audiollm.families.logprobs.answers import AnswerLogprobs
 from audiollm.rl.objectives.catalog import objective_term
 from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.registry import mixed_losses

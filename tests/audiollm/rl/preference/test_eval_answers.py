@@ -15,7 +15,10 @@ from rich.console import Console
 from audiollm.audio import load as load_audio
 from audiollm.data.records.manifest_source import ManifestSource
 from audiollm.data.records.sample import AudioPart, Message, TextPart
-from audiollm.evaluate.subjects.chat import PretrainedChat
+from audiollm.evaluate.subjects.chat import FolderChat
+from audiollm.families.dual_ffn.policy import DualFFNPolicy
+from audiollm.families.listener.policy import ListenerPolicy
+from audiollm.families.policy import GreedyRequest
 from audiollm.files.atomic import read_json, read_jsonl, write_json
 from audiollm.files.set_aside import SetAside
 from audiollm.generation.engine.request import Limits
@@ -24,14 +27,12 @@ from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
 from audiollm.rl.objectives.catalog import objective_term
-from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
-from audiollm.rl.policy.transformers_policy import TransformersPolicy
 from audiollm.rl.preference.batches import StepMaker
-from audiollm.rl.preference.eval_answers import EvalAnswers, EvalPrompt, own_answers
+from audiollm.rl.preference.eval_answers import EvalAnswers
 from audiollm.rl.preference.records import Grouping, find_usable
 from audiollm.rl.preference.task import PreferenceTask
+from tests.audiollm.families.dual_ffn.packed_samples import heard, prompted, save_model
 from tests.audiollm.models.tiny_audio_llms import save_tiny
-from tests.audiollm.rl.policy.packed_samples import heard, prompted, save_model
 from tests.audiollm.rl.preference.records import write_lists, write_records
 from tests.audiollm.train.two_ranks import on_two_ranks
 
@@ -72,7 +73,7 @@ def test_answers_change_nothing_and_are_those_of_the_model(place: Path) -> None:
     figures = read_json(with_answers / "stage.json")["figures"]
     assert figures["answer_length"] == pytest.approx(lengths[-1], rel=1e-5)
     for shown, model in ((rows[:3], place / "model"), (rows[6:], with_answers / "model")):
-        chat = PretrainedChat(model, max_tokens=20)
+        chat = FolderChat.load(model, max_tokens=20)
         for row in shown:
             (message,) = row["messages"]
             parts = [
@@ -127,7 +128,7 @@ def test_lists_and_single_answers(tmp_path: Path, objective: Any, roles: set[str
 
 def evaluated(folder: Path, ranks: Ranks, result: str) -> None:
     """Evaluate a tiny policy and keep what it leaves."""
-    policy = TransformersPolicy.load(folder / "model", dtype=torch.float64)
+    policy = ListenerPolicy.load(folder / "model", dtype=torch.float64)
     sources = [ManifestSource(str(folder / "data" / "records.jsonl"))]
     term, grouping = objective_term("dpo", {}), Grouping("pairs", frozenset())
     set_aside = SetAside(folder / f"set_aside-{ranks.rank}.jsonl", "test", strict=True)
@@ -212,12 +213,12 @@ def test_a_dual_ffn_answers_in_words_and_speech(tmp_path: Path, trained: Any) ->
     policy.root.eval()
     asked = prompted("one", [heard("codes", 0.4, 1)], [])
     prompts = [
-        EvalPrompt((0, 0), "one", [], asked, kind, Limits(max_frames=6, max_text_tokens=9))
+        GreedyRequest(asked, kind, Limits(max_frames=6, max_text_tokens=9))
         for kind in ("text", "audio", "any")
     ]
     before = torch.get_rng_state()
-    found = own_answers(policy, prompts)
-    assert found == own_answers(policy, prompts) and torch.equal(before, torch.get_rng_state())
+    found = policy.greedy_answers(prompts)
+    assert found == policy.greedy_answers(prompts) and torch.equal(before, torch.get_rng_state())
     written, spoken, _ = found
     assert written.frames == 0 and 0 < written.tokens <= 10
     assert spoken.text == "" and 0 < spoken.frames <= 6

@@ -13,18 +13,19 @@ import torch
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.manifest_source import ManifestSource
 from audiollm.data.records.sample import Message, write_samples
+from audiollm.families.listener.policy import ListenerPolicy
+from audiollm.families.logprobs.token_figures import TokenRequest
 from audiollm.files.atomic import read_json, write_json
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
+from audiollm.rl.critic.score_head import hidden_size
+from audiollm.rl.critic.value_model import Critic
 from audiollm.rl.objectives.catalog import ObjectiveTerm, objective_term
-from audiollm.rl.policy.critic import Critic
-from audiollm.rl.policy.score_head import hidden_size
-from audiollm.rl.policy.token_figures import TokenRequest
-from audiollm.rl.policy.transformers_policy import TransformersPolicy
 from audiollm.rl.preference.batches import StepMaker
 from audiollm.rl.preference.ptx import SupervisedMaker
 from audiollm.rl.preference.records import Grouping, find_usable
 from audiollm.rl.preference.task import PreferenceTask
+from audiollm.supervised.answers.batches import AnswerBatchMaker
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.preference.records import write_lists
 from tests.audiollm.train.two_ranks import on_two_ranks
@@ -49,7 +50,7 @@ STEPS = 2
 def make_task(folder: Path, name: str, max_tokens: int, ranks: Ranks) -> PreferenceTask:
     kind, settings = OBJECTIVES[name]
     term: ObjectiveTerm = objective_term(name.removesuffix("+ptx"), settings)
-    policy = TransformersPolicy.load(folder / "llm", dtype=torch.float64)
+    policy = ListenerPolicy.load(folder / "llm", dtype=torch.float64)
     with torch.no_grad():  # away from the reference, where gradients of pairs differ
         for n, parameter in enumerate(policy.root.parameters()):
             noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(n))
@@ -66,12 +67,14 @@ def make_task(folder: Path, name: str, max_tokens: int, ranks: Ranks) -> Prefere
     critic = None
     if needs.value_head:
         torch.manual_seed(0)
-        root: Any = TransformersPolicy.load(folder / "llm", dtype=torch.float64).root
+        root: Any = ListenerPolicy.load(folder / "llm", dtype=torch.float64).root
         critic = Critic(root, hidden_size(root), bias=True).double()
     ptx = None
     if name.endswith("+ptx"):
         supervised = [ManifestSource(str(folder / "answered.jsonl"))]
-        ptx = SupervisedMaker(policy, supervised, None, 3, max_tokens, 3, set_aside, ranks, weight=0.7)
+        ptx = SupervisedMaker(
+            AnswerBatchMaker(policy, supervised, None, 3, max_tokens, 3, set_aside, ranks, "ptx"), 0.7
+        )
     return PreferenceTask(policy, steps, [term], set_aside, ranks, critic=critic, ptx=ptx)
 
 
@@ -186,7 +189,7 @@ def test_cross_entropy_over_prompts_is_a_mean_over_all_their_tokens(folder: Path
     gradients(folder, ALONE, "orpo", 64, "parts.json")
     task = make_task(folder, "orpo", 100_000, ALONE)
     (micro,) = task.batch(STEPS - 1, torch.Generator()).micro
-    policy = TransformersPolicy.load(folder / "llm", dtype=torch.float64)
+    policy = ListenerPolicy.load(folder / "llm", dtype=torch.float64)
     root, request = task.modules()["policy"], TokenRequest(reference=False, prompts=True)
     answers = policy.answer_logprobs(root, micro.batch, request)
     chosen_P = micro.groups.chosen_P  # type: ignore[union-attr]
@@ -232,7 +235,7 @@ def test_the_kl_of_kto_is_that_of_answers_behind_the_next_records_prompt(folder:
         (item.source, int(steps._usable.train[item.source][item.index]))
         for item in steps.mixture.items(4 * step, 4 * step + 4)
     ]
-    policy = TransformersPolicy.load(folder / "llm", dtype=torch.float64)
+    policy = ListenerPolicy.load(folder / "llm", dtype=torch.float64)
     root = task.modules()["policy"]
 
     def log_ratios(prompt: Any, record: Any, answers: list[int]) -> list[float]:

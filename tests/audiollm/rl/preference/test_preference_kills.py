@@ -20,10 +20,10 @@ from rich.console import Console
 from safetensors.torch import save_file
 from torch import Tensor
 
+from audiollm.families.listener.policy import ListenerPolicy
 from audiollm.files.atomic import read_json
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
-from audiollm.rl.policy.transformers_policy import TransformersPolicy
 from audiollm.rl.preference import run
 from audiollm.rl.preference.task import PreferenceTask
 from audiollm.train.loop import checkpoint
@@ -61,15 +61,15 @@ def attempt(folder: Path, name: str, told: Connection) -> None:
             say("step")
             yield from super().updates(*given)
 
-    reference_logits = TransformersPolicy._reference_logits
+    reference_logits = ListenerPolicy._reference_logits
 
-    def telling(policy: TransformersPolicy, *given: Any) -> Tensor:
+    def telling(policy: ListenerPolicy, *given: Any) -> Tensor:
         say("reference")
         return reference_logits(policy, *given)
 
     checkpoint.save_file = saving
     run.PreferenceTask = Telling  # type: ignore[misc]
-    TransformersPolicy._reference_logits = telling  # type: ignore[method-assign]
+    ListenerPolicy._reference_logits = telling  # type: ignore[method-assign]
     run_recipe(load_recipe(Path("recipe.yaml"), name=name, runs=folder), Console(quiet=True))
     told.send("end")
 

@@ -20,11 +20,11 @@ from audiollm.errors import ConfigError, StageError
 from audiollm.files.atomic import read_json
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import Recipe, load_recipe
+from audiollm.rl.critic.loading import CriticModel
 from audiollm.rl.objectives.catalog import CATALOG
-from audiollm.rl.preference.critic import CriticModel
 from audiollm.rl.preference.settings import PreferenceConfig
+from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.models.tiny_audio_llms import save_tiny
-from tests.audiollm.rl.policy.packed_samples import save_model
 from tests.audiollm.rl.preference.records import write_records
 
 

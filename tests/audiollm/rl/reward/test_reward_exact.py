@@ -10,10 +10,10 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.families.logprobs.answers import Pairs
 from audiollm.files.atomic import read_json, write_json
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.rl.objectives.answers import Pairs
 from audiollm.rl.objectives.catalog import objective_term
 from audiollm.rl.preference.batches import StepMaker
 from audiollm.rl.preference.records import Grouping, find_usable

@@ -17,8 +17,8 @@ from audiollm.errors import ConfigError
 from audiollm.files.atomic import write_json
 from audiollm.rl.reward.model import RewardModel, Scored, load_reward_model
 from audiollm.train.options import LoRASettings, Trained
+from tests.audiollm.families.dual_ffn.packed_samples import codes, save_model
 from tests.audiollm.models.tiny_audio_llms import save_tiny
-from tests.audiollm.rl.policy.packed_samples import codes, save_model
 from tests.audiollm.rl.preference.records import tone
 
 KINDS = ("qwen2_audio", "qwen2_5_omni_thinker", "features", "codes")

@@ -13,16 +13,16 @@ from torch.nn import functional
 
 from audiollm.data.records.manifest_source import ManifestSource
 from audiollm.errors import BadSample
+from audiollm.families.dual_ffn.policy import DualFFNPolicy
+from audiollm.families.listener.policy import ListenerPolicy
+from audiollm.families.policy import PromptedAnswers
 from audiollm.models.audio_llms import inputs
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
-from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
-from audiollm.rl.policy.protocol import PromptedAnswers
-from audiollm.rl.policy.transformers_policy import TransformersPolicy
 from audiollm.rl.reward.calibration import reliability_of
 from audiollm.rl.reward.model import RewardModel, load_reward_model
+from tests.audiollm.families.dual_ffn.packed_samples import codes, prompted, save_model, speech, text
 from tests.audiollm.models.tiny_audio_llms import save_tiny
-from tests.audiollm.rl.policy.packed_samples import codes, prompted, save_model, speech, text
 from tests.audiollm.rl.reward.step_records import HELD_OUT, write_steps
 
 
@@ -36,7 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_token_at_a_step_s_end_holds_its_last_character(place: Path) -> None:
     """The tokenizer has a token per byte: `ö` has two, and the second one ends the part."""
-    policy = TransformersPolicy.load(place / "model", needs_reference=False)
+    policy = ListenerPolicy.load(place / "model", needs_reference=False)
     parts = [["Grö", "ße \n", "ist ", "7"], [" a", "b"]]
     given = PromptedAnswers("s", [("user", ["How big?"])], ["".join(each) for each in parts], parts=parts)
     encoded = policy.encode(given)
@@ -52,7 +52,7 @@ def test_the_token_at_a_step_s_end_holds_its_last_character(place: Path) -> None
 
 
 def test_a_template_that_strips_or_rewrites_an_answer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = TransformersPolicy.load(place / "model", needs_reference=False)
+    policy = ListenerPolicy.load(place / "model", needs_reference=False)
     template = policy.processor.chat_template
     given = PromptedAnswers("s", [("user", ["Say."])], ["  one two "], parts=[["  one", " two "]])
     policy.processor.chat_template = template.replace("content['text'] }}", "content['text'].strip() }}")
@@ -60,7 +60,7 @@ def test_a_template_that_strips_or_rewrites_an_answer(place: Path, monkeypatch: 
     (ends,) = policy.part_ends(given, encoded)
     first = encoded[0].num_tokens - encoded[0].num_answer_tokens
     assert [end - first for end in ends] == [2, 6]  # of `one two`
-    monkeypatch.setattr("audiollm.rl.policy.encoding.template_text", _upper)
+    monkeypatch.setattr("audiollm.families.listener.encoding.template_text", _upper)
     with pytest.raises(BadSample, match="rewrites"):
         policy.part_ends(given, encoded)
 

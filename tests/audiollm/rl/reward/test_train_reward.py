@@ -21,8 +21,8 @@ from audiollm.rl.reward.calibration import reliability_of
 from audiollm.rl.reward.model import RewardModel, load_reward_model
 from audiollm.train.loop.checkpoint import trained_weights
 from audiollm.train.options import LoRASettings
+from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.models.tiny_audio_llms import save_tiny
-from tests.audiollm.rl.policy.packed_samples import save_model
 from tests.audiollm.rl.preference.records import write_lists, write_records
 
 

@@ -22,11 +22,11 @@ from audiollm.data.packing import pack
 from audiollm.data.records.sample import Message, TextPart
 from audiollm.data.text.tokenizer import train_text_tokenizer
 from audiollm.errors import ConfigError
+from audiollm.families.dual_ffn.losses import token_losses
 from audiollm.generation.speaking.generator import Generator
 from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.supervised.losses import token_losses
 from pipelines.annotate.measurements.description_gate import ClapGate, GateResult, SelfGate, labels_of, others
 from pipelines.annotate.step import Given, Segment
 from pipelines.annotate.steps.description import Description, DescriptionConfig, joined

@@ -1,0 +1,1 @@
+"""Families of models: the one place that knows a model's kind."""

@@ -1,0 +1,80 @@
+"""A DualFFN that answers in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from audiollm.audio import Waveform
+from audiollm.data.hearing.features import PartAudio
+from audiollm.data.records.sample import AudioPart, Message, TextPart
+from audiollm.errors import ConfigError
+from audiollm.families.answering import AnswerError, AnsweringModel, AnswerRequest, WrittenAnswer
+from audiollm.generation.engine.request import Limits, Request
+from audiollm.generation.engine.sampling import SamplingConfig
+from audiollm.generation.speaking.generator import Generator, check_recording_length
+
+
+class DualFFNAnswers:
+    """An `AnsweringModel` of a DualFFN: all conversations go through the engine together.
+
+    Args:
+        folder: of the model, for its name.
+        fingerprint: of the model and of the codec that it hears with.
+    """
+
+    hears = True
+
+    def __init__(self, generator: Generator, folder: Path, fingerprint: str) -> None:
+        self.name, self.fingerprint, self._generator = folder.name, fingerprint, generator
+
+    def check(self, request: AnswerRequest) -> None:
+        """See `AnsweringModel.check`."""
+        self._request(request)
+
+    def answer(
+        self, requests: Sequence[AnswerRequest], check_stop: Callable[[], None] | None = None
+    ) -> list[WrittenAnswer]:
+        """See `AnsweringModel.answer`."""
+        prompts = [self._request(request) for request in requests]
+        answers = self._generator.answer_all(prompts, check_stop=check_stop or (lambda: None))
+        encode = self._generator.template.tokenizer.encode
+        return [
+            WrittenAnswer(
+                answer.text.strip(),
+                self._generator.prompt_length(prompt)
+                + len(encode(answer.text, add_special_tokens=False).ids),
+            )
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+
+    def notes_on(self, request: AnswerRequest) -> tuple[str, ...]:
+        """See `AnsweringModel.notes_on`."""
+        return self._generator.notes_on(self._request(request))
+
+    def _request(self, request: AnswerRequest) -> Request:
+        messages, audio = [], list[PartAudio]()
+        try:
+            for role, parts in request.turns:
+                content: list[TextPart | AudioPart] = []
+                for part in parts:
+                    if isinstance(part, str):
+                        content.append(TextPart(text=part))
+                    elif isinstance(part, Waveform):
+                        content.append(AudioPart(path="(recording)"))
+                        check_recording_length(part)
+                        encoded = self._generator.encode if role == "assistant" else self._generator.heard
+                        audio.append(encoded(part))
+                    else:
+                        raise AnswerError("this model takes no pictures")
+                messages.append(Message(role=role, content=content))
+            self._generator.template.layout(messages, [1] * len(audio))
+        except (ConfigError, ValueError, RuntimeError) as error:
+            raise AnswerError(str(error).partition(";")[0]) from error
+        sampling = SamplingConfig(temperature=request.temperature, top_p=request.top_p)
+        return Request(
+            messages, request.seed, audio, sampling, Limits(max_text_tokens=request.max_tokens), "text"
+        )
+
+
+_: type[AnsweringModel] = DualFFNAnswers

@@ -1,0 +1,99 @@
+"""The family of the DualFFN: ours, Higgs Audio V2 in transformers' or Boson's files, and plain language models that
+begin one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from audiollm.errors import ConfigError
+from audiollm.families.dual_ffn.limits import MAX_SLOTS
+from audiollm.families.family import ModelFamily, ModelFolder, PolicySettings
+
+if TYPE_CHECKING:
+    from audiollm.families.answering import AnsweringModel
+    from audiollm.families.dual_ffn.policy import DualFFNPolicy
+    from audiollm.generation.speaking.generator import Generator
+
+
+class DualFFNFolder:
+    """A `ModelFolder` of a DualFFN, or of a plain Llama or Qwen that is read as one."""
+
+    is_packed = True
+    has_likelihoods = True
+    shares_prompt = True
+    rollout_slots = MAX_SLOTS
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def speaks(self) -> bool:
+        """See `ModelFolder.speaks`; a plain language model learns to speak in a training first."""
+        return not self._is_language_model
+
+    def policy(self, settings: PolicySettings) -> DualFFNPolicy:
+        """See `ModelFolder.policy`."""
+        from audiollm.families.dual_ffn.policy import DualFFNPolicy
+
+        if settings.pictures is not None:
+            raise ConfigError(
+                "pictures: a DualFFN sees none", str(self.path), "leave it out, or give a model that sees"
+            )
+        return DualFFNPolicy.load(
+            self.path,
+            settings.trained,
+            settings.lora,
+            reference=settings.reference,
+            needs_reference=settings.needs_reference,
+            max_tokens=settings.max_tokens,
+        )
+
+    def answering_model(self, codec: Path | None = None) -> AnsweringModel:
+        """See `ModelFolder.answering_model`."""
+        from audiollm.families.dual_ffn.answering import DualFFNAnswers
+        from audiollm.files.atomic import folder_digest
+        from audiollm.models.pretrained import model_folder
+
+        generator = self._text_generator() if self._is_language_model else self.generator(codec)
+        place = codec or self.path.parent.parent / "train_tokenizer"
+        codec_digest = folder_digest(model_folder(place)) if place.is_dir() else None
+        return DualFFNAnswers(generator, self.path, f"{folder_digest(self.path)} {codec_digest}")
+
+    def generator(self, codec: Path | None = None) -> Generator:
+        """See `ModelFolder.generator`."""
+        from audiollm.generation.speaking.generator import Generator
+
+        if self._is_language_model:
+            raise ConfigError(
+                "a plain language model answers in words alone", str(self.path), "train it to speak: `train`"
+            )
+        return Generator.from_pretrained(self.path, codec)
+
+    def _text_generator(self) -> Generator:
+        """Return a language model that answers in words."""
+        from audiollm.devices import default_device
+        from audiollm.families.dual_ffn.start import start_model, start_template
+        from audiollm.generation.speaking.generator import Generator
+
+        template = start_template(self.path)
+        model = start_model(self.path, template).to(default_device())
+        return Generator(model, None, template)
+
+    @property
+    def _is_language_model(self) -> bool:
+        from audiollm.models.hub import is_language_model
+
+        return is_language_model(self.path)
+
+
+class DualFFNFamily:
+    """A `ModelFamily`."""
+
+    def open(self, folder: Path) -> ModelFolder:
+        """See `ModelFamily.open`."""
+        return DualFFNFolder(folder)
+
+
+FAMILY: ModelFamily = DualFFNFamily()

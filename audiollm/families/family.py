@@ -1,0 +1,103 @@
+"""A family of models: the only place that knows a model's kind.
+
+A family opens a folder, and what it opens loads the model for whoever needs it: a policy to train, a model that answers
+in words, one that speaks. Families are found by the `model_type` in `config.json` (`registry.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from audiollm.data.records.video_clips import PictureSettings
+from audiollm.train.options import LoRASettings, Trained
+
+if TYPE_CHECKING:
+    from audiollm.families.answering import AnsweringModel
+    from audiollm.families.policy import Policy
+    from audiollm.generation.speaking.generator import Generator
+
+MAX_TOKENS = 8_192
+"""Most positions of the answers to one prompt together, where nothing else is given."""
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """How a model is loaded as a policy."""
+
+    trained: Trained = "all"
+    """All weights, `audio_ffn`, an `adapter` (LoRA), or patterns of parameter names."""
+    lora: LoRASettings | None = None
+    """Read with `trained: adapter` alone."""
+    reference: Path | None = None
+    """Folder of another model as the reference; None: the model itself."""
+    needs_reference: bool = False
+    """Whether a reference is loaded."""
+    max_tokens: int = MAX_TOKENS
+    """Most positions of the answers to one prompt together, for families that pack."""
+    pictures: PictureSettings | None = None
+    """How the pictures of videos are shown; None: samples with videos are refused."""
+
+
+class ModelFolder(Protocol):
+    """The folder of a model, opened without its weights."""
+
+    @property
+    def path(self) -> Path:
+        """The folder itself, with `config.json`."""
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the model can answer in speech."""
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether `train` packs its samples as rows of text and codes; otherwise it learns answers in words."""
+
+    @property
+    def has_likelihoods(self) -> bool:
+        """Whether the likelihood of a text under the model can be read beside a recording (the gate of captions)."""
+
+    @property
+    def shares_prompt(self) -> bool:
+        """Whether the rollouts of a prompt read its rows once, for all of them."""
+
+    @property
+    def rollout_slots(self) -> int:
+        """Most rollouts that are sampled side by side."""
+
+    def policy(self, settings: PolicySettings) -> Policy[Any, Any, Any]:
+        """Load the model as a policy, on the CPU.
+
+        Raises:
+            ConfigError: the model does not load, or the settings do not fit it.
+        """
+
+    def answering_model(self, codec: Path | None = None) -> AnsweringModel:
+        """Load the model to answer in words, on the default device.
+
+        Args:
+            codec: folder of the codec that it hears with; None: that of its run, where it needs one.
+
+        Raises:
+            ConfigError: the model or its codec does not load.
+        """
+
+    def generator(self, codec: Path | None = None) -> Generator:
+        """Load the model to speak, on the default device.
+
+        Raises:
+            ConfigError: the model answers in words alone, or it or its codec does not load.
+        """
+
+
+class ModelFamily(Protocol):
+    """Models of one kind."""
+
+    def open(self, folder: Path) -> ModelFolder:
+        """Open a folder that holds a model of this family.
+
+        Args:
+            folder: with `config.json`.
+        """

@@ -1,0 +1,1 @@
+"""The family of transformers' audio LLMs, which hear and answer in words."""

@@ -1,0 +1,85 @@
+"""What of a transformers model is trained: all of it, parameters by name, or an adapter (LoRA, through PEFT)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from torch import nn
+
+from audiollm.errors import ConfigError, suggestion
+from audiollm.train.options import LoRASettings
+
+TrainedPart = Literal["all", "adapter"] | Sequence[str]
+"""All parameters, an adapter alone, or the parameters whose names fit one of these patterns (`*`, `?`)."""
+UNREACHED = ("*audio_bos_eos_token.*",)
+"""Parameters that no answer reaches: a table of Qwen2.5-Omni's encoder that its forward pass does not read."""
+VISION = ("*visual.*", "*vision_tower.*")
+"""Parameters that only pictures reach."""
+
+
+def adapt_model(
+    model: nn.Module, trained: TrainedPart, lora: LoRASettings | None = None, sees: bool = False
+) -> nn.Module:
+    """Leave trainable what is asked for and reached, and freeze the rest.
+
+    Args:
+        sees: whether prompts have pictures; otherwise encoders of pictures are frozen.
+
+    Returns:
+        The model; with `adapter`, the `PeftModel` around it.
+
+    Raises:
+        ConfigError: another word than `all` and `adapter`, a pattern that fits no parameter, or an adapter for layers
+            that the model lacks.
+    """
+    unreached = UNREACHED if sees else (*UNREACHED, *VISION)
+    if trained == "adapter":
+        return _with_adapter(model, lora or LoRASettings(), unreached)
+    if isinstance(trained, str) and trained != "all":
+        raise ConfigError(
+            f"trained: {trained!r}", "", f"{suggestion(trained, ['all', 'adapter'])} Or list patterns"
+        )
+    patterns = ("*",) if trained == "all" else tuple(trained)
+    named = dict(model.named_parameters())
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in named):
+            raise ConfigError(
+                f"trained: no parameter is named like {pattern!r}", "", suggestion(pattern.strip("*"), named)
+            )
+    for name, parameter in named.items():
+        kept = (
+            trained == "all" and not parameter.requires_grad
+        )  # constants of the model: positions of encoders
+        parameter.requires_grad_(_fits(name, patterns) and not kept and not _fits(name, unreached))
+    return model
+
+
+def _with_adapter(model: nn.Module, settings: LoRASettings, unreached: Sequence[str]) -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=list(settings.target_modules),
+        modules_to_save=list(settings.trained_beside) or None,
+        exclude_modules=_modules_of(model, unreached) or None,
+    )
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        said = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"lora: {said}", "", "name linear layers of the model in lora.target_modules"
+        ) from error
+
+
+def _modules_of(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Return the names of the modules whose parameters fit one of the patterns."""
+    return [name for name, _ in model.named_modules() if _fits(f"{name}.weight", patterns)]
+
+
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,92 @@
+"""An audio LLM of transformers that answers in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from audiollm.devices import default_device
+from audiollm.families.answering import AnswerError, AnsweringModel, AnswerRequest, WrittenAnswer
+from audiollm.families.listener.generating import drawn_options, generate_ids, stopping_criteria
+from audiollm.files.atomic import folder_digest
+from audiollm.models.audio_llms.inputs import InputsError, Turn, processor_inputs, takes_recordings
+from audiollm.models.audio_llms.loading import load_audio_llm
+
+
+class ListenerAnswers:
+    """An `AnsweringModel` of transformers (Qwen2-Audio, Qwen-Omni, Voxtral, ...), one conversation after the other.
+
+    Its own processor and chat template make the inputs; nothing is downloaded, nothing of the folder is run. Greedy
+    answers follow the model's own generation config.
+
+    Args:
+        folder: config, processor and safetensors in Hugging Face layout.
+
+    Raises:
+        ConfigError: the folder holds no such model, or holds pickled weights only.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.name, self._folder = folder.name, folder
+        model, self._processor = load_audio_llm(folder)
+        self._model: Any = model.to(default_device())
+        self.hears = takes_recordings(self._processor)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """See `AnsweringModel.fingerprint`."""
+        return folder_digest(self._folder)
+
+    def check(self, request: AnswerRequest) -> None:
+        """See `AnsweringModel.check`."""
+        self._inputs(request.turns)
+
+    def answer(
+        self, requests: Sequence[AnswerRequest], check_stop: Callable[[], None] | None = None
+    ) -> list[WrittenAnswer]:
+        """See `AnsweringModel.answer`."""
+        answers, turns, inputs = [], None, dict[str, Tensor]()
+        for request in requests:
+            if request.turns is not turns:  # several answers to one conversation need its inputs once
+                turns, inputs = request.turns, self._inputs(request.turns)
+            answers.append(self._answer(request, inputs, check_stop))
+        return answers
+
+    def notes_on(self, request: AnswerRequest) -> tuple[str, ...]:
+        """See `AnsweringModel.notes_on`; nothing is known of what the model was trained on."""
+        return ()
+
+    def _inputs(self, turns: Sequence[Turn]) -> dict[str, Tensor]:
+        try:
+            return processor_inputs(self._processor, turns, generation_prompt=True)
+        except InputsError as error:
+            raise AnswerError(error.reason, error.kind) from error
+
+    def _answer(
+        self, request: AnswerRequest, inputs: dict[str, Tensor], check_stop: Callable[[], None] | None
+    ) -> WrittenAnswer:
+        with torch.random.fork_rng() if request.temperature > 0 else nullcontext():
+            if request.temperature > 0:
+                torch.manual_seed(request.seed)
+            try:
+                ids_1N = generate_ids(
+                    self._model,
+                    inputs,
+                    max_new_tokens=request.max_tokens,
+                    stopping_criteria=stopping_criteria(check_stop),
+                    **drawn_options(request.temperature, request.top_p),
+                )
+            except Exception as error:
+                reason = " ".join(str(error).split())[:200]
+                raise AnswerError(f"failed: {type(error).__name__}: {reason}", "failed") from error
+        text: str = self._processor.tokenizer.decode(ids_1N[0], skip_special_tokens=True)
+        return WrittenAnswer(text.strip(), inputs["input_ids"].shape[1] + ids_1N.shape[1])
+
+
+_: type[AnsweringModel] = ListenerAnswers

@@ -1,0 +1,1 @@
+"""Log-probabilities of answers: what any policy computes, and objectives read."""

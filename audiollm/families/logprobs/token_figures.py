@@ -1,0 +1,423 @@
+"""Log-probabilities and further figures per token, a few rows at a time.
+
+`linear_token_figures` takes the hidden states and the weight of a head, whose logits never exist whole; `token_figures`
+takes rows of logits, for models whose head is not a plain product. Both compute every chunk again in the backward pass.
+
+Shapes: X rows (positions with a target), K targets of a row (codebooks; 1 for text), V entries of the vocabulary of
+each, C hidden size, T targets of text, R rows of a chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from audiollm.models.chunked_cross_entropy import add_product
+from audiollm.models.kernels import matmul_dtype
+
+CHUNK_ELEMENTS = 2**22
+"""Logits per chunk on a CPU: 16 MB in float32 ..."""
+CHUNK_ELEMENTS_GPU = 2**26
+"""... and on a GPU, which needs large products ..."""
+MIN_CHUNK_ROWS = 64
+"""... and at least as many rows, so that the head's weight is not read over and over for few of them."""
+LEAST_LOGPROB = -1e4
+"""Stands for -inf where a log-probability is multiplied with its probability, which is 0 there."""
+
+
+@dataclass(frozen=True)
+class TokenRequest:
+    """Figures per token that a step needs beside the policy's log-probability."""
+
+    reference: bool = True
+    """Whether the reference's log-probabilities are computed."""
+    temperature: float = 1.0
+    """Logits of policy and reference are divided by it."""
+    kl: bool = False
+    """KL(reference || policy) at each token (token-level DPO); computes the reference, too."""
+    collision: bool = False
+    """log of the summed squared probabilities (WPO)."""
+    contrast_k: int = 0
+    """Draw a contrast token among the policy's `contrast_k` likeliest other than the answer's (CRINGE); 0: none."""
+    entropy: bool = False
+    """Entropy of the policy's distribution at each token, in nats."""
+    value: bool = False
+    """The value of a critic before each token is chosen, where the root has one (`ActorCritic`)."""
+    prompts: bool = False
+    """Log-probabilities of the text of the prompts, summed (ORPO over prompts)."""
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be above 0, not {self.temperature}")
+        if self.contrast_k < 0:
+            raise ValueError(f"contrast_k must be 0 or more, not {self.contrast_k}")
+
+
+class TokenFigures(NamedTuple):
+    """Figures of each target token, in the logits' precision and at least float32; None where not asked for.
+
+    `[T]` from `token_figures`, `[X, K]` from `linear_token_figures`.
+    """
+
+    logprob_T: Tensor
+    kl_T: Tensor | None = None
+    log_collision_T: Tensor | None = None
+    contrast_T: Tensor | None = None
+    entropy_T: Tensor | None = None
+    value_T: Tensor | None = None
+    """Of a critic beside the policy; `token_figures` and `linear_token_figures` compute none."""
+
+
+class HeadRows(NamedTuple):
+    """Input and weight of an output head: logits that are not computed yet."""
+
+    hidden_XC: Tensor
+    weight_VC: Tensor
+    """`[K x V, C]`, codebook after codebook."""
+
+
+class ForbiddenTargets(NamedTuple):
+    """Entries that sampling left out: they have no probability, under policy and reference alike."""
+
+    mask_MKV: Tensor
+    """bool: several masks of what is forbidden."""
+    mask_X: Tensor
+    """int64: the mask of each row."""
+
+    def to(self, device: torch.device) -> ForbiddenTargets:
+        """Return the masks on a device."""
+        return ForbiddenTargets(self.mask_MKV.to(device), self.mask_X.to(device))
+
+    def leave_out(self, logits_RKV: Tensor, part: slice) -> None:
+        """Set the logits of forbidden entries of some rows to -inf, in place."""
+        logits_RKV.masked_fill_(self.mask_MKV.index_select(0, self.mask_X[part]), -torch.inf)
+
+
+def token_figures(
+    logits_TV: Tensor,
+    target_T: Tensor,
+    request: TokenRequest,
+    reference_TV: Tensor | None = None,
+    draw_T: Tensor | None = None,
+    forbidden: ForbiddenTargets | None = None,
+) -> TokenFigures:
+    """Compute the figures that `request` asks for, with gradient to `logits_TV`.
+
+    Args:
+        target_T: int64 token ids.
+        reference_TV: logits of the reference, for `kl`; no gradient reaches them.
+        draw_T: uniform numbers in [0, 1), for `contrast_k`.
+        forbidden: entries of the logits without probability; none of them may be a target.
+
+    Raises:
+        ValueError: `kl` without `reference_TV`, or `contrast_k` without `draw_T`.
+    """
+    _check(request, reference_TV is not None, draw_T is not None)
+    rows = max(1, CHUNK_ELEMENTS // logits_TV.shape[1])
+    draw_T1 = None if draw_T is None else draw_T[:, None]
+    found = _ChunkedFigures.apply(
+        logits_TV, None, reference_TV, None, target_T[:, None], draw_T1, request, rows, forbidden
+    )
+    return TokenFigures(*(None if value is None else value[:, 0] for value in found))  # type: ignore[arg-type]
+
+
+def linear_token_figures(
+    hidden_XC: Tensor,
+    weight_VC: Tensor,
+    targets_XK: Tensor,
+    request: TokenRequest,
+    reference: HeadRows | None = None,
+    draw_XK: Tensor | None = None,
+    chunk: int | None = None,
+    forbidden: ForbiddenTargets | None = None,
+) -> TokenFigures:
+    """Compute figures `[X, K]` of the logits `hidden @ weight`, with gradients to hidden states and weight.
+
+    Every target has a gradient of its own, so sums per answer may go into any objective. Memory grows with
+    `chunk x K x V` and not with `X x K x V`. Products are taken in autocast's dtype where it is on; softmax, and the
+    sum of the weight's gradient over chunks, in float32 (float64 stays float64). The backward pass reads the weight
+    again: call it through the head's module (`through_head`), so that strategies that shard weights gather it.
+
+    Args:
+        weight_VC: `[K x V, C]`, codebook after codebook.
+        targets_XK: int64; the figures of a negative target are 0, without gradient.
+        reference: of a second model, for `kl`; no gradient reaches it.
+        draw_XK: uniform numbers in [0, 1), for `contrast_k`.
+        chunk: rows at a time; None: by `CHUNK_ELEMENTS` and `MIN_CHUNK_ROWS`.
+        forbidden: entries of the logits without probability; none of them may be a target.
+
+    Raises:
+        ValueError: shapes that do not belong together, `kl` without `reference`, or `contrast_k` without `draw_XK`.
+    """
+    _check(request, reference is not None, draw_XK is not None)
+    rows, books = targets_XK.shape
+    if len(hidden_XC) != rows or len(weight_VC) % books or hidden_XC.shape[1] != weight_VC.shape[1]:
+        shapes = [list(each.shape) for each in (hidden_XC, weight_VC, targets_XK)]
+        raise ValueError(f"linear_token_figures: hidden, weight, targets of shapes {shapes}")
+    if reference is not None and (len(reference.hidden_XC), len(reference.weight_VC)) != (
+        rows,
+        len(weight_VC),
+    ):
+        raise ValueError(
+            f"linear_token_figures: {len(reference.hidden_XC)} rows and {len(reference.weight_VC)} logits of the "
+            f"reference, {rows} and {len(weight_VC)} of the policy"
+        )
+    elements = CHUNK_ELEMENTS_GPU if hidden_XC.is_cuda else CHUNK_ELEMENTS
+    chunk = chunk or max(MIN_CHUNK_ROWS, elements // len(weight_VC))
+    other = (None, None) if reference is None or not request.kl else reference
+    found = _ChunkedFigures.apply(
+        hidden_XC, weight_VC, *other, targets_XK.clamp_min(0), draw_XK, request, chunk, forbidden
+    )
+    return TokenFigures(
+        *(None if value is None else torch.where(targets_XK >= 0, value, 0.0) for value in found)  # type: ignore[arg-type]
+    )
+
+
+class _ChunkedFigures(torch.autograd.Function):
+    """Values in the forward pass; the backward pass makes a chunk's logits again, and of them their own gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        weight_VC: Tensor | None,
+        other_rows: Tensor | None,
+        other_weight_VC: Tensor | None,
+        targets_XK: Tensor,
+        draw_XK: Tensor | None,
+        request: TokenRequest,
+        chunk: int,
+        forbidden: ForbiddenTargets | None,
+    ) -> tuple[Tensor | None, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.dtype, ctx.request, ctx.chunk = matmul_dtype(rows), request, chunk
+        ctx.forbidden = forbidden
+        books = targets_XK.shape[1]
+        logits = _Logits(rows, weight_VC, books, request, ctx.dtype, chunk, forbidden)
+        others = None
+        if other_rows is not None:
+            others = _Logits(other_rows, other_weight_VC, books, request, ctx.dtype, chunk, forbidden)
+        scratch = None  # figures of whole distributions need logits and exponentials side by side
+        if others is not None or request.collision or request.contrast_k or request.entropy:
+            scratch = torch.empty_like(logits.chunk(slice(0, chunk)))
+        chunks = []
+        with torch.autocast(rows.device.type, enabled=False):
+            for part in _parts(len(rows), chunk):
+                draw_RK = None if draw_XK is None else draw_XK[part]
+                other_RKV = None if others is None else others.chunk(part)
+                chunks.append(
+                    _chunk_values(logits.chunk(part), targets_XK[part], request, scratch, other_RKV, draw_RK)
+                )
+        values = _ChunkValues(
+            *(None if parts[0] is None else torch.cat(parts) for parts in zip(*chunks, strict=True))  # type: ignore[arg-type]
+        )
+        ctx.save_for_backward(rows, weight_VC, other_rows, other_weight_VC, targets_XK, *values)
+        return (values.logprob, values.kl, values.collision, values.contrast, values.entropy)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        rows, weight_VC, other_rows, other_weight_VC, targets_XK, *saved = ctx.saved_tensors
+        values, books = _ChunkValues(*saved), targets_XK.shape[1]
+        logits = _Logits(rows, weight_VC, books, ctx.request, ctx.dtype, ctx.chunk, ctx.forbidden)
+        others = None
+        if other_rows is not None and upstream[1] is not None:
+            others = _Logits(
+                other_rows, other_weight_VC, books, ctx.request, ctx.dtype, ctx.chunk, ctx.forbidden
+            )
+        grad_rows = torch.empty_like(rows) if ctx.needs_input_grad[0] else None
+        grad_weight_VC = torch.zeros_like(weight_VC, dtype=logits.exact) if ctx.needs_input_grad[1] else None
+        with torch.autocast(rows.device.type, enabled=False):
+            for part in _parts(len(rows), ctx.chunk):
+                gradient_RV = _chunk_gradient(
+                    logits.chunk(part),
+                    targets_XK[part],
+                    values.rows(part),
+                    [None if given is None else given[part].to(logits.exact) for given in upstream],
+                    None if others is None else others.chunk(part),
+                ).flatten(1)
+                if ctx.request.temperature != 1:
+                    gradient_RV.div_(ctx.request.temperature)
+                if logits.weight_VC is None:
+                    if grad_rows is not None:
+                        grad_rows[part] = gradient_RV
+                    continue
+                gradient_RV = gradient_RV.to(ctx.dtype)
+                if grad_rows is not None:
+                    grad_rows[part] = gradient_RV @ logits.weight_VC
+                if grad_weight_VC is not None:
+                    add_product(grad_weight_VC, gradient_RV.T, rows[part].to(ctx.dtype))
+        if grad_weight_VC is not None:
+            grad_weight_VC = grad_weight_VC.to(weight_VC.dtype)
+        return grad_rows, grad_weight_VC, *(None,) * 7
+
+
+class _ChunkValues(NamedTuple):
+    """Figures `[X, K]`, and what the backward pass needs beside them."""
+
+    normalizer: Tensor
+    """log of the summed exponentials of the logits."""
+    other_normalizer: Tensor | None
+    """The same of the reference."""
+    contrast_token: Tensor | None
+    logprob: Tensor
+    kl: Tensor | None
+    collision: Tensor | None
+    contrast: Tensor | None
+    entropy: Tensor | None
+
+    def rows(self, part: slice) -> _ChunkValues:
+        return _ChunkValues(*(None if value is None else value[part] for value in self))  # type: ignore[arg-type]
+
+
+class _Logits:
+    """The logits of a model over the temperature, a chunk at a time, in one buffer.
+
+    Fresh memory for every chunk would stay with the allocator: 400 MB in place of 90 MB at 32,768 words.
+    """
+
+    def __init__(
+        self,
+        rows: Tensor,
+        weight_VC: Tensor | None,
+        books: int,
+        request: TokenRequest,
+        dtype: torch.dtype,
+        chunk: int,
+        forbidden: ForbiddenTargets | None = None,
+    ) -> None:
+        """Without a weight, `rows` are logits; else the head's input. `dtype`: of products."""
+        self.exact = torch.float64 if dtype == torch.float64 else torch.float32
+        self.weight_VC = None if weight_VC is None else weight_VC.to(dtype)
+        self._rows, self._books, self._temperature, self._dtype = rows, books, request.temperature, dtype
+        self._forbidden = forbidden
+        width = rows.shape[1] if weight_VC is None else len(weight_VC)
+        self._buffer = rows.new_empty(min(chunk, len(rows)), width, dtype=self.exact)
+
+    def chunk(self, part: slice) -> Tensor:
+        """Return `[R, K, V]`, which the caller may overwrite; gone with the next chunk."""
+        rows = self._rows[part]
+        logits_RV = self._buffer[: len(rows)]
+        if self.weight_VC is None:
+            logits_RV.copy_(rows)
+        elif self._dtype == self.exact:
+            torch.mm(rows.to(self._dtype), self.weight_VC.T, out=logits_RV)
+        else:
+            logits_RV.copy_(rows.to(self._dtype) @ self.weight_VC.T)
+        if self._temperature != 1:
+            logits_RV.div_(self._temperature)
+        logits_RKV = logits_RV.unflatten(1, (self._books, -1))
+        if self._forbidden is not None:
+            self._forbidden.leave_out(logits_RKV, part)
+        return logits_RKV
+
+
+def _chunk_values(
+    logits_RKV: Tensor,
+    targets_RK: Tensor,
+    request: TokenRequest,
+    scratch_RKV: Tensor | None,
+    other_RKV: Tensor | None,
+    draw_RK: Tensor | None,
+) -> _ChunkValues:
+    """Compute the figures of a chunk; overwrites both logits, and the scratch memory."""
+    other_normalizer = token = kl = collision = contrast = entropy = None
+    at_target = _at(logits_RKV, targets_RK)
+    if scratch_RKV is None:
+        normalizer = _normalizer(logits_RKV, logits_RKV)
+        return _ChunkValues(normalizer, None, None, at_target - normalizer, None, None, None, None)
+    scratch_RKV = scratch_RKV[: len(logits_RKV)]
+    normalizer = _normalizer(logits_RKV, scratch_RKV)
+    logits_RKV.sub_(normalizer[..., None])
+    if other_RKV is not None:
+        other_normalizer = _normalizer(other_RKV, scratch_RKV)
+        other_RKV.sub_(other_normalizer[..., None])
+        probability_RKV = torch.exp(other_RKV, out=scratch_RKV)
+        # an entry that is impossible under both (-inf) counts for nothing
+        kl = other_RKV.sub_(logits_RKV).masked_fill_(probability_RKV == 0, 0.0).mul_(probability_RKV).sum(2)
+    if request.collision:
+        collision = _normalizer(torch.mul(logits_RKV, 2, out=scratch_RKV), scratch_RKV)
+    if request.contrast_k and draw_RK is not None:
+        token = _contrast_token(logits_RKV, targets_RK, request.contrast_k, draw_RK)
+        contrast = _at(logits_RKV, token)
+    if request.entropy:
+        # not `entr`, whose logarithms take four times as long as all else here
+        probability_RKV = torch.exp(logits_RKV, out=scratch_RKV)
+        entropy = probability_RKV.mul_(logits_RKV.clamp_(min=LEAST_LOGPROB)).sum(2).neg_()
+    return _ChunkValues(
+        normalizer, other_normalizer, token, at_target - normalizer, kl, collision, contrast, entropy
+    )
+
+
+def _normalizer(logits_RKV: Tensor, out_RKV: Tensor) -> Tensor:
+    """Compute log of the summed exponentials `[R, K]`; `out_RKV`, which may be the logits, is overwritten."""
+    largest_RK1 = logits_RKV.amax(dim=2, keepdim=True)
+    sum_RK1 = torch.sub(logits_RKV, largest_RK1, out=out_RKV).exp_().sum(dim=2, keepdim=True)
+    return (sum_RK1.log_() + largest_RK1)[..., 0]
+
+
+def _chunk_gradient(
+    logits_RKV: Tensor,
+    targets_RK: Tensor,
+    values: _ChunkValues,
+    upstream: list[Tensor | None],
+    other_RKV: Tensor | None,
+) -> Tensor:
+    """Compute the gradient of a chunk's logits, over the temperature; overwrites both logits.
+
+    With p = softmax(logits) and r that of the reference: a log-probability has `onehot - p`, the KL `p - r`, the
+    entropy H `entr(p) - p H`, and the collision log sum p^2 = c `2 (p^2 exp(-c) - p)`.
+    """
+    to_logprob, to_kl, to_collision, to_contrast, to_entropy = upstream
+    probability_RKV = logits_RKV.sub_(values.normalizer[..., None]).exp_()
+    share_RK = torch.zeros_like(values.normalizer)  # what p is multiplied with
+    addends = []
+    if to_entropy is not None and values.entropy is not None:
+        addends.append(torch.special.entr(probability_RKV).mul_(to_entropy[..., None]))
+        share_RK -= to_entropy * values.entropy
+    if to_collision is not None and values.collision is not None:
+        factor_RK = 2 * to_collision * (-values.collision).exp()
+        addends.append(probability_RKV.square().mul_(factor_RK[..., None]))
+        share_RK -= 2 * to_collision
+    if to_kl is not None and values.other_normalizer is not None and other_RKV is not None:
+        other_RKV.sub_(values.other_normalizer[..., None]).exp_()
+        addends.append(other_RKV.mul_(-to_kl[..., None]))
+        share_RK += to_kl
+    at_tokens = [(to_logprob, targets_RK), (to_contrast, values.contrast_token)]
+    for given, _ in at_tokens:
+        if given is not None:
+            share_RK -= given
+    gradient_RKV = probability_RKV.mul_(share_RK[..., None])
+    for addend in addends:
+        gradient_RKV.add_(addend)
+    for given, token_RK in at_tokens:
+        if given is not None and token_RK is not None:
+            gradient_RKV.scatter_add_(2, token_RK[..., None], given[..., None])
+    return gradient_RKV
+
+
+def _contrast_token(log_probs_RKV: Tensor, targets_RK: Tensor, k: int, draw_RK: Tensor) -> Tensor:
+    """Draw a token `[R, K]` among the k likeliest other than the target, by their probabilities."""
+    others_RKV = log_probs_RKV.scatter(2, targets_RK[..., None], -torch.inf)
+    top, tokens = others_RKV.topk(min(k, others_RKV.shape[2] - 1), dim=2)
+    cumulative = top.softmax(2).cumsum(2)
+    place = (draw_RK[..., None].to(cumulative) >= cumulative).sum(2, keepdim=True)
+    return tokens.gather(2, place.clamp(max=tokens.shape[2] - 1))[..., 0]
+
+
+def _at(values_RKV: Tensor, tokens_RK: Tensor) -> Tensor:
+    return values_RKV.gather(2, tokens_RK[..., None])[..., 0]
+
+
+def _parts(rows: int, chunk: int) -> list[slice]:
+    """Slices of the rows; one, that is empty, where there are no rows."""
+    return [slice(start, start + chunk) for start in range(0, max(rows, 1), chunk)]
+
+
+def _check(request: TokenRequest, has_reference: bool, has_draws: bool) -> None:
+    if request.kl and not has_reference:
+        raise ValueError("kl needs the reference's logits")
+    if request.contrast_k and not has_draws:
+        raise ValueError("contrast_k needs draw_T")

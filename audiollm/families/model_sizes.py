@@ -1,0 +1,41 @@
+"""Sizes of models and of their data, from files or from the plans of the stages that make them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from audiollm.data.records.opening import open_source
+from audiollm.errors import ConfigError
+from audiollm.files.tensors import open_tensors
+from audiollm.models.pretrained import model_folder
+from audiollm.recipe.stages import StagePlan
+
+
+def planned_parameters(model: Path, plans: Mapping[str, StagePlan]) -> int:
+    """Parameters of a model that a planned stage makes, or of one that is there; 0 where neither is."""
+    maker = next((plan for plan in plans.values() if model in plan.artifacts.values()), None)
+    return num_parameters(model) if maker is None else maker.parameters
+
+
+def num_records(source: str) -> int:
+    """Return the number of records in a source; 0 where it is not there yet."""
+    try:
+        return len(open_source(source))
+    except ConfigError:
+        return 0
+
+
+def num_parameters(model: Path) -> int:
+    """Return the number of parameters in a folder's safetensors; 0 where the folder is not there yet."""
+    try:
+        folder = model_folder(model)
+    except ConfigError:
+        return 0
+    total = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with open_tensors(path) as file:
+            names = list(file.keys())
+            total += sum(math.prod(file.get_slice(name).get_shape()) for name in names)
+    return total

@@ -1,0 +1,47 @@
+"""The family of a model: by the `model_type` in its folder, through the entry points `audiollm.families`."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from audiollm.errors import ConfigError
+from audiollm.families.family import ModelFamily, ModelFolder
+from audiollm.files.json_files import read_json_file
+from audiollm.models.pretrained import model_folder
+
+GROUP = "audiollm.families"
+ANY_OTHER = "transformers"
+"""Entry point of the family of all models that no other entry point names."""
+
+
+def open_model_folder(folder: Path | str) -> ModelFolder:
+    """Open the folder of a model, or of the stage that trained it.
+
+    Raises:
+        ConfigError: no model is there, or no installed package knows its `model_type`.
+    """
+    path = model_folder(Path(folder))
+    kind = str(read_json_file(path / "config.json", dict).get("model_type"))
+    return family_of(kind, path / "config.json").open(path)
+
+
+def family_of(model_type: str, place: Path) -> ModelFamily:
+    """Return the family of a `model_type`.
+
+    Args:
+        place: where it was read, for errors.
+
+    Raises:
+        ConfigError: no installed package knows it.
+    """
+    known = {entry.name: entry for entry in entry_points(group=GROUP)}
+    entry = known.get(model_type) or known.get(ANY_OTHER)
+    if entry is None:
+        raise ConfigError(
+            f"model_type {model_type!r}: no family of models is installed",
+            str(place),
+            "install audiollm again (`make setup`)",
+        )
+    family: ModelFamily = entry.load()
+    return family

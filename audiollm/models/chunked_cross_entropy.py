@@ -1,0 +1,150 @@
+"""Cross entropy of text and of audio codes from hidden states, in chunks: the logits never exist whole.
+
+Shapes: S packed rows, C hidden size, X rows with a target, K codebooks (1 for text), V codes or words,
+R rows of a chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from audiollm.models.kernels import matmul_dtype
+
+CHUNK_LOGITS = 2**22
+"""Logits of a chunk, where no size is given: 16 MB in float32 ..."""
+CHUNK_ROWS = 256
+"""... and yet at least as many rows, so that the weight is not read over and over for few of them."""
+
+
+class CrossEntropy(NamedTuple):
+    """Weighted sums of cross entropies, in nats."""
+
+    total: Tensor
+    """Scalar, with a gradient."""
+    by_codebook_K: Tensor
+    """Each codebook's part of the total, without a gradient."""
+
+
+def linear_cross_entropy(
+    hidden_XC: Tensor,
+    weight_VC: Tensor,
+    targets_XK: Tensor,
+    weights_XK: Tensor,
+    chunk: int | None = None,
+) -> CrossEntropy:
+    """Weighted sum of `-log softmax(weight @ hidden)[target]`, computed chunk by chunk with its gradient.
+
+    A chunk's logits become their own gradient in place and are gone before the next chunk's, so memory grows
+    with `chunk x K x V` and not with `X x K x V` (the idea of Cut Cross-Entropy, arXiv 2411.09009, and of Liger's
+    fused linear cross entropy). Products are taken in autocast's dtype where it is on; softmax, and the sum of
+    the weight's gradient over chunks, in float32 (float64 stays float64).
+
+    Args:
+        weight_VC: `[K x V, C]`, codebook after codebook.
+        targets_XK: int64 `[X, K]`, or `[X]` for one; a negative target counts for nothing.
+        weights_XK: as `targets_XK`; constants, no gradient reaches them.
+        chunk: rows at a time; by default as many as make `CHUNK_LOGITS` logits, and at least `CHUNK_ROWS`.
+
+    Raises:
+        ValueError: shapes that do not belong together.
+    """
+    if targets_XK.ndim == 1:
+        targets_XK, weights_XK = targets_XK[:, None], weights_XK[:, None]
+    rows, books = targets_XK.shape
+    if targets_XK.shape != weights_XK.shape or len(hidden_XC) != rows or len(weight_VC) % books:
+        shapes = [list(each.shape) for each in (hidden_XC, weight_VC, targets_XK, weights_XK)]
+        raise ValueError(f"linear_cross_entropy: hidden, weight, targets, weights of shapes {shapes}")
+    chunk = chunk or max(CHUNK_ROWS, CHUNK_LOGITS // len(weight_VC))
+    wanted = torch.is_grad_enabled()
+    needs = (wanted and hidden_XC.requires_grad, wanted and weight_VC.requires_grad)
+    return CrossEntropy(
+        *_ChunkedCrossEntropy.apply(hidden_XC, weight_VC, targets_XK, weights_XK, chunk, needs)
+    )
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """The gradient is made in the forward pass and scaled in the backward pass.
+
+    It is made with weights of at most 1 and for an upstream gradient of 1: those of thousands of targets, which
+    add up to 1, would be lost in float16.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_XC: Tensor,
+        weight_VC: Tensor,
+        targets_XK: Tensor,
+        weights_XK: Tensor,
+        chunk: int,
+        needs: tuple[bool, bool],
+    ) -> tuple[Tensor, Tensor]:
+        dtype = matmul_dtype(hidden_XC)
+        exact = torch.float64 if dtype == torch.float64 else torch.float32
+        grad_hidden_XC = torch.empty_like(hidden_XC) if needs[0] else None
+        grad_weight_VC = torch.zeros_like(weight_VC, dtype=exact) if needs[1] else None
+        weights_XK, largest = _normalized(torch.where(targets_XK >= 0, weights_XK, 0.0).to(exact))
+        sums_K = torch.zeros(targets_XK.shape[1], dtype=torch.float64, device=hidden_XC.device)
+        with torch.autocast(hidden_XC.device.type, enabled=False):
+            cast_VC = weight_VC.to(dtype)
+            for start in range(0, len(hidden_XC), chunk):
+                part = slice(start, start + chunk)
+                hidden_RC = hidden_XC[part].to(dtype)
+                logits_RV = (hidden_RC @ cast_VC.T).to(exact)
+                sums_K += _chunk_sums(logits_RV, targets_XK[part], weights_XK[part], any(needs))
+                grad_logits_RV = logits_RV.to(dtype)
+                if grad_hidden_XC is not None:
+                    grad_hidden_XC[part] = grad_logits_RV @ cast_VC
+                if grad_weight_VC is not None:
+                    add_product(grad_weight_VC, grad_logits_RV.T, hidden_RC)
+        ctx.save_for_backward(grad_hidden_XC, grad_weight_VC, largest)
+        ctx.dtypes = hidden_XC.dtype, weight_VC.dtype
+        sums_K *= largest
+        by_codebook_K = sums_K.to(exact)
+        ctx.mark_non_differentiable(by_codebook_K)
+        return sums_K.sum().to(exact), by_codebook_K
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        *gradients, largest = ctx.saved_tensors
+        scale = upstream[0] * largest
+        grad_hidden, grad_weight = (
+            None if gradient is None else (gradient.to(scale.dtype) * scale).to(dtype)
+            for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
+        )
+        return grad_hidden, grad_weight, None, None, None, None
+
+
+def _normalized(weights_XK: Tensor) -> tuple[Tensor, Tensor]:
+    """The weights over the largest of them, and that one (1 where there is none)."""
+    if not weights_XK.numel():
+        return weights_XK, weights_XK.new_ones(())
+    largest = weights_XK.abs().max()
+    largest = torch.where(largest > 0, largest, 1.0)
+    return weights_XK / largest, largest
+
+
+def _chunk_sums(logits_RV: Tensor, targets_RK: Tensor, weights_RK: Tensor, gradient: bool) -> Tensor:
+    """Weighted sums of the chunk `[K]`. Overwrites the logits: with `gradient`, by the gradient of their total."""
+    logits_RKV = logits_RV.unflatten(1, (targets_RK.shape[1], -1))
+    index_RK1 = targets_RK.clamp_min(0)[:, :, None]
+    weights_RK1 = weights_RK[:, :, None]
+    target_RK1, largest_RK1 = logits_RKV.gather(2, index_RK1), logits_RKV.amax(dim=2, keepdim=True)
+    sum_RK1 = logits_RKV.sub_(largest_RK1).exp_().sum(dim=2, keepdim=True)
+    each_RK1 = sum_RK1.log() + largest_RK1 - target_RK1
+    if gradient:
+        logits_RKV.mul_(weights_RK1 / sum_RK1).scatter_add_(2, index_RK1, -weights_RK1)
+    return (each_RK1.double() * weights_RK1).sum(dim=(0, 2))
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """`total += left @ right`, summed in the dtype of the total."""
+    if left.dtype == torch.float16:  # a sum over rows may leave its range, whatever the loss scale
+        left, right = left.to(total.dtype), right.to(total.dtype)
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right

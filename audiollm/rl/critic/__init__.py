@@ -1,0 +1,1 @@
+"""Critics: a value head beside a policy, its model and its settings."""

@@ -1,1 +1,0 @@
-"""Earlier weights of a policy: a reference that is refreshed, and weights that sample ahead."""

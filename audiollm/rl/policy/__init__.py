@@ -1,1 +1,0 @@
-"""Policies: log-probabilities of answers under a trained model and its reference, in one protocol for all models."""

@@ -1,0 +1,101 @@
+"""The stage `train` on a published model that answers in words. Called on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from audiollm.data.records.opening import open_source
+from audiollm.data.records.video_clips import PictureSettings
+from audiollm.devices import default_device
+from audiollm.errors import BadSample, ConfigError, StageError
+from audiollm.families.policies import load_policy
+from audiollm.models.pretrained import model_folder
+from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import required
+from audiollm.supervised.answers.batches import AnswerBatchMaker
+from audiollm.supervised.answers.task import AnswerTask
+from audiollm.supervised.corpus.sources import set_aside_of
+from audiollm.supervised.settings import TrainConfig
+from audiollm.train.loop.checkpoint import trained_weights
+from audiollm.train.loop.loop import train
+
+OF_PACKS = (
+    "text_tokenizer", "audio_in", "augment", "max_length", "too_long", "packing", "audio_reduction", "text_dropout",
+    "speaker_dropout", "corrupt_codes", "silence_weight", "text_weight", "audio_weight", "max_codes_mb", "workers",
+    "codec", "eval_audio_samples",
+)  # fmt: skip
+"""Settings of `train` that a model which answers in words has no use for."""
+LEARNING_RATE, ADAPTER_LEARNING_RATE = 1e-5, 1e-4
+"""Learning rates of published weights, where none is set: of all or some weights, and of an adapter."""
+
+
+def check_settings(config: TrainConfig) -> None:
+    """Refuse settings that would be read by nothing.
+
+    Raises:
+        ConfigError: one is set.
+    """
+    useless = [name for name in (*OF_PACKS, "model") if name in config.settings_given]
+    if any(source.augment is not None for source in config.shards):
+        useless.append("augment")
+    if useless:
+        raise ConfigError(
+            f"{useless[0]}: the model in `start` answers in words, and has no use for it",
+            str(config.start),
+            "leave it out",
+        )
+
+
+def train_on_answers(config: TrainConfig, context: Context) -> dict[str, Any]:
+    """Train on the last turns of the conversations of the train split, and save to `model` (and to `adapter`).
+
+    Raises:
+        ConfigError: settings that the model has no use for, or a folder that does not load.
+        StageError: nothing to train on, or a bad sample where `strict` is set.
+    """
+    check_settings(config)
+    try:
+        return _train(config, context)
+    except BadSample as bad:
+        raise StageError(str(bad), "mend or remove it, or leave `strict` out to set it aside", 2) from bad
+
+
+def _train(config: TrainConfig, context: Context) -> dict[str, Any]:
+    ranks, start = context.ranks, required(config.start)
+    torch.manual_seed(config.seed)  # an adapter begins at random
+    pictures = PictureSettings.beside(model_folder(start))
+    policy = load_policy(start, config.trained, config.lora, pictures=pictures)
+    policy.root.to(default_device())
+    sources = [open_source(source.path) for source in config.shards]
+    set_aside = set_aside_of(context.folder, "train", ranks, config.strict)
+    batch_size = required(config.batch_size)
+    with context.progress("reading samples", sum(map(len, sources))) as bar:
+        batches = AnswerBatchMaker(
+            policy, sources, config.weights, batch_size, required(config.max_tokens), config.seed, set_aside, ranks,
+            "shards", pictures is not None, lambda: bar.advance(bar.task_ids[0]),
+        )  # fmt: skip
+    counts = batches.counts
+    if config.keep_best and not counts["test"]:
+        raise StageError(
+            "keep_best is set, and no sample is held out that could tell the best weights",
+            "hold samples out (metadata `split: test`), or set keep_best: false",
+            2,
+        )
+    rate = ADAPTER_LEARNING_RATE if config.trained == "adapter" else LEARNING_RATE
+    loop = config.loop_config(
+        config.steps_for(counts["train"] / batch_size),
+        evaluations=config.evaluations,
+        best="text_loss" if config.keep_best else "",
+        **({} if "learning_rate" in config.settings_given else {"learning_rate": rate}),
+    )
+    task = AnswerTask(policy, batches, config.normalization, ranks)
+    figures = train(task, loop, context.folder, context, task.device)
+    if ranks.first:  # through a policy made anew: the trained one may be spread over ranks
+        fresh = load_policy(start, config.trained, config.lora, pictures=pictures)
+        fresh.root.load_state_dict(trained_weights(context.folder, "policy"))
+        fresh.save(context.folder)
+    ranks.barrier()
+    named = {"sequences": counts["train"], "held_out": counts["test"], "set_aside": counts["bad"]}
+    return {**figures, **named}

@@ -1,0 +1,111 @@
+"""Families: found by `model_type`, added from outside, and the only place that knows a model's kind."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from audiollm.audio import save
+from audiollm.errors import ConfigError
+from audiollm.families.registry import ANY_OTHER, GROUP, family_of, open_model_folder
+from audiollm.models.layouts import BOSON, HIGGS, LANGUAGE_MODELS, OURS
+from tests.audiollm.families.dual_ffn.packed_samples import save_model
+from tests.audiollm.models.tiny_audio_llms import save_tiny
+
+ROOT = Path(__file__).parent.parent.parent.parent
+FAMILIES = ("dual_ffn", "listener")
+NAMED_IN = {
+    "audiollm/supervised": "trains DualFFNs from scratch, on packs",
+    "pipelines/annotate/measurements/description_gate.py": "reads likelihoods of a DualFFN's pack",
+}
+"""Places outside of a family that import it, and why."""
+
+
+def test_every_model_that_is_read_as_a_dual_ffn_has_an_entry_point() -> None:
+    names = {entry.name for entry in entry_points(group=GROUP)}
+    assert {OURS, HIGGS, BOSON, *LANGUAGE_MODELS, ANY_OTHER} == names
+
+
+def test_a_folder_is_opened_by_its_model_type(tmp_path: Path) -> None:
+    save_model(tmp_path / "ours", "codes")
+    save_tiny("qwen2_audio", tmp_path / "listener")
+    ours, listener = open_model_folder(tmp_path / "ours"), open_model_folder(tmp_path / "listener")
+    assert (ours.speaks, ours.is_packed) == (True, True)
+    assert (listener.speaks, listener.is_packed) == (False, False)
+    with pytest.raises(ConfigError, match="in words alone"):
+        listener.generator()
+    assert family_of("something new", tmp_path) is family_of(ANY_OTHER, tmp_path)
+    with pytest.raises(ConfigError):
+        open_model_folder(tmp_path / "nothing")
+
+
+def test_a_family_is_imported_by_its_own_folder_alone() -> None:
+    found = []
+    for path in sorted(
+        each for package in ("audiollm", "pipelines", "tokenizer") for each in (ROOT / package).rglob("*.py")
+    ):
+        place = path.relative_to(ROOT).as_posix()
+        for family in FAMILIES:
+            inside = place.startswith(f"audiollm/families/{family}/")
+            allowed = any(place.startswith(known) for known in NAMED_IN)
+            if not inside and not allowed and _imports(path, f"audiollm.families.{family}"):
+                found.append(place)
+    assert found == []
+
+
+def test_generate_of_transformers_is_called_in_two_places() -> None:
+    """By the family of listeners, and by the recognizers, whose outputs are scores."""
+    called = [
+        path.relative_to(ROOT).as_posix()
+        for package in ("audiollm", "pipelines", "tokenizer")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if re.search(r"model\.generate\(", path.read_text(encoding="utf-8"))
+    ]
+    assert called == ["audiollm/families/listener/generating.py", "audiollm/models/recognition/decoder.py"]
+
+
+def test_the_family_of_the_guide_answers(tmp_path: Path) -> None:
+    """`docs/adding_a_model.md`: its module, its line, its command."""
+    guide = (ROOT / "docs" / "adding_a_model.md").read_text(encoding="utf-8")
+    (code,), (line,) = (re.findall(rf"```{kind}\n(.*?)```", guide, flags=re.S) for kind in ("python", "toml"))
+    (tmp_path / "loudness.py").write_text(code)
+    package = tmp_path / "loudness-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: loudness\nVersion: 1.0\n")
+    name, target = re.findall(r'^(\w+) = "(.+)"$', line, flags=re.M)[0]
+    (package / "entry_points.txt").write_text(f"[audiollm.families]\n{name} = {target}\n")
+    model = tmp_path / "loudness-model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": name, "words": ["quiet", "loud"]}))
+    weights = {"weight_W": torch.tensor([-1.0, 1.0]), "bias_W": torch.tensor([-3.0, 3.0])}
+    save_file(weights, model / "model.safetensors")
+    for word, level in (("loud", 0.5), ("quiet", 0.001)):
+        save(tmp_path / f"{word}.wav", level * torch.sin(torch.arange(8000) / 5)[None], 16_000)
+        done = subprocess.run(
+            [sys.executable, "-m", "audiollm.commands.cli", "ask", f"{word}.wav", "How loud?", "--model",
+             "loudness-model"],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout.strip()) == (0, word), done.stderr
+
+
+def _imports(path: Path, module: str) -> bool:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{module}."):
+            return True
+        if isinstance(node, ast.ImportFrom) and any(
+            f"{node.module}.{alias.name}" == module for alias in node.names
+        ):
+            return True
+    return False
