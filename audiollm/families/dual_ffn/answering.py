@@ -23,10 +23,9 @@ class DualFFNAnswers:
         fingerprint: of the model and of the codec that it hears with.
     """
 
-    hears = True
-
     def __init__(self, generator: Generator, folder: Path, fingerprint: str) -> None:
         self.name, self.fingerprint, self._generator = folder.name, fingerprint, generator
+        self.hears = generator.hears
 
     def check(self, request: AnswerRequest) -> None:
         """See `AnsweringModel.check`."""
@@ -61,6 +60,8 @@ class DualFFNAnswers:
                     if isinstance(part, str):
                         content.append(TextPart(text=part))
                     elif isinstance(part, Waveform):
+                        if not self.hears:
+                            raise AnswerError("this model does not hear: it has no encoder and no codec")
                         content.append(AudioPart(path="(recording)"))
                         check_recording_length(part)
                         encoded = self._generator.encode if role == "assistant" else self._generator.heard

@@ -108,6 +108,11 @@ class Generator:
         )
 
     @property
+    def hears(self) -> bool:
+        """Whether recordings can be given: through an encoder of the model, or as codes."""
+        return self._codec is not None or self.model.config.audio_encoder is not None
+
+    @property
     def codec(self) -> Codec:
         """The codec. Raises: ConfigError: the model was loaded without one."""
         if self._codec is None:

@@ -13,13 +13,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 
-from audiollm.audio import save
+from audiollm.audio import Waveform, save
 from audiollm.errors import ConfigError
+from audiollm.families.answering import AnswerError, AnswerRequest
 from audiollm.families.registry import ANY_OTHER, GROUP, family_of, open_model_folder
 from audiollm.models.layouts import BOSON, HIGGS, LANGUAGE_MODELS, OURS
 from tests.audiollm.families.dual_ffn.packed_samples import save_model
+from tests.audiollm.families.dual_ffn.test_start import CHATML, plain_vocabulary
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -47,6 +50,25 @@ def test_a_folder_is_opened_by_its_model_type(tmp_path: Path) -> None:
     assert family_of("something new", tmp_path) is family_of(ANY_OTHER, tmp_path)
     with pytest.raises(ConfigError):
         open_model_folder(tmp_path / "nothing")
+
+
+def test_a_plain_language_model_answers_in_words_and_does_not_hear(tmp_path: Path) -> None:
+    (tmp_path / "llm").mkdir()
+    words = plain_vocabulary(tmp_path / "llm", CHATML).get_vocab_size()
+    config = transformers.Qwen3Config(
+        vocab_size=words, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, pad_token_id=0, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    transformers.Qwen3ForCausalLM(config).save_pretrained(tmp_path / "llm")
+    model = open_model_folder(tmp_path / "llm").answering_model()
+    request = AnswerRequest([("user", ["Which?"])], max_tokens=4)
+    (answer,) = model.answer([request])
+    assert answer.tokens > 4 and not model.hears
+    recording = Waveform(torch.zeros(1, 16_000), 16_000)
+    with pytest.raises(AnswerError, match="does not hear"):
+        model.answer([AnswerRequest([("user", [recording, "Which?"])])])
+    with pytest.raises(ConfigError, match="in words alone"):
+        open_model_folder(tmp_path / "llm").generator()
 
 
 def test_a_family_is_imported_by_its_own_folder_alone() -> None:
