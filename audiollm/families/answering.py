@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from audiollm.models.audio_llms.inputs import Turn
 
@@ -84,3 +84,18 @@ class AnsweringModel(Protocol):
 
     def notes_on(self, request: AnswerRequest) -> tuple[str, ...]:
         """Return warnings: what makes the answer to this request unreliable."""
+
+
+@runtime_checkable
+class LikelihoodModel(AnsweringModel, Protocol):
+    """A model that tells how likely answers are."""
+
+    def log_probability(self, answered: Sequence[tuple[Sequence[Turn], str]]) -> tuple[float, int]:
+        """Return the log-probability of answers in words, their ends included, and the number of their tokens.
+
+        Args:
+            answered: conversations with their answers.
+
+        Raises:
+            AnswerError: a conversation that the model cannot take.
+        """

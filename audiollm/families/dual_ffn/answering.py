@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
+
 from audiollm.audio import Waveform
 from audiollm.data.hearing.features import PartAudio
+from audiollm.data.packing import pack
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.errors import ConfigError
-from audiollm.families.answering import AnswerError, AnsweringModel, AnswerRequest, WrittenAnswer
+from audiollm.families.answering import AnswerError, AnswerRequest, LikelihoodModel, WrittenAnswer
+from audiollm.families.dual_ffn.losses import token_losses
 from audiollm.generation.engine.request import Limits, Request
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.generation.speaking.generator import Generator, check_recording_length
+from audiollm.models.audio_llms.inputs import Turn
 
 
 class DualFFNAnswers:
@@ -51,6 +56,21 @@ class DualFFNAnswers:
         """See `AnsweringModel.notes_on`."""
         return self._generator.notes_on(self._request(request))
 
+    @torch.inference_mode()
+    def log_probability(self, answered: Sequence[tuple[Sequence[Turn], str]]) -> tuple[float, int]:
+        """See `LikelihoodModel.log_probability`; all answers go through the model as one pack."""
+        model, template = self._generator.model, self._generator.template
+        streams = []
+        for turns, text in answered:
+            prompt = self._request(AnswerRequest(turns))
+            answer = Message(role="assistant", content=[TextPart(text=text)])
+            streams.append(template.compile([*prompt.messages, answer], list(prompt.audio)))
+        encoder = model.config.audio_encoder
+        features = encoder.features if encoder is not None else None
+        batch = pack(streams, normalization="token", encoder=features).to(next(model.parameters()).device)
+        losses = token_losses(model, model(batch), batch)
+        return -float(losses["text"]), int(batch.counts["text"])
+
     def _request(self, request: AnswerRequest) -> Request:
         messages, audio = [], list[PartAudio]()
         try:
@@ -78,4 +98,4 @@ class DualFFNAnswers:
         )
 
 
-_: type[AnsweringModel] = DualFFNAnswers
+_: type[LikelihoodModel] = DualFFNAnswers

@@ -17,7 +17,8 @@ from audiollm.files.transformers_folders import fit_inputs, open_model, opening
 
 if TYPE_CHECKING:
     from audiollm.audio import Waveform
-    from audiollm.generation.speaking.generator import Generator
+    from audiollm.families.answering import LikelihoodModel
+    from audiollm.models.audio_llms.inputs import Turn
     from pipelines.steps.step import Value
 
 ROUNDING = 1e-4
@@ -127,8 +128,8 @@ class SelfGate:
     right only another model can tell: a CLAP.
     """
 
-    def __init__(self, generator: Generator) -> None:
-        self._generator = generator
+    def __init__(self, model: LikelihoodModel) -> None:
+        self._model = model
 
     def judge(self, sound: Waveform, asked: Asked, text: str, values: Mapping[str, Value]) -> GateResult:
         mono = sound.mono()
@@ -140,25 +141,13 @@ class SelfGate:
 
     def log_probability(self, sound: Waveform, asked: Asked) -> float:
         """The mean over all tokens of the answers, their ends included, in nats."""
-        import torch
+        conversations = [([_turn(sound, question)], answer) for question, answer in asked]
+        total, tokens = self._model.log_probability(conversations)
+        return total / tokens
 
-        from audiollm.data.packing import pack
-        from audiollm.data.records.sample import Message, TextPart
-        from audiollm.families.dual_ffn.losses import token_losses
 
-        own = self._generator
-        encoder, heard = own.model.config.audio_encoder, own.heard(sound)
-        streams = []
-        for question, answer in asked:
-            messages = list(own.question(sound, question).messages)
-            said = Message(role="assistant", content=[TextPart(text=answer)])
-            streams.append(own.template.compile([*messages, said], [heard]))
-        shape = encoder.features if encoder is not None else None
-        device = next(own.model.parameters()).device
-        batch = pack(streams, normalization="token", encoder=shape).to(device)
-        with torch.inference_mode():
-            losses = token_losses(own.model, own.model(batch), batch)
-        return -float(losses["text"]) / float(batch.counts["text"])
+def _turn(sound: Waveform, question: str) -> Turn:
+    return "user", [sound, question]
 
 
 def labels_of(events: Mapping[str, Any], most: int) -> list[str]:

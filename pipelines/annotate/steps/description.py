@@ -120,7 +120,7 @@ class Description:
         self._gate: Gate = (
             ClapGate(Path(str(config.clap)), config.max_labels)
             if config.gate == "clap"
-            else SelfGate(self._model.generator)
+            else SelfGate(self._model.model)
         )
 
     def process(self, segment: Segment) -> Value:

@@ -27,6 +27,7 @@ from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.speech.pairwise import PairBench, PairItem, evaluate_pairs, read_pairs
 from audiollm.evaluate.speech.verdicts import ChatJudge, Verdict, pair_question, read_verdict
 from audiollm.evaluate.subjects.chat import ChatAnswerer, ChatError, EndpointChat, FolderChat, OneClipChat
+from audiollm.families.answering import AnswerRequest
 from tests.audiollm.evaluate.marked_clips import Book
 
 
@@ -393,8 +394,8 @@ def test_a_local_audio_llm_answers_as_transformers_does(tmp_path: Path) -> None:
         == tokenizer.decode(expected, skip_special_tokens=True).strip()
     )
     asked = ["first", first]
-    drawn = [chat.sample(asked, seed, temperature=5.0) for seed in (1, 1, 2)]
+    requests = [AnswerRequest([("user", asked)], seed, 5.0, max_tokens=6) for seed in (1, 1, 2)]
+    drawn = [answer.text for answer in chat.model.answer(requests)]
     assert drawn[0] == drawn[1] != drawn[2]
-    assert chat.sample(asked, 1, temperature=0.0) == chat.ask(asked)
     with pytest.raises(ConfigError, match="no audio LLM loads"):
         FolderChat.load(tmp_path / "none", 4)

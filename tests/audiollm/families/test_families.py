@@ -29,7 +29,6 @@ ROOT = Path(__file__).parent.parent.parent.parent
 FAMILIES = ("dual_ffn", "listener")
 NAMED_IN = {
     "audiollm/supervised": "trains DualFFNs from scratch, on packs",
-    "pipelines/annotate/measurements/description_gate.py": "reads likelihoods of a DualFFN's pack",
 }
 """Places outside of a family that import it, and why."""
 

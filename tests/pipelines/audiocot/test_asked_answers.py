@@ -410,7 +410,7 @@ def test_a_model_in_a_folder_is_asked_checked_and_kept_as_an_endpoint_is(
     calls, tokens = kept.spent()
     assert calls == 6 and tokens > 6 * 16
     (tmp_path / "out" / "ledger" / "ledger.sqlite").unlink()
-    monkeypatch.setattr(FolderChat, "_generated", None)
+    monkeypatch.setattr(FolderChat, "reply_counted", None)
     with pytest.raises(FailedOnEveryItem, match=refused):
         think(tmp_path / "out", clips, steps=steps, **PLAIN)
 

@@ -22,6 +22,7 @@ from audiollm.data.packing import pack
 from audiollm.data.records.sample import Message, TextPart
 from audiollm.data.text.tokenizer import train_text_tokenizer
 from audiollm.errors import ConfigError
+from audiollm.families.dual_ffn.answering import DualFFNAnswers
 from audiollm.families.dual_ffn.losses import token_losses
 from audiollm.generation.speaking.generator import Generator
 from audiollm.models.audio_encoder import AudioEncoderConfig
@@ -109,7 +110,7 @@ def test_a_likelihood_is_that_of_the_logits(listener: Generator) -> None:
     keep_X = batch.text_weights > 0
     each_X = log_probs_XV.gather(1, batch.text_targets[:, None])[:, 0][keep_X]
     assert len(each_X) > 3
-    gate = SelfGate(listener)
+    gate = SelfGate(DualFFNAnswers(listener, Path("listener"), ""))
     pairs = [("Describe this recording.", text)]
     assert gate.log_probability(wave, pairs) == pytest.approx(float(each_X.mean()), abs=1e-5)
     twice = gate.log_probability(wave, [*pairs, *pairs])
@@ -117,7 +118,7 @@ def test_a_likelihood_is_that_of_the_logits(listener: Generator) -> None:
 
 
 def test_what_fits_is_accepted_and_what_does_not_is_refused(listener: Generator) -> None:
-    gate, question = SelfGate(listener), "Describe this recording."
+    gate, question = SelfGate(DualFFNAnswers(listener, Path("listener"), "")), "Describe this recording."
     for wave, right, wrong in (
         (sound(900), "a tone is heard", "some noise"),
         (Waveform(sound(0, 0.55).samples_CN, RATE), "some noise", "a tone is heard"),
@@ -135,7 +136,9 @@ def test_a_model_that_does_not_listen_is_refused(listener: Generator) -> None:
     with torch.no_grad():
         for parameter in deaf.model.audio_encoder_proj.parameters():
             parameter.zero_()
-    verdict = SelfGate(deaf).judge(sound(900), [("What is heard?", "a tone is heard")], "", {})
+    verdict = SelfGate(DualFFNAnswers(deaf, Path("deaf"), "")).judge(
+        sound(900), [("What is heard?", "a tone is heard")], "", {}
+    )
     assert not verdict.accepted and verdict.ours == pytest.approx(verdict.reference, abs=1e-3)
 
 
