@@ -8,7 +8,6 @@ from pathlib import Path
 
 from audiollm.data.records.video_clips import PictureSettings
 from audiollm.families.model_sizes import num_records, planned_parameters
-from audiollm.models.pretrained import model_folder
 from audiollm.recipe.stages import StagePlan, planned_fact, required
 from audiollm.rl.preference.settings import AnswerTrainingConfig
 
