@@ -32,6 +32,7 @@ from audiollm.recipe.config import (
     show_path,
     split_stage,
 )
+from audiollm.recipe.other_names import our_name
 from audiollm.recipe.plug_ins import is_import_path
 from audiollm.recipe.repeat import expand, override_targets
 
@@ -482,7 +483,8 @@ def _explain(error: ValidationError, stage: Stage, path: KeyPath, document: Docu
     listing = f"settings of this stage: audiollm run --help-stage {stage.kind}"
     if problem["type"] == "extra_forbidden":
         known = _fields_at(stage.config, location[:-1])
-        near = f"{suggestion(str(location[-1]), known)}   " if known else ""
+        name = str(location[-1])
+        near = f"{our_name(name, known) or suggestion(name, known)}   " if known else ""
         return ConfigError(f"{key}: {plain_problem(problem)}", where, f"{near}{listing}")
     if problem["type"] == "missing":
         return ConfigError(f"{key}: required", where, listing)

@@ -1,0 +1,43 @@
+"""Settings by the names of TRL, OpenRLHF, verl and ms-swift: errors say ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from audiollm.errors import ConfigError
+from audiollm.recipe.other_names import NOT_NEEDED, OUR_NAMES
+from audiollm.recipe.stages import find_stage, load_recipe
+
+STAGES = ("train", "train_policy", "train_preference", "sample_answers")
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "ours"),
+    [
+        ("train_policy", "num_generations", "group_size"),
+        ("train_policy", "max_completion_length", "max_answer_tokens"),
+        ("train_policy", "reward_funcs", "rewards"),
+        ("train_policy", "init_kl_coef", "kl"),
+        ("train_preference", "num_train_epochs", "passes"),
+        ("train_preference", "per_device_train_batch_size", "batch_size"),
+        ("train", "gradient_checkpointing", "activation_checkpointing"),
+        ("train", "resume_from_checkpoint", "leave it out"),
+    ],
+)
+def test_an_error_says_what_a_setting_is_called_here(
+    tmp_path: Path, stage: str, name: str, ours: str
+) -> None:
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump({"stages": [{stage: {name: 8}}]}))
+    with pytest.raises(ConfigError) as found:
+        load_recipe(tmp_path / "a.yaml", runs=tmp_path)
+    assert f"{name}: no such setting" in str(found.value) and ours in str(found.value)
+
+
+def test_our_names_are_settings_of_a_stage() -> None:
+    known = {field for stage in STAGES for field in find_stage(stage).config.model_fields}
+    assert {name for names in OUR_NAMES.values() for name in names} <= known
+    assert {theirs for theirs, names in OUR_NAMES.items() if not names} == set(NOT_NEEDED)
+    assert not known & OUR_NAMES.keys()
