@@ -475,8 +475,9 @@ def _paths(value: Any) -> Iterator[Path]:
 
 
 def _explain(error: ValidationError, stage: Stage, path: KeyPath, document: Document) -> ConfigError:
-    """The first of pydantic's complaints, as a person should meet it."""
-    problem = error.errors(include_url=False)[0]
+    """The first of pydantic's complaints, as a person should meet it; a wrong key comes before one that is missing."""
+    problems = error.errors(include_url=False)
+    problem = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
     location = tuple(problem["loc"])
     full: KeyPath = (*path, *location)
     where, key = document.where(full), show_path(full)
