@@ -65,3 +65,22 @@ def test_words_that_cannot_be_pronounced_are_named() -> None:
         PocketsphinxRecognizer(["seven zzyzxa", "qwxyz", "eight"])
     with pytest.raises(ValueError, match="no words"):
         PocketsphinxRecognizer(["?!"])
+
+
+def test_a_search_without_an_end_is_no_word() -> None:
+    """Pocketsphinx raises where no path of its search reaches the end of the sound."""
+
+    class LostSearch:
+        def __init__(self, decoder: object) -> None:
+            self._decoder = decoder
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._decoder, name)
+
+        def end_utt(self) -> None:
+            self._decoder.end_utt()  # type: ignore[attr-defined]
+            raise RuntimeError("Failed to stop utterance processing")
+
+    recognizer = PocketsphinxRecognizer(DIGITS)
+    recognizer._decoder = LostSearch(recognizer._decoder)
+    assert recognizer.recognize(_noise(0.5), 8000) == ""
