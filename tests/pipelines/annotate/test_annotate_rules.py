@@ -386,5 +386,5 @@ def test_a_setting_in_the_wrong_place_is_told_its_own(wrong: str, meant: str) ->
     with pytest.raises(
         ConfigError, match=rf"{wrong.partition('=')[0].rpartition('.')[2]}.*no such setting"
     ) as told:
-        _validated({}, [wrong])
+        _validated({}, [wrong], {})
     assert f"did you mean {meant!r}?" in str(told.value)
