@@ -66,7 +66,11 @@ def ask(
             errors.print(f"note: {note}", highlight=False, markup=False)
         answer = answering.answer([request])[0].text
     except AnswerError as error:
-        raise ConfigError(f"the model cannot be asked: {error}", str(audio), "ask it otherwise") from error
+        raise ConfigError(
+            f"the model cannot be asked: {error}",
+            str(audio),
+            "give a recording and a question that it takes, or another model",
+        ) from error
     if answer:
         typer.echo(answer)
     else:
