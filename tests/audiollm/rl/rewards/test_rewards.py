@@ -346,21 +346,32 @@ def test_words_are_compared_in_the_language_of_the_sample(
     assert values_of(words, german, unknown) == [1.0, pytest.approx(0.5)]
 
 
-def test_pocketsphinx_chooses_among_the_texts_of_the_samples(tmp_path: Path) -> None:
-    """A click has no words; among few texts it is one of them, or nothing."""
+def test_pocketsphinx_chooses_among_the_texts_of_the_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ear:
+        name = "ear"
+
+        def recognize(self, samples_CN: torch.Tensor, sample_rate: int) -> str:
+            return "seven"
+
+    grammars: list[list[str]] = []
+
+    def choose_grammar(texts: list[str]) -> tuple[Ear, list[str], str]:
+        grammars.append(texts)
+        return Ear(), texts, ""
+
+    monkeypatch.setattr("audiollm.rl.rewards.speech.choose_grammar", choose_grammar)
     samples = [
         Sample(id=text, messages=[Message(role="user", content=[TextPart(text=text)])], task="tts")
-        for text in ("seven", "three")
+        for text in ("Three.", "seven", "three")
     ]
     write_samples(tmp_path / "samples.jsonl", samples)
-    settings = WordsSettings(texts=tmp_path / "samples.jsonl")
-    click_1N = torch.zeros(1, 8000)
-    click_1N[0, 4000:4200] = torch.randn(200, generator=torch.Generator().manual_seed(0))
-    values = [
-        words_reward(settings)(SampledAnswer(sample, "", 4, recording=Waveform(click_1N, 16_000)))
-        for sample in samples
-    ]
-    assert set(values) <= {0.0, 1.0} and sum(map(float, filter(None, values))) <= 1
+    reward = words_reward(WordsSettings(texts=tmp_path / "samples.jsonl"))
+    assert grammars == [["seven", "three"]]
+    noise = Waveform(torch.randn(1, 16_000, generator=torch.Generator().manual_seed(0)), 16_000)
+    spoken = [SampledAnswer(sample, "", 4, recording=noise) for sample in samples]
+    assert [reward(answer) for answer in spoken] == [0.0, 1.0, 0.0]
     with pytest.raises(ConfigError, match=r"words\.texts"):
         words_reward(WordsSettings(texts=tmp_path / "samples.jsonl", recognizer="whisper"))
 
