@@ -149,7 +149,9 @@ class SourceSettings(LoopSettings):
     model: ModelConfig = ModelConfig()
     start: InputPath | None = None
     """A folder to begin from, with its vocabulary: a trained model's, Higgs Audio V2's (transformers' or Boson's
-    files), or a plain Llama's or Qwen's, whose vocabulary grows by the special tokens. None: from scratch."""
+    files), or a plain Llama's or Qwen's, whose vocabulary grows by the special tokens; or a published audio LLM of
+    transformers, which learns the last turns of conversations (learning rate, where none is set: 1e-5, of an adapter
+    1e-4). None: from scratch."""
     text_tokenizer: InputPath | None = None
     """A folder with a `tokenizer.json` that has the special tokens; None: one is trained on the texts."""
     audio_in: Literal["codes", "features"] = "codes"

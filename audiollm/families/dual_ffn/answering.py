@@ -40,7 +40,8 @@ class DualFFNAnswers:
         self, requests: Sequence[AnswerRequest], check_stop: Callable[[], None] | None = None
     ) -> list[WrittenAnswer]:
         """See `AnsweringModel.answer`."""
-        prompts = [self._request(request) for request in requests]
+        known: dict[tuple[int, bool], PartAudio] = {}  # several answers to one recording need its codes once
+        prompts = [self._request(request, known) for request in requests]
         answers = self._generator.answer_all(prompts, check_stop=check_stop or (lambda: None))
         encode = self._generator.template.tokenizer.encode
         return [
@@ -60,9 +61,9 @@ class DualFFNAnswers:
     def log_probability(self, answered: Sequence[tuple[Sequence[Turn], str]]) -> tuple[float, int]:
         """See `LikelihoodModel.log_probability`; all answers go through the model as one pack."""
         model, template = self._generator.model, self._generator.template
-        streams = []
+        streams, known = [], dict[tuple[int, bool], PartAudio]()
         for turns, text in answered:
-            prompt = self._request(AnswerRequest(turns))
+            prompt = self._request(AnswerRequest(turns), known)
             answer = Message(role="assistant", content=[TextPart(text=text)])
             streams.append(template.compile([*prompt.messages, answer], list(prompt.audio)))
         encoder = model.config.audio_encoder
@@ -71,8 +72,12 @@ class DualFFNAnswers:
         losses = token_losses(model, model(batch), batch)
         return -float(losses["text"]), int(batch.counts["text"])
 
-    def _request(self, request: AnswerRequest) -> Request:
+    def _request(
+        self, request: AnswerRequest, known: dict[tuple[int, bool], PartAudio] | None = None
+    ) -> Request:
+        """Make the engine's request; `known` holds recordings by identity, as a listener's or a speaker's, encoded."""
         messages, audio = [], list[PartAudio]()
+        known = {} if known is None else known
         try:
             for role, parts in request.turns:
                 content: list[TextPart | AudioPart] = []
@@ -84,8 +89,11 @@ class DualFFNAnswers:
                             raise AnswerError("this model does not hear: it has no encoder and no codec")
                         content.append(AudioPart(path="(recording)"))
                         check_recording_length(part)
-                        encoded = self._generator.encode if role == "assistant" else self._generator.heard
-                        audio.append(encoded(part))
+                        key = (id(part), role == "assistant")
+                        if key not in known:
+                            encode = self._generator.encode if key[1] else self._generator.heard
+                            known[key] = encode(part)
+                        audio.append(known[key])
                     else:
                         raise AnswerError("this model takes no pictures")
                 messages.append(Message(role=role, content=content))

@@ -17,12 +17,15 @@ import transformers
 from safetensors.torch import save_file
 
 from audiollm.audio import Waveform, save
+from audiollm.data.hearing.features import PartAudio
 from audiollm.errors import ConfigError
 from audiollm.families.answering import AnswerError, AnswerRequest
+from audiollm.families.dual_ffn.answering import DualFFNAnswers
 from audiollm.families.registry import ANY_OTHER, GROUP, family_of, open_model_folder
 from audiollm.models.layouts import BOSON, HIGGS, LANGUAGE_MODELS, OURS
 from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.families.dual_ffn.test_start import CHATML, plain_vocabulary
+from tests.audiollm.generation.toy_speech import a_voice, toy_generator
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -68,6 +71,26 @@ def test_a_plain_language_model_answers_in_words_and_does_not_hear(tmp_path: Pat
         model.answer([AnswerRequest([("user", [recording, "Which?"])])])
     with pytest.raises(ConfigError, match="in words alone"):
         open_model_folder(tmp_path / "llm").generator()
+
+
+def test_a_recording_is_encoded_once_for_all_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = toy_generator()
+    model = DualFFNAnswers(generator, Path("toy"), "")
+    encoded: list[Waveform] = []
+    heard = generator.heard
+
+    def counted(waveform: Waveform) -> PartAudio:
+        encoded.append(waveform)
+        return heard(waveform)
+
+    monkeypatch.setattr(generator, "heard", counted)
+    recording = a_voice(0.6)
+    requests = [
+        AnswerRequest([("user", [recording, question])], seed, 1.0, max_tokens=4)
+        for seed, question in enumerate(("what", "what", "who"))
+    ]
+    together = model.answer(requests)
+    assert len(encoded) == 1 and [model.answer([each])[0] for each in requests] == together
 
 
 def test_a_family_is_imported_by_its_own_folder_alone() -> None:
