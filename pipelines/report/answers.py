@@ -14,7 +14,7 @@ from pipelines.report.scores import heat
 if TYPE_CHECKING:
     from audiollm.data.records.sample import AudioPart
 
-    Asked = Mapping[str, tuple[str, AudioPart]]
+    QuestionsById = Mapping[str, tuple[str, AudioPart]]
     """Question and recording by the id of the sample."""
 
 CASES_SHOWN = 12
@@ -34,23 +34,31 @@ def answers_section(material: Material, gallery: Gallery) -> Row:
     done = [stage.name for stage in stages if not stage.absent]
     counts = dict(zip(done, shares(CASES_SHOWN, len(done)), strict=True))
     # the last first: where the page has its fill of sound, that of the earlier ones is left out
-    sections = [_stage(stage, gallery, counts.get(stage.name, 0)) for stage in reversed(stages)]
+    sections = [
+        _build_listening_stage(stage, gallery, counts.get(stage.name, 0)) for stage in reversed(stages)
+    ]
     return {
         "absent": "" if stages else "This recipe has no stage evaluate_listening.",
         "stages": sections[::-1],
     }
 
 
-def _stage(stage: Trace, gallery: Gallery, count: int) -> Row:
+def _build_listening_stage(stage: Trace, gallery: Gallery, count: int) -> Row:
     if stage.absent:
         return {"name": stage.name, "absent": stage.absent, "brief": stage.absent}
-    spoken, chosen = (stage.json(f"{suite}/results.json") for suite in (_ASR, _CHOICE))
-    told = {suite: stage.rows(f"{suite}/rows.jsonl") for suite in (_ASR, _CHOICE)}
-    asked = _recordings(stage, {str(row.get("id")) for rows in told.values() for row in rows})
-    transcripts = [_transcript(row, asked) for row in told[_ASR]]
-    choices = [_choice(row, asked) for row in told[_CHOICE] if not row.get("left_out")]
-    words = [_words(*each) for each in sorted(spoken["words"].items())] if isinstance(spoken, dict) else []
-    score = chosen if isinstance(chosen, dict) else None
+    asr_figures, choice_figures = (stage.json(f"{suite}/results.json") for suite in (_ASR, _CHOICE))
+    rows_by_suite = {suite: stage.rows(f"{suite}/rows.jsonl") for suite in (_ASR, _CHOICE)}
+    recordings = _load_questions(
+        stage, {str(row.get("id")) for rows in rows_by_suite.values() for row in rows}
+    )
+    transcripts = [_transcript(row, recordings) for row in rows_by_suite[_ASR]]
+    choices = [_choice(row, recordings) for row in rows_by_suite[_CHOICE] if not row.get("left_out")]
+    words = (
+        [_build_word_errors_row(*item) for item in sorted(asr_figures["words"].items())]
+        if isinstance(asr_figures, dict)
+        else []
+    )
+    score = choice_figures if isinstance(choice_figures, dict) else None
     by_question = _by_question(choices)
     return {
         "name": stage.name,
@@ -74,7 +82,7 @@ def _brief(words: Sequence[Row], score: Row | None) -> str:
     return " · ".join(parts)
 
 
-def _words(language: str, table: Row) -> Row:
+def _build_word_errors_row(language: str, table: Row) -> Row:
     keys = ("rate", "low", "high", "n", "units", "unit", "rate_with_missing", "missing")
     return {"language": language, **{key: table.get(key) for key in keys}}
 
@@ -82,12 +90,12 @@ def _words(language: str, table: Row) -> Row:
 # ------------------------------------------------------------------------------------------------- cases
 
 
-def _transcript(row: Row, asked: Asked) -> Row:
+def _transcript(row: Row, recordings: QuestionsById) -> Row:
     """A case from the rows of `asr`: right if no word is wrong."""
     errors = row.get("errors")
     counts = errors if isinstance(errors, dict) else {}
     return {
-        **_common(row, asked),
+        **_common(row, recordings),
         "asked": str(row.get("text")),
         "answered": row.get("heard"),
         "right": bool(counts)
@@ -96,10 +104,10 @@ def _transcript(row: Row, asked: Asked) -> Row:
     }
 
 
-def _choice(row: Row, asked: Asked) -> Row:
+def _choice(row: Row, recordings: QuestionsById) -> Row:
     """A case from the rows of `audio-qa`, with the option that the reply names, if it names one."""
     return {
-        **_common(row, asked),
+        **_common(row, recordings),
         "asked": str(row.get("answer")),
         "answered": row.get("reply"),
         "named": row.get("named"),
@@ -111,10 +119,10 @@ def _choice(row: Row, asked: Asked) -> Row:
     }
 
 
-def _common(row: Row, asked: Asked) -> Row:
+def _common(row: Row, recordings: QuestionsById) -> Row:
     id = str(row.get("id"))
-    question, part = asked.get(id, ("", None))
-    return {"id": id, "question": row.get("question") or question, "recording": part}
+    question, audio_part = recordings.get(id, ("", None))
+    return {"id": id, "question": row.get("question") or question, "recording": audio_part}
 
 
 def _cases(rows: Sequence[Row], count: int, gallery: Gallery) -> list[Row]:
@@ -122,43 +130,46 @@ def _cases(rows: Sequence[Row], count: int, gallery: Gallery) -> list[Row]:
     wrong, right = [row for row in rows if not row["right"]], [row for row in rows if row["right"]]
     keys = ("question", "asked")
     num_wrong = min(len(wrong), count - min(len(right), count // 4))
-    chosen = [wrong[index] for index in pick_evenly(wrong, num_wrong, keys)]
-    chosen += [right[index] for index in pick_evenly(right, count - num_wrong, keys, chosen)]
-    return [{**row, "clip": _clip(row["recording"], gallery)} for row in chosen]
+    selected_rows = [wrong[index] for index in pick_evenly(wrong, num_wrong, keys)]
+    selected_rows += [right[index] for index in pick_evenly(right, count - num_wrong, keys, selected_rows)]
+    return [{**row, "clip": _embed_recording(row["recording"], gallery)} for row in selected_rows]
 
 
-def _clip(part: AudioPart | None, gallery: Gallery) -> PageClip:
-    if part is None:
+def _embed_recording(audio_part: AudioPart | None, gallery: Gallery) -> PageClip:
+    if audio_part is None:
         return PageClip(problem="its sample is no longer there")
-    return gallery.clip(Path(part.path), part.start_s, part.end_s)
+    return gallery.clip(Path(audio_part.path), audio_part.start_s, audio_part.end_s)
 
 
-def _recordings(stage: Trace, ids: Iterable[str]) -> Asked:
+def _load_questions(stage: Trace, ids: Iterable[str]) -> QuestionsById:
     """Recordings and questions of the samples that the stage read, as far as they still exist."""
     from audiollm.data.records.manifest import Manifest
     from audiollm.data.records.storage import audio_address
     from audiollm.errors import BadSample, ConfigError
 
     path = Path(str(stage.result.settings.get("samples"))) if stage.result is not None else Path()
-    left = set(ids)
-    found: dict[str, tuple[str, AudioPart]] = {}
+    remaining_ids = set(ids)
+    recordings: dict[str, tuple[str, AudioPart]] = {}
     try:
         manifest = Manifest(path)
     except ConfigError:
         return {}
     for index in range(len(manifest)):
-        if not left:
+        if not remaining_ids:
             break
         try:
             sample = manifest[index]
         except BadSample:
             continue
-        heard = sample.audio("user")
-        if sample.id in left and heard:
-            left.discard(sample.id)
-            address = audio_address(str(path.parent), heard[0].path)
-            found[sample.id] = (" ".join(sample.texts("user")), heard[0].model_copy(update={"path": address}))
-    return found
+        input_audio = sample.audio("user")
+        if sample.id in remaining_ids and input_audio:
+            remaining_ids.discard(sample.id)
+            address = audio_address(str(path.parent), input_audio[0].path)
+            recordings[sample.id] = (
+                " ".join(sample.texts("user")),
+                input_audio[0].model_copy(update={"path": address}),
+            )
+    return recordings
 
 
 # ------------------------------------------------------------------------------------------------ tables
@@ -172,12 +183,15 @@ def _by_question(rows: Sequence[Row]) -> list[Row]:
     """
     different = len({row["question"] for row in rows})
     if different == 1 or different * MIN_SAME <= len(rows) or not all(row["task"] for row in rows):
-        return _by(rows, "question")
-    levels = [{**row, "matrix": None, "answers": []} for row in _by(rows, "difficulty")]
-    return [*_by(rows, "task"), *(row for row in levels if row["question"] not in ("", "(unknown)"))]
+        return _group_scores_by(rows, "question")
+    levels = [{**row, "matrix": None, "answers": []} for row in _group_scores_by(rows, "difficulty")]
+    return [
+        *_group_scores_by(rows, "task"),
+        *(row for row in levels if row["question"] not in ("", "(unknown)")),
+    ]
 
 
-def _by(rows: Sequence[Row], key: str) -> list[Row]:
+def _group_scores_by(rows: Sequence[Row], key: str) -> list[Row]:
     """Score, chance and given answers of the rows that share the value of a key, by that value."""
     from audiollm.evaluate.report.statistics import share
 
@@ -187,7 +201,7 @@ def _by(rows: Sequence[Row], key: str) -> list[Row]:
     return [
         {
             "question": name,
-            "cell": _cell(share([row["right"] for row in group])),
+            "cell": _format_share_cell(share([row["right"] for row in group])),
             "chance": sum(1 / row["options"] for row in group if row["options"]) / len(group),
             **_by_answer(group),
         }
@@ -199,15 +213,15 @@ def _by_answer(rows: Sequence[Row]) -> Row:
     """A confusion matrix; or shares of right answers, where answers are many or name no option."""
     from audiollm.evaluate.report.statistics import confusion, shares_by
 
-    asked = [row["asked"] for row in rows]
+    references = [row["asked"] for row in rows]
     named = [str(row["named"]) if row["named"] is not None else "" for row in rows]
-    labels = sorted({*asked, *filter(None, named)})
+    labels = sorted({*references, *filter(None, named)})
     if len(labels) <= MATRIX_ANSWERS and any(named):
-        counts = confusion(asked, named, labels)
+        counts = confusion(references, named, labels)
         matrix = heat({**counts, "heard": [*labels, "(none or several)"]})
         return {"matrix": matrix, "answers": [], "more_answers": 0}
-    table = shares_by(asked, [row["right"] for row in rows])
-    cells = [(answer, _cell(values)) for answer, values in table.items()]
+    table = shares_by(references, [row["right"] for row in rows])
+    cells = [(answer, _format_share_cell(values)) for answer, values in table.items()]
     return {
         "matrix": None,
         "answers": cells[:ANSWERS_SHOWN],
@@ -215,6 +229,6 @@ def _by_answer(rows: Sequence[Row]) -> Row:
     }
 
 
-def _cell(table: Row) -> Row:
+def _format_share_cell(table: Row) -> Row:
     """A share with its interval, as the page's tables expect it."""
     return {"value": table["accuracy"], **{key: table[key] for key in ("low", "high", "n")}}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from audiollm.evaluate.report.clips import Gallery, shares
-from pipelines.report.curves import alarms_of, chart_of, drawn, facts_of
+from pipelines.report.curves import alarms_of, chart_of, draw_chart, facts_of
 from pipelines.report.figures import series_of
 from pipelines.report.material import Material, Row, Trace
 
@@ -31,11 +31,11 @@ def tokenizer_section(material: Material, gallery: Gallery) -> Row:
     done = [stage.name for stage in stages if stage.figures is not None]
     examples = dict(zip(done, shares(EXAMPLES_SHOWN, len(done)), strict=True))
     # the last first: where the page has its fill of sound, that of the earlier ones is left out
-    sections = [_stage(stage, gallery, examples.get(stage.name, 0)) for stage in reversed(stages)]
+    sections = [_build_codec_stage(stage, gallery, examples.get(stage.name, 0)) for stage in reversed(stages)]
     return {"absent": "", "stages": sections[::-1]}
 
 
-def _stage(stage: Trace, gallery: Gallery, examples: int) -> Row:
+def _build_codec_stage(stage: Trace, gallery: Gallery, examples: int) -> Row:
     """One stage's part; `absent` says why it is not done, beside its curves so far."""
     rows = stage.rows("metrics.jsonl")
     charts = [
@@ -55,7 +55,7 @@ def _stage(stage: Trace, gallery: Gallery, examples: int) -> Row:
         "brief": stage.absent or " · ".join(f"{title} {value}" for title, value in facts if title in BRIEF),
         "facts": facts,
         "charts": [chart for chart in charts if chart["svg"]],
-        "examples": _examples(stage, gallery, examples),
+        "examples": _list_codec_examples(stage, gallery, examples),
         "alarms": alarms_of(stage),
     }
 
@@ -104,8 +104,8 @@ def _perplexity_charts(rows: Sequence[Row], steps: Any) -> list[Row]:
         "note": "The last point: codebooks fitted once more to the averaged encoder, as they are saved."
     }
     return [
-        drawn("Codebook use, held out", unit, held_out) | (fitted if is_fitted else {}),
-        drawn("Codebook use, training", unit, training),
+        draw_chart("Codebook use, held out", unit, held_out) | (fitted if is_fitted else {}),
+        draw_chart("Codebook use, training", unit, training),
     ]
 
 
@@ -114,10 +114,10 @@ def _adversary_chart(rows: Sequence[Row]) -> Row:
         series_of(rows, "discriminator", "discriminator (2: it guesses)"),
         series_of(rows, "feature", "feature matching"),
     ]
-    return drawn("Adversary", "hinge loss, relative L1", series)
+    return draw_chart("Adversary", "hinge loss, relative L1", series)
 
 
-def _examples(stage: Trace, gallery: Gallery, most: int) -> list[Row]:
+def _list_codec_examples(stage: Trace, gallery: Gallery, max_examples: int) -> list[Row]:
     listed = stage.json("examples.json")
     rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
     return [
@@ -129,5 +129,5 @@ def _examples(stage: Trace, gallery: Gallery, most: int) -> list[Row]:
                 if key in row
             ],
         }
-        for row in rows[:most]
+        for row in rows[:max_examples]
     ]

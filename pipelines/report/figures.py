@@ -84,7 +84,7 @@ def curve_chart(series: Sequence[Series], y_label: str, title: str, legend_title
         title: what the chart shows, for those who hear the page.
         legend_title: what the names of the series are.
     """
-    series = [one for one in series if one.points]
+    series = [curve for curve in series if curve.points]
     if not series:
         return None
     import matplotlib
@@ -93,25 +93,30 @@ def curve_chart(series: Sequence[Series], y_label: str, title: str, legend_title
     with matplotlib.rc_context(_SVG_STYLE):
         figure = Figure(figsize=(3.15, 2.35), layout="constrained")
         axes = figure.add_subplot()
-        for colour, one in zip(_SERIES[: len(series)], series, strict=True):
-            means = one.points if one.dotted else running_means(one.points)
-            if means is not one.points and len(series) <= 3:
-                axes.plot(*_columns(one.points), color=colour, linewidth=0.9, alpha=0.3)
-            marker = "o" if one.dotted or len(means) == 1 else None
+        for colour, curve in zip(_SERIES[: len(series)], series, strict=True):
+            means = curve.points if curve.dotted else running_means(curve.points)
+            if means is not curve.points and len(series) <= 3:
+                axes.plot(*_split_points(curve.points), color=colour, linewidth=0.9, alpha=0.3)
+            marker = "o" if curve.dotted or len(means) == 1 else None
             axes.plot(
-                *_columns(means), color=colour, linewidth=1.4, label=one.name, marker=marker, markersize=3.2
+                *_split_points(means),
+                color=colour,
+                linewidth=1.4,
+                label=curve.name,
+                marker=marker,
+                markersize=3.2,
             )
-        _fit(axes, series, y_label)
+        _fit_axes(axes, series, y_label)
         if len(series) > 1:
-            many = len(series) > 3
+            is_crowded = len(series) > 3
             axes.legend(
                 frameon=False,
-                fontsize=8 if many else 9,
-                handlelength=1.0 if many else 1.6,
+                fontsize=8 if is_crowded else 9,
+                handlelength=1.0 if is_crowded else 1.6,
                 borderaxespad=0.1,
-                ncols=2 if many else 1,
+                ncols=2 if is_crowded else 1,
                 columnspacing=1.0,
-                labelspacing=0.25 if many else 0.5,
+                labelspacing=0.25 if is_crowded else 0.5,
                 title=legend_title or None,
                 title_fontsize=8.5,
             )
@@ -125,8 +130,8 @@ def compared_chart(series: Sequence[Series], y_label: str, title: str) -> Markup
     The colour and the kind of line of a series follow from its place (`line_style`), also where others have no points:
     one legend beside them serves several charts.
     """
-    shown = [(place, one) for place, one in enumerate(series[:MAX_COMPARED]) if one.points]
-    if not shown:
+    visible = [(place, curve) for place, curve in enumerate(series[:MAX_COMPARED]) if curve.points]
+    if not visible:
         return None
     import matplotlib
     from matplotlib.figure import Figure
@@ -134,20 +139,20 @@ def compared_chart(series: Sequence[Series], y_label: str, title: str) -> Markup
     with matplotlib.rc_context(_SVG_STYLE):
         figure = Figure(figsize=(4.5, 2.7), layout="constrained")
         axes = figure.add_subplot()
-        for place, one in shown:
+        for place, curve in visible:
             colour, dashes = line_style(place)
-            means = one.points if one.dotted else running_means(one.points)
-            marker = "o" if one.dotted or len(means) == 1 else None
+            means = curve.points if curve.dotted else running_means(curve.points)
+            marker = "o" if curve.dotted or len(means) == 1 else None
             style = _DASHES[dashes]
             axes.plot(
-                *_columns(means),
+                *_split_points(means),
                 color=_SERIES[colour],
                 linestyle=style,
                 linewidth=1.5,
                 marker=marker,
                 markersize=3,
             )
-        _fit(axes, [one for _, one in shown], y_label)
+        _fit_axes(axes, [curve for _, curve in visible], y_label)
         svg = _saved(figure)
     colours = {stand_in: f"var(--m{place})" for place, stand_in in enumerate(_SERIES[:COMPARED_COLOURS])}
     return _inline(svg, title, {_INK: "currentColor", _GRID: "var(--line)", **colours})
@@ -165,26 +170,30 @@ def reliability_chart(bins: Sequence[tuple[float, float, int]], title: str) -> M
         bins: mean confidence, accuracy, and number of pairs of each bin.
         title: what the chart shows, for those who hear the page.
     """
-    known = [each for each in bins if each[2] > 0]
-    if not known:
+    filled_bins = [bin_values for bin_values in bins if bin_values[2] > 0]
+    if not filled_bins:
         return None
     import matplotlib
     from matplotlib.figure import Figure
 
-    least = 0.5 if all(confidence >= 0.5 for confidence, _, _ in known) else 0.0
-    centres, width = _bin_centres([confidence for confidence, _, _ in known], least)
+    lowest = 0.5 if all(confidence >= 0.5 for confidence, _, _ in filled_bins) else 0.0
+    centres, width = _bin_centres([confidence for confidence, _, _ in filled_bins], lowest)
     with matplotlib.rc_context(_SVG_STYLE):
         figure = Figure(figsize=(4.5, 2.9), layout="constrained")
         axes = figure.add_subplot()
-        axes.plot([least, 1], [least, 1], color=_GRID, linestyle=(0, (4, 2)), linewidth=1.4)
+        axes.plot([lowest, 1], [lowest, 1], color=_GRID, linestyle=(0, (4, 2)), linewidth=1.4)
         axes.bar(
-            centres, [accuracy for _, accuracy, _ in known], width=0.84 * width, color=_SERIES[0], alpha=0.45
+            centres,
+            [accuracy for _, accuracy, _ in filled_bins],
+            width=0.84 * width,
+            color=_SERIES[0],
+            alpha=0.45,
         )
-        for centre, (confidence, _, count) in zip(centres, known, strict=True):
+        for centre, (confidence, _, count) in zip(centres, filled_bins, strict=True):
             ends = [centre - 0.42 * width, centre + 0.42 * width]
             axes.plot(ends, [confidence, confidence], color=_SERIES[1], linewidth=2)
             axes.text(centre, 0.025, f"{count:,}", ha="center", fontsize=8)
-        axes.set_xlim(least, 1)
+        axes.set_xlim(lowest, 1)
         axes.set_ylim(0, 1.04)
         axes.set_xlabel("confidence of the model")
         axes.set_ylabel("share in the right order")
@@ -193,19 +202,19 @@ def reliability_chart(bins: Sequence[tuple[float, float, int]], title: str) -> M
     return _inline(svg, title, _page_colours(2))
 
 
-def _bin_centres(confidences: Sequence[float], least: float) -> tuple[list[float], float]:
+def _bin_centres(confidences: Sequence[float], lowest: float) -> tuple[list[float], float]:
     """The centres of bins of equal width, one for each confidence, and the width: the fewest bins that part them."""
     for count in (10, 20, 50):
-        width = (1 - least) / count
-        places = [min(count - 1, max(0, int((value - least) / width))) for value in confidences]
+        width = (1 - lowest) / count
+        places = [min(count - 1, max(0, int((value - lowest) / width))) for value in confidences]
         if len(set(places)) == len(places):
-            return [least + (place + 0.5) * width for place in places], width
-    return list(confidences), (1 - least) / 50
+            return [lowest + (place + 0.5) * width for place in places], width
+    return list(confidences), (1 - lowest) / 50
 
 
-def _fit(axes: Axes, series: Sequence[Series], y_label: str) -> None:
+def _fit_axes(axes: Axes, series: Sequence[Series], y_label: str) -> None:
     """Set the visible range and the labels."""
-    low, high, highest = _limits(series)
+    low, high, highest = _find_visible_range(series)
     axes.set_ylim(low, high)
     if highest > high:
         axes.text(0.16, 0.93, f"from {highest:.3g}", transform=axes.transAxes, fontsize=8.5)
@@ -255,19 +264,19 @@ def running_means(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float
     return means
 
 
-def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+def _split_points(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
     """The steps and the values of at most `_MAX_POINTS` points, the last among them."""
     step = -(-len(points) // _MAX_POINTS)
     thinned = [*points[:-1:step], points[-1]]
     return [at for at, _ in thinned], [value for _, value in thinned]
 
 
-def _limits(series: Sequence[Series]) -> tuple[float, float, float]:
+def _find_visible_range(series: Sequence[Series]) -> tuple[float, float, float]:
     """The visible range of values, and the highest: an early outburst would flatten the rest, and is cut."""
     values, calm = [], []
-    for one in series:
-        values += [value for _, value in one.points]
-        calm += [value for step, value in one.points if step >= 0.1 * one.points[-1][0]]
+    for curve in series:
+        values += [value for _, value in curve.points]
+        calm += [value for step, value in curve.points if step >= 0.1 * curve.points[-1][0]]
     low, highest = min(values), max(values)
     high = highest
     if max(calm) - low < 0.35 * (highest - low):

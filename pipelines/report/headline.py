@@ -22,11 +22,11 @@ def headline(material: Material, summary: Mapping[str, Any]) -> list[Row]:
 
     Where a recipe evaluates speech several times, each has one tile with what its main judge says.
     """
-    spoken = [(stage.name, stage.figures) for stage in material.stages("evaluate") if stage.figures]
+    voice_figures = [(stage.name, stage.figures) for stage in material.stages("evaluate") if stage.figures]
     if len(material.stages("evaluate")) > 1:
-        tiles = [_voice_tile(name, figures) for name, figures in spoken]
+        tiles = [_voice_tile(name, figures) for name, figures in voice_figures]
     else:
-        tiles = [tile for _, figures in spoken for tile in _voice_tiles(figures)]
+        tiles = [tile for _, figures in voice_figures for tile in _voice_tiles(figures)]
     tiles += [*preference_tiles(material), *policy_tiles(material), *interpretation_tiles(material)]
     tiles += thought_tiles(material)
     tiles += sound_tiles(material)

@@ -54,13 +54,13 @@ class Trace:
         if self.result is None or not path.is_file():
             return []
         try:
-            found = read_whole_lines(path)
+            contents = read_whole_lines(path)
         except OSError as error:
             self.damage[path] = f"cannot be read ({error.strerror})"
             return []
-        if found.broken:
-            self.damage[path] = f"{line_numbers(found.broken)} broken and left out"
-        return found.rows
+        if contents.broken:
+            self.damage[path] = f"{line_numbers(contents.broken)} broken and left out"
+        return contents.rows
 
     def json(self, file: str) -> Any:
         """The content of a JSON file, or None."""
@@ -116,7 +116,7 @@ class Material:
         """The stage that ended the run, if one did."""
         return next((result for result in self.results.values() if result.state == "failed"), None)
 
-    def shown(self, text: object) -> str:
+    def shorten_paths(self, text: object) -> str:
         """Text for a page that others may read: paths inside the run are relative, home folders are `~`."""
         return without_home(str(text).removeprefix(f"{self.recipe.folder}/"))
 
@@ -142,12 +142,14 @@ def pick_evenly(
     """
     used = [Counter(str(row.get(key)) for row in already) for key in keys]
     values = [[str(row.get(key)) for key in keys] for row in rows]
-    left = list(range(len(rows)))
-    chosen: list[int] = []
-    while left and len(chosen) < count:
-        best = min(left, key=lambda i: sum(counter[v] for counter, v in zip(used, values[i], strict=True)))
-        left.remove(best)
-        chosen.append(best)
+    remaining = list(range(len(rows)))
+    selected: list[int] = []
+    while remaining and len(selected) < count:
+        best = min(
+            remaining, key=lambda i: sum(counter[v] for counter, v in zip(used, values[i], strict=True))
+        )
+        remaining.remove(best)
+        selected.append(best)
         for counter, value in zip(used, values[best], strict=True):
             counter[value] += 1
-    return chosen
+    return selected

@@ -93,12 +93,14 @@ def write_run_report(config: ReportConfig, context: Context) -> dict[str, Any]:
     with context.progress("drawing", len(builders)) as bar:
         sections = {}
         for name, builder in builders.items():
-            sections[name] = _built(name, builder, context)
+            sections[name] = _build_section(name, builder, context)
             bar.advance(bar.task_ids[0])
-    shown = {name: section for name, section in sections.items() if _has_place(name, section, material)}
+    visible_sections = {
+        name: section for name, section in sections.items() if _has_place(name, section, material)
+    }
     figures = seconds_and_memory(material, context.folder.name, time.monotonic() - started)
     summary = summarize_run(material, *figures)
-    html = render_page(material, summary, shown, gallery)
+    html = render_page(material, summary, visible_sections, gallery)
     for path, problem in material.damage.items():
         context.say(f"{path}: {problem}")
     write_text(context.folder / "report.html", html)
@@ -106,7 +108,7 @@ def write_run_report(config: ReportConfig, context: Context) -> dict[str, Any]:
     return {"clips": gallery.num_clips, "bytes": len(html.encode())}
 
 
-def _built(name: str, builder: Callable[[], Row], context: Context) -> Row:
+def _build_section(name: str, builder: Callable[[], Row], context: Context) -> Row:
     """A section, or the reason why it failed: a page with a gap is worth more than none."""
     try:
         return builder()
@@ -133,7 +135,7 @@ def render_page(material: Material, summary: Row, sections: Mapping[str, Row], g
         filters={"percent": percent_or_dash, "duration": duration, "megabytes": megabytes},
         page_kind="audiollm report",
         name=material.recipe.name,
-        about=_about(material),
+        about=_describe_run(material),
         failed=summary["failed"],
         tiles=headline(material, summary),
         warnings=warnings_of(material),
@@ -148,7 +150,7 @@ def render_page(material: Material, summary: Row, sections: Mapping[str, Row], g
     )
 
 
-def _about(material: Material) -> list[str]:
+def _describe_run(material: Material) -> list[str]:
     recipe = material.recipe
     return [
         f"recipe {recipe.path.name}",
@@ -187,7 +189,9 @@ def _configuration(material: Material) -> list[Row]:
         {
             "name": stage.name,
             "kind": stage.stage.kind,
-            "settings": [(key, _setting(material, value)) for key, value in flat_settings(stage.settings())],
+            "settings": [
+                (key, _format_setting(material, value)) for key, value in flat_settings(stage.settings())
+            ],
         }
         for stage in material.recipe.stages
     ]
@@ -204,9 +208,9 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[s
     return pairs
 
 
-def _setting(material: Material, value: Any) -> str:
+def _format_setting(material: Material, value: Any) -> str:
     if isinstance(value, str):
-        return material.shown(value)
+        return material.shorten_paths(value)
     return without_home(json.dumps(value, ensure_ascii=False))
 
 

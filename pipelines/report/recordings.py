@@ -36,7 +36,7 @@ def recordings_section(material: Material, gallery: Gallery) -> Row:
         "steps": [*_file_steps(counts), *_sample_steps(composed, counts.get("segments") or 0)],
         "compose_absent": [stage.absent for stage in composed if stage.absent],
         "reasons": sorted((counts.get("reasons") or {}).items(), key=lambda item: (-item[1], item[0])),
-        "facts": _facts(counts, composed),
+        "facts": _collect_recording_facts(counts, composed),
         "quality": [
             (title, quality[key]) for key, title in QUALITIES.items() if quality.get(key) is not None
         ],
@@ -54,28 +54,28 @@ def _file_steps(counts: Row) -> list[Row]:
     audio, used = counts.get("audio_files") or 0, counts.get("files_kept") or 0
     minutes = (counts.get("seconds") or 0.0) / 60
     return [
-        _step("files seen", files, files, ""),
-        _step("audio", audio, files, f"{counts.get('not_audio') or 0:,} not audio"),
-        _step("used", used, files, f"{audio - used:,} set aside whole"),
-        _step("segments", segments, segments, f"{minutes:.1f} minutes of audio"),
+        _build_count_step("files seen", files, files, ""),
+        _build_count_step("audio", audio, files, f"{counts.get('not_audio') or 0:,} not audio"),
+        _build_count_step("used", used, files, f"{audio - used:,} set aside whole"),
+        _build_count_step("segments", segments, segments, f"{minutes:.1f} minutes of audio"),
     ]
 
 
 def _sample_steps(composed: Sequence[Trace], segments: int) -> list[Row]:
     """A bar of samples for each stage `compose`, as a share of the segments or, without these, of the most samples."""
-    made = [(stage.name, stage.figures) for stage in composed if stage.figures is not None]
-    parts = [(figures.get("train_samples") or 0, figures.get("test_samples") or 0) for _, figures in made]
-    most = segments or max(map(sum, parts), default=0)
+    finished = [(stage.name, stage.figures) for stage in composed if stage.figures is not None]
+    parts = [(figures.get("train_samples") or 0, figures.get("test_samples") or 0) for _, figures in finished]
+    total = segments or max(map(sum, parts), default=0)
     steps = []
-    for (name, figures), (train, test) in zip(made, parts, strict=True):
+    for (name, figures), (train, test) in zip(finished, parts, strict=True):
         note = f"{train:,} to train on, {test:,} to test"
         if len(composed) > 1:
             note += f"; {(figures.get('train_seconds') or 0) / 60:.1f} min to train on"
-        steps.append(_step("samples" if len(composed) == 1 else name, train + test, most, note))
+        steps.append(_build_count_step("samples" if len(composed) == 1 else name, train + test, total, note))
     return steps
 
 
-def _step(title: str, count: int, of: int, note: str) -> Row:
+def _build_count_step(title: str, count: int, of: int, note: str) -> Row:
     return {
         "title": title,
         "count": count,
@@ -84,7 +84,7 @@ def _step(title: str, count: int, of: int, note: str) -> Row:
     }
 
 
-def _facts(counts: Row, composed: Sequence[Trace]) -> list[tuple[str, str]]:
+def _collect_recording_facts(counts: Row, composed: Sequence[Trace]) -> list[tuple[str, str]]:
     """Facts about the samples, if one stage makes them, and about the recordings."""
     samples = (composed[0].figures or {}) if len(composed) == 1 else {}
     return facts_of(
@@ -116,10 +116,12 @@ def _set_aside_table(material: Material, rows: Sequence[Row]) -> Row:
     source = annotated.result.settings.get("input") if annotated is not None and annotated.result else None
     table = [
         {
-            "place": _below(material, str(row.get("place", "")), source),
+            "place": _shorten_recording_path(material, str(row.get("place", "")), source),
             "id": row.get("id", ""),
             "kind": row.get("kind", ""),
-            "reason": "" if row.get("reason") == row.get("kind") else material.shown(row.get("reason", "")),
+            "reason": ""
+            if row.get("reason") == row.get("kind")
+            else material.shorten_paths(row.get("reason", "")),
             "stage": row.get("stage", ""),
         }
         for row in rows[:SET_ASIDE_SHOWN]
@@ -127,16 +129,16 @@ def _set_aside_table(material: Material, rows: Sequence[Row]) -> Row:
     return {"rows": table, "total": len(rows), "more": len(rows) - len(table)}
 
 
-def _below(material: Material, path: str, source: object) -> str:
+def _shorten_recording_path(material: Material, path: str, source: object) -> str:
     """A recording's path relative to the folder that was given."""
     if source and path.startswith(f"{source}/"):
         return path[len(str(source)) + 1 :]
-    return material.shown(path)
+    return material.shorten_paths(path)
 
 
 def _segments(annotated: Trace, gallery: Gallery) -> list[Row]:
     rows = annotated.rows("segments.jsonl")
-    shown = [rows[index] for index in pick_evenly(rows, SEGMENTS_SHOWN, ("text", "speaker"))]
+    selected_rows = [rows[index] for index in pick_evenly(rows, SEGMENTS_SHOWN, ("text", "speaker"))]
     return [
         {
             "name": row.get("file") or Path(str(row.get("path", ""))).name,
@@ -147,5 +149,5 @@ def _segments(annotated: Trace, gallery: Gallery) -> list[Row]:
             "overall": (row.get("quality") or {}).get("ovr"),
             "clip": gallery.clip(Path(str(row.get("path", ""))), row.get("start_s") or 0.0, row.get("end_s")),
         }
-        for row in shown
+        for row in selected_rows
     ]

@@ -18,7 +18,7 @@ GROUPS_SHOWN = 60
 
 def scores_section(material: Material) -> Row:
     """The tables of every stage `evaluate`, in the order of the recipe, and one that holds them side by side."""
-    stages = [_stage(stage) for stage in material.stages("evaluate")]
+    stages = [_build_scores_stage(stage) for stage in material.stages("evaluate")]
     scored = [stage for stage in stages if not stage["absent"]]
     return {
         "absent": "" if stages else "This recipe has no stage evaluate.",
@@ -29,9 +29,11 @@ def scores_section(material: Material) -> Row:
 
 def _overview(stages: Sequence[Row]) -> Row:
     """One row per stage: each judge's score of the generated clips, and its ratio to the real ones."""
-    found = [{row["judge"]: row for row in stage["judges"]} for stage in stages]
-    judges = [judge for judge in JUDGES if any(judge in rows for rows in found)]
-    titles = [next((judge, rows[judge]["what"]) for rows in found if judge in rows) for judge in judges]
+    rows_by_judge = [{row["judge"]: row for row in stage["judges"]} for stage in stages]
+    judges = [judge for judge in JUDGES if any(judge in rows for rows in rows_by_judge)]
+    titles = [
+        next((judge, rows[judge]["what"]) for rows in rows_by_judge if judge in rows) for judge in judges
+    ]
     rows = [
         {
             "name": stage["name"],
@@ -40,12 +42,12 @@ def _overview(stages: Sequence[Row]) -> Row:
                 for judge in judges
             ],
         }
-        for stage, rows in zip(stages, found, strict=True)
+        for stage, rows in zip(stages, rows_by_judge, strict=True)
     ]
     return {"judges": titles, "rows": rows}
 
 
-def _stage(stage: Trace) -> Row:
+def _build_scores_stage(stage: Trace) -> Row:
     scores = stage.json("scores.json")
     absent = stage.absent or ("" if isinstance(scores, dict) else f"The stage {stage.name} left no scores.")
     if absent:
@@ -66,15 +68,15 @@ def _stage(stage: Trace) -> Row:
         "groups": [
             group
             for group in (
-                _groups("text", "by_text", [j for j in judges if j != "speaker"], sets),
-                _groups("speaker", "by_speaker", judges, sets),
+                _tabulate_accuracy("text", "by_text", [j for j in judges if j != "speaker"], sets),
+                _tabulate_accuracy("speaker", "by_speaker", judges, sets),
             )
             if group["rows"]
         ],
         "confusions": [
             {"judge": judge, "set": SETS[name], **table} for judge, name, table in tables if table is not None
         ],
-        "measures": _measures(sets, scores.get("voicing") or {}),
+        "measures": _tabulate_voice_measures(sets, scores.get("voicing") or {}),
     }
 
 
@@ -109,7 +111,7 @@ def _score(table: Row | None) -> Row:
     return {"value": value, "low": None, "high": None, "n": table["n"]}
 
 
-def _groups(title: str, key: str, judges: Sequence[str], sets: Mapping[str, Row]) -> Row:
+def _tabulate_accuracy(title: str, key: str, judges: Sequence[str], sets: Mapping[str, Row]) -> Row:
     """Accuracy by text or speaker: a row for each, a pair of columns for each judge."""
     names = [name for name in ("real", "generated") if name in sets]
     columns = [(judge, name) for judge in judges for name in names if key in (sets[name].get(judge) or {})]
@@ -140,23 +142,25 @@ def heat(matrix: Row | None) -> Row | None:
     """
     if not matrix or not matrix["counts"]:
         return None
-    heard, counts = list(matrix["heard"]), [list(row) for row in matrix["counts"]]
-    if len(heard) > len(matrix["asked"]) and not any(row[-1] for row in counts):
-        heard, counts = heard[:-1], [row[:-1] for row in counts]
+    heard_labels, counts = list(matrix["heard"]), [list(row) for row in matrix["counts"]]
+    if len(heard_labels) > len(matrix["asked"]) and not any(row[-1] for row in counts):
+        heard_labels, counts = heard_labels[:-1], [row[:-1] for row in counts]
     rows = [
         {
-            "asked": asked,
+            "asked": asked_label,
             "cells": [
-                {"count": c, "share": c / max(1, sum(row)), "hit": heard[i] == asked}
+                {"count": c, "share": c / max(1, sum(row)), "hit": heard_labels[i] == asked_label}
                 for i, c in enumerate(row)
             ],
         }
-        for asked, row in zip(matrix["asked"], counts, strict=True)
+        for asked_label, row in zip(matrix["asked"], counts, strict=True)
     ]
-    return {"heard": heard, "rows": rows}
+    return {"heard": heard_labels, "rows": rows}
 
 
-def _measures(sets: Mapping[str, Row], voicing: Mapping[str, Row]) -> list[tuple[str, list[str]]]:
+def _tabulate_voice_measures(
+    sets: Mapping[str, Row], voicing: Mapping[str, Row]
+) -> list[tuple[str, list[str]]]:
     """Rows of a small table: a measure and its value in each set."""
     tables = list(sets.values())
     lengths = [table.get("durations") or {} for table in tables]

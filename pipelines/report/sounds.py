@@ -10,13 +10,13 @@ from typing import Any
 
 from audiollm.evaluate.report.clips import Gallery, PageClip
 from audiollm.evaluate.report.formats import format_number, percent_or_dash
-from pipelines.report.curves import alarms_of, chart_of, drawn, facts_of
+from pipelines.report.curves import alarms_of, chart_of, draw_chart, facts_of
 from pipelines.report.figures import series_of
 from pipelines.report.material import Material, Row, Trace, pick_evenly
 from pipelines.report.training import PROMPTS_SHOWN, listening
 
-TRAINED, MADE, EDITED, JUDGED = "train_flow", "generate_sound", "edit_sounds", "evaluate_sound"
-SOUND_STAGES = (TRAINED, MADE, EDITED, JUDGED)
+TRAINED, GENERATED, EDITED, JUDGED = "train_flow", "generate_sound", "edit_sounds", "evaluate_sound"
+SOUND_STAGES = (TRAINED, GENERATED, EDITED, JUDGED)
 SOUNDS_SHOWN, EDITS_SHOWN = 8, 12
 """Cards of each stage."""
 
@@ -27,9 +27,9 @@ def sounds_section(material: Material, gallery: Gallery) -> Row:
     return {
         "absent": "" if material.has(*SOUND_STAGES) else "This recipe makes no sounds by flow matching.",
         "edits": [_edits(stage, gallery, judged) for stage in material.stages(EDITED)],
-        "made": [_made(stage, gallery, judged) for stage in material.stages(MADE)],
+        "made": [_build_generated_sounds(stage, gallery, judged) for stage in material.stages(GENERATED)],
         "trainings": [_training(stage, gallery) for stage in material.stages(TRAINED)],
-        "scores": [_scores(stage) for stage in material.stages(JUDGED)],
+        "scores": [_format_sound_scores(stage) for stage in material.stages(JUDGED)],
     }
 
 
@@ -72,7 +72,7 @@ def _training(stage: Trace, gallery: Gallery) -> Row:
     ]
     charts = [
         chart_of(rows, "Loss", "squared error of the velocity", "loss"),
-        drawn("Held-out loss", "with all conditions, and without", held_out, "conditions"),
+        draw_chart("Held-out loss", "with all conditions, and without", held_out, "conditions"),
         chart_of(rows, "Gradient norm", "before clipping", "gradient_norm"),
         chart_of(rows, "Learning rate", "learning rate", "learning_rate"),
     ]
@@ -94,10 +94,10 @@ def _training(stage: Trace, gallery: Gallery) -> Row:
     }
 
 
-def _made(stage: Trace, gallery: Gallery, judged: Sequence[Trace]) -> Row:
+def _build_generated_sounds(stage: Trace, gallery: Gallery, judged: Sequence[Trace]) -> Row:
     """Generated sounds, each beside the real one."""
     rows = stage.rows("generated.jsonl")
-    heard = _heard(stage, judged)
+    labels_by_sound = _collect_labels(stage, judged)
     cards = []
     for index in pick_evenly(rows, SOUNDS_SHOWN, ("caption",)):
         row = rows[index]
@@ -110,7 +110,7 @@ def _made(stage: Trace, gallery: Gallery, judged: Sequence[Trace]) -> Row:
                 "cot": row.get("thought") or "",
                 "id": row.get("id", ""),
                 "clips": clips,
-                "heard": heard.get(str(row.get("id"))) or [],
+                "heard": labels_by_sound.get(str(row.get("id"))) or [],
             }
         )
     return {"name": stage.name, "absent": stage.absent, "total": len(rows), "cards": cards}
@@ -119,24 +119,24 @@ def _made(stage: Trace, gallery: Gallery, judged: Sequence[Trace]) -> Row:
 def _edits(stage: Trace, gallery: Gallery, judged: Sequence[Trace]) -> Row:
     """Edits: the track before and after, with the span drawn in, and what a perfect edit gives."""
     rows = stage.rows("edited.jsonl")
-    found = {
-        (str(each.get("id")), str(each.get("case"))): each
+    verdicts = {
+        (str(judged_row.get("id")), str(judged_row.get("case"))): judged_row
         for judge in judged
         if stage.name in judge.upstream
-        for each in judge.rows("rows.jsonl")
-        if each.get("case")
+        for judged_row in judge.rows("rows.jsonl")
+        if judged_row.get("case")
     }
     cards = []
     for index in pick_evenly(rows, EDITS_SHOWN, ("operation", "by")):
         row = rows[index]
-        start_s, end_s = _span(row)
+        start_s, end_s = _read_edit_span(row)
         names = (("before", "before"), ("after", "audio"), ("a perfect edit", "reference"))
         clips = [
             (title, with_span(gallery.clip(stage.folder / str(row[key])), start_s, end_s))
             for title, key in names
             if row.get(key)
         ]
-        verdict = found.get((str(row.get("id")), f"{row.get('operation')} by {row.get('by')}")) or {}
+        verdict = verdicts.get((str(row.get("id")), f"{row.get('operation')} by {row.get('by')}")) or {}
         event = row.get("event")
         cards.append(
             {
@@ -156,36 +156,36 @@ def _edits(stage: Trace, gallery: Gallery, judged: Sequence[Trace]) -> Row:
     return {"name": stage.name, "absent": stage.absent, "total": len(rows), "cards": cards}
 
 
-def _span(row: Mapping[str, Any]) -> tuple[float, float]:
-    given = row.get("span")
-    if isinstance(given, list) and len(given) == 2 and all(isinstance(each, int | float) for each in given):
-        return float(given[0]), float(given[1])
+def _read_edit_span(row: Mapping[str, Any]) -> tuple[float, float]:
+    span = row.get("span")
+    if isinstance(span, list) and len(span) == 2 and all(isinstance(bound, int | float) for bound in span):
+        return float(span[0]), float(span[1])
     return 0.0, 0.0
 
 
-def _heard(stage: Trace, judged: Sequence[Trace]) -> dict[str, list[tuple[str, str, bool]]]:
+def _collect_labels(stage: Trace, judged: Sequence[Trace]) -> dict[str, list[tuple[str, str, bool]]]:
     """Asked and heard labels by sound, from the judge of a stage's sounds, and whether the sound is far from the real
     one."""
-    found: dict[str, list[tuple[str, str, bool]]] = {}
+    labels: dict[str, list[tuple[str, str, bool]]] = {}
     for judge in judged:
         if stage.name in judge.upstream:
             for row in judge.rows("rows.jsonl"):
                 pairs = row.get("recognized")
                 if isinstance(pairs, list):
                     listed = row.get("far")
-                    far = listed[: len(pairs)] if isinstance(listed, list) else []
-                    found[str(row.get("id"))] = [
+                    far_flags = listed[: len(pairs)] if isinstance(listed, list) else []
+                    labels[str(row.get("id"))] = [
                         (str(pair[0]), str(pair[1]), is_far is True)
-                        for pair, is_far in zip_longest(pairs, far)
+                        for pair, is_far in zip_longest(pairs, far_flags)
                         if len(pair) == 2
                     ]
-    return found
+    return labels
 
 
-def _scores(stage: Trace) -> Row:
+def _format_sound_scores(stage: Trace) -> Row:
     """The measures of a stage that judges sounds, as texts."""
     figures = stage.figures or {}
-    whole = [
+    set_measures = [
         (name, format_number(value))
         for name, value in (figures.get("whole") or {}).items()
         if value is not None
@@ -202,14 +202,16 @@ def _scores(stage: Trace) -> Row:
         "absent": stage.absent,
         "judges": list((figures.get("judges") or {}).items()),
         "recognized": figures.get("recognized"),
-        "whole": whole,
+        "whole": set_measures,
         "measures": measures,
         "edit_columns": columns,
-        "edits": [(case, [_cell(table[name]) for name in columns]) for case, table in edits.items()],
+        "edits": [
+            (case, [_format_sound_cell(table[name]) for name in columns]) for case, table in edits.items()
+        ],
     }
 
 
-def _cell(table: Mapping[str, Any]) -> Row:
+def _format_sound_cell(table: Mapping[str, Any]) -> Row:
     return {
         "value": table.get("accuracy"),
         "low": table.get("low"),

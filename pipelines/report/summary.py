@@ -58,15 +58,15 @@ def summarize_run(
     evaluated = material.stages("evaluate")
     scores = (evaluated[0].figures or {}) if len(evaluated) == 1 else {}
     summary: dict[str, Any] = {key: scores.get(key) for key in SCORES}
-    summary |= {key: _figures(material, kind) for key, kind in SECTIONS.items()}
+    summary |= {key: _collect_kind_figures(material, kind) for key, kind in SECTIONS.items()}
     summary |= {
         "name": recipe.name,
         "size": recipe.size,
         "seed": recipe.seed,
         "warnings": warnings_of(material),
         "failed": {"stage": failed.name, "message": without_home(failed.error)} if failed else None,
-        "seconds": {**_rounded(seconds), "total": round(sum(seconds.values()), 1)},
-        "memory_mb": _rounded(memory_mb),
+        "seconds": {**_round_values(seconds), "total": round(sum(seconds.values()), 1)},
+        "memory_mb": _round_values(memory_mb),
         "peak_memory_mb": round(max(memory_mb.values(), default=0.0), 1),
     }
     ordered = plain(summary)
@@ -87,7 +87,7 @@ def seconds_and_memory(
     return seconds, memory_mb
 
 
-def _figures(material: Material, kind: str) -> dict[str, Any] | None:
+def _collect_kind_figures(material: Material, kind: str) -> dict[str, Any] | None:
     """The figures of the only stage of a kind, or of each stage by its name."""
     stages = material.stages(kind)
     if len(stages) > 1:
@@ -95,5 +95,5 @@ def _figures(material: Material, kind: str) -> dict[str, Any] | None:
     return stages[0].figures if stages else None
 
 
-def _rounded(values: dict[str, float]) -> dict[str, float]:
+def _round_values(values: dict[str, float]) -> dict[str, float]:
     return {name: round(value, 1) for name, value in values.items()}

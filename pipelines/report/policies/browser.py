@@ -68,21 +68,25 @@ class AnswerSounds:
         return Generator.from_pretrained(str(settings["model"]), Path(codec) if codec else None).codec
 
 
-def rollout_browser(material: Material, training: FreshTraining, gallery: Gallery, most: int) -> Row:
+def rollout_browser(material: Material, training: FreshTraining, gallery: Gallery, max_steps: int) -> Row:
     """Steps with their groups; `absent` where there are none.
 
     Args:
-        most: steps that are shown.
+        max_steps: steps that are shown.
     """
     if training.stage.result is None:
         return {"steps": [], "absent": "", "num_steps": 0}
     numbers = training.rollouts.steps
-    read = [found for place in spread_places(len(numbers), most) if (found := _step_at(training, place))]
+    read = [
+        step_groups
+        for place in spread_places(len(numbers), max_steps)
+        if (step_groups := _step_at(training, place))
+    ]
     sounds = RecordSounds(material, training.stage, gallery)
-    spoken = AnswerSounds(training, gallery)
-    sounds.find({group.id for _, groups in read for group in _shown(groups)})
+    answer_sounds = AnswerSounds(training, gallery)
+    sounds.find({group.id for _, groups in read for group in _select_groups(groups)})
     return {
-        "steps": [_step(step, groups, sounds, spoken) for step, groups in read],
+        "steps": [_build_step_entry(step, groups, sounds, answer_sounds) for step, groups in read],
         "num_steps": len(numbers),
         "absent": "" if read else NO_ROLLOUTS,
     }
@@ -102,28 +106,32 @@ def _step_at(training: FreshTraining, place: int) -> tuple[int, list[GroupRecord
     return read[0] if read else None
 
 
-def _shown(groups: Sequence[GroupRecord]) -> list[GroupRecord]:
+def _select_groups(groups: Sequence[GroupRecord]) -> list[GroupRecord]:
     """Groups that were trained on, whose rewards differ most; among equals the first."""
     trained = [group for group in groups if not group.answers[0].is_replaced] or list(groups)
     return sorted(trained, key=lambda group: -group.spread)[:GROUPS_SHOWN]
 
 
-def _step(step: int, groups: Sequence[GroupRecord], sounds: RecordSounds, spoken: AnswerSounds) -> Row:
-    shown = _shown(groups)
+def _build_step_entry(
+    step: int, groups: Sequence[GroupRecord], sounds: RecordSounds, answer_sounds: AnswerSounds
+) -> Row:
+    visible_groups = _select_groups(groups)
     rewards = [answer.reward for group in groups for answer in group.answers if answer.reward is not None]
     advantages = [
-        abs(value) for group in shown for answer in group.answers for value in answer.advantage or ()
+        abs(value) for group in visible_groups for answer in group.answers for value in answer.advantage or ()
     ]
     largest = max(advantages, default=0.0)
     return {
         "step": step,
         "mean": sum(rewards) / len(rewards) if rewards else None,
         "num_groups": len(groups),
-        "groups": [_group(group, sounds, spoken, largest) for group in shown],
+        "groups": [_build_group_entry(group, sounds, answer_sounds, largest) for group in visible_groups],
     }
 
 
-def _group(group: GroupRecord, sounds: RecordSounds, spoken: AnswerSounds, largest: float) -> Row:
+def _build_group_entry(
+    group: GroupRecord, sounds: RecordSounds, answer_sounds: AnswerSounds, largest: float
+) -> Row:
     scored = [answer for answer in group.answers if answer.reward is not None]
     ends = [scored[0], scored[-1]] if group.spread > 0 else group.answers[:1]
     titles = ("best", "worst") if group.spread > 0 else ("one of equal answers",)
@@ -136,19 +144,19 @@ def _group(group: GroupRecord, sounds: RecordSounds, spoken: AnswerSounds, large
         "key": words_and_clips(group.key, row, sounds),
         "ends": [
             {
-                **_answer(answer, largest),
+                **_build_answer_entry(answer, largest),
                 "title": title,
                 "good": title != "worst",
-                "clips": spoken.clips(answer),
+                "clips": answer_sounds.clips(answer),
             }
             for title, answer in zip(titles, ends, strict=True)
         ],
-        "all": [_line(answer) for answer in group.answers],
+        "all": [_summarize_answer(answer) for answer in group.answers],
         "names": [short_name(name) for name in group.answers[0].rewards],
     }
 
 
-def _line(answer: AnswerRecord) -> Row:
+def _summarize_answer(answer: AnswerRecord) -> Row:
     return {
         "number": answer.number,
         "text": answer.text,
@@ -160,13 +168,13 @@ def _line(answer: AnswerRecord) -> Row:
     }
 
 
-def _answer(answer: AnswerRecord, largest: float) -> Row:
+def _build_answer_entry(answer: AnswerRecord, largest: float) -> Row:
     tokens = answer.tokens[:MAX_TOKENS]
     return {
-        **_line(answer),
+        **_summarize_answer(answer),
         "functions": [(short_name(name), value) for name, value in answer.rewards.items()],
         "steps": answer.steps,
-        "pieces": [_token(token, largest) for token in tokens],
+        "pieces": [_build_token_entry(token, largest) for token in tokens],
         "more": len(answer.tokens) - len(tokens),
     }
 
@@ -184,15 +192,15 @@ def signed(value: float) -> str:
     return f"{value:+.2f}".replace("-", "−") if round(value, 2) else "0.00"
 
 
-def _token(token: DrawnToken, largest: float) -> Row:
+def _build_token_entry(token: DrawnToken, largest: float) -> Row:
     advantage = token.figures.get("advantages")
-    told = [f"{_TITLES[name]} {signed(value)}" for name, value in token.figures.items()]
+    labels = [f"{_TITLES[name]} {signed(value)}" for name, value in token.figures.items()]
     return {
         "text": token.text,
         "speech": token.actions if token.is_speech else 0,
         "share": 0.0 if not advantage or not largest else abs(advantage) / largest,
         "up": (advantage or 0.0) >= 0,
-        "title": ", ".join(told),
+        "title": ", ".join(labels),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.report.curves import chart_of, drawn
+from pipelines.report.curves import chart_of, draw_chart
 from pipelines.report.figures import Series, series_of
 from pipelines.report.material import Row
 from pipelines.report.policies.history import REWARD, FreshTraining, short_name
@@ -16,27 +16,31 @@ def policy_training_charts(training: FreshTraining) -> list[Row]:
     """All charts; those without a point have no `svg`."""
     rows = training.rows
     return [
-        drawn("Reward", "weighted sum", [series_of(rows, REWARD, "training"), training.held_out(REWARD)]),
-        drawn("Reward by function, training", "before weights", _by_function(training, held_out=False)),
-        drawn("Reward by function, held out", "greedy answers", _by_function(training, held_out=True)),
-        drawn("KL from the reference", "nats per answer", _kl(training)),
-        drawn("Weight of the KL", "coefficient", _kl_weights(training)),
-        drawn("Entropy", "nats per token", [series_of(rows, "entropy", "entropy")]),
+        draw_chart(
+            "Reward", "weighted sum", [series_of(rows, REWARD, "training"), training.held_out(REWARD)]
+        ),
+        draw_chart("Reward by function, training", "before weights", _by_function(training, held_out=False)),
+        draw_chart("Reward by function, held out", "greedy answers", _by_function(training, held_out=True)),
+        draw_chart("KL from the reference", "nats per answer", _kl(training)),
+        draw_chart("Weight of the KL", "coefficient", _kl_weights(training)),
+        draw_chart("Entropy", "nats per token", [series_of(rows, "entropy", "entropy")]),
         chart_of(rows, "Length of answers", "tokens", "answer_length"),
-        drawn(
+        draw_chart(
             "Clipped ratios",
             "share of tokens",
             [series_of(rows, "clipped_low", "below"), series_of(rows, "clipped_high", "above")],
         ),
-        drawn("Groups and answers", "share", _shares(training)),
-        drawn(
+        draw_chart("Groups and answers", "share", _collect_share_curves(training)),
+        draw_chart(
             "Sampling against training", "KL per token, nats", [series_of(rows, "mismatch_kl", "mismatch")]
         ),
-        drawn("Error of the critic", "squared", [series_of(rows, "value_error", "error")]),
-        drawn("Returns that the critic explains", "share", [series_of(rows, "value_explained", "explained")]),
-        drawn("Loss of supervised samples", "nats per token", [series_of(rows, "ptx_loss", "loss")]),
+        draw_chart("Error of the critic", "squared", [series_of(rows, "value_error", "error")]),
+        draw_chart(
+            "Returns that the critic explains", "share", [series_of(rows, "value_explained", "explained")]
+        ),
+        draw_chart("Loss of supervised samples", "nats per token", [series_of(rows, "ptx_loss", "loss")]),
         chart_of(rows, "Gradient norm", "before clipping", "gradient_norm"),
-        drawn("Time by phase", "seconds per step", _phases(training)),
+        draw_chart("Time by phase", "seconds per step", _phases(training)),
     ]
 
 
@@ -70,21 +74,21 @@ def _kl_weights(training: FreshTraining) -> list[Series]:
     ]
 
 
-def _shares(training: FreshTraining) -> list[Series]:
+def _collect_share_curves(training: FreshTraining) -> list[Series]:
     named = (
         ("groups_without_variance", "no variance"),
         ("truncated", "cut"),
         ("skipped", "skipped"),
         ("mismatch_beyond", "beyond cap"),
     )
-    found = [series_of(training.rows, key, name) for key, name in named]
-    return [one for one in found if any(value for _, value in one.points)] or found[:1]
+    curves = [series_of(training.rows, key, name) for key, name in named]
+    return [curve for curve in curves if any(value for _, value in curve.points)] or curves[:1]
 
 
 def _phases(training: FreshTraining) -> list[Series]:
     rows = training.stage.rows("performance.jsonl")
-    told = dict.fromkeys(
+    phases = dict.fromkeys(
         key.removeprefix("seconds/") for row in rows for key in row if key.startswith("seconds/")
     )
-    names = [name for name in PHASES if name in told] + sorted(set(told) - set(PHASES))
+    names = [name for name in PHASES if name in phases] + sorted(set(phases) - set(PHASES))
     return [series_of(rows, f"seconds/{name}", name) for name in names]

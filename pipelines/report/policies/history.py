@@ -52,11 +52,11 @@ class FreshTraining:
     @property
     def reward_names(self) -> list[str]:
         """Names of the reward functions, in the order of the recipe."""
-        found = dict.fromkeys(
+        logged_names = dict.fromkeys(
             key.removeprefix("reward/") for row in self.rows for key in row if key.startswith("reward/")
         )
-        asked = [str(name) for name in self.settings.get("rewards") or () if name in found]
-        return [*asked, *(name for name in found if name not in asked)]
+        configured_names = [str(name) for name in self.settings.get("rewards") or () if name in logged_names]
+        return [*configured_names, *(name for name in logged_names if name not in configured_names)]
 
     @property
     def speaks(self) -> bool:
@@ -82,7 +82,7 @@ class FreshTraining:
         """By step, the mean of a reward over the greedy answers, its interval and `n`, and whether it is a share."""
         by_step: dict[int, list[float]] = {}
         for row in self.answers:
-            value = _value(row, name)
+            value = _read_reward(row, name)
             if value is not None:
                 by_step.setdefault(row["step"], []).append(value)
         is_share = all(value in (0.0, 1.0) for values in by_step.values() for value in values)
@@ -108,7 +108,7 @@ class FreshTraining:
             return None
         first, last = min(tables), self._handed_over(tables)
         before, after = (
-            {str(row.get("id")): _value(row, name) for row in self.answers if row["step"] == step}
+            {str(row.get("id")): _read_reward(row, name) for row in self.answers if row["step"] == step}
             for step in (first, last)
         )
         changes = [
@@ -123,12 +123,12 @@ class FreshTraining:
         return sorted((row for row in self.answers if str(row.get("id")) == id), key=lambda row: row["step"])
 
 
-def choice_words(told: object) -> str:
+def choice_words(setting: object) -> str:
     """A choice of a recipe in words: its name, and its settings in parentheses."""
-    if not isinstance(told, Mapping):
-        return str(told or "")
-    text = ", ".join(f"{key} {value}" for key, value in told.items() if key != "name")
-    return f"{told.get('name')}" + (f" ({text})" if text else "")
+    if not isinstance(setting, Mapping):
+        return str(setting or "")
+    text = ", ".join(f"{key} {value}" for key, value in setting.items() if key != "name")
+    return f"{setting.get('name')}" + (f" ({text})" if text else "")
 
 
 def short_name(reward: str) -> str:
@@ -136,8 +136,8 @@ def short_name(reward: str) -> str:
     return reward.rpartition(":")[2]
 
 
-def _value(row: Row, name: str) -> float | None:
+def _read_reward(row: Row, name: str) -> float | None:
     if name == REWARD:
         return finite(row.get(REWARD))
-    told = row.get("rewards")
-    return finite(told.get(name)) if isinstance(told, Mapping) else None
+    rewards = row.get("rewards")
+    return finite(rewards.get(name)) if isinstance(rewards, Mapping) else None

@@ -40,9 +40,9 @@ def interpretations_section(material: Material, gallery: Gallery) -> Row:
     return {
         "absent": "",
         "headings": [heading for _, heading, _, _ in FIGURES],
-        "rows": [_row(stage) for stage in stages],
-        "picture": _picture(stages),
-        "streams": _streams(material, stages, logs, gallery),
+        "rows": [_build_interpretation_row(stage) for stage in stages],
+        "picture": _draw_quality_picture(stages),
+        "streams": _build_stream_entries(material, stages, logs, gallery),
     }
 
 
@@ -73,7 +73,8 @@ def stream_timeline(duration_s: float, outputs: Sequence[tuple[str, LoggedOutput
                 continue
             x = at_s / duration_s * width
             lane = min(
-                range(MAX_LANES), key=lambda each: (ends[each] > x, each if ends[each] <= x else ends[each])
+                range(MAX_LANES),
+                key=lambda number: (ends[number] > x, number if ends[number] <= x else ends[number]),
             )
             ends[lane] = max(ends[lane], x) + PIXELS_PER_LETTER * len(word) + 8
             words.append(
@@ -103,7 +104,7 @@ def _outputs(stage: Trace) -> dict[int, LoggedOutput]:
     return {output.index: output for output in outputs}
 
 
-def _row(stage: Trace) -> Row:
+def _build_interpretation_row(stage: Trace) -> Row:
     figures = stage.figures or {}
     cells = [
         format_number(None if figures.get(key) is None else figures[key] * factor, decimals)
@@ -119,32 +120,32 @@ def _row(stage: Trace) -> Row:
     }
 
 
-def _picture(stages: Sequence[Trace]) -> str:
+def _draw_quality_picture(stages: Sequence[Trace]) -> str:
     """chrF over AL of all stages; empty where none has both."""
-    told = [(stage.name, stage.figures or {}) for stage in stages]
+    figures_by_stage = [(stage.name, stage.figures or {}) for stage in stages]
     points = [
         QualityPoint(name, figures["AL"] / 1000, figures["chrF"])
-        for name, figures in told
+        for name, figures in figures_by_stage
         if isinstance(figures.get("AL"), int | float) and isinstance(figures.get("chrF"), int | float)
     ]
     return quality_over_latency(points, "AL, s", "chrF") if points else ""
 
 
-def _streams(
+def _build_stream_entries(
     material: Material, stages: Sequence[Trace], logs: dict[str, dict[int, LoggedOutput]], gallery: Gallery
 ) -> list[Row]:
     """Some sources, evenly picked, with what each stage said."""
     indices = sorted({index for outputs in logs.values() for index in outputs})
-    chosen = [indices[place] for place in spread_places(len(indices), STREAMS_SHOWN)]
-    shown = []
+    selected_indices = [indices[place] for place in spread_places(len(indices), STREAMS_SHOWN)]
+    streams = []
     by_name = {stage.name: stage for stage in stages}
-    for index in chosen:
-        outputs = [(name, own[index]) for name, own in logs.items() if index in own]
+    for index in selected_indices:
+        outputs = [(name, log[index]) for name, log in logs.items() if index in log]
         first = outputs[0][1]
         clip = _source_clip(material, by_name[outputs[0][0]], first, gallery)
         source_s = first.source_length / 1000
         duration_s = clip.duration_s if clip.duration_s and clip.cut else max(source_s, clip.duration_s)
-        shown.append(
+        streams.append(
             {
                 "name": _id(first) or f"stream {index}",
                 "reference": first.reference,
@@ -159,7 +160,7 @@ def _streams(
                 **stream_timeline(duration_s, outputs),
             }
         )
-    return shown
+    return streams
 
 
 def _source_clip(material: Material, stage: Trace, output: LoggedOutput, gallery: Gallery) -> PageClip:

@@ -31,28 +31,38 @@ def policies_section(material: Material, gallery: Gallery) -> Row:
     trainings = [FreshTraining(stage) for stage in material.stages(*KINDS)]
     if not trainings:
         return {"absent": f"This recipe has no stage {KINDS[0]}.", "stages": [], "compared": None}
-    steps = _shared(STEPS_SHOWN, 2, [each for each in trainings if each.stage.result is not None])
-    prompts = _shared(PROMPTS_SHOWN, 1, [each for each in trainings if each.answers])
+    steps = _allot_policy_slots(
+        STEPS_SHOWN, 2, [training for training in trainings if training.stage.result is not None]
+    )
+    prompts = _allot_policy_slots(PROMPTS_SHOWN, 1, [training for training in trainings if training.answers])
     # the last first: where the page has its fill of sound, that of the earlier ones is left out
     stages = [
-        _stage(material, each, gallery, steps.get(each.stage.name, 0), prompts.get(each.stage.name, 0))
-        for each in reversed(trainings)
+        _build_policy_stage(
+            material,
+            training,
+            gallery,
+            steps.get(training.stage.name, 0),
+            prompts.get(training.stage.name, 0),
+        )
+        for training in reversed(trainings)
     ]
-    compared = _comparison(material, trainings) if len(trainings) > 1 else None
+    compared = _compare_policies(material, trainings) if len(trainings) > 1 else None
     return {"absent": "", "stages": stages[::-1], "compared": compared}
 
 
 def policy_tiles(material: Material) -> list[Row]:
     """The large figure of a run: what the best training made of the held-out answers."""
-    found = []
+    candidates = []
     for training in (FreshTraining(stage) for stage in material.stages(*KINDS) if stage.figures is not None):
         name = "accuracy" if training.tables("accuracy") else REWARD
         tables = training.before_and_after(name)
         if tables:
-            found.append((tables[-1]["mean"], name, tables[0], tables[-1], training))
-    if not found:
+            candidates.append((tables[-1]["mean"], name, tables[0], tables[-1], training))
+    if not candidates:
         return []
-    _, name, before, after, training = max(found, key=lambda each: (each[1] == "accuracy", each[0]))
+    _, name, before, after, training = max(
+        candidates, key=lambda candidate: (candidate[1] == "accuracy", candidate[0])
+    )
     note = f"before {training.stage.name}: {shown_value(before, before['mean'])}; greedy, n = {after['n']}"
     title = "right answers, held out" if name == "accuracy" else "reward, held out"
     return [{"value": shown_value(after, after["mean"]), "title": title, "note": note}]
@@ -65,14 +75,18 @@ def shown_value(table: Row, value: float | None) -> str:
     return percent_or_dash(value) if table["is_share"] else f"{value:.3f}".replace("-", "−")
 
 
-def _shared(total: int, least: int, trainings: Sequence[FreshTraining]) -> dict[str, int]:
+def _allot_policy_slots(total: int, minimum: int, trainings: Sequence[FreshTraining]) -> dict[str, int]:
     counts = shares(total, len(trainings))
-    return {each.stage.name: max(least, count) for each, count in zip(trainings, counts, strict=True)}
+    return {
+        training.stage.name: max(minimum, count) for training, count in zip(trainings, counts, strict=True)
+    }
 
 
-def _stage(material: Material, training: FreshTraining, gallery: Gallery, steps: int, prompts: int) -> Row:
+def _build_policy_stage(
+    material: Material, training: FreshTraining, gallery: Gallery, steps: int, prompts: int
+) -> Row:
     stage = training.stage
-    facts = _facts(material, training)
+    facts = _collect_policy_facts(material, training)
     return {
         "name": stage.name,
         "absent": stage.absent,
@@ -80,21 +94,23 @@ def _stage(material: Material, training: FreshTraining, gallery: Gallery, steps:
         "facts": facts,
         "charts": [chart for chart in policy_training_charts(training) if chart["svg"]],
         "alarms": alarms_of(stage),
-        "scores": _scores(training),
+        "scores": _compare_rewards(training),
         "evaluated": _evaluated(material, training),
         "browser": rollout_browser(material, training, gallery, steps),
         **_own_answers(material, training, gallery, prompts),
     }
 
 
-def _facts(material: Material, training: FreshTraining) -> list[tuple[str, str]]:
+def _collect_policy_facts(material: Material, training: FreshTraining) -> list[tuple[str, str]]:
     stage = training.stage
     if stage.figures is None or stage.result is None:
         return []
     settings = training.settings
     rewards = settings.get("rewards") or {}
-    weights = ", ".join(f"{short_name(str(name))} {_weight(told)}" for name, told in rewards.items())
-    told = {
+    weights = ", ".join(
+        f"{short_name(str(name))} {_format_reward_weight(setting)}" for name, setting in rewards.items()
+    )
+    settings_facts = {
         "begins": origin(material, stage),
         "method": training.method,
         "rewards": weights,
@@ -104,7 +120,7 @@ def _facts(material: Material, training: FreshTraining) -> list[tuple[str, str]]
         "critic": "yes" if settings.get("critic") else None,
     }
     return facts_of(
-        {**stage.figures, **told},
+        {**stage.figures, **settings_facts},
         ("begins", "begins from", str),
         ("method", "method", str),
         ("rewards", "rewards, by weight", str),
@@ -121,8 +137,8 @@ def _facts(material: Material, training: FreshTraining) -> list[tuple[str, str]]
     )
 
 
-def _weight(told: object) -> str:
-    value = told.get("weight", 1.0) if isinstance(told, dict) else told
+def _format_reward_weight(setting: object) -> str:
+    value = setting.get("weight", 1.0) if isinstance(setting, dict) else setting
     return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
@@ -133,7 +149,7 @@ def _kl_words(training: FreshTraining) -> str | None:
     return f"{kl.get('estimator')} in the {kl.get('place')}, {choice_words(kl.get('controller'))}"
 
 
-def _scores(training: FreshTraining) -> list[Row]:
+def _compare_rewards(training: FreshTraining) -> list[Row]:
     """Rewards of the greedy answers before and after, and their change."""
     names = training.reward_names
     rows = []
@@ -145,14 +161,14 @@ def _scores(training: FreshTraining) -> list[Row]:
         rows.append(
             {
                 "name": "weighted sum" if name == REWARD else short_name(name),
-                "cells": [_cell(table) for table in tables],
+                "cells": [_format_mean_cell(table) for table in tables],
                 "gain": None if gain is None else _gain_text(gain),
             }
         )
     return rows
 
 
-def _cell(table: Row) -> Row:
+def _format_mean_cell(table: Row) -> Row:
     """A mean with its interval; a share is drawn by the page's own table, any other mean is text."""
     if table["is_share"]:
         return {"share": {"value": table["mean"], **{key: table[key] for key in ("low", "high", "n")}}}
@@ -190,52 +206,58 @@ def _own_answers(material: Material, training: FreshTraining, gallery: Gallery, 
     by_id = {id: training.answers_to(id) for id in ids}
     ids.sort(key=lambda id: -len({row.get("reward") for row in by_id[id]}))
     sounds = RecordSounds(material, training.stage, gallery)
-    spoken = AnswerSounds(training, gallery)
+    answer_sounds = AnswerSounds(training, gallery)
     sounds.find(ids[:count])
     return {
-        "prompts": [_prompt(id, by_id[id], training, sounds, spoken) for id in ids[:count]],
+        "prompts": [
+            _build_policy_prompt(id, by_id[id], training, sounds, answer_sounds) for id in ids[:count]
+        ],
         "num_prompts": len(ids),
     }
 
 
-def _prompt(
-    id: str, rows: Sequence[Row], training: FreshTraining, sounds: RecordSounds, spoken: AnswerSounds
+def _build_policy_prompt(
+    id: str, rows: Sequence[Row], training: FreshTraining, sounds: RecordSounds, answer_sounds: AnswerSounds
 ) -> Row:
     from audiollm.rl.rollouts.records import groups_of_rows
 
-    chosen = [rows[place] for place in spread_places(len(rows), ANSWERS_SHOWN)]
+    selected_rows = [rows[place] for place in spread_places(len(rows), ANSWERS_SHOWN)]
     folder = training.stage.folder / "answers"
-    groups = groups_of_rows(chosen, folder)
+    groups = groups_of_rows(selected_rows, folder)
     answers = []
-    for row, group in zip(chosen, groups, strict=True):
+    for row, group in zip(selected_rows, groups, strict=True):
         reward = group.answers[0].reward
-        given = given_answer({**row, "stopped": not group.answers[0].is_truncated})
-        clips = spoken.clips(group.answers[0]) if row in (chosen[0], chosen[-1]) else []
+        answer = given_answer({**row, "stopped": not group.answers[0].is_truncated})
+        clips = answer_sounds.clips(group.answers[0]) if row in (selected_rows[0], selected_rows[-1]) else []
         note = "" if reward is None else f"reward {reward:.2f}".replace("-", "−")
         speaks = group.answers[0].speech_file is not None
         answers.append(
-            {"name": f"step {row['step']:,}", **given, "note": note, "clips": clips, "speaks": speaks}
+            {"name": f"step {row['step']:,}", **answer, "note": note, "clips": clips, "speaks": speaks}
         )
-    asked = words_and_clips(groups[0].question, {"id": id}, sounds)
+    question = words_and_clips(groups[0].question, {"id": id}, sounds)
     return {
         "id": id,
-        "asked": asked,
+        "asked": question,
         "key": words_and_clips(groups[0].key, {"id": id}, sounds),
         "answers": answers,
     }
 
 
-def _comparison(material: Material, trainings: Sequence[FreshTraining]) -> Row:
+def _compare_policies(material: Material, trainings: Sequence[FreshTraining]) -> Row:
     pictures: list[tuple[str, str, list[Series]]] = [
-        ("Reward, held out", "weighted sum", [each.held_out(REWARD) for each in trainings]),
+        ("Reward, held out", "weighted sum", [training.held_out(REWARD) for training in trainings]),
         *(
-            (f"{short_name(name)}, held out", "greedy answers", [each.held_out(name) for each in trainings])
+            (
+                f"{short_name(name)}, held out",
+                "greedy answers",
+                [training.held_out(name) for training in trainings],
+            )
             for name in _shared_rewards(trainings)
         ),
-        ("KL from the reference", "nats per answer", _each(trainings, "kl")),
-        ("Entropy", "nats per token", _each(trainings, "entropy")),
-        ("Length of answers", "tokens", _each(trainings, "answer_length")),
-        ("Groups without variance", "share", _each(trainings, "groups_without_variance")),
+        ("KL from the reference", "nats per answer", _collect_policy_curves(trainings, "kl")),
+        ("Entropy", "nats per token", _collect_policy_curves(trainings, "entropy")),
+        ("Length of answers", "tokens", _collect_policy_curves(trainings, "answer_length")),
+        ("Groups without variance", "share", _collect_policy_curves(trainings, "groups_without_variance")),
     ]
     charts = [
         {"title": title, "svg": compared_chart(series, unit, f"{title} over the training steps, by stage")}
@@ -243,21 +265,27 @@ def _comparison(material: Material, trainings: Sequence[FreshTraining]) -> Row:
     ]
     return {
         "charts": [chart for chart in charts if chart["svg"]],
-        "legend": [legend_entry(place, each.stage) for place, each in enumerate(trainings[:MAX_COMPARED])],
+        "legend": [
+            legend_entry(place, training.stage) for place, training in enumerate(trainings[:MAX_COMPARED])
+        ],
         "left_out": max(0, len(trainings) - MAX_COMPARED),
-        "rows": [_compared_row(material, each, place) for place, each in enumerate(trainings)],
+        "rows": [_compared_row(material, training, place) for place, training in enumerate(trainings)],
         "rewards": [short_name(name) for name in _shared_rewards(trainings)],
     }
 
 
 def _shared_rewards(trainings: Sequence[FreshTraining]) -> list[str]:
     """Rewards that every training has, at most four."""
-    told = [each.reward_names for each in trainings if each.rows]
-    return [name for name in (told[0] if told else []) if all(name in names for names in told)][:4]
+    names_by_training = [training.reward_names for training in trainings if training.rows]
+    return [
+        name
+        for name in (names_by_training[0] if names_by_training else [])
+        if all(name in names for names in names_by_training)
+    ][:4]
 
 
-def _each(trainings: Sequence[FreshTraining], key: str) -> list[Series]:
-    return [series_of(each.rows, key, each.stage.name) for each in trainings]
+def _collect_policy_curves(trainings: Sequence[FreshTraining], key: str) -> list[Series]:
+    return [series_of(training.rows, key, training.stage.name) for training in trainings]
 
 
 def _compared_row(material: Material, training: FreshTraining, place: int) -> Row:

@@ -22,7 +22,7 @@ def thoughts_section(material: Material, gallery: Gallery) -> Row:
     tables = [
         {"title": title, "headings": headings, "rows": rows}
         for question, title in QUESTIONS.items()
-        for headings, rows in [_table(stages, question)]
+        for headings, rows in [_tabulate_measures(stages, question)]
         if rows
     ]
     return {
@@ -36,7 +36,7 @@ def thoughts_section(material: Material, gallery: Gallery) -> Row:
 def thought_tiles(material: Material) -> list[Row]:
     """Events that the first writer names right, in the clips that it is asked about."""
     for stage in material.stages(KIND):
-        table = _measures(stage, "clip").get("events named (F1)") or {}
+        table = _read_measures(stage, "clip").get("events named (F1)") or {}
         if table.get("accuracy") is None:
             continue
         interval = f"{percent_or_dash(table.get('low'))} to {percent_or_dash(table.get('high'))}"
@@ -48,29 +48,29 @@ def thought_tiles(material: Material) -> list[Row]:
 # Private
 
 
-def _measures(stage: Trace, question: str) -> Mapping[str, Any]:
+def _read_measures(stage: Trace, question: str) -> Mapping[str, Any]:
     tables = (stage.figures or {}).get("tables")
-    found = tables.get(question) if isinstance(tables, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    measures = tables.get(question) if isinstance(tables, Mapping) else None
+    return measures if isinstance(measures, Mapping) else {}
 
 
-def _table(stages: list[Trace], question: str) -> tuple[list[str], list[Row]]:
+def _tabulate_measures(stages: list[Trace], question: str) -> tuple[list[str], list[Row]]:
     """Measures that any stage has for a kind of question, and a row of cells for each stage that was asked it."""
-    asked = [(stage, _measures(stage, question)) for stage in stages]
-    asked = [(stage, measures) for stage, measures in asked if measures]
-    headings = list(dict.fromkeys(name for _, measures in asked for name in measures))
+    stage_measures = [(stage, _read_measures(stage, question)) for stage in stages]
+    stage_measures = [(stage, measures) for stage, measures in stage_measures if measures]
+    headings = list(dict.fromkeys(name for _, measures in stage_measures for name in measures))
     rows = [
         {
             "name": stage.name,
             "control": (stage.figures or {}).get("control") or "",
-            "cells": [_cell(measures.get(name) or {}) for name in headings],
+            "cells": [_format_measure_cell(measures.get(name) or {}) for name in headings],
         }
-        for stage, measures in asked
+        for stage, measures in stage_measures
     ]
     return headings, rows
 
 
-def _cell(table: Mapping[str, Any]) -> Row:
+def _format_measure_cell(table: Mapping[str, Any]) -> Row:
     return {
         "value": table.get("accuracy"),
         "low": table.get("low"),

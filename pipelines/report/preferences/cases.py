@@ -23,16 +23,16 @@ NO_PAIRS = (
 def cases(material: Material, training: Training, gallery: Gallery, pairs: int, prompts: int) -> Row:
     """Pairs and own answers with their sound, and a sentence where there are none."""
     sounds = RecordSounds(material, training.stage, gallery)
-    shown = training.pairs[:pairs]
+    visible_pairs = training.pairs[:pairs]
     ids = list(dict.fromkeys(str(row.get("id")) for row in training.answers))
-    sounds.find([*(str(row.get("id")) for row in shown), *ids[:prompts]])
+    sounds.find([*(str(row.get("id")) for row in visible_pairs), *ids[:prompts]])
     done = training.stage.figures is not None
     return {
-        "pairs": [_pair(row, sounds) for row in shown],
+        "pairs": [_build_pair_entry(row, sounds) for row in visible_pairs],
         "wrong": sum(row.get("right") is False for row in training.pairs),
         "num_pairs": len(training.pairs),
         "pairs_absent": NO_PAIRS if done and not training.pairs and training.stage.kind == POLICIES else "",
-        "prompts": [_prompt(id, training.answers_to(id), sounds) for id in ids[:prompts]],
+        "prompts": [_build_preference_prompt(id, training.answers_to(id), sounds) for id in ids[:prompts]],
         "num_prompts": len(ids),
         "answers_absent": _answers_absent(training) if done else "",
     }
@@ -47,7 +47,7 @@ def _answers_absent(training: Training) -> str:
     return "It left no answers of its own (answers.jsonl)."
 
 
-def _pair(row: Row, sounds: RecordSounds) -> Row:
+def _build_pair_entry(row: Row, sounds: RecordSounds) -> Row:
     answers = [answer for answer in row["answers"] if isinstance(answer, dict)]
     return {
         "id": str(row.get("id")),
@@ -61,7 +61,13 @@ def _pair(row: Row, sounds: RecordSounds) -> Row:
                 "reward": answer.get("reward"),
                 "tokens": answer.get("tokens"),
                 **words_and_clips(
-                    [part for part in answer.get("content") or [] if isinstance(part, dict)], row, sounds
+                    [
+                        content_part
+                        for content_part in answer.get("content") or []
+                        if isinstance(content_part, dict)
+                    ],
+                    row,
+                    sounds,
                 ),
             }
             for answer in answers
@@ -69,7 +75,7 @@ def _pair(row: Row, sounds: RecordSounds) -> Row:
     }
 
 
-def _prompt(id: str, rows: Sequence[Row], sounds: RecordSounds) -> Row:
+def _build_preference_prompt(id: str, rows: Sequence[Row], sounds: RecordSounds) -> Row:
     answers = [rows[place] for place in spread_places(len(rows), STEPS_SHOWN)]
     return {
         "id": id,
@@ -81,7 +87,7 @@ def _prompt(id: str, rows: Sequence[Row], sounds: RecordSounds) -> Row:
 def given_answer(row: Row) -> Row:
     """An answer of the policy's own; its sound, where there is some, is added by the caller."""
     return {
-        "text": _short(str(row.get("answer") or "")),
+        "text": _shorten_words(str(row.get("answer") or "")),
         "tokens": row.get("tokens"),
         "seconds": row.get("seconds"),
         "stopped": row.get("stopped") is not False,
@@ -95,17 +101,26 @@ def parts_of_messages(row: Mapping[str, Any]) -> list[Row]:
     listed = (
         [message for message in messages if isinstance(message, dict)] if isinstance(messages, list) else []
     )
-    return [part for message in listed for part in message.get("content") or [] if isinstance(part, dict)]
+    return [
+        content_part
+        for message in listed
+        for content_part in message.get("content") or []
+        if isinstance(content_part, dict)
+    ]
 
 
 def words_and_clips(parts: Sequence[Row], row: Row, sounds: RecordSounds) -> Row:
     """The words of parts, and a clip for each recording."""
-    text = " ".join(str(part.get("text")) for part in parts if part.get("type") == "text")
+    text = " ".join(
+        str(content_part.get("text")) for content_part in parts if content_part.get("type") == "text"
+    )
     clips: list[PageClip] = [
-        sounds.clip(str(row.get("id")), part) for part in parts if part.get("type") == "audio"
+        sounds.clip(str(row.get("id")), content_part)
+        for content_part in parts
+        if content_part.get("type") == "audio"
     ]
-    return {"text": _short(text), "clips": clips}
+    return {"text": _shorten_words(text), "clips": clips}
 
 
-def _short(text: str) -> str:
+def _shorten_words(text: str) -> str:
     return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}…"

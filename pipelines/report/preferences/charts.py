@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.report.curves import chart_of, drawn
+from pipelines.report.curves import chart_of, draw_chart
 from pipelines.report.figures import reliability_chart, series_of
 from pipelines.report.material import Row
 from pipelines.report.preferences.history import REWARDS, VERDICTS, Training
@@ -10,7 +10,7 @@ from pipelines.report.preferences.history import REWARDS, VERDICTS, Training
 
 def policy_charts(training: Training) -> list[Row]:
     rows, key = training.rows, training.key
-    own = [
+    lengths = [
         training.lengths("tokens", "its own"),
         series_of(rows, f"evaluation/{key('length_chosen')}", "chosen"),
         series_of(rows, f"evaluation/{key('length_rejected')}", "rejected"),
@@ -19,13 +19,13 @@ def policy_charts(training: Training) -> list[Row]:
         chart_of(rows, "Margin", "reward of chosen − rejected", key("margin")),
         *_implicit_rewards(training),
         chart_of(rows, "In the right order", "share of pairs", key("accuracy")),
-        drawn(
+        draw_chart(
             "KL from the reference",
             "nats per token",
             [series_of(rows, "evaluation/kl_per_token", "KL", True)],
         ),
-        drawn("Length of answers", "tokens", own),
-        drawn("Length of spoken answers", "seconds", [training.lengths("seconds", "its own")]),
+        draw_chart("Length of answers", "tokens", lengths),
+        draw_chart("Length of spoken answers", "seconds", [training.lengths("seconds", "its own")]),
         chart_of(rows, "Loss", "mean over pairs", "loss"),
         chart_of(rows, "Gradient norm", "before clipping", "gradient_norm"),
     ]
@@ -40,8 +40,8 @@ def _implicit_rewards(training: Training) -> list[Row]:
     )
     unit = "β log policy / reference"
     return [
-        drawn("Implicit reward, held out", unit, held_out),
-        drawn("Implicit reward, training", unit, trained),
+        draw_chart("Implicit reward, held out", unit, held_out),
+        draw_chart("Implicit reward, training", unit, trained),
     ]
 
 
@@ -50,7 +50,7 @@ def reward_charts(training: Training) -> list[Row]:
     return [
         chart_of(rows, "In the right order", "share of pairs", key("accuracy")),
         chart_of(rows, "Margin", "score of chosen − rejected", key("margin")),
-        drawn(
+        draw_chart(
             "Score",
             "of held-out answers",
             [
@@ -65,14 +65,14 @@ def reward_charts(training: Training) -> list[Row]:
 
 def reliability(training: Training) -> list[Row]:
     """The picture of a reward model's calibration, where it left one."""
-    told = training.stage.json("reliability.json")
-    bins = told.get("bins") if isinstance(told, dict) else None
-    known = [
+    calibration = training.stage.json("reliability.json")
+    bins = calibration.get("bins") if isinstance(calibration, dict) else None
+    filled_bins = [
         (float(row["confidence"]), float(row["accuracy"]), int(row["count"]))
         for row in (bins if isinstance(bins, list) else [])
         if isinstance(row, dict)
         and all(isinstance(row.get(key), int | float) for key in ("confidence", "accuracy", "count"))
     ]
-    svg = reliability_chart(known, "share of pairs in the right order over the model's confidence")
+    svg = reliability_chart(filled_bins, "share of pairs in the right order over the model's confidence")
     note = "A bar that ends at its line: as often right as sure. Below: the number of held-out pairs."
     return [{"title": "Reliability", "svg": svg, "note": note}] if svg else []

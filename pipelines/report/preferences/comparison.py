@@ -23,37 +23,52 @@ def policy_comparison(material: Material, trainings: Sequence[Training]) -> Row:
         (
             "Length of its own answers",
             "tokens",
-            [each.lengths("tokens", each.stage.name) for each in trainings],
+            [training.lengths("tokens", training.stage.name) for training in trainings],
         ),
-        ("Length of its spoken answers", "seconds", [each.lengths("seconds", "") for each in trainings]),
-        ("In the right order", "share of pairs", _each(trainings, "accuracy")),
-        ("Margin", "reward of chosen − rejected", _each(trainings, "margin")),
-        ("Implicit reward, chosen", "own units of each method", _each(trainings, "reward_chosen")),
-        ("Implicit reward, rejected", "own units of each method", _each(trainings, "reward_rejected")),
-        ("KL from the reference", "nats per token", _each(trainings, "kl_per_token")),
-        ("Gradient norm", "before clipping", _each(trainings, "gradient_norm")),
+        (
+            "Length of its spoken answers",
+            "seconds",
+            [training.lengths("seconds", "") for training in trainings],
+        ),
+        ("In the right order", "share of pairs", _collect_preference_curves(trainings, "accuracy")),
+        ("Margin", "reward of chosen − rejected", _collect_preference_curves(trainings, "margin")),
+        (
+            "Implicit reward, chosen",
+            "own units of each method",
+            _collect_preference_curves(trainings, "reward_chosen"),
+        ),
+        (
+            "Implicit reward, rejected",
+            "own units of each method",
+            _collect_preference_curves(trainings, "reward_rejected"),
+        ),
+        ("KL from the reference", "nats per token", _collect_preference_curves(trainings, "kl_per_token")),
+        ("Gradient norm", "before clipping", _collect_preference_curves(trainings, "gradient_norm")),
     ]
-    rows = [_method(material, each, place) for place, each in enumerate(trainings)]
-    return {**_comparison(trainings, pictures, [*_starts(material, trainings), *rows]), "of_policies": True}
+    rows = [_method(material, training, place) for place, training in enumerate(trainings)]
+    return {
+        **_compare_preferences(trainings, pictures, [*_starts(material, trainings), *rows]),
+        "of_policies": True,
+    }
 
 
 def reward_comparison(material: Material, trainings: Sequence[Training]) -> Row:
     pictures = [
-        ("In the right order", "share of pairs", _each(trainings, "accuracy")),
-        ("Margin", "score of chosen − rejected", _each(trainings, "margin")),
-        ("Gradient norm", "before clipping", _each(trainings, "gradient_norm")),
+        ("In the right order", "share of pairs", _collect_preference_curves(trainings, "accuracy")),
+        ("Margin", "score of chosen − rejected", _collect_preference_curves(trainings, "margin")),
+        ("Gradient norm", "before clipping", _collect_preference_curves(trainings, "gradient_norm")),
     ]
-    rows = [_method(material, each, place) for place, each in enumerate(trainings)]
-    return {**_comparison(trainings, pictures, rows), "of_policies": False}
+    rows = [_method(material, training, place) for place, training in enumerate(trainings)]
+    return {**_compare_preferences(trainings, pictures, rows), "of_policies": False}
 
 
-def _comparison(
+def _compare_preferences(
     trainings: Sequence[Training],
     pictures: Sequence[tuple[str, str, Sequence[Series]]],
     rows: Sequence[Row],
 ) -> Row:
     return {
-        "charts": _compared(pictures),
+        "charts": _draw_compared_charts(pictures),
         "legend": _legend(trainings),
         "left_out": max(0, len(trainings) - MAX_COMPARED),
         "rows": rows,
@@ -61,20 +76,20 @@ def _comparison(
     }
 
 
-def _each(trainings: Sequence[Training], key: str) -> list[Series]:
-    return [each.series(key, each.stage.name) for each in trainings]
+def _collect_preference_curves(trainings: Sequence[Training], key: str) -> list[Series]:
+    return [training.series(key, training.stage.name) for training in trainings]
 
 
-def _compared(pictures: Sequence[tuple[str, str, Sequence[Series]]]) -> list[Row]:
-    drawn_ones = [
+def _draw_compared_charts(pictures: Sequence[tuple[str, str, Sequence[Series]]]) -> list[Row]:
+    charts = [
         {"title": title, "svg": compared_chart(series, unit, f"{title} over the training steps, by stage")}
         for title, unit, series in pictures
     ]
-    return [chart for chart in drawn_ones if chart["svg"]]
+    return [chart for chart in charts if chart["svg"]]
 
 
 def _legend(trainings: Sequence[Training]) -> list[Row]:
-    return [legend_entry(place, each.stage) for place, each in enumerate(trainings[:MAX_COMPARED])]
+    return [legend_entry(place, training.stage) for place, training in enumerate(trainings[:MAX_COMPARED])]
 
 
 def legend_entry(place: int, stage: Trace) -> Row:
@@ -101,23 +116,26 @@ def _method(material: Material, training: Training, place: int) -> Row:
 
 def same_prompts(material: Material, trainings: Sequence[Training], gallery: Gallery) -> list[Row]:
     """Prompts that all trainings answered: the answer before the training, and the last one of each."""
-    answering = [(place, each) for place, each in enumerate(trainings) if each.answers]
+    answering = [(place, training) for place, training in enumerate(trainings) if training.answers]
     if len(answering) < 2:
         return []
-    ids = [list(dict.fromkeys(str(row.get("id")) for row in each.answers)) for _, each in answering]
-    shared = [id for id in ids[0] if all(id in others for others in ids)][:PROMPTS_COMPARED]
+    ids = [list(dict.fromkeys(str(row.get("id")) for row in training.answers)) for _, training in answering]
+    shared = [id for id in ids[0] if all(id in stage_ids for stage_ids in ids)][:PROMPTS_COMPARED]
     sounds = RecordSounds(material, answering[0][1].stage, gallery)
     sounds.find(shared)
     prompts = []
     for id in shared:
-        of_id = [(place, each, each.answers_to(id)) for place, each in answering]
+        of_id = [(place, training, training.answers_to(id)) for place, training in answering]
         first = of_id[0][2][0]
         before = (
             [{"name": "before", "colour": None, "dashes": 0, **given_answer(first)}]
             if not first["step"]
             else []
         )
-        after = [{**legend_entry(place, each.stage), **given_answer(rows[-1])} for place, each, rows in of_id]
+        after = [
+            {**legend_entry(place, training.stage), **given_answer(rows[-1])}
+            for place, training, rows in of_id
+        ]
         prompts.append(
             {
                 "id": id,
@@ -130,8 +148,16 @@ def same_prompts(material: Material, trainings: Sequence[Training], gallery: Gal
 
 def _starts(material: Material, trainings: Sequence[Training]) -> list[Row]:
     """A row for each model that trainings begin from, where a stage evaluated its answers."""
-    settings = [(each, each.stage.result.settings) for each in trainings if each.stage.result is not None]
-    models = {str(told["model"]): each.stage for each, told in settings if isinstance(told.get("model"), str)}
+    settings = [
+        (training, training.stage.result.settings)
+        for training in trainings
+        if training.stage.result is not None
+    ]
+    models = {
+        str(values["model"]): training.stage
+        for training, values in settings
+        if isinstance(values.get("model"), str)
+    }
     rows = [
         {
             "name": origin(material, stage),
@@ -149,13 +175,13 @@ def _starts(material: Material, trainings: Sequence[Training]) -> list[Row]:
 
 def right_answers(material: Material, is_model: Callable[[Path], bool]) -> list[Row]:
     """The right answers that stages `evaluate_listening` counted, of the models that are asked for."""
-    found = []
+    rows = []
     for stage in material.stages("evaluate_listening"):
         model = stage.result.settings.get("model") if stage.result is not None else None
         figures = stage.figures or {}
         if isinstance(model, str) and is_model(Path(model)) and figures.get("accuracy") is not None:
             table = {key: figures.get(key) for key in ("low", "high")}
-            found.append(
+            rows.append(
                 {"name": stage.name, "value": figures["accuracy"], "n": figures.get("questions"), **table}
             )
-    return found
+    return rows

@@ -47,22 +47,22 @@ class Training:
     @property
     def calibration_error(self) -> float | None:
         """How far a reward model's confidence is from the share that it has right, as the stage computed it."""
-        told = self.stage.json("reliability.json")
-        error = told.get("error") if isinstance(told, dict) else None
+        calibration = self.stage.json("reliability.json")
+        error = calibration.get("error") if isinstance(calibration, dict) else None
         return float(error) if isinstance(error, int | float) else self.figure("calibration_error")
 
     @property
     def objective(self) -> str:
         """The objectives with their weights and settings, as they are written in a recipe."""
-        told = self.stage.result.settings.get("objective") if self.stage.result is not None else None
-        listed = told if isinstance(told, list) else [told] if told else []
-        each = [_objective(one, len(listed) > 1) for one in listed]
-        return " + ".join(filter(None, each))
+        objective = self.stage.result.settings.get("objective") if self.stage.result is not None else None
+        listed = objective if isinstance(objective, list) else [objective] if objective else []
+        texts = [_objective(entry, len(listed) > 1) for entry in listed]
+        return " + ".join(filter(None, texts))
 
     def key(self, name: str) -> str:
         """The name of a figure in the rows: in a mix of objectives, the later ones' have theirs before it."""
-        known = {key.removeprefix("evaluation/") for row in self.rows for key in row}
-        return name if name in known else min((k for k in known if k.endswith(f"/{name}")), default=name)
+        names = {key.removeprefix("evaluation/") for row in self.rows for key in row}
+        return name if name in names else min((k for k in names if k.endswith(f"/{name}")), default=name)
 
     @cached_property
     def judges_single(self) -> bool:
@@ -75,15 +75,15 @@ class Training:
         if name == "margin" and self.judges_single:
             better, worse = (self.figure(key) for key, _ in VERDICTS)
             return None if better is None or worse is None else better - worse
-        found = figures.get(name, figures.get(self.key(name)))
-        return float(found) if isinstance(found, int | float) else None
+        value = figures.get(name, figures.get(self.key(name)))
+        return float(value) if isinstance(value, int | float) else None
 
     def series(self, key: str, name: str) -> Series:
         """The held-out values of a figure, else those in training."""
         if self.judges_single and key in INSTEAD:
             return self.series(INSTEAD[key], name)
         if self.judges_single and key == "margin":
-            better, worse = (dict(self.series(each, name).points) for each, _ in VERDICTS)
+            better, worse = (dict(self.series(verdict_key, name).points) for verdict_key, _ in VERDICTS)
             return Series(
                 name, [(step, better[step] - worse[step]) for step in better if step in worse], True
             )
@@ -111,10 +111,12 @@ def origin(material: Material, stage: Trace) -> str | None:
     return path.parent.name if path.name == "model" and path.parent.name else path.name
 
 
-def _objective(told: object, weighted: bool) -> str:
-    if not isinstance(told, dict):
-        return str(told)
-    settings = {key: value for key, value in told.items() if key not in ("name", "weight")}
-    weight = f"{told['weight']:g} " if weighted and isinstance(told.get("weight"), int | float) else ""
+def _objective(objective: object, weighted: bool) -> str:
+    if not isinstance(objective, dict):
+        return str(objective)
+    settings = {key: value for key, value in objective.items() if key not in ("name", "weight")}
+    weight = (
+        f"{objective['weight']:g} " if weighted and isinstance(objective.get("weight"), int | float) else ""
+    )
     text = ", ".join(f"{key} {value}" for key, value in settings.items())
-    return f"{weight}{told.get('name')}" + (f" ({text})" if text else "")
+    return f"{weight}{objective.get('name')}" + (f" ({text})" if text else "")

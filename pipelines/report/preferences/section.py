@@ -26,12 +26,12 @@ BRIEF = ("objective", "in order, held out", "margin, held out")
 
 def preferences_section(material: Material, gallery: Gallery) -> Row:
     """Every stage `train_preference` in the order of the recipe; `absent` where it has none."""
-    return _section(material, gallery, POLICIES, policy_charts, policy_comparison)
+    return _build_preferences_section(material, gallery, POLICIES, policy_charts, policy_comparison)
 
 
 def rewards_section(material: Material, gallery: Gallery) -> Row:
     """Every stage `train_reward` in the order of the recipe; `absent` where it has none."""
-    return _section(material, gallery, REWARD_MODELS, reward_charts, reward_comparison)
+    return _build_preferences_section(material, gallery, REWARD_MODELS, reward_charts, reward_comparison)
 
 
 def preference_tiles(material: Material) -> list[Row]:
@@ -39,7 +39,9 @@ def preference_tiles(material: Material) -> list[Row]:
     tiles = []
     for kind, before in ((POLICIES, ""), (REWARD_MODELS, "reward model: ")):
         done = [Training(stage) for stage in material.stages(kind) if stage.figures is not None]
-        scored = [(accuracy, each) for each in done if (accuracy := each.figure("accuracy")) is not None]
+        scored = [
+            (accuracy, training) for training in done if (accuracy := training.figure("accuracy")) is not None
+        ]
         if not scored:
             continue
         accuracy, best = max(scored, key=lambda pair: pair[0])
@@ -53,7 +55,7 @@ def preference_tiles(material: Material) -> list[Row]:
     return tiles
 
 
-def _section(
+def _build_preferences_section(
     material: Material,
     gallery: Gallery,
     kind: str,
@@ -63,16 +65,26 @@ def _section(
     trainings = [Training(stage) for stage in material.stages(kind)]
     if not trainings:
         return {"absent": f"This recipe has no stage {kind}.", "stages": [], "compared": None}
-    pairs = _shared(PAIRS_SHOWN, LEAST_PAIRS, [each for each in trainings if each.pairs])
-    prompts = _shared(PROMPTS_SHOWN, LEAST_PROMPTS, [each for each in trainings if each.answers])
+    pairs = _allot_preference_slots(
+        PAIRS_SHOWN, LEAST_PAIRS, [training for training in trainings if training.pairs]
+    )
+    prompts = _allot_preference_slots(
+        PROMPTS_SHOWN, LEAST_PROMPTS, [training for training in trainings if training.answers]
+    )
     # the last first: where the page has its fill of sound, that of the earlier ones is left out
     stages = [
         {
-            **_stage(material, each, charts(each)),
-            "reliability": reliability(each),
-            **cases(material, each, gallery, pairs.get(each.stage.name, 0), prompts.get(each.stage.name, 0)),
+            **_build_preference_stage(material, training, charts(training)),
+            "reliability": reliability(training),
+            **cases(
+                material,
+                training,
+                gallery,
+                pairs.get(training.stage.name, 0),
+                prompts.get(training.stage.name, 0),
+            ),
         }
-        for each in reversed(trainings)
+        for training in reversed(trainings)
     ]
     compared = None
     if len(trainings) > 1:
@@ -80,14 +92,16 @@ def _section(
     return {"absent": "", "stages": stages[::-1], "compared": compared}
 
 
-def _shared(total: int, least: int, trainings: Sequence[Training]) -> dict[str, int]:
+def _allot_preference_slots(total: int, minimum: int, trainings: Sequence[Training]) -> dict[str, int]:
     counts = shares(total, len(trainings))
-    return {each.stage.name: max(least, count) for each, count in zip(trainings, counts, strict=True)}
+    return {
+        training.stage.name: max(minimum, count) for training, count in zip(trainings, counts, strict=True)
+    }
 
 
-def _stage(material: Material, training: Training, charts: Sequence[Row]) -> Row:
+def _build_preference_stage(material: Material, training: Training, charts: Sequence[Row]) -> Row:
     stage = training.stage
-    facts = _facts(material, training)
+    facts = _collect_preference_facts(material, training)
     return {
         "name": stage.name,
         "absent": stage.absent,
@@ -98,16 +112,16 @@ def _stage(material: Material, training: Training, charts: Sequence[Row]) -> Row
     }
 
 
-def _facts(material: Material, training: Training) -> list[tuple[str, str]]:
+def _collect_preference_facts(material: Material, training: Training) -> list[tuple[str, str]]:
     stage = training.stage
     if stage.figures is None or stage.result is None:
         return []
     named = ("accuracy", "margin")
-    found = {name: value for name in named if (value := training.figure(name)) is not None}
+    held_out = {name: value for name in named if (value := training.figure(name)) is not None}
     error = training.calibration_error
     begins = {"begins": origin(material, stage)}
     return facts_of(
-        {**stage.figures, **found, **begins, "objective": training.objective or None, "error": error},
+        {**stage.figures, **held_out, **begins, "objective": training.objective or None, "error": error},
         ("begins", "begins from", str),
         ("objective", "objective", str),
         ("records", "records", lambda v: f"{v:,}"),

@@ -25,41 +25,43 @@ class RecordSounds:
 
     def __init__(self, material: Material, stage: Trace, gallery: Gallery) -> None:
         self._material, self._stage, self._gallery = material, stage, gallery
-        self._found: dict[str, list[AudioPart]] = {}
+        self._parts_by_id: dict[str, list[AudioPart]] = {}
         """All audio parts of a record, in order, with the addresses of their files."""
 
     def find(self, ids: Iterable[str]) -> None:
         """Look these records up in the manifests, as far as they are still there."""
-        left = set(ids)
+        remaining = set(ids)
         for path in self._manifests():
-            left -= self._read(path, left)
-            if not left:
+            remaining -= self._read(path, remaining)
+            if not remaining:
                 return
 
-    def clip(self, id: str, part: Row) -> PageClip:
+    def clip(self, id: str, audio_part: Row) -> PageClip:
         """The sound of an audio part of a record; says what is missing where there is none."""
-        path = Path(str(part.get("path")))
+        path = Path(str(audio_part.get("path")))
         if path.is_file():
-            return self._gallery.clip(path, _seconds(part.get("start_s")) or 0.0, _seconds(part.get("end_s")))
-        parts, number = self._found.get(id, []), part.get("part")
+            return self._gallery.clip(
+                path, _as_seconds(audio_part.get("start_s")) or 0.0, _as_seconds(audio_part.get("end_s"))
+            )
+        parts, number = self._parts_by_id.get(id, []), audio_part.get("part")
         if not isinstance(number, int) or not 0 <= number < len(parts):
             return PageClip(problem=f"{path.name}: its file is no longer there, or it is in a shard")
-        found = parts[number]
-        return self._gallery.clip(Path(found.path), found.start_s, found.end_s)
+        source_part = parts[number]
+        return self._gallery.clip(Path(source_part.path), source_part.start_s, source_part.end_s)
 
     def _manifests(self) -> list[Path]:
         """Files of samples that this stage and those before it read."""
-        wanted, found = [self._stage], []
+        stages, paths = [self._stage], []
         names = set(self._stage.upstream)
         kinds = {stage.stage.kind for stage in self._material.recipe.stages}
-        wanted += [stage for stage in self._material.stages(*kinds) if stage.name in names]
-        for stage in wanted:
-            told: Any = stage.result.settings.get("samples") if stage.result is not None else None
-            for one in told if isinstance(told, list) else [told]:
-                path = one.get("path") if isinstance(one, dict) else one
+        stages += [stage for stage in self._material.stages(*kinds) if stage.name in names]
+        for stage in stages:
+            samples: Any = stage.result.settings.get("samples") if stage.result is not None else None
+            for entry in samples if isinstance(samples, list) else [samples]:
+                path = entry.get("path") if isinstance(entry, dict) else entry
                 if isinstance(path, str) and Path(path).is_file():
-                    found.append(Path(path))
-        return list(dict.fromkeys(found))
+                    paths.append(Path(path))
+        return list(dict.fromkeys(paths))
 
     def _read(self, path: Path, ids: set[str]) -> set[str]:
         from audiollm.data.records.manifest import Manifest
@@ -78,19 +80,19 @@ class RecordSounds:
             except BadSample:
                 continue
             if sample.id in ids:
-                self._found[sample.id] = _with_addresses(sample, path)
+                self._parts_by_id[sample.id] = _resolve_part_addresses(sample, path)
                 read.add(sample.id)
         return read
 
 
-def _with_addresses(sample: Sample, manifest: Path) -> list[AudioPart]:
+def _resolve_part_addresses(sample: Sample, manifest: Path) -> list[AudioPart]:
     from audiollm.data.records.storage import audio_address
 
     return [
-        part.model_copy(update={"path": audio_address(str(manifest.parent), part.path)})
-        for part in sample.audio_parts()
+        audio_part.model_copy(update={"path": audio_address(str(manifest.parent), audio_part.path)})
+        for audio_part in sample.audio_parts()
     ]
 
 
-def _seconds(value: object) -> float | None:
+def _as_seconds(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
