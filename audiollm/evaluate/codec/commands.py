@@ -68,9 +68,9 @@ def codec(
     Example: audiollm evaluate codec runs/quickstart/train_tokenizer --audio recordings --kind speech -o scores
     """
     console = Console()
-    chosen = _metrics(metrics)
-    prefixes = _numbers(codebooks)
-    clips = spread_items(read_clips(audio or [], listing, _kind(kind, "--kind")), limit)
+    metric_names = _metrics(metrics)
+    prefixes = _parse_codebook_numbers(codebooks)
+    clips = spread_items(read_clips(audio or [], listing, _parse_clip_kind(kind, "--kind")), limit)
     if not clips:
         raise ConfigError(
             f"no sound to score{links_note(*(audio or []))}",
@@ -94,9 +94,9 @@ def codec(
     words, voices = choose_recognizer(recognizer, shared), choose_speaker_judge(speaker_judge)
     judges = CodecJudges(words.judge if words else None, voices.judge if voices else None)
     fingerprints = {name: folder_digest(folder) for name, folder in folders.items()}
-    fingerprints[""] = f"{_surroundings(words, voices)} {shared}"
+    fingerprints[""] = f"{_fingerprint_judges(words, voices)} {shared}"
     pieces, unreadable = split_clips(clips, max_seconds)
-    evaluation = Evaluation(chosen, judges, prefixes)
+    evaluation = Evaluation(metric_names, judges, prefixes)
     store = CodecRows(out / "rows.jsonl", fingerprints)
     with bar(console, "scoring", len(pieces) * (len(loaded) + 1)) as progress:
         result = evaluate_codec(loaded, pieces, evaluation, store, lambda what: step(progress, what))
@@ -125,7 +125,7 @@ def read_clips(audio: Sequence[Path], listing: Path | None, kind: Kind) -> list[
     from audiollm.evaluate.codec.evaluation import EvaluationClip
 
     clips: dict[Path, EvaluationClip] = {}
-    for clip in _listed(listing, kind) if listing else ():
+    for clip in _read_clip_list(listing, kind) if listing else ():
         clips.setdefault(clip.path.resolve(), clip)
     for place in audio:
         if not place.exists():
@@ -139,7 +139,7 @@ def read_clips(audio: Sequence[Path], listing: Path | None, kind: Kind) -> list[
     return list(clips.values())
 
 
-def _listed(listing: Path, kind: Kind) -> Iterator[EvaluationClip]:
+def _read_clip_list(listing: Path, kind: Kind) -> Iterator[EvaluationClip]:
     from audiollm.data.tables.columns import USUAL_COLUMNS, ColumnFinder, is_missing
     from audiollm.data.tables.rows import checked_rows
     from audiollm.evaluate.codec.evaluation import EvaluationClip
@@ -150,16 +150,16 @@ def _listed(listing: Path, kind: Kind) -> Iterator[EvaluationClip]:
         values = {field: row[column] for field, column in finder.of_row(row).items()}
         if is_missing(values.get("audio")):
             raise ConfigError("no path", where, "the list needs a column path, and one in each row")
-        named, spoken = values.get("kind"), values.get("language")
+        named, language = values.get("kind"), values.get("language")
         yield EvaluationClip(
             listing.parent / str(values["audio"]),
-            kind=kind if is_missing(named, is_name=True) else _kind(str(named), where),
+            kind=kind if is_missing(named, is_name=True) else _parse_clip_kind(str(named), where),
             text=None if is_missing(values.get("text")) else str(values["text"]),
-            language=None if is_missing(spoken, is_name=True) else str(spoken),
+            language=None if is_missing(language, is_name=True) else str(language),
         )
 
 
-def name_codecs(given: Sequence[str]) -> dict[str, Path]:
+def name_codecs(specs: Sequence[str]) -> dict[str, Path]:
     """Names and folders of codecs; a name that is not given is the end of the path that tells it apart.
 
     Raises:
@@ -168,57 +168,57 @@ def name_codecs(given: Sequence[str]) -> dict[str, Path]:
     from audiollm.models.pretrained import model_folder
 
     named: dict[str, Path] = {}
-    for text in given:
+    for text in specs:
         name, equals, folder = text.partition("=")
         path = Path(folder if equals else text)
-        others = [Path(other.rpartition("=")[2]) for other in given if other != text]
-        label = name if equals else _short_name(path, others)
+        other_paths = [Path(spec.rpartition("=")[2]) for spec in specs if spec != text]
+        label = name if equals else _short_name(path, other_paths)
         if label in named:
             raise ConfigError(f"{label}: two codecs of that name", "CODEC", "tell them apart: NAME=FOLDER")
         named[label] = model_folder(path)
     return named
 
 
-def _short_name(path: Path, others: Sequence[Path]) -> str:
+def _short_name(path: Path, other_paths: Sequence[Path]) -> str:
     parts = path.resolve().parts
     for length in range(1, len(parts)):
-        if all(other.resolve().parts[-length:] != parts[-length:] for other in others):
+        if all(other_path.resolve().parts[-length:] != parts[-length:] for other_path in other_paths):
             return "/".join(parts[-length:])
     return str(path)
 
 
-def _metrics(given: str | None) -> list[str]:
+def _metrics(option: str | None) -> list[str]:
     from audiollm.evaluate.codec.scores import METRICS
 
-    names = list(METRICS) if given is None else [name.strip() for name in given.split(",") if name.strip()]
+    names = list(METRICS) if option is None else [name.strip() for name in option.split(",") if name.strip()]
     for name in names:
         if name not in METRICS:
             raise ConfigError(f"{name}: no such metric", "--metrics", suggestion(name, METRICS))
     return [name for name in METRICS if name in names]
 
 
-def _numbers(given: str | None) -> list[int]:
+def _parse_codebook_numbers(option: str | None) -> list[int]:
     try:
-        numbers = [int(part) for part in given.split(",")] if given else []
+        numbers = [int(text) for text in option.split(",")] if option else []
     except ValueError:
         numbers = [0]
     if any(number < 1 for number in numbers):
-        raise ConfigError(f"{given}: not numbers of codebooks", "--codebooks", "give for example 1,2,4,8")
+        raise ConfigError(f"{option}: not numbers of codebooks", "--codebooks", "give for example 1,2,4,8")
     return numbers
 
 
-def _kind(given: str, where: str) -> Kind:
+def _parse_clip_kind(name: str, where: str) -> Kind:
     from audiollm.evaluate.codec.evaluation import Kind
 
-    if given not in get_args(Kind):
-        raise ConfigError(f"{given}: no such kind of clip", where, suggestion(given, get_args(Kind)))
-    return cast("Kind", given)
+    if name not in get_args(Kind):
+        raise ConfigError(f"{name}: no such kind of clip", where, suggestion(name, get_args(Kind)))
+    return cast("Kind", name)
 
 
-def _surroundings(*judges: ChosenJudge | None) -> str:
+def _fingerprint_judges(*judges: ChosenJudge | None) -> str:
     """The part of a row's fingerprint besides codec and clip: the judges, and whether PESQ can be computed."""
-    known = " ".join(judge.fingerprint if judge else "None" for judge in judges)
-    return f"{known} pesq={importlib.util.find_spec('pesq') is not None}"
+    judge_fingerprints = " ".join(judge.fingerprint if judge else "None" for judge in judges)
+    return f"{judge_fingerprints} pesq={importlib.util.find_spec('pesq') is not None}"
 
 
 # ------------------------------------------------------------------------------------------------ console
@@ -232,14 +232,16 @@ def _print(result: dict[str, Any], console: Console) -> None:
         title = f"{kind}: {size['clips']} clips, {size['seconds']:.0f} s, means"
         rows: list[list[str]] = []
         originals = result["original"].get(kind, {})
-        heard = any(cell["n"] for cell in originals.values())
-        headings = ["metric", *(["original"] if heard else []), *result["codecs"]]
+        has_originals = any(cell["n"] for cell in originals.values())
+        headings = ["metric", *(["original"] if has_originals else []), *result["codecs"]]
         for name in result["metrics"]:
             metric = METRICS[name]
             cells = [scores["kinds"].get(kind, {}).get(name) for scores in result["codecs"].values()]
-            cells = [originals.get(name), *cells] if heard else cells
+            cells = [originals.get(name), *cells] if has_originals else cells
             arrow = "↑" if metric.higher_is_better else "↓"
-            rows.append([f"{metric.title} {arrow}", *(_cell(cell, metric.digits) for cell in cells)])
+            rows.append(
+                [f"{metric.title} {arrow}", *(_format_metric_cell(cell, metric.digits) for cell in cells)]
+            )
         print_table(console, headings, rows, title)
     _print_codecs(result, console)
     _print_reasons(result, console)
@@ -283,7 +285,7 @@ def _print_codecs(result: dict[str, Any], console: Console) -> None:
     print_table(console, ["", *result["codecs"]], table, "codebooks and cost")
 
 
-def _cell(table: dict[str, Any] | None, digits: int) -> str:
+def _format_metric_cell(table: dict[str, Any] | None, digits: int) -> str:
     if table is None:
         return ""
     if table["mean"] is None:

@@ -102,15 +102,15 @@ def evaluate_codec(
     set_aside: list[UnreadableFile] = []
     warm: set[str] = set()
     for clip in clips:
-        own: list[Row] = []
+        clip_rows: list[Row] = []
         try:
             for row in _clip_rows(codecs, clip, evaluation, store, warm):
-                own.append(row)
+                clip_rows.append(row)
                 advance(f"{clip.path.name} · {row['codec']}")
-            rows += own
+            rows += clip_rows
         except AudioError as error:
             set_aside.append(UnreadableFile(str(error.path), error.reason))
-            for _ in range(len(codecs) + 1 - len(own)):
+            for _ in range(len(codecs) + 1 - len(clip_rows)):
                 advance(f"{clip.path.name} · set aside")
     facts = {name: describe_codec(codec, evaluation.prefixes(codec)) for name, codec in codecs.items()}
     return summarize_codecs(rows, facts, evaluation.metrics, [vars(item) for item in set_aside])
@@ -149,7 +149,7 @@ def split_clips(
     set_aside: list[UnreadableFile] = []
     for clip in clips:
         try:
-            duration_s = _duration_s(clip)
+            duration_s = _clip_duration_s(clip)
         except AudioError as error:
             set_aside.append(UnreadableFile(str(error.path), error.reason))
             continue
@@ -255,11 +255,11 @@ def _code(
     decode_s = 0.0
     try:
         with noted_outcome(f"the codec {name}"):
-            codes_KT, encode_s = _timed(codec.encode, samples_1N)
+            codes_KT, encode_s = _time_codec_call(codec.encode, samples_1N)
             if codes_KT.ndim != 2 or codes_KT.shape[0] != codec.num_codebooks:
                 raise CodecFailure(f"codes {list(codes_KT.shape)}, not [{codec.num_codebooks}, frames]")
             for number in prefixes:
-                decoded_1M, decode_s = _timed(codec.decode, codes_KT[:number])
+                decoded_1M, decode_s = _time_codec_call(codec.decode, codes_KT[:number])
                 decoded_1N = match_reference(decoded_1M, codec.sample_rate, reference.wave)
                 scores[str(number)] = score_clip(reference, decoded_1N, evaluation.metrics)
     except CodecFailure as error:
@@ -278,7 +278,7 @@ class CodecFailure(Exception):
     """A codec that raises on a clip, or gives codes of the wrong shape."""
 
 
-def _timed(call: Callable[[Tensor], Tensor], argument: Tensor) -> tuple[Tensor, float]:
+def _time_codec_call(call: Callable[[Tensor], Tensor], argument: Tensor) -> tuple[Tensor, float]:
     """The result on the CPU, and its CPU-seconds; whatever a codec raises is its result for this clip."""
     started = time.process_time()
     try:
@@ -292,8 +292,8 @@ def _timed(call: Callable[[Tensor], Tensor], argument: Tensor) -> tuple[Tensor, 
 def _warm_up(codec: Codec) -> None:
     """Run the codec once untimed, for its lazy set-up. A failure here fails again where it is reported."""
     with suppress(CodecFailure):
-        codes_KT, _ = _timed(codec.encode, torch.zeros(1, codec.sample_rate))
-        _timed(codec.decode, codes_KT)
+        codes_KT, _ = _time_codec_call(codec.encode, torch.zeros(1, codec.sample_rate))
+        _time_codec_call(codec.decode, codes_KT)
 
 
 # --------------------------------------------------------------------------------------------------- keys
@@ -321,7 +321,7 @@ def _content_key(clip: EvaluationClip, evaluation: Evaluation) -> str:
     )
 
 
-def _duration_s(clip: EvaluationClip) -> float:
+def _clip_duration_s(clip: EvaluationClip) -> float:
     if clip.end_s is not None:
         probe(clip.path)
         return clip.end_s - clip.start_s

@@ -123,8 +123,8 @@ def _word_error_rate(reference: ReferenceClip, decoded: DecodedClip) -> float:
     if not reference.num_words:
         raise MetricError("no transcript")
     _need_finite(decoded.samples_1N)
-    heard = recognize(reference.judges.recognizer, Waveform(decoded.samples_1N, decoded.sample_rate))
-    return float(wer(reference.text, reference.form(heard)))
+    transcript = recognize(reference.judges.recognizer, Waveform(decoded.samples_1N, decoded.sample_rate))
+    return float(wer(reference.text, reference.form(transcript)))
 
 
 Measure: TypeAlias = Callable[[ReferenceClip, DecodedClip], float]

@@ -75,7 +75,7 @@ def write_codec_report(
     """
     colours = {name: f"var(--c{index % COLOURS})" for index, name in enumerate(codecs)}
     gallery = Gallery(most_bytes=MAX_SOUND_BYTES, lossless=True)
-    examples = _examples(codecs, clips, num_examples, gallery)
+    examples = _codec_examples(codecs, clips, num_examples, gallery)
     set_aside = [(item["path"], item["reason"]) for item in result["set_aside"]]
     prefixes = prefix_charts(result)
     titles = {
@@ -152,8 +152,8 @@ def score_table(result: Mapping[str, Any], kind: str) -> dict[str, Any]:
             absent.setdefault(why, []).append(metric.title)
             continue
         best = _best(tables, name)
-        cells = [_cell(original.get(name), name)] if has_original else []
-        cells += [_cell(table, name, best) for table in tables]
+        cells = [_page_cell(original.get(name), name)] if has_original else []
+        cells += [_page_cell(table, name, best) for table in tables]
         rows.append(
             {"title": metric.title, "higher": metric.higher_is_better, "unit": metric.unit, "cells": cells}
         )
@@ -168,7 +168,7 @@ def _best(tables: Sequence[Mapping[str, Any] | None], metric: str) -> float | No
     return max(means) if METRICS[metric].higher_is_better else min(means)
 
 
-def _cell(table: Mapping[str, Any] | None, metric: str, best: float | None = None) -> dict[str, Any]:
+def _page_cell(table: Mapping[str, Any] | None, metric: str, best: float | None = None) -> dict[str, Any]:
     if table is None:
         return {"text": "", "note": "", "best": False, "missing": ""}
     digits = METRICS[metric].digits
@@ -193,16 +193,19 @@ def metric_charts(result: Mapping[str, Any]) -> list[Markup]:
         kinds = [
             kind
             for kind in result["clips"]
-            if any(_mean(scores["kinds"], kind, metric) is not None for scores in result["codecs"].values())
+            if any(
+                _metric_mean(scores["kinds"], kind, metric) is not None
+                for scores in result["codecs"].values()
+            )
         ]
         if not kinds:
             continue
         bars = {
-            name: [_mean(scores["kinds"], kind, metric) for kind in kinds]
+            name: [_metric_mean(scores["kinds"], kind, metric) for kind in kinds]
             for name, scores in result["codecs"].items()
         }
         charts.append(
-            _chart(_title(metric), lambda axes, bars=bars, kinds=kinds: _draw_bars(axes, bars, kinds))
+            _chart(_metric_title(metric), lambda axes, bars=bars, kinds=kinds: _draw_bars(axes, bars, kinds))
         )
     return charts
 
@@ -233,28 +236,29 @@ def prefix_charts(result: Mapping[str, Any]) -> list[Markup]:
                 points = [
                     (scores["prefix_bitrates_bps"][number] / 1000, mean)
                     for number, kinds in scores["prefixes"].items()
-                    if (mean := _mean(kinds, kind, metric)) is not None
+                    if (mean := _metric_mean(kinds, kind, metric)) is not None
                 ]
                 if points:
                     lines[name] = points
             if lines:
                 charts.append(
                     _chart(
-                        f"{_title(metric)}, {kind}",
+                        f"{_metric_title(metric)}, {kind}",
                         lambda axes, lines=lines: _draw_lines(axes, lines, "kbps"),
                     )
                 )
     return charts
 
 
-def _mean(kinds: Mapping[str, Any], kind: str, metric: str) -> float | None:
+def _metric_mean(kinds: Mapping[str, Any], kind: str, metric: str) -> float | None:
     table = kinds.get(kind, {}).get(metric)
     return None if table is None else table["mean"]
 
 
-def _title(metric: str) -> str:
-    known = METRICS[metric]
-    return f"{known.title}{f' ({known.unit})' if known.unit else ''} {'↑' if known.higher_is_better else '↓'}"
+def _metric_title(metric: str) -> str:
+    definition = METRICS[metric]
+    unit = f" ({definition.unit})" if definition.unit else ""
+    return f"{definition.title}{unit} {'↑' if definition.higher_is_better else '↓'}"
 
 
 def _draw_bars(axes: Axes, bars: Mapping[str, Sequence[float | None]], kinds: Sequence[str]) -> None:
@@ -309,13 +313,13 @@ def _chart(title: str, draw: Any) -> Markup:
 # ----------------------------------------------------------------------------------------------- examples
 
 
-def _examples(
+def _codec_examples(
     codecs: Mapping[str, Codec], clips: Sequence[EvaluationClip], number: int, gallery: Gallery
 ) -> list[dict[str, Any]]:
     """Clips with the sound and the spectrogram of the original and of each codec, up to the page's limit of sound."""
-    shown: list[dict[str, Any]] = []
-    for clip in _in_turns(clips):
-        if len(shown) == number or gallery.num_silent:
+    examples: list[dict[str, Any]] = []
+    for clip in _alternate_kinds(clips):
+        if len(examples) == number or gallery.num_silent:
             break
         try:
             end_s = clip.start_s + EXAMPLE_S
@@ -324,25 +328,27 @@ def _examples(
             )
         except AudioError:  # named among those set aside
             continue
-        sounds = _sounds(recording, codecs, gallery)
+        sounds = _original_and_decoded_sounds(recording, codecs, gallery)
         span = f"{recording.duration_s:.1f} s from {clip.start_s:.1f} s"
-        shown.append(
+        examples.append(
             {"name": clip.path.name, "kind": clip.kind, "text": clip.text, "span": span, "sounds": sounds}
         )
-    return shown
+    return examples
 
 
-def _in_turns(clips: Sequence[EvaluationClip]) -> list[EvaluationClip]:
+def _alternate_kinds(clips: Sequence[EvaluationClip]) -> list[EvaluationClip]:
     """The clips in turn by kind: the first of each kind, then the second of each, ..."""
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     ranked = []
     for clip in clips:
-        seen[clip.kind] = seen.get(clip.kind, 0) + 1
-        ranked.append((seen[clip.kind], clip))
+        counts[clip.kind] = counts.get(clip.kind, 0) + 1
+        ranked.append((counts[clip.kind], clip))
     return [clip for _, clip in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def _sounds(recording: Waveform, codecs: Mapping[str, Codec], gallery: Gallery) -> list[tuple[str, PageClip]]:
+def _original_and_decoded_sounds(
+    recording: Waveform, codecs: Mapping[str, Codec], gallery: Gallery
+) -> list[tuple[str, PageClip]]:
     reference = recording.resample(COMPARISON_RATE)
     loudest_db = float(mel_decibels(reference.samples_CN[0].numpy(), COMPARISON_RATE).max())
     sounds = [("original", gallery.clip_of(reference))]

@@ -134,18 +134,21 @@ def summarize_codecs(
     of_codec: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         of_codec[row["codec"]].append(row)
-    originals = [row for name, own in of_codec.items() if name not in facts for row in own]
+    originals = [row for name, codec_rows in of_codec.items() if name not in facts for row in codec_rows]
     own_metrics = [name for name in metrics if not METRICS[name].needs_reference]
     return {
-        "clips": _clips(originals),
+        "clips": _summarize_clips(originals),
         "metrics": list(metrics),
         "original": _by_kind(originals, "0", own_metrics),
-        "codecs": {name: _codec(of_codec[name], known, metrics) for name, known in facts.items()},
+        "codecs": {
+            name: _summarize_codec(of_codec[name], codec_facts, metrics)
+            for name, codec_facts in facts.items()
+        },
         "set_aside": list(set_aside),
     }
 
 
-def _codec(rows: Sequence[Row], facts: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
+def _summarize_codec(rows: Sequence[Row], facts: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
     full = str(facts["num_codebooks"])
     prefixes = {number: _by_kind(rows, number, metrics) for number in facts["prefix_bitrates_bps"]}
     coded = [row for row in rows if "counts" in row]
@@ -171,24 +174,27 @@ def _by_kind(rows: Sequence[Row], prefix: str, metrics: Sequence[str]) -> dict[s
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         groups[row["kind"]].append(row)
-    return {kind: {name: _table(groups[kind], prefix, name) for name in metrics} for kind in _ordered(groups)}
+    return {
+        kind: {name: _tabulate_metric(groups[kind], prefix, name) for name in metrics}
+        for kind in _ordered(groups)
+    }
 
 
-def _table(rows: Sequence[Row], prefix: str, name: str) -> dict[str, Any]:
+def _tabulate_metric(rows: Sequence[Row], prefix: str, name: str) -> dict[str, Any]:
     """The table of one metric over rows, whose `scores[prefix][metric]` is a number or the reason for n/a."""
     weights = [row["words"] for row in rows] if name == "word_error_rate" else None
     return metric_table([row["scores"][prefix][name] for row in rows], weights)
 
 
-def _clips(rows: Sequence[Row]) -> dict[str, Any]:
+def _summarize_clips(rows: Sequence[Row]) -> dict[str, Any]:
     kinds = _ordered({row["kind"] for row in rows})
     lengths = {kind: [row["duration_s"] for row in rows if row["kind"] == kind] for kind in kinds}
-    return {kind: {"clips": len(own), "seconds": sum(own)} for kind, own in lengths.items()}
+    return {kind: {"clips": len(durations), "seconds": sum(durations)} for kind, durations in lengths.items()}
 
 
 def _ordered(kinds: Iterable[str]) -> list[str]:
     return sorted(kinds, key=KINDS.index)
 
 
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole > 0 else None
+def _ratio(numerator: float, denominator: float) -> float | None:
+    return numerator / denominator if denominator > 0 else None

@@ -114,7 +114,7 @@ def pesq(reference_1N: Tensor, decoded_1N: Tensor, sample_rate: int) -> float:
     speech: the C code writes beyond its table of 50 utterances, which 20 s cannot fill.
     """
     _check_pair(reference_1N, decoded_1N)
-    _check_sound(reference_1N, decoded_1N)
+    _check_both_audible(reference_1N, decoded_1N)
     try:
         from pesq import NoUtterancesError, PesqError
         from pesq import pesq as score
@@ -136,7 +136,7 @@ def pesq(reference_1N: Tensor, decoded_1N: Tensor, sample_rate: int) -> float:
             raise MetricError(f"PESQ: {type(error).__name__}: {_message(error)}") from None
     if not scores:
         raise MetricError("PESQ finds no speech in the reference")
-    return _finite(float(np.mean(scores)), "PESQ")
+    return _require_finite_metric(float(np.mean(scores)), "PESQ")
 
 
 def stoi(reference_1N: Tensor, decoded_1N: Tensor, sample_rate: int) -> float:
@@ -148,7 +148,7 @@ def stoi(reference_1N: Tensor, decoded_1N: Tensor, sample_rate: int) -> float:
     from pystoi import stoi as score
 
     _check_pair(reference_1N, decoded_1N)
-    _check_sound(reference_1N, decoded_1N)
+    _check_both_audible(reference_1N, decoded_1N)
     reference_N, decoded_N = (samples[0].double().numpy() for samples in (reference_1N, decoded_1N))
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
@@ -156,7 +156,7 @@ def stoi(reference_1N: Tensor, decoded_1N: Tensor, sample_rate: int) -> float:
             value = float(score(reference_N, decoded_N, sample_rate, extended=False))
         except (RuntimeWarning, ValueError, IndexError) as error:
             raise MetricError("STOI needs 0.4 s of speech after silent frames are removed") from error
-    return _finite(value, "STOI")
+    return _require_finite_metric(value, "STOI")
 
 
 def dnsmos(samples_1N: Tensor, sample_rate: int) -> DnsmosScores:
@@ -178,7 +178,7 @@ def dnsmos(samples_1N: Tensor, sample_rate: int) -> DnsmosScores:
 
     scores = package.run(_speech_band(samples_1N, sample_rate).clip(-1.0, 1.0), SPEECH_RATE)
     values = (float(scores[name]) for name in ("ovrl_mos", "sig_mos", "bak_mos"))
-    return DnsmosScores(*(_finite(value, "DNSMOS") for value in values))
+    return DnsmosScores(*(_require_finite_metric(value, "DNSMOS") for value in values))
 
 
 def _magnitude(samples_1N: Tensor, window: int) -> Tensor:
@@ -223,7 +223,7 @@ def _check_finite(samples_1N: Tensor, name: str) -> None:
         raise MetricError(f"{name} holds NaN or infinity")
 
 
-def _check_sound(reference_1N: Tensor, decoded_1N: Tensor) -> None:
+def _check_both_audible(reference_1N: Tensor, decoded_1N: Tensor) -> None:
     for name, samples in (("the reference", reference_1N), ("the decoded sound", decoded_1N)):
         if float(samples.abs().max()) < _SILENCE:
             raise MetricError(f"{name} is silent")
@@ -235,7 +235,7 @@ def _check_mirror(samples_1N: Tensor, sample_rate: int, windows: tuple[int, ...]
         raise MetricError(f"shorter than {1000 * shortest / sample_rate:.0f} ms, half the longest window")
 
 
-def _finite(value: float, name: str) -> float:
+def _require_finite_metric(value: float, name: str) -> float:
     if not math.isfinite(value):
         raise MetricError(f"{name} is {value}")
     return value

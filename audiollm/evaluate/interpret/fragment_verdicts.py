@@ -45,7 +45,7 @@ def read_verdicts(path: Path) -> list[FragmentVerdict]:
 
 def of_system(verdicts: Sequence[FragmentVerdict], system: str) -> list[FragmentVerdict]:
     """The verdicts on a system's outputs."""
-    return [each for each in verdicts if each.system in (None, system)]
+    return [verdict for verdict in verdicts if verdict.system in (None, system)]
 
 
 def check_systems(verdicts: Sequence[FragmentVerdict], systems: Sequence[str], path: Path) -> None:
@@ -55,17 +55,17 @@ def check_systems(verdicts: Sequence[FragmentVerdict], systems: Sequence[str], p
         ConfigError: a verdict without a system, where there are several; or one of a system that is not there.
     """
     named = ", ".join(systems)
-    for each in verdicts:
-        if each.system is None and len(systems) > 1:
+    for verdict in verdicts:
+        if verdict.system is None and len(systems) > 1:
             raise ConfigError(
-                f"{each.fragment!r}: of which system?", str(path), f"add a column system: {named}"
+                f"{verdict.fragment!r}: of which system?", str(path), f"add a column system: {named}"
             )
-        if each.system is not None and each.system not in systems:
-            raise ConfigError(f"{each.system}: no log of this name", str(path), f"the logs are {named}")
+        if verdict.system is not None and verdict.system not in systems:
+            raise ConfigError(f"{verdict.system}: no log of this name", str(path), f"the logs are {named}")
 
 
 def tally(verdicts: Sequence[FragmentVerdict]) -> dict[str, Any]:
     """Return the shares of valid fragments with 95 % intervals: `vip`, and `svip` where any fragment has it."""
-    judged = [each.svip for each in verdicts if each.svip is not None]
-    found = {"vip": share([each.vip for each in verdicts])}
-    return found | ({"svip": share(judged)} if judged else {})
+    judged = [verdict.svip for verdict in verdicts if verdict.svip is not None]
+    shares = {"vip": share([verdict.vip for verdict in verdicts])}
+    return shares | ({"svip": share(judged)} if judged else {})

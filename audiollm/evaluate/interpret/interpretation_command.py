@@ -105,7 +105,7 @@ def interpret(
     chosen_unit = unit or counted_unit(language)
     if chosen_unit not in UNITS:
         raise ConfigError(f"{unit}: no such unit", "--unit", suggestion(unit, UNITS))
-    if sum(each is not None for each in (verdicts, judge_model, endpoint)) > 1:
+    if sum(judge_option is not None for judge_option in (verdicts, judge_model, endpoint)) > 1:
         options = "--verdicts, --judge, --endpoint"
         raise ConfigError("verdicts come from a file or from one judge", options, f"give one of {options}")
     if judge_hears and judge_model is None and endpoint is None:
@@ -117,24 +117,26 @@ def interpret(
     scorers = [choose_text_scorer(name, language, scorer_timeout_s) for name in scorer or ()]
     ear = choose_recognizer(recognizer, language)
     systems: list[LogOfSystem] = []
-    for given in logs:
-        name, path = _named(given)
+    for log in logs:
+        name, path = _parse_log_spec(log)
         if name in {system.name for system in systems}:
             raise ConfigError(f"{name}: two logs of this name", "command line", "name them: NAME=PATH")
         outputs, bad = read_log(path)
         folder = path if path.is_dir() else path.parent
         outputs = spread_items(outputs, limit)
-        heard = {}
+        transcripts = {}
         if ear is not None:
-            heard = _hear_all(outputs, folder, ear.judge, console)
-        systems.append(LogOfSystem(name, folder, outputs, bad, heard))
-    SetAside(out / "set_aside.jsonl", "evaluate interpret").add(bad for each in systems for bad in each.bad)
+            transcripts = _hear_all(outputs, folder, ear.judge, console)
+        systems.append(LogOfSystem(name, folder, outputs, bad, transcripts))
+    SetAside(out / "set_aside.jsonl", "evaluate interpret").add(
+        bad for system in systems for bad in system.bad
+    )
     not_judged: list[tuple[str, str]] = []
     if verdicts is not None:
         check_systems(given_verdicts, [system.name for system in systems], verdicts)
     if judge is not None:
         given_verdicts, not_judged = _judge_all(judge, systems, language, console)
-        write_jsonl(out / "verdicts.jsonl", (each.model_dump() for each in given_verdicts))
+        write_jsonl(out / "verdicts.jsonl", (verdict.model_dump() for verdict in given_verdicts))
     bench = InterpretationBench(
         language,
         LatencyOptions(chosen_unit, frame_ms, text_source, score_empty),
@@ -147,16 +149,16 @@ def interpret(
     try:
         outcome = evaluate_interpretation(systems, bench, _mixer(out / "audio") if examples else None)
     finally:
-        for each in scorers:
-            each.close()
+        for text_scorer in scorers:
+            text_scorer.close()
     conclude(outcome, out, examples, console)
 
 
-def _named(given: str) -> tuple[str, Path]:
-    name, equals, path = given.partition("=")
-    if equals and not Path(given).exists():
+def _parse_log_spec(spec: str) -> tuple[str, Path]:
+    name, equals, path = spec.partition("=")
+    if equals and not Path(spec).exists():
         return name, Path(path)
-    plain = Path(given)
+    plain = Path(spec)
     return (plain.name if plain.is_dir() else plain.resolve().parent.name), plain
 
 
@@ -165,12 +167,12 @@ def _hear_all(
 ) -> dict[int, Any]:
     from audiollm.evaluate.interpret.quality import hear
 
-    heard = {}
+    transcripts = {}
     with bar(console, "hearing", len(outputs)) as progress:
         for output in outputs:
-            heard[output.index] = hear(output, folder, recognizer)
+            transcripts[output.index] = hear(output, folder, recognizer)
             step(progress, str(output.index))
-    return heard
+    return transcripts
 
 
 def _judge_all(
@@ -180,18 +182,18 @@ def _judge_all(
     from audiollm.evaluate.interpret.logged_outputs import counted_unit
     from audiollm.evaluate.judges.ticketed_answers import VerdictError
 
-    found: list[FragmentVerdict] = []
+    verdicts: list[FragmentVerdict] = []
     missing = []
     with bar(console, "judging", sum(len(system.outputs) for system in systems)) as progress:
-        for system, output in [(each, output) for each in systems for output in each.outputs]:
-            heard = system.heard.get(output.index)
-            words = heard.text if heard and not heard.problem else output.text
+        for system, output in [(log, output) for log in systems for output in log.outputs]:
+            transcript = system.transcripts.get(output.index)
+            words = transcript.text if transcript and not transcript.problem else output.text
             try:
-                found += judge.judge(system.name, output, words, system.folder, counted_unit(language))
+                verdicts += judge.judge(system.name, output, words, system.folder, counted_unit(language))
             except VerdictError as error:
                 missing.append((f"{system.name} {output.index} VIP", str(error)))
             step(progress, f"{system.name} {output.index}")
-    return found, missing
+    return verdicts, missing
 
 
 def _mixer(folder: Path) -> Mixer:
@@ -209,12 +211,12 @@ def _mixer(folder: Path) -> Mixer:
             source = load(system.folder / output.source, mono=True)
             right_1N = torch.zeros(1, 0)
             if output.is_speech:
-                said = load(system.folder / output.prediction, mono=True)
+                speech = load(system.folder / output.prediction, mono=True)
                 offset_ms = output.prediction_offset
                 offset_ms = output.delays[0] if offset_ms is None else offset_ms
                 lead_1N = torch.zeros(1, round(offset_ms / 1000 * source.sample_rate))
-                said_1N = resample(said.samples_CN, said.sample_rate, source.sample_rate)
-                right_1N = torch.cat([lead_1N, said_1N], dim=1)
+                speech_1N = resample(speech.samples_CN, speech.sample_rate, source.sample_rate)
+                right_1N = torch.cat([lead_1N, speech_1N], dim=1)
         except AudioError:
             return None
         samples_2N = torch.zeros(2, max(source.samples_CN.shape[1], right_1N.shape[1]))

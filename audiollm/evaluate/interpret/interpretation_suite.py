@@ -48,7 +48,7 @@ class LogOfSystem:
     """The folder that paths in the log are relative to."""
     outputs: Sequence[LoggedOutput]
     bad: Sequence[BadSample] = ()
-    heard: Mapping[int, HeardOutput] = field(default_factory=dict)
+    transcripts: Mapping[int, HeardOutput] = field(default_factory=dict)
     """Recognized speech, by index of the source; empty without a recognizer."""
 
 
@@ -77,8 +77,11 @@ def evaluate_interpretation(
     systems: Sequence[LogOfSystem], bench: InterpretationBench, mix: Mixer | None = None
 ) -> SuiteResult:
     """Score the logs of one or several systems."""
-    rows = {system.name: [_row(output, system, bench) for output in system.outputs] for system in systems}
-    scores = {system.name: _scores(system, rows[system.name], bench) for system in systems}
+    rows = {
+        system.name: [_interpretation_row(output, system, bench) for output in system.outputs]
+        for system in systems
+    }
+    scores = {system.name: _score_system(system, rows[system.name], bench) for system in systems}
     unit = "words of the source" if bench.latency.text_source else "ms"
     about = [
         f"latency in {unit} by {bench.latency.unit}; empty outputs are "
@@ -90,13 +93,14 @@ def evaluate_interpretation(
         f"recognized speech is compared in the form {bench.form.name} ({bench.form.language})",
     ]
     about += [
-        f"{name}: {' · '.join(each['quality']['signatures'].values())}" for name, each in scores.items()
+        f"{name}: {' · '.join(system_scores['quality']['signatures'].values())}"
+        for name, system_scores in scores.items()
     ]
     about += [
-        f"{name}: {each['no_reference']} of {each['outputs']} outputs have no reference: BLEU and chrF count them "
-        "as 0, AL and AP count one word"
-        for name, each in scores.items()
-        if each["no_reference"]
+        f"{name}: {system_scores['no_reference']} of {system_scores['outputs']} outputs have no reference: "
+        "BLEU and chrF count them as 0, AL and AP count one word"
+        for name, system_scores in scores.items()
+        if system_scores["no_reference"]
     ]
     result: dict[str, Any] = {"suite": "interpret", "systems": scores}
     tables = [_quality_table(scores), *_latency_tables(scores, unit), _output_table(scores)]
@@ -107,9 +111,9 @@ def evaluate_interpretation(
         }
         tables.append(_verdict_table(result["verdicts"]))
     points = [
-        QualityPoint(name, each["latency"]["LAAL"]["mean"], each["quality"]["BLEU"])
-        for name, each in scores.items()
-        if each["latency"]["LAAL"]["mean"] is not None
+        QualityPoint(name, system_scores["latency"]["LAAL"]["mean"], system_scores["quality"]["BLEU"])
+        for name, system_scores in scores.items()
+        if system_scores["latency"]["LAAL"]["mean"] is not None
     ]
     pictures = (
         [("Quality over latency", quality_over_latency(points, f"LAAL, {unit}", "BLEU"))] if points else []
@@ -129,7 +133,7 @@ def evaluate_interpretation(
         for what, reason in _missing_latencies(row)
     ]
     examples = [
-        _example(output, row, system, bench, mix)
+        _interpretation_example(output, row, system, bench, mix)
         for system in systems
         for output, row in zip(system.outputs, rows[system.name], strict=True)
     ]
@@ -141,11 +145,13 @@ def evaluate_interpretation(
         tables,
         [example() for _, example in examples[:MAX_EXAMPLES]],
         missing,
-        [{"system": name, **row} for name, each in rows.items() for row in each],
+        [{"system": name, **row} for name, system_rows in rows.items() for row in system_rows],
         pictures,
         "Longest lag first",
         tiles=[
-            figure for name, each in list(scores.items())[:MAX_TILES] for figure in _tiles(name, each, unit)
+            figure
+            for name, system_scores in list(scores.items())[:MAX_TILES]
+            for figure in _tiles(name, system_scores, unit)
         ],
     )
 
@@ -168,14 +174,14 @@ MAX_EXAMPLES = 24
 """Examples whose pictures are drawn and whose sounds are mixed; a page shows no more."""
 
 
-def _row(output: LoggedOutput, system: LogOfSystem, bench: InterpretationBench) -> Row:
-    heard = system.heard.get(output.index)
+def _interpretation_row(output: LoggedOutput, system: LogOfSystem, bench: InterpretationBench) -> Row:
+    transcript = system.transcripts.get(output.index)
     return {
         "index": output.index,
         "output": output.text,
         "reference": output.reference,
-        "heard": heard.text if heard and not heard.problem else None,
-        "problem": heard.problem if heard else "",
+        "heard": transcript.text if transcript and not transcript.problem else None,
+        "problem": transcript.problem if transcript else "",
         "empty": not output.delays,
         "latency": latencies_of(output, bench.latency),
         "sentences": _sentence_latencies(output, bench.latency),
@@ -183,20 +189,22 @@ def _row(output: LoggedOutput, system: LogOfSystem, bench: InterpretationBench) 
     }
 
 
-def _scores(system: LogOfSystem, rows: Sequence[Row], bench: InterpretationBench) -> dict[str, Any]:
-    translations = [Translation(_source_text(each), each.text, each.reference) for each in system.outputs]
+def _score_system(system: LogOfSystem, rows: Sequence[Row], bench: InterpretationBench) -> dict[str, Any]:
+    translations = [
+        Translation(_source_text(output), output.text, output.reference) for output in system.outputs
+    ]
     by_scorer = {scorer.name: metric_table(scorer.score(translations)) for scorer in bench.scorers}
     quality: dict[str, Any] = corpus_quality(translations, bench.language).plain()
-    if system.heard:
-        spoken = [
+    if system.transcripts:
+        recognized_translations = [
             in_form(Translation("", row["heard"], row["reference"]), bench.form)
             for row in rows
             if row["heard"] is not None
         ]
-        if spoken:
-            recognized = corpus_quality(spoken, bench.language)
+        if recognized_translations:
+            recognized = corpus_quality(recognized_translations, bench.language)
             quality["ASR-BLEU"], quality["ASR-chrF"] = recognized.bleu, recognized.chrf
-        quality["not_heard"] = len(rows) - len(spoken)
+        quality["not_heard"] = len(rows) - len(recognized_translations)
     names = list(dict.fromkeys(name for row in rows for name in row["latency"]))
     latency = {name: metric_table([_latency(row, name) for row in rows]) for name in names}
     sentences = [scores for row in rows for scores in row["sentences"]]
@@ -259,41 +267,48 @@ def _sentence_latencies(output: LoggedOutput, options: LatencyOptions) -> list[d
         return []
     unit: Unit = "character" if options.unit == "character" else "word"
     references = [
-        ReferenceSegment(each.start, each.end, tuple(split_units(each.reference, unit)))
-        for each in output.segments
+        ReferenceSegment(segment.start, segment.end, tuple(split_units(segment.reference, unit)))
+        for segment in output.segments
     ]
     try:
         times = text_times(output, unit)
     except MetricError as error:
         return [dict.fromkeys(("LAAL", "LongYAAL"), error.reason) for _ in references]
     end = output.recording_end or output.source_length
-    found = []
-    for part in resegment(split_units(output.prediction, unit), times, references):
+    latencies = []
+    for sentence in resegment(split_units(output.prediction, unit), times, references):
         scores: dict[str, Value] = {}
         for name, function in (("LAAL", length_adaptive_average_lagging), ("LongYAAL", long_yaal)):
             try:
-                scores[name] = function(part.emissions(end))
+                scores[name] = function(sentence.emissions(end))
             except MetricError as error:
                 scores[name] = error.reason
-        found.append(scores)
-    return found
+        latencies.append(scores)
+    return latencies
 
 
 def _quality_table(scores: Mapping[str, Mapping[str, Any]]) -> ScoreTable:
     first = next(iter(scores.values()))
     recognized = [
-        name for name in ("ASR-BLEU", "ASR-chrF") if any(name in each["quality"] for each in scores.values())
+        name
+        for name in ("ASR-BLEU", "ASR-chrF")
+        if any(name in system_scores["quality"] for system_scores in scores.values())
     ]
     scorers = list(first["scorers"])
     rows = [
         [
             name,
-            *(format_number(each["quality"].get(metric), 2) for metric in ("BLEU", "chrF", *recognized)),
-            *(format_number(each["scorers"][scorer]["mean"], 3) for scorer in scorers),
+            *(
+                format_number(system_scores["quality"].get(metric), 2)
+                for metric in ("BLEU", "chrF", *recognized)
+            ),
+            *(format_number(system_scores["scorers"][scorer]["mean"], 3) for scorer in scorers),
         ]
-        for name, each in scores.items()
+        for name, system_scores in scores.items()
     ]
-    note = reasons_of(each["scorers"][scorer] for each in scores.values() for scorer in scorers)
+    note = reasons_of(
+        system_scores["scorers"][scorer] for system_scores in scores.values() for scorer in scorers
+    )
     return ScoreTable("Quality", ["system", "BLEU", "chrF", *recognized, *scorers], rows, note)
 
 
@@ -302,16 +317,22 @@ def _latency_tables(scores: Mapping[str, Mapping[str, Any]], unit: str) -> list[
     for suffix, title in (("", "Latency"), (CLOCK_SUFFIX, "Computation-aware latency")):
         names = [name + suffix for name in LATENCIES]
         names += [f"{name} of sentences" for name in ("LAAL", "LongYAAL")] if not suffix else []
-        names = [name for name in names if any(name in each["latency"] for each in scores.values())]
+        names = [
+            name
+            for name in names
+            if any(name in system_scores["latency"] for system_scores in scores.values())
+        ]
         if not names:
             continue
         rows = [
-            [name, *(format_number(each["latency"].get(key, {}).get("mean"), 2) for key in names)]
-            for name, each in scores.items()
+            [name, *(format_number(system_scores["latency"].get(key, {}).get("mean"), 2) for key in names)]
+            for name, system_scores in scores.items()
         ]
         notes = {
-            name: _reasons({key: each["latency"][key] for key in names if key in each["latency"]})
-            for name, each in scores.items()
+            name: _reasons(
+                {key: system_scores["latency"][key] for key in names if key in system_scores["latency"]}
+            )
+            for name, system_scores in scores.items()
         }
         note = " ".join(
             f"{name}: {text}" if len(scores) > 1 else text for name, text in notes.items() if text
@@ -326,10 +347,10 @@ def _output_table(scores: Mapping[str, Mapping[str, Any]]) -> ScoreTable:
     rows = [
         [
             name,
-            *(str(each[key]) for key in ("outputs", "empty", "set_aside")),
-            *(format_number(each["gaps"][key], 2) for key in ("per_output", "mean")),
+            *(str(system_scores[key]) for key in ("outputs", "empty", "set_aside")),
+            *(format_number(system_scores["gaps"][key], 2) for key in ("per_output", "mean")),
         ]
-        for name, each in scores.items()
+        for name, system_scores in scores.items()
     ]
     return ScoreTable(
         "Outputs", headings, rows, "A gap is a silence between pieces of speech: the output ran out."
@@ -340,14 +361,14 @@ def _verdict_table(verdicts: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> S
     from audiollm.evaluate.report.formats import with_interval
 
     rows = [
-        [system, name.upper(), with_interval(each, "accuracy"), str(each["n"])]
+        [system, name.upper(), with_interval(proportion, "accuracy"), str(proportion["n"])]
         for system, tallies in verdicts.items()
-        for name, each in tallies.items()
+        for name, proportion in tallies.items()
     ]
     return ScoreTable("Valid fragments, as judged", ["system", "", "share", "fragments"], rows)
 
 
-def _example(
+def _interpretation_example(
     output: LoggedOutput, row: Row, system: LogOfSystem, bench: InterpretationBench, mix: Mixer | None
 ) -> tuple[float, Callable[[], Example]]:
     lag = row["latency"].get("LAAL")

@@ -125,8 +125,8 @@ def first_letter_appearance_lagging(
     if not last:
         raise MetricError("no output")
     settled = revisions[-1][0]
-    for time, shown in reversed(revisions):
-        if list(shown[:1]) != last:
+    for time, units in reversed(revisions):
+        if list(units[:1]) != last:
             break
         settled = time
     return settled - onset

@@ -65,19 +65,19 @@ def latencies_of(output: LoggedOutput, options: LatencyOptions) -> dict[str, Val
         at_end = EmissionTimes.at_the_end(output.source_length, units)
         pieces = [OutputPiece(time) for time in at_end.times_H]
         durations = TEXT_TO_TEXT if options.text_source else SPEECH_TO_TEXT
-        scores = {name: _value(of_times, at_end) for name, of_times in FROM_TIMES.items()}
+        scores = {name: _value_or_reason(of_times, at_end) for name, of_times in FROM_TIMES.items()}
         return scores | {
             "FLAL": output.source_length - output.onset,
             "ATD": average_token_delay(pieces, durations, speech=False),
         }
-    scores = _scores(output, options)
-    scores["ATD"] = _value(_token_delay, output, options, False)
+    scores = _compute_latencies(output, options)
+    scores["ATD"] = _value_or_reason(_token_delay, output, options, False)
     if has_clock(output) and not options.text_source:
         on_clock = output.model_copy(update={"delays": output.elapsed, "revisions": []})
-        aware = _scores(on_clock, options)
+        aware = _compute_latencies(on_clock, options)
         if output.revisions:
             del aware["FLAL"]  # the times of revisions are known by the source alone
-        aware["ATD"] = _value(_token_delay, output, options, True)
+        aware["ATD"] = _value_or_reason(_token_delay, output, options, True)
         scores |= {name + CLOCK_SUFFIX: value for name, value in aware.items()}
     return scores
 
@@ -96,7 +96,7 @@ def gaps_of(output: LoggedOutput) -> list[float]:
     return output.playback().gaps if output.is_speech else []
 
 
-def _scores(output: LoggedOutput, options: LatencyOptions) -> dict[str, Value]:
+def _compute_latencies(output: LoggedOutput, options: LatencyOptions) -> dict[str, Value]:
     """Return the latencies by one clock, without ATD."""
     scores: dict[str, Value] = {}
     try:
@@ -104,10 +104,10 @@ def _scores(output: LoggedOutput, options: LatencyOptions) -> dict[str, Value]:
     except MetricError as error:
         return dict.fromkeys((*FROM_TIMES, "FLAL"), error.reason)
     for name, of_times in FROM_TIMES.items():
-        scores[name] = _value(of_times, emissions)
+        scores[name] = _value_or_reason(of_times, emissions)
     if output.is_speech:
         scores["EndOffset"] = output.playback().end - output.source_length
-    scores["FLAL"] = _value(
+    scores["FLAL"] = _value_or_reason(
         first_letter_appearance_lagging, output.delays, revisions_of(output, options.unit), output.onset
     )
     return scores
@@ -120,9 +120,9 @@ def _token_delay(output: LoggedOutput, options: LatencyOptions, clock: bool) -> 
         on_clock = output.model_copy(update={"delays": output.elapsed})
         computing = computing_times(times, _piece_times(on_clock, options))
     lengths = output.durations or [0.0] * len(times)
-    pieces = [OutputPiece(*each) for each in zip(times, lengths, computing, strict=True)]
-    written = TEXT_TO_TEXT if options.text_source else SPEECH_TO_TEXT
-    durations = SPEECH_TO_SPEECH if output.is_speech else written
+    pieces = [OutputPiece(*values) for values in zip(times, lengths, computing, strict=True)]
+    text_durations = TEXT_TO_TEXT if options.text_source else SPEECH_TO_TEXT
+    durations = SPEECH_TO_SPEECH if output.is_speech else text_durations
     return average_token_delay(pieces, durations, output.is_speech)
 
 
@@ -131,7 +131,7 @@ def _piece_times(output: LoggedOutput, options: LatencyOptions) -> list[float]:
     return output.delays if output.is_speech else list(emissions_of(output, options.unit).times_H)
 
 
-def _value(function: Callable[..., float], *arguments: object) -> Value:
+def _value_or_reason(function: Callable[..., float], *arguments: object) -> Value:
     try:
         return function(*arguments)
     except MetricError as error:

@@ -171,7 +171,7 @@ def read_log(path: Path) -> tuple[list[LoggedOutput], list[BadSample]]:
         ConfigError: the file cannot be read, or holds no line that is an output.
     """
     path = path / LOG_NAME if path.is_dir() else path
-    outputs, bad, seen = [], [], set()
+    outputs, bad, seen_indices = [], [], set()
     for where, values in read_json_rows(path).rows:
         if isinstance(values, BadRow):
             bad.append(BadSample(where, "", values.reason, "not an output"))
@@ -180,16 +180,16 @@ def read_log(path: Path) -> tuple[list[LoggedOutput], list[BadSample]]:
             output = LoggedOutput.model_validate(values)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
-            key = ".".join(str(part) for part in problem["loc"])
-            bad.append(BadSample(where, _name(values), f"{key}: {problem['msg']}", "not an output"))
+            key = ".".join(str(location) for location in problem["loc"])
+            bad.append(BadSample(where, _name_of_output(values), f"{key}: {problem['msg']}", "not an output"))
             continue
         reason = _contradiction(output)
-        if not reason and output.index in seen:
+        if not reason and output.index in seen_indices:
             reason = "an index that is used twice"
         if reason:
             bad.append(BadSample(where, str(output.index), reason))
             continue
-        seen.add(output.index)
+        seen_indices.add(output.index)
         outputs.append(output)
     if not outputs:
         reason = f"no output that can be used: {bad[0].reason}" if bad else "the log is empty"
@@ -199,10 +199,10 @@ def read_log(path: Path) -> tuple[list[LoggedOutput], list[BadSample]]:
 
 def write_log(path: Path, outputs: Iterable[LoggedOutput]) -> None:
     """Write a log that SimulEval can score: `simuleval --score-only --output FOLDER`."""
-    write_jsonl(path, (output.model_dump(exclude_unset=True) | _required(output) for output in outputs))
+    write_jsonl(path, (output.model_dump(exclude_unset=True) | _simuleval_keys(output) for output in outputs))
 
 
-def _required(output: LoggedOutput) -> dict[str, Any]:
+def _simuleval_keys(output: LoggedOutput) -> dict[str, Any]:
     """The keys that SimulEval reads of every line."""
     keys = (
         "index",
@@ -243,5 +243,5 @@ def _contradiction(output: LoggedOutput) -> str:
     return ""
 
 
-def _name(values: Any) -> str:
+def _name_of_output(values: Any) -> str:
     return str(values.get("index", "")) if isinstance(values, dict) else ""

@@ -30,8 +30,8 @@ def corpus_quality(translations: Sequence[Translation], language: str) -> Corpus
     """Score outputs of a language; an empty output counts as an empty sentence."""
     from sacrebleu.metrics import BLEU, CHRF
 
-    outputs = [each.output for each in translations]
-    references = [[each.reference for each in translations]]
+    outputs = [translation.output for translation in translations]
+    references = [[translation.reference for translation in translations]]
     bleu, chrf = BLEU(tokenize=bleu_tokenizer(language)), CHRF()
     scores = bleu.corpus_score(outputs, references), chrf.corpus_score(outputs, references)
     signatures = {"BLEU": str(bleu.get_signature()), "chrF": str(chrf.get_signature())}

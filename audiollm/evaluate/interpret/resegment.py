@@ -56,10 +56,10 @@ def resegment(
             moved = operation.dest_start + place - operation.src_start
             cut_before[place] = min(moved, operation.dest_end)
         cut_before[operation.src_end] = operation.dest_end
-    found, done, begin = [], 0, 0
+    outputs, done, begin = [], 0, 0
     for place, segment in enumerate(segments):
         done += len(segment.units)
         end = len(units) if place == len(segments) - 1 else cut_before[done]
-        found.append(SegmentOutput(segment, tuple(units[begin:end]), tuple(times[begin:end])))
+        outputs.append(SegmentOutput(segment, tuple(units[begin:end]), tuple(times[begin:end])))
         begin = end
-    return found
+    return outputs

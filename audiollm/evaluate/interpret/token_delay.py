@@ -55,19 +55,19 @@ def average_token_delay(pieces: Sequence[OutputPiece], durations: TokenDurations
     """
     source_ends, output_ends = [0.0], [0.0]
     delays: list[float] = []
-    read = written = 0
+    num_read = num_written = 0
     heard_until = 0.0
     for time, group in groupby(pieces, key=lambda piece: piece.time):
         chunk = list(group)
-        read_before, written_before = read, written
-        for length in _tokens(time - heard_until, durations.source):
+        num_read_before, num_written_before = num_read, num_written
+        for length in _cut_into_tokens(time - heard_until, durations.source):
             source_ends.append(source_ends[-1] + length)
-        heard_until, read = time, len(source_ends) - 1
+        heard_until, num_read = time, len(source_ends) - 1
         for length, computing in _output_tokens(chunk, durations.output, speech):
             output_ends.append(max(time, output_ends[-1]) + length + computing)
-            written += 1
-            partner = written - max(0, written_before - read_before)
-            delays.append(output_ends[-1] - source_ends[min(partner, read)])
+            num_written += 1
+            partner = num_written - max(0, num_written_before - num_read_before)
+            delays.append(output_ends[-1] - source_ends[min(partner, num_read)])
     if not delays:
         raise MetricError("no output")
     return sum(delays) / len(delays)
@@ -83,11 +83,11 @@ def _output_tokens(chunk: Sequence[OutputPiece], length: float, speech: bool) ->
     """Return (duration, time of computation) of each token of a chunk."""
     if not speech:
         return [(length, piece.computing) for piece in chunk]
-    lengths = _tokens(sum(piece.duration for piece in chunk), length)
+    lengths = _cut_into_tokens(sum(piece.duration for piece in chunk), length)
     computing = sum(piece.computing for piece in chunk)
-    return [(each, computing / len(lengths)) for each in lengths]
+    return [(token_length, computing / len(lengths)) for token_length in lengths]
 
 
-def _tokens(duration: float, length: float) -> list[float]:
-    whole, rest = divmod(duration, length)
-    return [length] * int(whole) + ([rest] if rest else [])
+def _cut_into_tokens(duration: float, length: float) -> list[float]:
+    num_full, remainder = divmod(duration, length)
+    return [length] * int(num_full) + ([remainder] if remainder else [])

@@ -40,21 +40,21 @@ def class_depth(label: str) -> int:
 @cache
 def abstract_classes() -> frozenset[str]:
     """The classes that only hold others, as "Respiratory sounds" does: no recording is labelled with them."""
-    return frozenset(name.removesuffix(_ABSTRACT) for name, _ in _rows() if name.endswith(_ABSTRACT))
+    return frozenset(name.removesuffix(_ABSTRACT) for name, _ in _read_kinds() if name.endswith(_ABSTRACT))
 
 
 @cache
 def _parents() -> Mapping[str, frozenset[str]]:
     """The classes right above each class that has any."""
     parents: dict[str, set[str]] = {}
-    for name, kinds in _rows():
+    for name, kinds in _read_kinds():
         for kind in kinds:
             parents.setdefault(kind, set()).add(name.removesuffix(_ABSTRACT))
     return {name: frozenset(names) for name, names in parents.items()}
 
 
 @cache
-def _rows() -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _read_kinds() -> tuple[tuple[str, tuple[str, ...]], ...]:
     lines = _TREE.read_text(encoding="utf-8").splitlines()
     pairs = [line.split(": ", 1) for line in lines if not line.startswith("#")]
     return tuple((name, tuple(kinds.split(" | "))) for name, kinds in pairs)

@@ -30,43 +30,43 @@ class ChosenJudge(Generic[Judge]):
     fingerprint: str
 
 
-def choose_recognizer(given: str | None, language: str | None = None) -> ChosenJudge[Recognizer] | None:
+def choose_recognizer(spec: str | None, language: str | None = None) -> ChosenJudge[Recognizer] | None:
     """`pocketsphinx` (English, open vocabulary), the folder of a recognizer, or an import path.
 
     Args:
-        given: a folder as `annotate` takes it: `transformers=FOLDER`, `faster_whisper=FOLDER`, or the folder alone.
+        spec: a folder as `annotate` takes it: `transformers=FOLDER`, `faster_whisper=FOLDER`, or the folder alone.
         language: of the speech; None: a multilingual Whisper detects it.
 
     Raises:
         ConfigError: no recognizer there.
     """
-    if given is None:
+    if spec is None:
         return None
-    if given == POCKETSPHINX:
+    if spec == POCKETSPHINX:
         return ChosenJudge(PocketsphinxRecognizer(), POCKETSPHINX)
-    if is_import_path(given):
-        return _plugged(given, Recognizer, "name and recognize(samples_CN, sample_rate)")
-    judge = PretrainedRecognizer(given, language)
+    if is_import_path(spec):
+        return _plug_in_judge(spec, Recognizer, "name and recognize(samples_CN, sample_rate)")
+    judge = PretrainedRecognizer(spec, language)
     return ChosenJudge(judge, f"{folder_digest(judge.folder)} {language}")
 
 
-def choose_speaker_judge(given: str | None) -> ChosenJudge[VoiceJudge] | None:
+def choose_speaker_judge(spec: str | None) -> ChosenJudge[VoiceJudge] | None:
     """The folder of a Hugging Face x-vector model, or of a classifier of speakers of ours, or an import path.
 
     Raises:
         ConfigError: no judge there.
     """
-    if given is None:
+    if spec is None:
         return None
-    if is_import_path(given):
-        return _plugged(given, VoiceJudge, "name and embed(samples_1N, sample_rate)")
-    folder = Path(given)
+    if is_import_path(spec):
+        return _plug_in_judge(spec, VoiceJudge, "name and embed(samples_1N, sample_rate)")
+    folder = Path(spec)
     if (folder / "classifier.json").exists():
         return ChosenJudge(ClassifierSpeakerJudge(folder), folder_digest(folder))
     return ChosenJudge(PretrainedSpeakerJudge(folder), folder_digest(folder))
 
 
-def choose_emotion_judge(given: str | None) -> ChosenJudge[VoiceJudge] | None:
+def choose_emotion_judge(spec: str | None) -> ChosenJudge[VoiceJudge] | None:
     """The folder of a Hugging Face audio classifier, or an import path (emotion2vec, for example).
 
     What is plugged in needs `embed`; with `labels` and `classify(samples_1N, sample_rate)` it names emotions, too.
@@ -74,13 +74,13 @@ def choose_emotion_judge(given: str | None) -> ChosenJudge[VoiceJudge] | None:
     Raises:
         ConfigError: no judge there.
     """
-    if given is None:
+    if spec is None:
         return None
-    if is_import_path(given):
-        return _plugged(given, VoiceJudge, "name and embed(samples_1N, sample_rate)")
-    return ChosenJudge(PretrainedEmotionJudge(Path(given)), folder_digest(Path(given)))
+    if is_import_path(spec):
+        return _plug_in_judge(spec, VoiceJudge, "name and embed(samples_1N, sample_rate)")
+    return ChosenJudge(PretrainedEmotionJudge(Path(spec)), folder_digest(Path(spec)))
 
 
-def _plugged(path: str, protocol: Any, needs: str) -> ChosenJudge[Any]:
+def _plug_in_judge(path: str, protocol: Any, needs: str) -> ChosenJudge[Any]:
     judge = plug_in(path, (protocol,), needs)
     return ChosenJudge(judge, f"{path} {getattr(judge, 'fingerprint', '')}")

@@ -69,11 +69,11 @@ class ClipNet(nn.Module):
 
     def forward(self, features_BTM: Tensor, frames_B: Tensor) -> Tensor:
         """Logits `[B, K]`; frames after a clip's end have no effect."""
-        x_BCTM = F.relu(self.stem((features_BTM * _mask(frames_B, features_BTM.shape[1]))[:, None]))
+        x_BCTM = F.relu(self.stem((features_BTM * _frame_mask(frames_B, features_BTM.shape[1]))[:, None]))
         frames_B = (frames_B + 1) // 2
-        x_BCTM = F.relu(self.down(x_BCTM * _mask(frames_B, x_BCTM.shape[2])[:, None]))
+        x_BCTM = F.relu(self.down(x_BCTM * _frame_mask(frames_B, x_BCTM.shape[2])[:, None]))
         frames_B = (frames_B + 1) // 2
-        mask_BT1 = _mask(frames_B, x_BCTM.shape[2])
+        mask_BT1 = _frame_mask(frames_B, x_BCTM.shape[2])
         x_BTC = self.norm(self.project(x_BCTM.permute(0, 2, 1, 3).flatten(2)))
         for block in self.blocks:
             x_BTC = block(x_BTC * mask_BT1)
@@ -93,7 +93,7 @@ class ClipNet(nn.Module):
         return torch.cat([means_BSC.flatten(1), torch.sqrt(variance_BC + 1e-5)], dim=1)
 
 
-def _mask(frames_B: Tensor, length: int) -> Tensor:
+def _frame_mask(frames_B: Tensor, length: int) -> Tensor:
     """The mask `[B, T, 1]`: 1 within a clip, 0 after its end."""
     return (torch.arange(length) < frames_B[:, None])[..., None].float()
 
@@ -137,12 +137,12 @@ class ClipClassifier:
         answers: list[tuple[str, float]] = [("", 0.0)] * len(powers)
         audible = sorted((i for i, power in enumerate(powers) if len(power)), key=lambda i: len(powers[i]))
         for start in range(0, len(audible), batch_size):
-            chosen = audible[start : start + batch_size]
-            power_BTM, frames_B = pad_clips([powers[i] for i in chosen])
+            indices = audible[start : start + batch_size]
+            power_BTM, frames_B = pad_clips([powers[i] for i in indices])
             with torch.inference_mode():
                 best = self.network(log_features(power_BTM), frames_B).softmax(dim=1).max(dim=1)
             for i, label, probability in zip(
-                chosen, best.indices.tolist(), best.values.tolist(), strict=True
+                indices, best.indices.tolist(), best.values.tolist(), strict=True
             ):
                 answers[i] = (self.labels[label], probability)
         return answers
@@ -215,18 +215,18 @@ def train_classifier(
     bandwidth_hz = estimate_bandwidth(clips)
     filters_FM = judge_mel_filters(bandwidth_hz)
     powers = [mel_power(samples_CN, rate, filters_FM) for samples_CN, rate in clips]
-    heard = [i for i, power in enumerate(powers) if len(power)]
-    if len({labels[i] for i in heard}) < len(names):
-        silent = sorted(set(names) - {labels[i] for i in heard})
+    audible = [i for i, power in enumerate(powers) if len(power)]
+    if len({labels[i] for i in audible}) < len(names):
+        silent = sorted(set(names) - {labels[i] for i in audible})
         raise UntrainableError(f"all clips of {silent[0]!r} are silent")
-    powers = [powers[i] for i in heard]
-    targets_N = torch.tensor([names.index(labels[i]) for i in heard])
+    powers = [powers[i] for i in audible]
+    targets_N = torch.tensor([names.index(labels[i]) for i in audible])
     network = ClipNet(len(names), config)
-    _fit(network, powers, targets_N, config, on_step)
+    _fit_classifier(network, powers, targets_N, config, on_step)
     return ClipClassifier(network, names, bandwidth_hz, config)
 
 
-def _fit(
+def _fit_classifier(
     network: ClipNet,
     powers: Sequence[Tensor],
     targets_N: Tensor,
@@ -234,7 +234,7 @@ def _fit(
     on_step: Callable[[int, float], None] | None,
 ) -> None:
     random = torch.Generator().manual_seed(config.seed)
-    _initialize(network, random)
+    _initialize_clip_net(network, random)
     optimizer = torch.optim.AdamW(
         network.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=config.weight_decay
     )
@@ -243,12 +243,12 @@ def _fit(
     batches: list[list[int]] = []
     for step in range(config.steps):
         batches = batches or _draw_batches(targets_N, frames_N, batch_size, random)
-        chosen = batches.pop()
-        power_BTM, frames_B = augment_mel(*pad_clips([powers[index] for index in chosen]), random)
+        indices = batches.pop()
+        power_BTM, frames_B = augment_mel(*pad_clips([powers[index] for index in indices]), random)
         for group in optimizer.param_groups:
-            group["lr"] = config.learning_rate * _schedule(step, config.steps)
+            group["lr"] = config.learning_rate * _learning_rate_factor(step, config.steps)
         logits_BK = network(log_features(power_BTM), frames_B)
-        loss = F.cross_entropy(logits_BK, targets_N[chosen], label_smoothing=config.label_smoothing)
+        loss = F.cross_entropy(logits_BK, targets_N[indices], label_smoothing=config.label_smoothing)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
@@ -257,7 +257,7 @@ def _fit(
             on_step(step + 1, loss.item())
 
 
-def _initialize(network: ClipNet, random: torch.Generator) -> None:
+def _initialize_clip_net(network: ClipNet, random: torch.Generator) -> None:
     """Initialize with torch's default scales from an own generator: judges trained in parallel stay independent."""
     for name, parameter in network.named_parameters():
         if parameter.ndim > 1:
@@ -266,7 +266,7 @@ def _initialize(network: ClipNet, random: torch.Generator) -> None:
             nn.init.zeros_(parameter)
 
 
-def _schedule(step: int, steps: int) -> float:
+def _learning_rate_factor(step: int, steps: int) -> float:
     """Warm-up over the first twentieth, then a cosine to zero."""
     warm_up = max(1, steps // 20)
     return min((step + 1) / warm_up, 0.5 * (1 + math.cos(math.pi * step / steps)))
@@ -277,7 +277,7 @@ def _draw_batches(
 ) -> list[list[int]]:
     """Eight batches in which every label is equally likely and lengths are alike, in random order."""
     weights_N = 1.0 / torch.bincount(targets_N).float()[targets_N]
-    drawn = torch.multinomial(weights_N, 8 * batch_size, replacement=True, generator=random)
-    drawn = drawn[torch.argsort(frames_N[drawn], stable=True)]
-    batches = drawn.view(8, batch_size)[torch.randperm(8, generator=random)]
+    indices = torch.multinomial(weights_N, 8 * batch_size, replacement=True, generator=random)
+    indices = indices[torch.argsort(frames_N[indices], stable=True)]
+    batches = indices.view(8, batch_size)[torch.randperm(8, generator=random)]
     return batches.tolist()

@@ -45,7 +45,7 @@ def estimate_bandwidth(clips: Sequence[Clip]) -> float:
     """
     edges = []
     for samples_CN, sample_rate in clips:
-        power_F = _power_spectrogram(_mono(samples_CN, sample_rate)).mean(dim=0)
+        power_F = _power_spectrogram(_mono_at_judge_rate(samples_CN, sample_rate)).mean(dim=0)
         audible = torch.nonzero(power_F > power_F.max() * 10**-7.5)
         if len(audible):
             edges.append(float(audible.max()) * SAMPLE_RATE / FFT_SAMPLES)
@@ -58,7 +58,7 @@ def mel_power(samples_CN: Tensor, sample_rate: int, filters_FM: Tensor) -> Tenso
     Loud is the sixth loudest frame, which neither clicks nor silence around the clip move. A clip that is
     nowhere above -90 dBFS has 0 frames.
     """
-    mono_N = _mono(samples_CN, sample_rate)
+    mono_N = _mono_at_judge_rate(samples_CN, sample_rate)
     if len(mono_N) == 0 or mono_N.abs().max() < SILENT:
         return filters_FM.new_zeros(0, filters_FM.shape[1])
     around = (WINDOW_SAMPLES // 2, WINDOW_SAMPLES // 2)
@@ -79,7 +79,7 @@ def judge_mel_filters(bandwidth_hz: float) -> Tensor:
     return filters_FM
 
 
-def _mono(samples_CN: Tensor, sample_rate: int) -> Tensor:
+def _mono_at_judge_rate(samples_CN: Tensor, sample_rate: int) -> Tensor:
     mono_N = resample(to_mono(samples_CN), sample_rate, SAMPLE_RATE)[0].float()
     return mono_N - mono_N.mean() if len(mono_N) else mono_N
 
@@ -118,7 +118,7 @@ def augment_mel(power_BTM: Tensor, frames_B: Tensor, random: torch.Generator) ->
     """
     power_BTM, frames_B = _stretch_and_shift(power_BTM, frames_B, random)
     power_BTM = _warp_bands(power_BTM, random)
-    power_BTM = _blur(power_BTM, random) * _channel(power_BTM, random)
+    power_BTM = _blur(power_BTM, random) * _draw_channel_gain(power_BTM, random)
     power_BTM = _add_noise(power_BTM, random)
     return _mask_bands(power_BTM, frames_B, random), frames_B
 
@@ -172,7 +172,7 @@ def _blur(power_BTM: Tensor, random: torch.Generator) -> Tensor:
     return power_BTM * torch.exp(torch.randn(power_BTM.shape, generator=random) * jitter_B11)
 
 
-def _channel(power_BTM: Tensor, random: torch.Generator) -> Tensor:
+def _draw_channel_gain(power_BTM: Tensor, random: torch.Generator) -> Tensor:
     """A gain per band `[B, 1, M]`: tilt and ripple of a few dB, sometimes a low pass within the upper third."""
     batch, _, mels = power_BTM.shape
     band_M = torch.linspace(-1, 1, mels)

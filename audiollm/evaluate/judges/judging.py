@@ -159,11 +159,11 @@ class SpeechJudges:
         labels: dict[str, str | MetricError] = {}
         confidence: dict[str, float] = {}
         for name, classifier in self.classifiers.items():
-            found = _tried(partial(_predict, name, classifier, wave))
-            if isinstance(found, MetricError):
-                labels[name] = found
+            prediction = _tried(partial(_predict_label, name, classifier, wave))
+            if isinstance(prediction, MetricError):
+                labels[name] = prediction
                 continue
-            labels[name], probability = found
+            labels[name], probability = prediction
             if probability is not None:
                 confidence[name] = probability
         voice = _tried(partial(embed, self.voices, wave)) if embedded else MetricError("not asked for")
@@ -267,7 +267,7 @@ class FileEmbeddings:
 
     def __init__(self, judge: VoiceJudge | None) -> None:
         self._judge = judge
-        self._known: dict[Path, Tensor | MetricError] = {}
+        self._embeddings: dict[Path, Tensor | MetricError] = {}
 
     def of(self, path: Path) -> Tensor:
         """The embedding of a file, float32 `[D]`.
@@ -275,9 +275,9 @@ class FileEmbeddings:
         Raises:
             MetricError: there is no judge, or it cannot hear this file.
         """
-        if path not in self._known:
-            self._known[path] = _tried(lambda: embed(self._judge, load_clip(path)))
-        return value_of(self._known[path])
+        if path not in self._embeddings:
+            self._embeddings[path] = _tried(lambda: embed(self._judge, load_clip(path)))
+        return value_of(self._embeddings[path])
 
 
 @contextmanager
@@ -295,11 +295,11 @@ def failures_of(judge: str) -> Iterator[None]:
     except FailedOnEveryItem:
         raise
     except Exception as error:
-        said = " ".join(str(error).split())[:200]
-        raise MetricError(f"{judge} failed: {type(error).__name__}: {said}") from error
+        message = " ".join(str(error).split())[:200]
+        raise MetricError(f"{judge} failed: {type(error).__name__}: {message}") from error
 
 
-def _predict(name: str, classifier: LabelJudge, wave: Waveform) -> tuple[str, float | None]:
+def _predict_label(name: str, classifier: LabelJudge, wave: Waveform) -> tuple[str, float | None]:
     with failures_of(getattr(classifier, "name", name)):
         return classifier.predict(wave.samples_CN, wave.sample_rate)
 

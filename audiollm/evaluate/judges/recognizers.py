@@ -107,8 +107,8 @@ class PocketsphinxRecognizer:
         mono_1N = resample(to_mono(samples_CN), sample_rate, _SAMPLE_RATE)
         gain_db = min(_LEVEL_DBFS - rms_dbfs(mono_1N), _MAX_GAIN_DB)
         samples_N = mono_1N[0].numpy() * 10 ** (gain_db / 20)
-        heard = [self._decode(samples_N, seed) for seed in range(self._votes)]
-        return Counter(heard).most_common(1)[0][0]
+        transcripts = [self._decode(samples_N, seed) for seed in range(self._votes)]
+        return Counter(transcripts).most_common(1)[0][0]
 
     def recognize_words(self, samples_CN: Tensor, sample_rate: int) -> list[TimedWord]:
         """The recognized words, each with its posterior probability in the decoder's lattice.
@@ -124,9 +124,9 @@ class PocketsphinxRecognizer:
         """
         if self._votes != 1:
             raise ValueError("times are those of one decoding: make the recognizer with votes=1")
-        heard = self.recognize(samples_CN, sample_rate)
+        transcript = self.recognize(samples_CN, sample_rate)
         duration_s = samples_CN.shape[1] / sample_rate
-        return self._segmentation(duration_s, lambda segment: min(segment.prob, 1.0)) if heard else []
+        return self._segmentation(duration_s, lambda segment: min(segment.prob, 1.0)) if transcript else []
 
     def align(self, samples_CN: Tensor, sample_rate: int, words: Sequence[str]) -> list[TimedWord]:
         """The times of given words; empty where they cannot be aligned with the sound.
@@ -162,7 +162,7 @@ class PocketsphinxRecognizer:
             start_s = min(max(segment.start_frame * _FRAME_S - _PADDING_S, 0.0), duration_s)
             end_s = min(max((segment.end_frame + 1) * _FRAME_S - _PADDING_S, start_s), duration_s)
             word = segment.word.partition("(")[0]
-            words.append(TimedWord(word, start_s, end_s, score(segment), _fit(segment)))
+            words.append(TimedWord(word, start_s, end_s, score(segment), _acoustic_fit(segment)))
         return words
 
     def _decode(self, samples_N: np.ndarray[Any, Any], seed: int) -> str:
@@ -196,10 +196,10 @@ def choose_grammar(texts: Sequence[str]) -> tuple[PocketsphinxRecognizer, list[s
 
 
 def _likelihood_per_frame(segment: Any) -> float:
-    return float(np.exp(_fit(segment)))
+    return float(np.exp(_acoustic_fit(segment)))
 
 
-def _fit(segment: Any) -> float:
+def _acoustic_fit(segment: Any) -> float:
     """See `TimedWord`. The likelihood underflows in words of some two seconds, which speech does not have."""
     if segment.ascore <= _MIN_LIKELIHOOD:
         return _MIN_FIT

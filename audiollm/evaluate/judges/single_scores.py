@@ -42,8 +42,8 @@ def voice_score(judge: VoiceJudge, wave: Waveform, reference: Waveform) -> float
 
 def read_points(verdict: str) -> float | None:
     """Points after the word "score" in a verdict, as a share of 10; None where there are none or several differ."""
-    found = {float(points) for points in _POINTS.findall(verdict)}
-    if len(found) != 1:
+    scores = {float(points) for points in _POINTS.findall(verdict)}
+    if len(scores) != 1:
         return None
-    (points,) = found
+    (points,) = scores
     return points / MAX_POINTS if points <= MAX_POINTS else None

@@ -70,7 +70,7 @@ class TfliteTagger:
             self._interpreter = Interpreter(model_path=str(path), num_threads=1)
             inputs = self._interpreter.get_input_details()
             shape = [int(size) for size in inputs[0]["shape_signature"]]
-            samples = _window_of(path, [size if size > 1 else None for size in shape], window_s)
+            samples = _samples_of_window(path, [size if size > 1 else None for size in shape], window_s)
             if shape[-1] != samples:
                 self._interpreter.resize_tensor_input(inputs[0]["index"], [*[1] * (len(shape) - 1), samples])
             self._interpreter.allocate_tensors()
@@ -85,9 +85,9 @@ class TfliteTagger:
         self._output = outputs[which]["index"]
 
     def hear(self, windows: Iterable[NDArray[np.float32]]) -> WindowScores:
-        return WindowScores(self.labels, np.stack([self._one(window_N) for window_N in windows]))
+        return WindowScores(self.labels, np.stack([self._score_window(window_N) for window_N in windows]))
 
-    def _one(self, window_N: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _score_window(self, window_N: NDArray[np.float32]) -> NDArray[np.float32]:
         self._interpreter.set_tensor(self._input["index"], window_N.reshape(self._input["shape"]))
         self._interpreter.invoke()
         return _as_scores(self._interpreter.get_tensor(self._output), len(self.labels))
@@ -114,16 +114,16 @@ class OnnxTagger:
             raise _not_a_tagger(path, ValueError("it does not take a float waveform alone"))
         self._input, self._dimensions = inputs[0].name, len(inputs[0].shape)
         fixed = [size if isinstance(size, int) and size > 1 else None for size in inputs[0].shape]
-        samples = _window_of(path, fixed, window_s)
+        samples = _samples_of_window(path, fixed, window_s)
         self.window_s = samples / self.sample_rate
         probe = self._session.run(None, {self._input: self._shaped(np.zeros(samples, np.float32))})
         named = _label_lines(self._session.get_modelmeta().custom_metadata_map)
         self.labels, self._output = _labels_of(path, labels, [out.shape[-1] for out in probe], named)
 
     def hear(self, windows: Iterable[NDArray[np.float32]]) -> WindowScores:
-        return WindowScores(self.labels, np.stack([self._one(window_N) for window_N in windows]))
+        return WindowScores(self.labels, np.stack([self._score_window(window_N) for window_N in windows]))
 
-    def _one(self, window_N: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _score_window(self, window_N: NDArray[np.float32]) -> NDArray[np.float32]:
         outputs = self._session.run(None, {self._input: self._shaped(window_N)})
         return _as_scores(outputs[self._output], len(self.labels))
 
@@ -263,8 +263,8 @@ def probabilities(logits_BK: NDArray[np.float64], exclusive: bool) -> NDArray[np
 def listed(answer: str) -> list[str]:
     """The names in a list such as "Dog, rain; a car horn." in the order in which they come, without doubles."""
     names = (" ".join(name.split()).strip(" .-*\"'") for name in re.split(r"[,;\n]|\band\b", answer))
-    kept = [name for name in names if name and len(name) <= _MAX_LABEL_CHARACTERS]
-    return list(dict.fromkeys(kept))[:_MAX_LABELS]
+    short_names = [name for name in names if name and len(name) <= _MAX_LABEL_CHARACTERS]
+    return list(dict.fromkeys(short_names))[:_MAX_LABELS]
 
 
 def read_labels(path: Path) -> list[str]:
@@ -291,17 +291,19 @@ def read_labels(path: Path) -> list[str]:
 
 
 def _in_fours(windows: Iterable[NDArray[np.float32]]) -> Iterator[list[NDArray[np.float32]]]:
-    rest = iter(windows)
-    while some := list(islice(rest, 4)):
+    remaining = iter(windows)
+    while some := list(islice(remaining, 4)):
         yield some
 
 
 def _labels_of(
-    path: Path, given: Path | None, sizes: Sequence[int], inside: Sequence[str] = ()
+    path: Path, labels_path: Path | None, sizes: Sequence[int], inside: Sequence[str] = ()
 ) -> tuple[list[str], int]:
     """The names of a file's classes, and which of its outputs (with `sizes` classes) they belong to."""
     tried = (
-        [read_labels(given)] if given is not None else [inside, *_packed_labels(path), *_labels_beside(path)]
+        [read_labels(labels_path)]
+        if labels_path is not None
+        else [inside, *_packed_labels(path), *_labels_beside(path)]
     )
     for names in tried:
         if len(names) in sizes:
@@ -309,7 +311,7 @@ def _labels_of(
     counts = ", ".join(str(len(names)) for names in tried if names) or "no"
     raise ConfigError(
         f"events.model: {counts} class names, and outputs of {', '.join(map(str, sizes))} values",
-        str(given or path),
+        str(labels_path or path),
         "set events.labels to a .txt with a name a line or a .csv with a column display_name, in the model's order",
     )
 
@@ -327,8 +329,8 @@ def _packed_labels(path: Path) -> list[list[str]]:
 def _labels_beside(path: Path) -> list[list[str]]:
     named = [path.with_suffix(suffix) for suffix in (".txt", ".csv")]
     listing = [*path.parent.glob("*label*"), *path.parent.glob("*class*")]
-    others = sorted(other for other in listing if other.suffix.lower() in (".txt", ".csv"))
-    return [read_labels(file) for file in [*named, *others] if file.is_file()]
+    candidates = sorted(candidate for candidate in listing if candidate.suffix.lower() in (".txt", ".csv"))
+    return [read_labels(file) for file in [*named, *candidates] if file.is_file()]
 
 
 def _label_lines(metadata: dict[str, str]) -> list[str]:
@@ -341,7 +343,7 @@ def _label_lines(metadata: dict[str, str]) -> list[str]:
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
-def _window_of(path: Path, shape: Sequence[int | None], window_s: float | None) -> int:
+def _samples_of_window(path: Path, shape: Sequence[int | None], window_s: float | None) -> int:
     """Samples of a window: of the input's shape, or of what is asked for where that is open."""
     *batch, samples = shape or [None]
     if any(batch):
@@ -350,11 +352,11 @@ def _window_of(path: Path, shape: Sequence[int | None], window_s: float | None) 
             str(path),
             "give a model that makes its spectrogram itself, as YAMNet's TFLite file does",
         )
-    asked = round((window_s or FILE_WINDOW_S) * FILE_SAMPLE_RATE)
-    if samples is not None and window_s is not None and asked != samples:
+    requested = round((window_s or FILE_WINDOW_S) * FILE_SAMPLE_RATE)
+    if samples is not None and window_s is not None and requested != samples:
         problem = f"events.window_s: {window_s}, and the model takes {samples / FILE_SAMPLE_RATE:g} s"
         raise ConfigError(problem, str(path), "leave window_s out")
-    return samples or asked
+    return samples or requested
 
 
 def _as_scores(output: NDArray[np.float32], num_classes: int) -> NDArray[np.float32]:
@@ -378,5 +380,5 @@ def _hears_at_once(extractor: Any) -> float | None:
 
 
 def _not_a_tagger(path: Path, error: Exception) -> ConfigError:
-    said = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return ConfigError(f"no {_TAGGER} loads from {path}: {said}", str(path), _REMEDY)
+    message = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return ConfigError(f"no {_TAGGER} loads from {path}: {message}", str(path), _REMEDY)

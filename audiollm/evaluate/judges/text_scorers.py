@@ -57,7 +57,10 @@ class SentenceScorer:
 
     def score(self, translations: Sequence[Translation]) -> list[float | str]:
         """Return a score for each; an empty output scores 0."""
-        return [self._metric.sentence_score(each.output, [each.reference]).score for each in translations]
+        return [
+            self._metric.sentence_score(translation.output, [translation.reference]).score
+            for translation in translations
+        ]
 
     def close(self) -> None:
         """Do nothing: it runs in this process."""
@@ -79,12 +82,12 @@ class WordAccuracy:
         """Return a score for each; where there is no word in the reference, 100 for none and 0 for any."""
         from rapidfuzz.distance import Levenshtein
 
-        found: list[float | str] = []
-        for each in translations:
-            wanted, said = self._units(each.reference), self._units(each.output)
-            edits = Levenshtein.distance(wanted, said)
-            found.append(100 * max(0.0, 1 - edits / len(wanted)) if wanted else 100.0 * (not said))
-        return found
+        scores: list[float | str] = []
+        for translation in translations:
+            reference, output = self._units(translation.reference), self._units(translation.output)
+            edits = Levenshtein.distance(reference, output)
+            scores.append(100 * max(0.0, 1 - edits / len(reference)) if reference else 100.0 * (not output))
+        return scores
 
     def _units(self, text: str) -> list[str]:
         return text.split() if self._splits else list("".join(text.split()))
@@ -117,18 +120,21 @@ class CommandScorer:
         Raises:
             ConfigError: the program cannot be started.
         """
-        asked = [{"src": each.source, "mt": each.output, "ref": each.reference} for each in translations]
+        requests = [
+            {"src": translation.source, "mt": translation.output, "ref": translation.reference}
+            for translation in translations
+        ]
         scores: list[float | str] = []
         try:
-            for line in self._process.ask(asked):
-                value = _number(line)
+            for line in self._process.ask(requests):
+                value = _parse_score_line(line)
                 if value is None:
                     self.close()
                     raise ProcessFailed(f"answered {line.strip()[:80]!r}, which is no score", True)
                 scores.append(value)
         except ProcessFailed as failure:
-            kept = scores if failure.is_aligned else []
-            return kept + [f"the scorer {failure}"] * (len(translations) - len(kept))
+            aligned_scores = scores if failure.is_aligned else []
+            return aligned_scores + [f"the scorer {failure}"] * (len(translations) - len(aligned_scores))
         return scores
 
     def close(self) -> None:
@@ -172,7 +178,7 @@ def bleu_tokenizer(language: str) -> str:
     return TOKENIZERS.get(language.split("-")[0].lower(), "13a")
 
 
-def _number(line: str) -> float | None:
+def _parse_score_line(line: str) -> float | None:
     try:
         value = json.loads(line)
     except json.JSONDecodeError:

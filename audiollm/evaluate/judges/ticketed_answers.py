@@ -23,7 +23,11 @@ class VerdictError(Exception):
 
 
 def ask_with_ticket(
-    chat: Chat, parts_of: Callable[[str], Parts], read: Callable[[str, str], Read], attempts: int, known: str
+    chat: Chat,
+    parts_of: Callable[[str], Parts],
+    read: Callable[[str, str], Read],
+    attempts: int,
+    seed_text: str,
 ) -> Read:
     """Ask a judge until its answer can be read, and return what `read` makes of it.
 
@@ -31,22 +35,26 @@ def ask_with_ticket(
         parts_of: the request with a ticket.
         read: reads an answer, given the ticket; its `VerdictError` asks again.
         attempts: how often the judge is asked until its answer can be read; the ticket is another each time.
-        known: what the tickets are made from, so that the same question has the same ones.
+        seed_text: what the tickets are made from, so that the same question has the same ones.
 
     Raises:
         VerdictError: there is no answer that can be read.
         FailedOnEveryItem: there was none for a few dozen questions, for one reason, and no other was answered.
     """
     with noted_outcome("the judge"):
-        return _asked_until_read(chat, parts_of, read, attempts, known)
+        return _asked_until_read(chat, parts_of, read, attempts, seed_text)
 
 
 def _asked_until_read(
-    chat: Chat, parts_of: Callable[[str], Parts], read: Callable[[str, str], Read], attempts: int, known: str
+    chat: Chat,
+    parts_of: Callable[[str], Parts],
+    read: Callable[[str, str], Read],
+    attempts: int,
+    seed_text: str,
 ) -> Read:
     reason = ""
     for attempt in range(attempts):
-        ticket = hashlib.sha256(f"{attempt} {known}".encode()).hexdigest()[:8]
+        ticket = hashlib.sha256(f"{attempt} {seed_text}".encode()).hexdigest()[:8]
         try:
             answer = chat.ask(parts_of(ticket))
         except ChatError as error:
@@ -64,16 +72,16 @@ def objects_with_ticket(answer: str, ticket: str) -> list[dict[str, Any]]:
     Raises:
         VerdictError: none does.
     """
-    found = [value for value in _objects(answer) if str(value.get("ticket")) == ticket]
-    if not found:
+    matches = [value for value in _find_json_objects(answer) if str(value.get("ticket")) == ticket]
+    if not matches:
         raise VerdictError("no verdict in the answer")
-    return found
+    return matches
 
 
-def _objects(text: str) -> list[dict[str, Any]]:
+def _find_json_objects(text: str) -> list[dict[str, Any]]:
     """The outermost JSON objects in a text; objects inside them are not returned."""
     decoder = json.JSONDecoder()
-    found: list[dict[str, Any]] = []
+    values: list[dict[str, Any]] = []
     at = text.find("{")
     while at >= 0:
         try:
@@ -81,6 +89,6 @@ def _objects(text: str) -> list[dict[str, Any]]:
         except (json.JSONDecodeError, RecursionError):
             end = at + 1
         else:
-            found.append(value)
+            values.append(value)
         at = text.find("{", end)
-    return found
+    return values

@@ -73,7 +73,7 @@ def checked_tagger(tagger: str | Path) -> Path:
     return path
 
 
-def _resolved(tagger: Any) -> Any:
+def _resolve_tagger(tagger: Any) -> Any:
     """The path that `auto` stands for, or `auto` where it stands for none; any other setting as it is."""
     if tagger != AUTO:
         return tagger
@@ -83,9 +83,9 @@ def _resolved(tagger: Any) -> Any:
         raise ValueError(str(error)) from error
 
 
-def _resolved_source(tagger: Any, info: ValidationInfo) -> Any:
-    """As `_resolved`; where there is no file a run ends here, and a plan notes the one that it will want."""
-    resolved = _resolved(tagger)
+def _resolve_tagger_source(tagger: Any, info: ValidationInfo) -> Any:
+    """As `_resolve_tagger`; where there is no file a run ends here, and a plan notes the one that it will want."""
+    resolved = _resolve_tagger(tagger)
     if resolved != AUTO:
         return resolved
     if "absent" not in (info.context or {}):
@@ -93,9 +93,9 @@ def _resolved_source(tagger: Any, info: ValidationInfo) -> Any:
     return default_path()
 
 
-TaggerPath = Annotated[Literal["auto"] | Path, BeforeValidator(_resolved)]
+TaggerPath = Annotated[Literal["auto"] | Path, BeforeValidator(_resolve_tagger)]
 """A setting that takes a tagger of sounds by its path, or `auto`."""
-AUTO_SOURCE = BeforeValidator(_resolved_source)
+AUTO_SOURCE = BeforeValidator(_resolve_tagger_source)
 """The part of a setting's type that lets an `InputSource` be `auto`, too."""
 
 

@@ -28,7 +28,7 @@ QUESTION = "Transcribe the speech."
 """The question to the model: a phrasing of the task `asr` in `audiollm/data/chat/tasks.yaml`."""
 MAX_GROUPS = 40
 """Groups that one table of the page shows; results.json has all."""
-_OWN = {"id", "path", "audio", "text", "language", "start_s", "end_s"}
+_RECORDING_KEYS = {"id", "path", "audio", "text", "language", "start_s", "end_s"}
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def read_recordings(
     Raises:
         ConfigError: what is wrong with the manifest, and where.
     """
-    found = []
+    recordings = []
     listed = checked_rows(path, [name for names in USUAL_COLUMNS.values() for name in names])
     finder = ColumnFinder(listed.columns, {}, str(path))
     for note in (
@@ -77,20 +77,20 @@ def read_recordings(
         values = row if "messages" in row else row | {f: row[c] for f, c in finder.of_row(row).items()}
         if listed.is_table:  # an empty cell is none
             values = {key: value for key, value in values.items() if value}
-        if split is not None and not is_of_split(_about(values).get("split"), split):
+        if split is not None and not is_of_split(_conditions_of(values).get("split"), split):
             continue
-        made = (
-            _of_sample(values, where, path.parent)
+        build_recording = (
+            _recording_of_sample(values, where, path.parent)
             if "messages" in values
-            else _of_row(values, where, path.parent)
+            else _recording_of_row(values, where, path.parent)
         )
-        found.append(made(language))
-    if not found:
+        recordings.append(build_recording(language))
+    if not recordings:
         raise ConfigError(
             f"no recordings{f' of the split {split}' if split else ''}", str(path), "look at the manifest"
         )
-    need_unique([recording.id for recording in found], path)
-    return found
+    need_unique([recording.id for recording in recordings], path)
+    return recordings
 
 
 def evaluate_asr(
@@ -111,36 +111,56 @@ def evaluate_asr(
     Raises:
         ConfigError: a condition that no recording has, or no such form.
     """
-    known = {key for recording in recordings for key in recording.about}
+    conditions = {key for recording in recordings for key in recording.about}
     for key in by:
-        if key not in known:
-            raise ConfigError(f"{key}: no recording has it", "--by", suggestion(key, known))
+        if key not in conditions:
+            raise ConfigError(f"{key}: no recording has it", "--by", suggestion(key, conditions))
     languages = sorted({recording.language for recording in recordings})
-    forms = {each: choose_form(form, each, spelling if each == "en" else None) for each in languages}
-    rows = [_row(recording, replies[recording.id], forms[recording.language]) for recording in recordings]
-    sets = {each: [row for row in rows if row["language"] == each] for each in languages}
-    words = {each: error_summary(sets[each], forms[each]) for each in languages}
-    groups = {key: {each: _grouped(sets[each], key, forms[each]) for each in languages} for key in by}
+    forms = {
+        language: choose_form(form, language, spelling if language == "en" else None)
+        for language in languages
+    }
+    rows = [
+        _transcript_row(recording, replies[recording.id], forms[recording.language])
+        for recording in recordings
+    ]
+    sets = {language: [row for row in rows if row["language"] == language] for language in languages}
+    words = {language: error_summary(sets[language], forms[language]) for language in languages}
+    groups = {
+        key: {language: _group_errors(sets[language], key, forms[language]) for language in languages}
+        for key in by
+    }
     result = {
         "suite": "asr",
         "recordings": len(rows),
         "words": words,
-        "characters": {each: _by_character(sets[each]) for each in languages if forms[each].unit == "word"},
+        "characters": {
+            language: _by_character(sets[language])
+            for language in languages
+            if forms[language].unit == "word"
+        },
         "by": groups,
     }
-    tables = [error_rows({each: words[each]}) for each in languages]
+    tables = [error_rows({language: words[language]}) for language in languages]
     for key, of_language in groups.items():
-        for each, group in of_language.items():
+        for group_language, group in of_language.items():
             worst = sorted(group, key=lambda name: -(group[name]["rate"] or 0.0))[:MAX_GROUPS]
             if worst:
-                shown = error_rows({name: group[name] for name in worst})
-                tables.append(ScoreTable(f"{each} by {key}, the worst first", shown.headings, shown.rows))
+                group_table = error_rows({name: group[name] for name in worst})
+                tables.append(
+                    ScoreTable(
+                        f"{group_language} by {key}, the worst first", group_table.headings, group_table.rows
+                    )
+                )
     return SuiteResult(
         "Speech recognition",
         [line for line in (about, f"texts are compared in the form {form}") if line],
         result,
         tables,
-        [_example(row, each) for row, each in sorted(zip(rows, recordings, strict=True), key=_badness)],
+        [
+            _transcript_example(row, recording)
+            for row, recording in sorted(zip(rows, recordings, strict=True), key=_transcript_badness)
+        ],
         [(row["id"], row["errors"]) for row in rows if isinstance(row["errors"], str)],
         rows,
         tiles=[
@@ -154,7 +174,7 @@ def evaluate_asr(
 # ------------------------------------------------------------------------------------------------ private
 
 
-def _about(values: Mapping[str, Any]) -> dict[str, str]:
+def _conditions_of(values: Mapping[str, Any]) -> dict[str, str]:
     """The conditions of a record: its other columns, or a sample's metadata."""
     source = values.get("metadata") or {} if "messages" in values else values
     if not isinstance(source, dict):
@@ -162,11 +182,13 @@ def _about(values: Mapping[str, Any]) -> dict[str, str]:
     return {
         key: str(value)
         for key, value in source.items()
-        if key not in _OWN and isinstance(value, str | int | float) and not is_missing(value, is_name=True)
+        if key not in _RECORDING_KEYS
+        and isinstance(value, str | int | float)
+        and not is_missing(value, is_name=True)
     }
 
 
-class _Made:
+class _RecordingBuilder:
     """The recording with `language`, if it names none."""
 
     def __init__(self, language: str | None, **values: Any) -> None:
@@ -176,7 +198,7 @@ class _Made:
         return TranscribedRecording(language=self._language or default, **self._values)
 
 
-def _of_row(values: Mapping[str, Any], where: str, folder: Path) -> _Made:
+def _recording_of_row(values: Mapping[str, Any], where: str, folder: Path) -> _RecordingBuilder:
     path, text = values.get("audio"), values.get("text")
     if is_missing(path) or (is_missing(text) and text != ""):
         raise ConfigError("no path, or no text", where, "a record has the keys path and text")
@@ -187,13 +209,13 @@ def _of_row(values: Mapping[str, Any], where: str, folder: Path) -> _Made:
         raise ConfigError("start_s or end_s is no number", where, "give seconds") from None
     language = None if is_missing(values.get("language"), is_name=True) else str(values["language"])
     id = str(path if is_missing(values.get("id"), is_name=True) else values["id"])
-    about = _about(values)
-    return _Made(
+    about = _conditions_of(values)
+    return _RecordingBuilder(
         language, id=id, path=folder / str(path), text=str(text), start_s=start_s, end_s=end_s, about=about
     )
 
 
-def _of_sample(values: Mapping[str, Any], where: str, folder: Path) -> _Made:
+def _recording_of_sample(values: Mapping[str, Any], where: str, folder: Path) -> _RecordingBuilder:
     import json
 
     from audiollm.data.records.sample import parse_sample
@@ -202,27 +224,27 @@ def _of_sample(values: Mapping[str, Any], where: str, folder: Path) -> _Made:
         sample: Sample = parse_sample(json.dumps(values).encode(), where)
     except BadSample as error:
         raise ConfigError(error.reason, where, "mend or remove it") from None
-    heard, texts = sample.audio("user"), sample.texts("assistant")
-    if not heard or not texts:
+    audio_parts, texts = sample.audio("user"), sample.texts("assistant")
+    if not audio_parts or not texts:
         raise ConfigError(
             f"sample {sample.id}: no recording of the user's, or no text", where, "give samples of asr"
         )
-    part = heard[0]
-    path = as_spelled(folder / part.path)
-    about = _about(values) | ({"speaker": part.speaker} if part.speaker else {})
+    audio_part = audio_parts[0]
+    path = as_spelled(folder / audio_part.path)
+    about = _conditions_of(values) | ({"speaker": audio_part.speaker} if audio_part.speaker else {})
     language = sample.metadata.get("language")
-    return _Made(
+    return _RecordingBuilder(
         str(language) if language else None,
         id=sample.id,
-        path=path if path.exists() else Path(part.path),
+        path=path if path.exists() else Path(audio_part.path),
         text=texts[-1],
-        start_s=part.start_s,
-        end_s=part.end_s,
+        start_s=audio_part.start_s,
+        end_s=audio_part.end_s,
         about=about,
     )
 
 
-def _row(recording: TranscribedRecording, reply: Reply, form: TextForm) -> Row:
+def _transcript_row(recording: TranscribedRecording, reply: Reply, form: TextForm) -> Row:
     about = {
         "id": recording.id,
         "text": recording.text,
@@ -231,7 +253,7 @@ def _row(recording: TranscribedRecording, reply: Reply, form: TextForm) -> Row:
     }
     if reply.problem:
         return {**about, "heard": None, "errors": reply.problem, "missing": True}
-    loop = loop_reason(reply.text, _duration_s(recording))
+    loop = loop_reason(reply.text, _recording_duration_s(recording))
     if loop is not None:
         return {**about, "heard": reply.text, "errors": f"a loop: {loop}", "missing": True}
     compared = {"text_form": form.apply(recording.text), "heard_form": form.apply(reply.text)}
@@ -243,7 +265,7 @@ def _row(recording: TranscribedRecording, reply: Reply, form: TextForm) -> Row:
     }
 
 
-def _duration_s(recording: TranscribedRecording) -> float:
+def _recording_duration_s(recording: TranscribedRecording) -> float:
     """Length of a recording's span; infinite where its file cannot be read: hypotheses may come without the sound."""
     if recording.end_s is not None:
         return recording.end_s - recording.start_s
@@ -264,18 +286,18 @@ def _by_character(rows: Sequence[Row]) -> dict[str, Any]:
     return error_table(errors)
 
 
-def _grouped(rows: Sequence[Row], key: str, form: TextForm) -> dict[str, Any]:
+def _group_errors(rows: Sequence[Row], key: str, form: TextForm) -> dict[str, Any]:
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row["about"].get(key, "(unknown)"), []).append(row)
     return {name: error_summary(groups[name], form) for name in sorted(groups)}
 
 
-def _badness(pair: tuple[Row, TranscribedRecording]) -> float:
+def _transcript_badness(pair: tuple[Row, TranscribedRecording]) -> float:
     return -rate_of(pair[0])
 
 
-def _example(row: Row, recording: TranscribedRecording) -> Example:
+def _transcript_example(row: Row, recording: TranscribedRecording) -> Example:
     wrong = row["errors"] if isinstance(row["errors"], str) else f"{rate_of(row):.0%} wrong"
     lines = [("said", recording.text), ("written", row["heard"] or "(nothing)"), ("errors", wrong)]
     lines += [(key, value) for key, value in recording.about.items()][:4]

@@ -64,7 +64,7 @@ class Question(BaseModel):
     @classmethod
     def _one_name(cls, value: Any) -> Any:
         """Join a category that is a list, as a few of the published list are."""
-        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        if isinstance(value, list) and all(isinstance(name, str) for name in value):
             return ", ".join(dict.fromkeys(value)) or "(unknown)"
         return value
 
@@ -73,8 +73,8 @@ class Question(BaseModel):
         return question_prompt(self.question, self.choices, prompt, max_words)
 
     def inquiry(self, folder: Path, prompt: str = PLAIN, max_words: int = MAX_WORDS) -> Inquiry:
-        asked = self.prompt(prompt, max_words)
-        return Inquiry(self.id, folder / self.audio_id, asked, self.start_s, self.end_s)
+        text = self.prompt(prompt, max_words)
+        return Inquiry(self.id, folder / self.audio_id, text, self.start_s, self.end_s)
 
 
 def read_questions(path: Path) -> list[Question]:
@@ -95,21 +95,27 @@ def evaluate_audio_qa(
     A reply that names no option, or several, is wrong, and so is a question that the model failed on; a recording
     that is not there leaves the question out, and so does a right answer that is not read as itself (`unread_key`).
     """
-    rows = [_row(question, _unread(question) or replies[question.id]) for question in questions]
-    asked = [row for row in rows if not row["left_out"]]
+    rows = [
+        _question_row(question, _reply_without_key(question) or replies[question.id])
+        for question in questions
+    ]
+    scored_rows = [row for row in rows if not row["left_out"]]
     result = {
         "suite": "audio-qa",
         "questions": len(rows),
-        "left_out": len(rows) - len(asked),
-        **_scores(asked),
-        **{f"by_{group}": _grouped(asked, group) for group in GROUPS},
+        "left_out": len(rows) - len(scored_rows),
+        **_score_replies(scored_rows),
+        **{f"by_{group}": _group_accuracies(scored_rows, group) for group in GROUPS},
     }
     return SuiteResult(
         "Questions about sound",
         [about] if about else [],
         result,
         _tables(result),
-        [_example(row, q, folder) for row, q in sorted(zip(rows, questions, strict=True), key=_badness)],
+        [
+            _question_example(row, q, folder)
+            for row, q in sorted(zip(rows, questions, strict=True), key=_reply_badness)
+        ],
         [(row["id"], row["problem"]) for row in rows if row["problem"]],
         rows,
         tiles=share_tiles("right answers", result),
@@ -129,25 +135,30 @@ def mmau_match(reply: str, answer: str, choices: Sequence[str]) -> bool:
 
     Of a reply with tags the answer alone is looked at (`read_answer`).
     """
-    words, wanted = _words(read_answer(reply).answer), _words(answer)
-    others = {word for choice in choices if _words(choice) != wanted for word in _words(choice) - wanted}
-    return bool(words) and wanted <= words and not words & others
+    words, answer_words = _distinct_words(read_answer(reply).answer), _distinct_words(answer)
+    other_words = {
+        word
+        for choice in choices
+        if _distinct_words(choice) != answer_words
+        for word in _distinct_words(choice) - answer_words
+    }
+    return bool(words) and answer_words <= words and not words & other_words
 
 
 # ------------------------------------------------------------------------------------------------ private
 
 
-def _words(text: str) -> set[str]:
+def _distinct_words(text: str) -> set[str]:
     return set(re.findall(r"\b\w+\b", text.lower()))
 
 
-def _unread(question: Question) -> Reply | None:
+def _reply_without_key(question: Question) -> Reply | None:
     reason = unread_key(question)
     return Reply(problem=reason) if reason else None
 
 
-def _row(question: Question, reply: Reply) -> Row:
-    chosen = None if reply.problem else read_choice(reply.text, question.choices)
+def _question_row(question: Question, reply: Reply) -> Row:
+    choice = None if reply.problem else read_choice(reply.text, question.choices)
     return {
         "id": question.id,
         **{group: getattr(question, group) for group in GROUPS},
@@ -157,15 +168,15 @@ def _row(question: Question, reply: Reply) -> Row:
         "reply": reply.text,
         "problem": reply.problem,
         "left_out": reply.problem.startswith(("cannot be heard", UNREAD_KEY)),
-        "chosen": chosen,
-        "named": None if chosen is None else question.choices[chosen],
-        "right": chosen is not None and question.choices[chosen] == question.answer,
+        "chosen": choice,
+        "named": None if choice is None else question.choices[choice],
+        "right": choice is not None and question.choices[choice] == question.answer,
         "matched": not reply.problem and mmau_match(reply.text, question.answer, question.choices),
-        **_form(read_answer(reply.text)),
+        **_reply_form(read_answer(reply.text)),
     }
 
 
-def _form(parts: AnswerParts) -> Row:
+def _reply_form(parts: AnswerParts) -> Row:
     """Form of a reply with tags; nothing of a plain one."""
     if not parts.is_tagged:
         return {}
@@ -177,7 +188,7 @@ def _form(parts: AnswerParts) -> Row:
     }
 
 
-def _scores(rows: Sequence[Row]) -> dict[str, Any]:
+def _score_replies(rows: Sequence[Row]) -> dict[str, Any]:
     n = len(rows)
     return {
         **share([row["right"] for row in rows]),
@@ -203,20 +214,20 @@ def _form_scores(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _grouped(rows: Sequence[Row], group: str) -> dict[str, Any]:
+def _group_accuracies(rows: Sequence[Row], group: str) -> dict[str, Any]:
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row[group], []).append(row)
-    return {name: _scores(groups[name]) for name in sorted(groups)}
+    return {name: _score_replies(groups[name]) for name in sorted(groups)}
 
 
 def _tables(result: Mapping[str, Any]) -> list[ScoreTable]:
     headings = ["", "accuracy ↑ (95 %)", "MMAU's string match ↑", "chance", "no usable answer", "n"]
-    tables = [ScoreTable("all questions", headings, [_cells("all", result)], _left_out(result))]
+    tables = [ScoreTable("all questions", headings, [_accuracy_cells("all", result)], _left_out(result))]
     for group in GROUPS:
-        found = result[f"by_{group}"]
-        if set(found) - {"(unknown)"}:
-            rows = [_cells(name, table) for name, table in found.items()]
+        tables_by_value = result[f"by_{group}"]
+        if set(tables_by_value) - {"(unknown)"}:
+            rows = [_accuracy_cells(name, table) for name, table in tables_by_value.items()]
             tables.append(ScoreTable(f"by {group.replace('_', '-')}", headings, rows))
     return tables + _form_tables(result)
 
@@ -225,8 +236,8 @@ def _form_tables(result: Mapping[str, Any]) -> list[ScoreTable]:
     """Tables on the form of replies, by domain (MMAU's task) and difficulty; none where all replies are plain."""
     if "well_formed" not in result:
         return []
-    found = {"all": result, **result["by_task"], **result["by_difficulty"]}
-    rows = [_form_cells(name, table) for name, table in found.items() if "well_formed" in table]
+    table_by_name = {"all": result, **result["by_task"], **result["by_difficulty"]}
+    rows = [_form_cells(name, table) for name, table in table_by_name.items() if "well_formed" in table]
     headings = ["", "well formed ↑ (95 %)", f"thought ≤ {MAX_WORDS} words ↑ (95 %)", "words, mean (95 %)"]
     return [ScoreTable("form of the replies", [*headings, "median", "n"], rows)]
 
@@ -244,19 +255,19 @@ def _left_out(result: Mapping[str, Any]) -> str:
     return f"{result['left_out']} left out: no recording that can be heard, or a right answer not read as itself."
 
 
-def _cells(name: str, table: Mapping[str, Any]) -> list[str]:
+def _accuracy_cells(name: str, table: Mapping[str, Any]) -> list[str]:
     matched = with_interval(table["mmau_string_match"], "accuracy")
-    rest = [percent(table[key], 1) for key in ("chance", "no_usable_answer")]
-    return [name, with_interval(table, "accuracy"), matched, *rest, str(table["n"])]
+    shares = [percent(table[key], 1) for key in ("chance", "no_usable_answer")]
+    return [name, with_interval(table, "accuracy"), matched, *shares, str(table["n"])]
 
 
-def _badness(pair: tuple[Row, Question]) -> tuple[bool, bool]:
+def _reply_badness(pair: tuple[Row, Question]) -> tuple[bool, bool]:
     return pair[0]["right"], pair[0]["chosen"] is None
 
 
-def _example(row: Row, question: Question, folder: Path) -> Example:
+def _question_example(row: Row, question: Question, folder: Path) -> Example:
     reply = row["problem"] or row["reply"] or "(nothing)"
     lines = [("question", question.question), ("options", " · ".join(question.choices))]
     lines += [("right", question.answer), ("reply", reply)]
-    heard = Sound("recording", folder / question.audio_id, question.start_s, question.end_s)
-    return Example(f"{question.id} · {question.task}", lines, [heard])
+    recording = Sound("recording", folder / question.audio_id, question.start_s, question.end_s)
+    return Example(f"{question.id} · {question.task}", lines, [recording])

@@ -42,7 +42,7 @@ def read_choice(reply: str, choices: Sequence[str], is_free: bool = True) -> int
     Args:
         is_free: the reply may be a free text; False: it is the text of an option, or its letter, and nothing else.
     """
-    question = _options(tuple(choices))
+    question = _cached_options(tuple(choices))
     answer = read_answer(reply).answer
     for text in dict.fromkeys((answer, answer_text(answer))):
         if named := question.texts.get(question.form(text)):
@@ -101,7 +101,7 @@ class _Options:
 
 
 @lru_cache(maxsize=4096)
-def _options(choices: tuple[str, ...]) -> _Options:
+def _cached_options(choices: tuple[str, ...]) -> _Options:
     return _Options(choices)
 
 
@@ -140,8 +140,8 @@ def _is_declared(text: str, question: _Options) -> set[int]:
     lead = LEAD.search(text)
     if lead is None or len(text[: lead.start()].split()) > MAX_LEAD_WORDS:
         return set()
-    rest = text[lead.end() :]
-    return set(question.texts.get(question.form(rest), ())) or _is_letter(rest, question)
+    tail = text[lead.end() :]
+    return set(question.texts.get(question.form(tail), ())) or _is_letter(tail, question)
 
 
 def _declares(text: str, question: _Options) -> set[int]:
@@ -199,11 +199,11 @@ def _begins_with_letter(text: str, question: _Options) -> set[int]:
     mark = LETTER_FIRST.match(text)
     if not mark or len(set(re.findall(r"(?m)^\s*\(?([A-Z])[).:]", text))) > 1:
         return set()
-    letter, rest = next(filter(None, mark.groups())), text[mark.end() :]
-    if is_denied_behind(rest.lower()):
+    letter, tail = next(filter(None, mark.groups())), text[mark.end() :]
+    if is_denied_behind(tail.lower()):
         return set()
-    named = question.beginning(rest.strip())
-    return question.at(letter) | _further(rest, question) | ({named[0]} if named else set())
+    named = question.beginning(tail.strip())
+    return question.at(letter) | _further(tail, question) | ({named[0]} if named else set())
 
 
 def _says_yes_or_no(text: str, question: _Options) -> set[int]:
@@ -218,14 +218,14 @@ def _mentions(text: str, question: _Options) -> set[int]:
     """The options that the sentences name and do not deny."""
     plain = without_idle_denials(question.form.plain(text))
     matches: list[tuple[int, re.Match[str]]] = []
-    rest = plain
+    unmatched = plain
     for place, pattern in question.patterns:
-        named = list(pattern.finditer(rest))
+        named = list(pattern.finditer(unmatched))
         matches += [(place, match) for match in named]
-        rest = pattern.sub(lambda match: "\0" * len(match[0]), rest) if named else rest
-    if refuses(rest):
+        unmatched = pattern.sub(lambda match: "\0" * len(match[0]), unmatched) if named else unmatched
+    if refuses(unmatched):
         return set()
-    places = {place for place, match in matches if is_stated(rest, match)}
+    places = {place for place, match in matches if is_stated(unmatched, match)}
     lower = text.lower()
     for match in MARKED_LETTER.finditer(text):
         if is_stated(lower, match):

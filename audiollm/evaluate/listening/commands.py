@@ -75,18 +75,25 @@ def asr(
     from audiollm.evaluate.listening.asr import evaluate_asr, read_recordings
     from audiollm.evaluate.listening.replies import by_recognizer, read_replies
 
-    recordings = spread_items(read_recordings(listing, language, split, _say(console)), limit)
+    recordings = spread_items(read_recordings(listing, language, split, _notice_printer(console)), limit)
     inquiries = [recording.inquiry() for recording in recordings]
     _one_of(model=model, endpoint=endpoint, recognizer=recognizer, hypotheses=hypotheses)
-    chosen = choose_recognizer(recognizer, language)
+    recognizer_judge = choose_recognizer(recognizer, language)
     if hypotheses is not None:
         replies, about = (
             read_replies(hypotheses, _ids(inquiries), ("text", "hypothesis")),
             f"from {hypotheses}",
         )
-    elif chosen is not None:
-        label = judge_label(chosen.judge)
-        replies = _ask(by_recognizer(chosen.judge), chosen.fingerprint, inquiries, out, console, label)
+    elif recognizer_judge is not None:
+        label = judge_label(recognizer_judge.judge)
+        replies = _ask_with_progress(
+            by_recognizer(recognizer_judge.judge),
+            recognizer_judge.fingerprint,
+            inquiries,
+            out,
+            console,
+            label,
+        )
         about = f"recognizer: {label}"
     else:
         source = ListenerSource(model, codec, endpoint, endpoint_model, key_variable, max_tokens)
@@ -156,8 +163,8 @@ def audio_qa(
     unread = {question.id: reason for question in questions if (reason := unread_key(question))}
     for id, reason in unread.items():
         console.print(f"question {id!r} is left out: {reason}")
-    asked = [question for question in questions if question.id not in unread]
-    inquiries = [question.inquiry(folder, prompt or PLAIN, max_words) for question in asked]
+    readable_questions = [question for question in questions if question.id not in unread]
+    inquiries = [question.inquiry(folder, prompt or PLAIN, max_words) for question in readable_questions]
     _one_of(model=model, endpoint=endpoint, replies=replies_file)
     sampling = ReplySampling(samples, temperature, batch, seed)
     is_plain = sampling == ReplySampling(seed=seed)
@@ -172,7 +179,7 @@ def audio_qa(
         if is_plain:
             replies, about = _replies(source, inquiries, out, console)
         else:
-            replies, about = _majority(source, asked, inquiries, sampling, out, console)
+            replies, about = _majority(source, readable_questions, inquiries, sampling, out, console)
     conclude(evaluate_audio_qa(questions, replies, folder, about), out, examples, console)
 
 
@@ -220,7 +227,7 @@ def judge(
     source = ListenerSource(judge_model, judge_codec, endpoint, endpoint_model, key_variable, max_tokens)
     chat, fingerprint = source.chat()
     requests = [item.request() for item in items]
-    ours = _spoken(model, codec, audio, requests, out, seed, max_duration_s, console)
+    ours = _speak_or_find(model, codec, audio, requests, out, seed, max_duration_s, console)
     theirs = clips_in_folder(against, requests)
     with bar(console, "judging", len(items)) as progress:
         bench = PairBench(
@@ -236,17 +243,17 @@ def judge(
 # ------------------------------------------------------------------------------------------------ private
 
 
-def _one_of(**given: object) -> None:
+def _one_of(**values: object) -> None:
     """
     Raises:
         ConfigError: none of the options is given, or more than one.
     """
-    options = ", ".join(f"--{name}" for name in given)
-    if sum(value is not None for value in given.values()) != 1:
+    options = ", ".join(f"--{name}" for name in values)
+    if sum(value is not None for value in values.values()) != 1:
         raise ConfigError("exactly one of these options is required", options, f"give one of {options}")
 
 
-def _say(console: Console) -> Callable[[str], None]:
+def _notice_printer(console: Console) -> Callable[[str], None]:
     return lambda note: console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -261,7 +268,9 @@ def _replies(
     from audiollm.evaluate.listening.replies import by_answerer
 
     subject = source.listener()
-    return _ask(by_answerer(subject), subject.fingerprint, inquiries, out, console), f"model: {subject.name}"
+    return _ask_with_progress(
+        by_answerer(subject), subject.fingerprint, inquiries, out, console
+    ), f"model: {subject.name}"
 
 
 def _majority(
@@ -284,7 +293,7 @@ def _majority(
     return majority_replies(questions, sampled), about
 
 
-def _ask(
+def _ask_with_progress(
     write: Write,
     fingerprint: str,
     inquiries: list[Inquiry],
@@ -300,7 +309,7 @@ def _ask(
         return ask_all(write, fingerprint, inquiries, store, lambda what: step(progress, what), subject)
 
 
-def _spoken(
+def _speak_or_find(
     model: str | None,
     codec: Path | None,
     audio: Path | None,

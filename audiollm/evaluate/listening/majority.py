@@ -78,14 +78,16 @@ def majority_replies(
 
     Of options with as many votes the one that was named first wins. Where no reply names one, it is the first reply.
     """
-    found: dict[str, Reply] = {}
+    majority: dict[str, Reply] = {}
     for question in questions:
-        own = replies[question.id]
-        votes = [None if reply.problem else read_choice(reply.text, question.choices) for reply in own]
+        question_replies = replies[question.id]
+        votes = [
+            None if reply.problem else read_choice(reply.text, question.choices) for reply in question_replies
+        ]
         counts = Counter(vote for vote in votes if vote is not None)
         winner = counts.most_common(1)[0][0] if counts else votes[0]
-        found[question.id] = own[votes.index(winner)]
-    return found
+        majority[question.id] = question_replies[votes.index(winner)]
+    return majority
 
 
 def _sample_block(
@@ -95,49 +97,55 @@ def _sample_block(
     sampling: ReplySampling,
     store: RowStore,
 ) -> dict[str, list[Reply]]:
-    found: dict[str, list[Reply | None]] = {}
+    replies: dict[str, list[Reply | None]] = {}
     work: list[tuple[Inquiry, int, Any, list[Any]]] = []
     for inquiry in block:
         try:
-            keys = [_key(fingerprint, inquiry, sampling, number) for number in range(sampling.samples)]
-            known = [store.get(*key) for key in keys]
-            found[inquiry.id] = [None if row is None else Reply(str(row["reply"])) for row in known]
-            if None not in known:
+            keys = [
+                _sampled_reply_key(fingerprint, inquiry, sampling, number)
+                for number in range(sampling.samples)
+            ]
+            rows = [store.get(*key) for key in keys]
+            replies[inquiry.id] = [None if row is None else Reply(str(row["reply"])) for row in rows]
+            if None not in rows:
                 note_success("the model")
             else:
                 wave = load_clip(inquiry.path, inquiry.start_s, inquiry.end_s)
-                work += [(inquiry, n, wave, keys[n]) for n, row in enumerate(known) if row is None]
+                work += [(inquiry, n, wave, keys[n]) for n, row in enumerate(rows) if row is None]
         except MetricError as error:
-            found[inquiry.id] = [Reply(problem=error.reason)] * sampling.samples
+            replies[inquiry.id] = [Reply(problem=error.reason)] * sampling.samples
     if work:
-        texts = _answers(model, work, sampling)
+        texts = _sample_answers(model, work, sampling)
         for (inquiry, number, _, key), reply in zip(work, texts, strict=True):
-            found[inquiry.id][number] = reply
+            replies[inquiry.id][number] = reply
             if not reply.problem:
                 store.add({"id": inquiry.id, "path": str(inquiry.path), "reply": reply.text}, *key)
-    return {id: [reply for reply in own if reply is not None] for id, own in found.items()}
+    return {
+        id: [reply for reply in inquiry_replies if reply is not None]
+        for id, inquiry_replies in replies.items()
+    }
 
 
-def _answers(
+def _sample_answers(
     model: SamplingAnswerer, work: Sequence[tuple[Inquiry, int, Any, list[Any]]], sampling: ReplySampling
 ) -> list[Reply]:
     waves, questions = [wave for _, _, wave, _ in work], [inquiry.question for inquiry, _, _, _ in work]
-    seeds = [_seed(sampling.seed, inquiry.id, number) for inquiry, number, _, _ in work]
+    seeds = [_reply_seed(sampling.seed, inquiry.id, number) for inquiry, number, _, _ in work]
     try:
         with failures_of("the model"):  # whatever it raises is its result for this recording
             return [Reply(text) for text in model.answer_many(waves, questions, seeds, sampling.temperature)]
     except MetricError as error:
-        groups = [list(own) for _, own in groupby(work, key=lambda each: each[0].id)]
+        groups = [list(group) for _, group in groupby(work, key=lambda item: item[0].id)]
         if len(groups) > 1:  # and no result for the others of its batch
-            return [reply for own in groups for reply in _answers(model, own, sampling)]
+            return [reply for group in groups for reply in _sample_answers(model, group, sampling)]
         return [Reply(problem=error.reason)] * len(work)
 
 
-def _key(fingerprint: str, inquiry: Inquiry, sampling: ReplySampling, number: int) -> list[Any]:
+def _sampled_reply_key(fingerprint: str, inquiry: Inquiry, sampling: ReplySampling, number: int) -> list[Any]:
     span = [digest(inquiry.path), inquiry.start_s, inquiry.end_s, inquiry.question]
     return ["sampled reply", fingerprint, *span, sampling.temperature, sampling.seed, number]
 
 
-def _seed(seed: int, id: str, number: int) -> int:
+def _reply_seed(seed: int, id: str, number: int) -> int:
     """A seed that depends on neither the order of the questions nor the batches."""
     return int.from_bytes(hashlib.sha256(f"{seed} {number} {id}".encode()).digest()[:4], "little")

@@ -63,7 +63,7 @@ def ask_all(
     """
     replies: dict[str, Reply] = {}
     for inquiry in inquiries:
-        replies[inquiry.id] = _ask(write, fingerprint, inquiry, store, subject)
+        replies[inquiry.id] = _ask_inquiry(write, fingerprint, inquiry, store, subject)
         advance(inquiry.id)
     return replies
 
@@ -90,7 +90,7 @@ def read_replies(path: Path, ids: Sequence[str], keys: Sequence[str]) -> dict[st
     Raises:
         ConfigError: the list cannot be read, a record has no id or none of the keys, or not one id is known.
     """
-    found: dict[str, Reply] = {}
+    replies: dict[str, Reply] = {}
     for where, row in checked_rows(path, (*_ID_KEYS, *keys)).rows:
         values = rename_columns(row, (*_ID_KEYS, *keys))
         key = next((key for key in keys if key in values), None)
@@ -101,19 +101,19 @@ def read_replies(path: Path, ids: Sequence[str], keys: Sequence[str]) -> dict[st
                 "no id, or no reply", where, f"a record has the keys id and {' or '.join(keys)}"
             )
         text = values[key]
-        if id in found:
+        if id in replies:
             raise ConfigError(f"{id}: a second reply of this id", where, "give each recording one")
-        found[id] = Reply(problem="no reply") if text is None else Reply(str(text))
-    if not found.keys() & set(ids):
+        replies[id] = Reply(problem="no reply") if text is None else Reply(str(text))
+    if not replies.keys() & set(ids):
         raise ConfigError(
-            f"not one of its ids is asked for; the first is {next(iter(found), '(none)')!r}",
+            f"not one of its ids is asked for; the first is {next(iter(replies), '(none)')!r}",
             str(path),
             f"the ids are those of the list, {ids[0]!r} for example",
         )
-    return {id: found.get(id, Reply(problem="no reply")) for id in ids}
+    return {id: replies.get(id, Reply(problem="no reply")) for id in ids}
 
 
-def _ask(write: Write, fingerprint: str, inquiry: Inquiry, store: RowStore, subject: str) -> Reply:
+def _ask_inquiry(write: Write, fingerprint: str, inquiry: Inquiry, store: RowStore, subject: str) -> Reply:
     try:
         content = digest(inquiry.path)
         depends_on: list[Any] = [
@@ -125,10 +125,10 @@ def _ask(write: Write, fingerprint: str, inquiry: Inquiry, store: RowStore, subj
             inquiry.question,
             *_wording(inquiry.messages),
         ]
-        known = store.get(*depends_on)
-        if known is not None:
+        earlier_row = store.get(*depends_on)
+        if earlier_row is not None:
             note_success(subject)
-            return Reply(str(known["reply"]))
+            return Reply(str(earlier_row["reply"]))
         wave = load_clip(inquiry.path, inquiry.start_s, inquiry.end_s)
     except MetricError as error:
         return Reply(problem=error.reason)
@@ -144,6 +144,12 @@ def _ask(write: Write, fingerprint: str, inquiry: Inquiry, store: RowStore, subj
 def _wording(messages: Sequence[Message]) -> list[Any]:
     """A chat as plain data: its texts, with None in the place of the recording."""
     return [
-        [message.role, [part.text if isinstance(part, TextPart) else None for part in message.content]]
+        [
+            message.role,
+            [
+                content_part.text if isinstance(content_part, TextPart) else None
+                for content_part in message.content
+            ],
+        ]
         for message in messages
     ]

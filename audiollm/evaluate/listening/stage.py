@@ -68,17 +68,17 @@ def run_listening(config: ListeningConfig, context: Context) -> dict[str, Any]:
 
     samples, _ = read_samples(config.samples)
     held = [s for s in samples if is_of_split(s.metadata.get("split"), config.split) and _is_answered(s)]
-    spoken = spread_items([s for s in held if s.task == TRANSCRIPTION], config.max_samples)
+    transcriptions = spread_items([s for s in held if s.task == TRANSCRIPTION], config.max_samples)
     choices = choices_of([s for s in samples if s.task != TRANSCRIPTION and _is_answered(s)])
-    asked = spread_items([s for s in held if _options(s, choices)], config.max_samples)
-    if not spoken and not asked:
+    choice_samples = spread_items([s for s in held if _question_options(s, choices)], config.max_samples)
+    if not transcriptions and not choice_samples:
         raise StageError(
             f"{config.samples} has no recording with a question and an answer of few in the split {config.split!r}",
             "see the tasks of `compose`",
             2,
         )
     subject = load_answerer(str(config.model), config.codec, config.max_tokens)
-    inquiries = [_inquiry(sample) for sample in [*spoken, *asked]]
+    inquiries = [_inquiry(sample) for sample in [*transcriptions, *choice_samples]]
     with context.progress("listening", len(inquiries)) as bar:
         store = RowStore(context.folder / "kept.jsonl")
         write = by_answerer(subject)
@@ -89,51 +89,51 @@ def run_listening(config: ListeningConfig, context: Context) -> dict[str, Any]:
     if "" not in problems:
         raise StageError(f"not one answer: {sorted(problems)[0]}", "see the model and the samples", 1)
     outcomes: dict[str, SuiteResult] = {}
-    if spoken:
+    if transcriptions:
         from audiollm.evaluate.listening.asr import evaluate_asr
 
-        recordings = [_recording(sample, config.language) for sample in spoken]
-        known = any("speaker" in recording.about for recording in recordings)
-        outcomes["asr"] = evaluate_asr(recordings, replies, "whisper", ["speaker"] if known else [])
-    if asked:
+        recordings = [_transcribed_recording(sample, config.language) for sample in transcriptions]
+        has_speakers = any("speaker" in recording.about for recording in recordings)
+        outcomes["asr"] = evaluate_asr(recordings, replies, "whisper", ["speaker"] if has_speakers else [])
+    if choice_samples:
         from audiollm.evaluate.listening.audio_qa import evaluate_audio_qa
 
-        questions = [_as_question(sample, _options(sample, choices)) for sample in asked]
+        questions = [_as_question(sample, _question_options(sample, choices)) for sample in choice_samples]
         outcomes["audio-qa"] = evaluate_audio_qa(questions, replies, Path())
     for name, outcome in outcomes.items():
         conclude(outcome, context.folder / name, config.examples, context.console)
-    found = listening_figures({name: outcome.result for name, outcome in outcomes.items()})
-    found["with_video"] = sum(bool(sample.video_parts()) for sample in [*spoken, *asked])
-    if found["with_video"]:
-        context.say(f"{found['with_video']} samples have a video, whose pictures the model is not shown")
-    write_json(context.folder / "results.json", found)
-    return found
+    figures = listening_figures({name: outcome.result for name, outcome in outcomes.items()})
+    figures["with_video"] = sum(bool(sample.video_parts()) for sample in [*transcriptions, *choice_samples])
+    if figures["with_video"]:
+        context.say(f"{figures['with_video']} samples have a video, whose pictures the model is not shown")
+    write_json(context.folder / "results.json", figures)
+    return figures
 
 
 def choices_of(samples: Sequence[Sample]) -> dict[str, tuple[str, ...]]:
     """The different answers in words to each question that has 2 to 26 of them."""
-    found: dict[str, set[str]] = {}
+    answers_by_question: dict[str, set[str]] = {}
     for sample in samples:
         if not sample.texts("assistant"):  # its answer is spoken
             continue
-        found.setdefault(question_of(sample), set()).add(_answer(sample))
+        answers_by_question.setdefault(question_of(sample), set()).add(_reference_answer(sample))
     return {
         question: tuple(sorted(answers))
-        for question, answers in found.items()
+        for question, answers in answers_by_question.items()
         if 2 <= len(answers) <= MAX_CHOICES
     }
 
 
 def listening_figures(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The figures for the run's summary: error rates by language, accuracy with its interval, and chance."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     if "asr" in results:
-        found["recordings"] = results["asr"]["recordings"]
-        found["error_rate"] = {name: table["rate"] for name, table in results["asr"]["words"].items()}
+        figures["recordings"] = results["asr"]["recordings"]
+        figures["error_rate"] = {name: table["rate"] for name, table in results["asr"]["words"].items()}
     if "audio-qa" in results:
         table = results["audio-qa"]
-        found |= {key: table[key] for key in ("questions", "accuracy", "low", "high", "chance")}
-    return found
+        figures |= {key: table[key] for key in ("questions", "accuracy", "low", "high", "chance")}
+    return figures
 
 
 # ------------------------------------------------------------------------------------------------ private
@@ -151,59 +151,73 @@ def question_of(sample: Sample) -> str:
     return " ".join(" ".join(sample.texts("user")).split())
 
 
-def _answer(sample: Sample) -> str:
+def _reference_answer(sample: Sample) -> str:
     """The right answer, without its tags and a thought before it."""
     from audiollm.evaluate.listening.answer_parts import read_answer
 
     return read_answer(sample.texts("assistant")[-1]).answer
 
 
-def _options(sample: Sample, choices: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+def _question_options(sample: Sample, choices: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """The options of a sample's question: its own, or the answers that samples give to it; none of a transcript."""
     if sample.task == TRANSCRIPTION:
         return ()
-    own = tuple(str(choice) for choice in sample.metadata.get("choices") or ())
-    return own if _answer(sample) in own else choices.get(question_of(sample), ())
+    listed_choices = tuple(str(choice) for choice in sample.metadata.get("choices") or ())
+    return (
+        listed_choices
+        if _reference_answer(sample) in listed_choices
+        else choices.get(question_of(sample), ())
+    )
 
 
 def _inquiry(sample: Sample) -> Inquiry:
     from audiollm.evaluate.listening.replies import Inquiry
 
-    heard = sample.audio("user")[0]
-    asked = tuple(sample.messages[:-1])  # in the words and the order that a model is trained on
-    return Inquiry(sample.id, Path(heard.path), question_of(sample), heard.start_s, heard.end_s, asked)
+    input_audio = sample.audio("user")[0]
+    prompt = tuple(sample.messages[:-1])  # in the words and the order that a model is trained on
+    return Inquiry(
+        sample.id, Path(input_audio.path), question_of(sample), input_audio.start_s, input_audio.end_s, prompt
+    )
 
 
-def _recording(sample: Sample, language: str) -> TranscribedRecording:
+def _transcribed_recording(sample: Sample, language: str) -> TranscribedRecording:
     from audiollm.evaluate.listening.asr import TranscribedRecording
 
-    heard, metadata = sample.audio("user")[0], sample.metadata
+    input_audio, metadata = sample.audio("user")[0], sample.metadata
     about = {"speaker": str(metadata["speaker"])} if metadata.get("speaker") else {}
-    spoken = str(metadata.get("language") or language)
-    path = Path(heard.path)
-    return TranscribedRecording(sample.id, path, _answer(sample), spoken, heard.start_s, heard.end_s, about)
+    spoken_language = str(metadata.get("language") or language)
+    path = Path(input_audio.path)
+    return TranscribedRecording(
+        sample.id,
+        path,
+        _reference_answer(sample),
+        spoken_language,
+        input_audio.start_s,
+        input_audio.end_s,
+        about,
+    )
 
 
 def _as_question(sample: Sample, choices: tuple[str, ...]) -> Question:
     from audiollm.evaluate.listening.audio_qa import Question
 
-    heard = sample.audio("user")[0]
+    input_audio = sample.audio("user")[0]
     return Question(
         id=sample.id,
-        audio_id=heard.path,
-        start_s=heard.start_s,
-        end_s=heard.end_s,
+        audio_id=input_audio.path,
+        start_s=input_audio.start_s,
+        end_s=input_audio.end_s,
         question=question_of(sample),
         choices=choices,
-        answer=_answer(sample),
+        answer=_reference_answer(sample),
         task=str(sample.metadata.get("domain") or sample.task),
         **{key: sample.metadata[key] for key in _ABOUT if isinstance(sample.metadata.get(key), str)},
     )
 
 
 def plan_listening(config: ListeningConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    most = planned_fact(plans, config.samples, "samples") or 2 * config.max_samples
-    questions = min(TEST_SHARE * most, 2 * config.max_samples)
+    num_samples = planned_fact(plans, config.samples, "samples") or 2 * config.max_samples
+    questions = min(TEST_SHARE * num_samples, 2 * config.max_samples)
     return StagePlan(
         memory_mb=1500,
         disk_mb=5,

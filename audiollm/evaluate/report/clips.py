@@ -104,5 +104,5 @@ class Gallery:
 
 def shares(total: int, count: int) -> list[int]:
     """Clips that each of `count` stages shows of `total`: equal shares, the remainder to the last stages."""
-    each, over = divmod(total, count) if count else (0, 0)
-    return [each + (place >= count - over) for place in range(count)]
+    share, over = divmod(total, count) if count else (0, 0)
+    return [share + (place >= count - over) for place in range(count)]

@@ -31,7 +31,7 @@ def read_records(path: Path, kind: type[Record]) -> list[Record]:
             records.append(kind.model_validate(named))
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
-            key = ".".join(str(part) for part in problem["loc"])
+            key = ".".join(str(location) for location in problem["loc"])
             remedy = f"a record has the keys {', '.join(keys)}"
             raise ConfigError(f"{key}: {problem['msg']}", place, remedy) from None
     if not records:
@@ -44,8 +44,8 @@ def need_unique(ids: list[str], path: Path) -> None:
     Raises:
         ConfigError: an id is used twice.
     """
-    seen: set[str] = set()
+    seen_ids: set[str] = set()
     for id in ids:
-        if id in seen:
+        if id in seen_ids:
             raise ConfigError(f"{id}: an id that is used twice", str(path), "give each record its own")
-        seen.add(id)
+        seen_ids.add(id)

@@ -85,5 +85,5 @@ def _frequency_ticks(sample_rate: int) -> list[tuple[float, str]]:
     import librosa
 
     top = float(librosa.hz_to_mel(sample_rate / 2))
-    shown = [hz for hz in _TICKS_HZ if hz < 0.46 * sample_rate]
-    return [(round(100 * float(librosa.hz_to_mel(hz)) / top, 2), f"{hz / 1000:g}") for hz in shown]
+    visible_hz = [hz for hz in _TICKS_HZ if hz < 0.46 * sample_rate]
+    return [(round(100 * float(librosa.hz_to_mel(hz)) / top, 2), f"{hz / 1000:g}") for hz in visible_hz]

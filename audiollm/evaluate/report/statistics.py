@@ -87,9 +87,9 @@ def bootstrap_ratio(
     random = np.random.default_rng(seed)
     ratios = []
     for _ in range(draws):
-        part, whole = pairs_N2[random.integers(n, size=n)].sum(axis=0)
-        if whole > 0:
-            ratios.append(part / whole)
+        numerator, denominator = pairs_N2[random.integers(n, size=n)].sum(axis=0)
+        if denominator > 0:
+            ratios.append(numerator / denominator)
     low, high = np.percentile(ratios, [2.5, 97.5])
     return float(low), float(high)
 
@@ -102,12 +102,12 @@ def shares_by(keys: Sequence[Hashable], correct: Sequence[bool]) -> dict[str, di
     return {key: share(groups[key]) for key in sorted(groups)}
 
 
-def confusion(asked: Sequence[str], heard: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
+def confusion(references: Sequence[str], predictions: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
     """Counts with a row per label asked for, a column per label heard, and a last column for nothing."""
     columns = {label: index for index, label in enumerate(labels)}
     counts = [[0] * (len(labels) + 1) for _ in labels]
-    for wanted, got in zip(asked, heard, strict=True):
-        counts[columns[wanted]][columns.get(got, len(labels))] += 1
+    for reference, prediction in zip(references, predictions, strict=True):
+        counts[columns[reference]][columns.get(prediction, len(labels))] += 1
     return {"asked": list(labels), "heard": [*labels, NOTHING], "counts": counts}
 
 
@@ -121,6 +121,6 @@ def lengths(durations_s: Sequence[float]) -> dict[str, Any]:
     return {"mean_s": mean, "p5_s": float(low), "p95_s": float(high), "n": len(durations_s)}
 
 
-def ratio(part: float | None, whole: float | None) -> float | None:
-    """`part / whole`; None where either is unknown or the whole is 0."""
-    return None if part is None or not whole else part / whole
+def ratio(numerator: float | None, denominator: float | None) -> float | None:
+    """`numerator / denominator`; None where either is unknown or the denominator is 0."""
+    return None if numerator is None or not denominator else numerator / denominator

@@ -18,15 +18,17 @@ class RowStore:
 
     Args:
         path: the file; a last line that was cut short is dropped. None: nothing is kept.
-        others: files of the same form, which are only read: those of other stages, or of other ranks.
+        read_only_paths: files of the same form, which are only read: those of other stages, or of other ranks.
     """
 
-    def __init__(self, path: Path | None, others: Iterable[Path] = ()) -> None:
+    def __init__(self, path: Path | None, read_only_paths: Iterable[Path] = ()) -> None:
         self.path = path
         self._rows: dict[str, Row] = {}
-        self._others: dict[str, Row] = {}
-        for other in others:
-            self._others |= {row["key"]: row for row in read_whole_lines(other, {"key": str}).rows}
+        self._read_only_rows: dict[str, Row] = {}
+        for read_only_path in read_only_paths:
+            self._read_only_rows |= {
+                row["key"]: row for row in read_whole_lines(read_only_path, {"key": str}).rows
+            }
         if path is not None and path.exists():
             self._rows = {row["key"]: row for row in read_whole_lines(path, {"key": str}).rows}
             write_jsonl(path, self._rows.values())
@@ -34,7 +36,7 @@ class RowStore:
     def get(self, *depends_on: Any) -> Row | None:
         """The finished row with exactly these inputs (plain data); None if there is none."""
         key = key_of(*depends_on)
-        return (self._rows.get(key) if self.path else None) or self._others.get(key)
+        return (self._rows.get(key) if self.path else None) or self._read_only_rows.get(key)
 
     def add(self, row: Row, *depends_on: Any) -> None:
         """Store a row under its inputs."""

@@ -36,11 +36,13 @@ class ScoreTable:
     rows: Sequence[Sequence[str]]
     note: str = ""
 
-    def shown(self) -> ScoreTable:
+    def without_empty_columns(self) -> ScoreTable:
         """The table without its empty columns."""
-        kept = [place for place in range(len(self.headings)) if any(row[place] for row in self.rows)]
-        rows = [[row[place] for place in kept] for row in self.rows]
-        return ScoreTable(self.title, [self.headings[place] for place in kept], rows, self.note)
+        filled_columns = [
+            place for place in range(len(self.headings)) if any(row[place] for row in self.rows)
+        ]
+        rows = [[row[place] for place in filled_columns] for row in self.rows]
+        return ScoreTable(self.title, [self.headings[place] for place in filled_columns], rows, self.note)
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,8 @@ def conclude(outcome: SuiteResult, out: Path, num_examples: int, console: Consol
     for line in outcome.about:
         console.print(line, style="dim", highlight=False, markup=False)
     for table in outcome.tables:
-        shown = table.shown()
-        print_table(console, shown.headings, shown.rows, shown.title)
+        filled_table = table.without_empty_columns()
+        print_table(console, filled_table.headings, filled_table.rows, filled_table.title)
         if table.note:
             console.print(f"  {table.note}", style="dim", highlight=False, markup=False)
     missing = list(dict.fromkeys(outcome.missing))
@@ -139,7 +141,7 @@ def write_page(path: Path, outcome: SuiteResult, num_examples: int) -> Path:
             "title": example.title,
             "lines": example.lines,
             "picture": example.picture,
-            "sounds": [(sound.name, _clip(sound, gallery)) for sound in example.sounds],
+            "sounds": [(sound.name, _load_page_clip(sound, gallery)) for sound in example.sounds],
         }
         for example in outcome.examples[:num_examples]
     ]
@@ -156,7 +158,7 @@ def write_page(path: Path, outcome: SuiteResult, num_examples: int) -> Path:
         tiles=outcome.tiles,
         warnings=(),
         titles={id: title for id, title in titles.items() if present[id]},
-        tables=[table.shown() for table in outcome.tables],
+        tables=[table.without_empty_columns() for table in outcome.tables],
         pictures=outcome.pictures,
         order=outcome.order,
         examples=examples,
@@ -190,9 +192,9 @@ def reasons_of(tables: Iterable[Mapping[str, Any]]) -> str:
     for table in tables:
         for reason, count in table["reasons"].items():
             counts[reason] = counts.get(reason, 0) + count
-    most = sorted(counts.items(), key=lambda item: -item[1])
-    text = "; ".join(f"{count} × {with_remedy(reason)}" for reason, count in most[:4]) + (
-        "; ..." if len(most) > 4 else ""
+    frequent_reasons = sorted(counts.items(), key=lambda item: -item[1])
+    text = "; ".join(f"{count} × {with_remedy(reason)}" for reason, count in frequent_reasons[:4]) + (
+        "; ..." if len(frequent_reasons) > 4 else ""
     )
     return f"n/a: {text}." if text else ""
 
@@ -217,6 +219,6 @@ def step(progress: Progress, what: str) -> None:
     progress.update(progress.task_ids[0], advance=1, what=what.replace("[", "("))
 
 
-def _clip(sound: Sound, gallery: Gallery) -> PageClip:
+def _load_page_clip(sound: Sound, gallery: Gallery) -> PageClip:
     end_s = sound.start_s + EXAMPLE_S
     return gallery.clip(sound.path, sound.start_s, end_s if sound.end_s is None else min(end_s, sound.end_s))

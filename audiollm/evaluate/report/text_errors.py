@@ -102,7 +102,7 @@ def choose_form(name: str, language: str, spelling: Path | None = None) -> TextF
     if name == "whisper":
         whisper = _whisper_form(language, _read_spelling(spelling))
         return TextForm(name, language, lambda text: whisper(settle_characters(text)))
-    return TextForm(name, language, lambda text: _spoken(text, language))
+    return TextForm(name, language, lambda text: _spoken_form(text, language))
 
 
 def seed_tts_form(text: str, language: str) -> str:
@@ -111,13 +111,13 @@ def seed_tts_form(text: str, language: str) -> str:
     All ASCII and Chinese punctuation goes but the apostrophe, and nothing takes its place; two spaces become one,
     once. The typographic apostrophe goes with the rest: "don't" and "don’t" differ, there as here.
     """
-    kept = "".join(
+    stripped = "".join(
         c for c in text if c == "'" or (c not in string.punctuation and c not in _HANZI_PUNCTUATION)
     )
-    kept = kept.replace("  ", " ")
+    stripped = stripped.replace("  ", " ")
     if language in CHARACTER_LANGUAGES:
-        return " ".join(" ".join(kept).split())
-    return " ".join(kept.lower().split())
+        return " ".join(" ".join(stripped).split())
+    return " ".join(stripped.lower().split())
 
 
 def count_errors(reference: str, hypothesis: str) -> Errors:
@@ -129,14 +129,14 @@ def count_errors(reference: str, hypothesis: str) -> Errors:
         return Errors(0, len(hypothesis.split()), 0, 0)
     if not hypothesis.split():
         return Errors(0, 0, units, units)
-    found = process_words(reference, hypothesis)
-    return Errors(found.substitutions, found.insertions, found.deletions, units)
+    alignment = process_words(reference, hypothesis)
+    return Errors(alignment.substitutions, alignment.insertions, alignment.deletions, units)
 
 
-def word_error_rate(asked: Sequence[str], heard: Sequence[str]) -> float | None:
+def word_error_rate(references: Sequence[str], hypotheses: Sequence[str]) -> float | None:
     """All word errors over all words of the references, with the words that were heard where there are none; None if no
     reference has a word."""
-    errors = [count_errors(*pair) for pair in zip(asked, heard, strict=True)]
+    errors = [count_errors(*pair) for pair in zip(references, hypotheses, strict=True)]
     units = sum(text.units for text in errors)
     return sum(text.total for text in errors) / units if units else None
 
@@ -149,28 +149,33 @@ def error_table(errors: Sequence[Errors]) -> dict[str, Any]:
         mean of the texts' own rates, which seed-tts-eval publishes) and its three parts, `above_half` (the share of
         texts of which more than half is wrong), the counts, and `n`; None where `n` is 0.
     """
-    totals = {key: sum(each.plain()[key] for each in errors) for key in asdict(Errors(0, 0, 0, 0))}
+    totals = {
+        key: sum(text_errors.plain()[key] for text_errors in errors) for key in asdict(Errors(0, 0, 0, 0))
+    }
     n, units = len(errors), totals["units"]
     interval = bootstrap_ratio([e.total for e in errors], [e.units for e in errors]) or (None, None)
     means = {
-        f"utterance_{kind}": sum(each.plain()[kind] / max(1, each.units) for each in errors) / n
+        f"utterance_{kind}": sum(
+            text_errors.plain()[kind] / max(1, text_errors.units) for text_errors in errors
+        )
+        / n
         if n
         else None
         for kind in ("substitutions", "insertions", "deletions")
     }
     return {
-        "rate": sum(each.total for each in errors) / units if units else None,
+        "rate": sum(text_errors.total for text_errors in errors) / units if units else None,
         "low": interval[0],
         "high": interval[1],
-        "utterance_mean": sum(each.rate for each in errors) / n if n else None,
+        "utterance_mean": sum(text_errors.rate for text_errors in errors) / n if n else None,
         **means,
-        "above_half": sum(each.rate > 0.5 for each in errors) / n if n else None,
+        "above_half": sum(text_errors.rate > 0.5 for text_errors in errors) / n if n else None,
         **totals,
         "n": n,
     }
 
 
-def _spoken(text: str, language: str) -> str:
+def _spoken_form(text: str, language: str) -> str:
     form = comparison_form(text, language)
     return " ".join(form.replace(" ", "")) if language in CHARACTER_LANGUAGES else form
 

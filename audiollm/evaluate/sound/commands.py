@@ -76,14 +76,14 @@ def sound(
     sounds = spread_items(read_generated(listing), limit)
     if not sounds:
         raise ConfigError("no sound to score", str(listing), "generate sounds first")
-    known = training_sounds(training, "--training") if training is not None else []
+    training_paths = training_sounds(training, "--training") if training is not None else []
     edited = spread_items(read_edited(edits), limit) if edits is not None else []
     judges = load_judges(classes, space, clap, synchrony)
-    with bar(console, "scoring", len(sounds) + len(known) + len(edited)) as progress:
-        outcome = evaluate_sounds(sounds, judges, known, lambda what: step(progress, what))
+    with bar(console, "scoring", len(sounds) + len(training_paths) + len(edited)) as progress:
+        outcome = evaluate_sounds(sounds, judges, training_paths, lambda what: step(progress, what))
         if edited:
-            found = judge_edits(edited, judges.classes, lambda what: step(progress, what))
-            outcome = with_edits(outcome, found)
+            edits_outcome = judge_edits(edited, judges.classes, lambda what: step(progress, what))
+            outcome = with_edits(outcome, edits_outcome)
     conclude(outcome, out, examples, console)
 
 
@@ -102,19 +102,21 @@ def training_sounds(source: Path, key: str) -> list[Path]:
 
     try:
         if source.is_dir():
-            found = find_audio(source)[0]
+            paths = find_audio(source)[0]
         else:
-            wanted = [each.audio("assistant") for each in read_samples(source)[0] if not each.is_held_out]
-            found = [Path(parts[-1].path) for parts in wanted if parts]
+            target_parts = [
+                sample.audio("assistant") for sample in read_samples(source)[0] if not sample.is_held_out
+            ]
+            paths = [Path(parts[-1].path) for parts in target_parts if parts]
     except AudioError as error:
         raise ConfigError(error.reason, key, "give a folder of sound, or samples") from None
-    if not found:
+    if not paths:
         raise ConfigError(
             f"{source} has no sound to train on{links_note(source)}",
             key,
             "give a folder of sound, or samples",
         )
-    return found
+    return paths
 
 
 def load_judges(
@@ -136,7 +138,7 @@ def load_judges(
     from audiollm.recipe.plug_ins import import_named
 
     classes, space = (str(checked_tagger(AUTO)) if judge == AUTO else judge for judge in (classes, space))
-    given = {"classes": classes, "space": space or classes, "texts": clap, "synchrony": synchrony}
+    judge_names = {"classes": classes, "space": space or classes, "texts": clap, "synchrony": synchrony}
     named = load_sound_classes(classes) if classes else None
     places = load_sound_space(space) if space else (ClassSpace(named) if named else None)
     return SuiteJudges(
@@ -146,5 +148,5 @@ def load_judges(
         synchrony=import_named(synchrony, "name a function that returns a judge with offsets")()
         if synchrony
         else None,
-        names={role: name for role, name in given.items() if name},
+        names={role: name for role, name in judge_names.items() if name},
     )

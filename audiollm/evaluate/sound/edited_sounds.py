@@ -38,18 +38,18 @@ from audiollm.flow.editing.tracks import read_track
 UNTOUCHED = "outside of the span unchanged"
 DONE = "the sound is heard, or gone"
 DONE_PERFECTLY = "the same of a perfect edit"
-OTHERS = "other sounds still recognized"
+OTHER_SOUNDS = "other sounds still recognized"
 BORDERS = "borders as smooth as the track"
 BORDERS_PERFECT = "the same places of a perfect edit"
 BEGINS = f"what is added begins within {ONSET_TOLERANCE_S:g} s"
 ANOTHER = "what is added is another sound of the scene"
 NEARER = "nearer to a perfect edit than the track was"
-FAR = "far from a perfect edit"
+FAR_FROM_PERFECT = "far from a perfect edit"
 INAUDIBLE_DB = 0.5
 """Band distance below which an edit changes nothing that is heard."""
 VERDICT, WHY = "verdict", "why"
 """Whether an edit is what was asked for, by the judge and by its distance from a perfect edit; and the reason."""
-MEASURES = (UNTOUCHED, DONE, DONE_PERFECTLY, OTHERS, NEARER, BEGINS, ANOTHER, BORDERS, BORDERS_PERFECT)
+MEASURES = (UNTOUCHED, DONE, DONE_PERFECTLY, OTHER_SOUNDS, NEARER, BEGINS, ANOTHER, BORDERS, BORDERS_PERFECT)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class EditedSound:
     """The track that a perfect edit gives."""
     span_s: tuple[float, float]
     event: WantedEvent
-    others: tuple[WantedEvent, ...]
+    other_events: tuple[WantedEvent, ...]
     caption: str
 
 
@@ -88,10 +88,10 @@ def read_edited(listing: Path) -> list[EditedSound]:
         ConfigError: a row without its tracks, its span or its sound.
     """
     rows = read_jsonl(listing, "give the edited.jsonl of the stage edit_sounds")
-    found = []
+    edited = []
     for number, row in enumerate(rows, start=1):
         try:
-            first, last = (float(each) for each in row["span"])
+            first, last = (float(second) for second in row["span"])
             edit = EditedSound(
                 id=str(row["id"]),
                 case=f"{row['operation']} by {row['by']}",
@@ -101,7 +101,7 @@ def read_edited(listing: Path) -> list[EditedSound]:
                 reference=beside_list(row["reference"], listing.parent) if row.get("reference") else None,
                 span_s=(first, last),
                 event=wanted_event(row["event"]),
-                others=tuple(wanted_event(each) for each in row.get("others") or ()),
+                other_events=tuple(wanted_event(event) for event in row.get("others") or ()),
                 caption=str(row.get("caption") or ""),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -109,8 +109,8 @@ def read_edited(listing: Path) -> list[EditedSound]:
                 "a row has id, operation, by, before, audio, span, and event with label, start_s and end_s"
             )
             raise ConfigError(f"unreadable edit ({error!r})", f"{listing}:{number}", remedy) from None
-        found.append(edit)
-    return found
+        edited.append(edit)
+    return edited
 
 
 def judge_edits(
@@ -126,69 +126,73 @@ def judge_edits(
     rows: list[dict[str, Any]] = []
     for edit in edits:
         try:
-            values = _measured(edit, classes)
+            values = _measure_edit(edit, classes)
         except AudioError as error:
             values = {"unreadable": str(error)}
         rows.append({"id": edit.id, "case": edit.case, "path": str(edit.path), **values})
         advance(edit.id)
     result = {}
     for case in dict.fromkeys(edit.case for edit in edits):
-        own = [row for row in rows if row["case"] == case]
-        result[case] = {name: share(_values(own, name)) for name in MEASURES}
-    cells = [[case, *(_cell(table[name]) for name in MEASURES)] for case, table in result.items()]
+        case_rows = [row for row in rows if row["case"] == case]
+        result[case] = {name: share(_collect_outcomes(case_rows, name)) for name in MEASURES}
+    cells = [[case, *(_share_cell(table[name]) for name in MEASURES)] for case, table in result.items()]
     note = (
         "Smooth: the spectral flux at the borders is within its 95th percentile in the same track outside of the "
         "span. By chance it is not, even in a track that nobody edited: compare the column beside it."
     )
     table = ScoreTable("Edits", ["edit", *MEASURES], cells, note)
     order = sorted(range(len(edits)), key=lambda n: rows[n].get(VERDICT) is True)
-    return EditsOutcome(result, table, rows, [_example(edits[n], rows[n]) for n in order])
+    return EditsOutcome(result, table, rows, [_edit_example(edits[n], rows[n]) for n in order])
 
 
 # Private
 
 
-def _measured(edit: EditedSound, classes: SoundClasses | None) -> dict[str, Any]:
+def _measure_edit(edit: EditedSound, classes: SoundClasses | None) -> dict[str, Any]:
     after, before = load(edit.path), load(edit.before)
     real = load(edit.reference) if edit.reference is not None else None
-    found: dict[str, Any] = {UNTOUCHED: _is_untouched(edit)}
+    measures: dict[str, Any] = {UNTOUCHED: _is_untouched(edit)}
     for name, sound in ((BORDERS, after), (BORDERS_PERFECT, real)):
         if sound is not None:
             try:
-                found[name] = (
+                measures[name] = (
                     border_excess(sound.mono().samples_CN[0].numpy(), sound.sample_rate, edit.span_s) <= 1
                 )
             except MetricError as error:
-                found[f"{name}, n/a"] = error.reason
+                measures[f"{name}, n/a"] = error.reason
     if real is not None and edit.operation in ("add", "remove"):
         try:
             gap, gap_before = (_gap(sound, real, edit.span_s) for sound in (after, before))
-            found[NEARER] = gap < gap_before
+            measures[NEARER] = gap < gap_before
         except MetricError as error:
-            found[f"{NEARER}, n/a"] = error.reason
+            measures[f"{NEARER}, n/a"] = error.reason
     added = _added(after, before) if edit.operation == "add" else None
     if added is not None:
         near_s = np.abs(energy_onsets(added) - edit.event.start_s)
-        found[BEGINS] = bool((near_s <= ONSET_TOLERANCE_S).any())
+        measures[BEGINS] = bool((near_s <= ONSET_TOLERANCE_S).any())
     if classes is None or edit.event.label not in classes.labels:
-        return found
-    asked = edit.event.label
+        return measures
+    label = edit.event.label
 
-    def is_done(heard: str) -> bool:
-        return heard != asked if edit.operation == "remove" else heard == asked
+    def is_done(recognized_label: str) -> bool:
+        return recognized_label != label if edit.operation == "remove" else recognized_label == label
 
-    found["heard"] = _heard(after, edit.event, classes)
-    found[DONE] = is_done(found["heard"])
+    measures["heard"] = _recognize_event(after, edit.event, classes)
+    measures[DONE] = is_done(measures["heard"])
     if real is not None:
-        found[DONE_PERFECTLY] = is_done(_heard(real, edit.event, classes))
-    known = [other for other in edit.others if other.end_s <= before.duration_s]
-    known = [other for other in known if _heard(before, other, classes) == other.label]
-    found[OTHERS] = [_heard(after, other, classes) == other.label for other in known]
-    different = {other.label for other in edit.others} - {asked}
+        measures[DONE_PERFECTLY] = is_done(_recognize_event(real, edit.event, classes))
+    recognizable = [event for event in edit.other_events if event.end_s <= before.duration_s]
+    recognizable = [
+        event for event in recognizable if _recognize_event(before, event, classes) == event.label
+    ]
+    measures[OTHER_SOUNDS] = [
+        _recognize_event(after, event, classes) == event.label for event in recognizable
+    ]
+    different = {event.label for event in edit.other_events} - {label}
     if added is not None and different:
-        found[ANOTHER] = _heard(added, edit.event, classes) in different
-    found[VERDICT], found[WHY] = _verdict(edit, found, after, before, real)
-    return found
+        measures[ANOTHER] = _recognize_event(added, edit.event, classes) in different
+    measures[VERDICT], measures[WHY] = _verdict(edit, measures, after, before, real)
+    return measures
 
 
 def _verdict(
@@ -221,7 +225,7 @@ def _verdict(
         if edit.operation == "remove" and measured.get(NEARER) is False:
             return False, "no nearer to a perfect edit than the track was"
         if is_far_from(after_N, real_N, nothing_N, real.sample_rate):
-            return False, FAR
+            return False, FAR_FROM_PERFECT
     except MetricError:  # the span is shorter than a distance can tell
         pass
     if not measured[DONE_PERFECTLY]:
@@ -262,7 +266,7 @@ def _is_untouched(edit: EditedSound) -> bool:
     return np.array_equal(old_NC[:first], new_NC[:first]) and np.array_equal(old_NC[last:], new_NC[last:])
 
 
-def _heard(sound: Waveform, event: WantedEvent, classes: SoundClasses) -> str:
+def _recognize_event(sound: Waveform, event: WantedEvent, classes: SoundClasses) -> str:
     """The class of the sound at the event's place; empty for silence."""
     rate = sound.sample_rate
     cut_CN: Tensor = sound.samples_CN[:, round(event.start_s * rate) : round(event.end_s * rate)]
@@ -272,19 +276,19 @@ def _heard(sound: Waveform, event: WantedEvent, classes: SoundClasses) -> str:
         return ""
 
 
-def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[bool]:
+def _collect_outcomes(rows: Sequence[Mapping[str, Any]], name: str) -> list[bool]:
     values: list[bool] = []
     for row in rows:
-        found = row.get(name)
-        values += found if isinstance(found, list) else [] if found is None else [found]
+        value = row.get(name)
+        values += value if isinstance(value, list) else [] if value is None else [value]
     return values
 
 
-def _cell(table: Mapping[str, Any]) -> str:
+def _share_cell(table: Mapping[str, Any]) -> str:
     return f"{with_interval(table, 'accuracy')}, n = {table['n']}" if table["n"] else ""
 
 
-def _example(edit: EditedSound, row: Mapping[str, Any]) -> Example:
+def _edit_example(edit: EditedSound, row: Mapping[str, Any]) -> Example:
     first, last = edit.span_s
     lines = [("edit", f"{edit.case}, {first:.2f} to {last:.2f} s"), ("asked", edit.caption)]
     if "heard" in row:

@@ -45,11 +45,11 @@ def event_judge(samples: Path, folder: Path, steps: int) -> tuple[ClipClassifier
     """
     if (folder / "classifier.json").exists() and (folder / "accuracy.json").exists():
         return ClipClassifier.load(folder), read_json(folder / "accuracy.json")
-    found, _ = read_samples(samples)
+    all_samples, _ = read_samples(samples)
     clips: dict[bool, tuple[list[Clip], list[str]]] = {}
     for held_out in (False, True):
-        own = [each for each in found if each.is_held_out is held_out]
-        clips[held_out] = _event_clips(own, samples.parent)
+        split_samples = [sample for sample in all_samples if sample.is_held_out is held_out]
+        clips[held_out] = _event_clips(split_samples, samples.parent)
     try:
         judge = train_classifier(*clips[False], ClassifierConfig(steps=steps))
     except UntrainableError as error:
@@ -58,8 +58,10 @@ def event_judge(samples: Path, folder: Path, steps: int) -> tuple[ClipClassifier
             "give scenes whose metadata.events have label, path, start_s and end_s (compose_scenes)",
             2,
         ) from error
-    said = judge.predict_many(clips[True][0])
-    accuracy = share([heard == label for (heard, _), label in zip(said, clips[True][1], strict=True)])
+    predictions = judge.predict_many(clips[True][0])
+    accuracy = share(
+        [predicted == label for (predicted, _), label in zip(predictions, clips[True][1], strict=True)]
+    )
     judge.save(folder)
     write_json(folder / "accuracy.json", accuracy)
     return judge, accuracy
@@ -73,26 +75,26 @@ def _event_clips(samples: Sequence[Sample], folder: Path) -> tuple[list[Clip], l
 
     Stretches without a sound are as many as the sounds of a label on average.
     """
-    scenes = [(each, events) for each in samples if (events := _events_of(each))]
+    scenes = [(scene, events) for scene in samples if (events := _events_of(scene))]
     parts = [
         (str(event["label"]), str(event["path"]), float(event["start_s"]), float(event["end_s"]))
         for _, events in scenes
         for event in events
     ]
     parts = parts[:: max(1, -(-len(parts) // MOST_CLIPS))]
-    quiet = [found for scene, events in scenes if (found := _longest_stretch(scene, events))]
-    wanted = len(parts) // max(1, len({label for label, *_ in parts}))
-    parts += quiet[:: max(1, len(quiet) // max(1, wanted))]
+    quiet = [stretch for scene, events in scenes if (stretch := _longest_stretch(scene, events))]
+    num_quiet = len(parts) // max(1, len({label for label, *_ in parts}))
+    parts += quiet[:: max(1, len(quiet) // max(1, num_quiet))]
     clips, labels = [], []
-    for label, given, start_s, end_s in parts:
-        path = Path(given)
+    for label, path_text, start_s, end_s in parts:
+        path = Path(path_text)
         try:
-            part = load(path if path.is_absolute() else folder / path, start_s, end_s)
+            clip = load(path if path.is_absolute() else folder / path, start_s, end_s)
         except AudioError:
             continue
-        if label == NOTHING and float(part.samples_CN.abs().max()) < LEAST_PEAK:
+        if label == NOTHING and float(clip.samples_CN.abs().max()) < LEAST_PEAK:
             continue
-        clips.append((part.samples_CN, part.sample_rate))
+        clips.append((clip.samples_CN, clip.sample_rate))
         labels.append(label)
     return clips, labels
 
@@ -104,13 +106,17 @@ def _events_of(sample: Sample) -> list[dict[str, Any]]:
 
 def _longest_stretch(scene: Sample, events: Sequence[dict[str, Any]]) -> tuple[str, str, float, float] | None:
     """The longest stretch of the whole sound before or between the events; None for none of any length."""
-    wholes = [part for part in scene.messages[-1].content if isinstance(part, AudioPart) and part.path]
+    wholes = [
+        content_part
+        for content_part in scene.messages[-1].content
+        if isinstance(content_part, AudioPart) and content_part.path
+    ]
     if not wholes:
         return None
     spans = sorted((float(event["start_s"]), float(event["end_s"])) for event in events)
     starts = [0.0, *accumulate((end for _, end in spans), max)]
     stretches = [(start, before) for start, (before, _) in zip(starts, spans, strict=False)]
-    start_s, end_s = max(stretches, key=lambda each: each[1] - each[0])
+    start_s, end_s = max(stretches, key=lambda stretch: stretch[1] - stretch[0])
     begin_s = wholes[0].start_s
     return (
         (NOTHING, str(wholes[0].path), begin_s + start_s, begin_s + end_s)

@@ -50,7 +50,10 @@ def read_generated(listing: Path) -> list[GeneratedSound]:
         ConfigError: a row without a sound, or with events that are none.
     """
     rows = read_jsonl(listing, "give a list with a JSON object per line")
-    return [_sound(row, f"{listing}:{number}", listing.parent) for number, row in enumerate(rows, start=1)]
+    return [
+        _read_generated_sound(row, f"{listing}:{number}", listing.parent)
+        for number, row in enumerate(rows, start=1)
+    ]
 
 
 def beside_list(path: str, folder: Path) -> Path:
@@ -59,20 +62,20 @@ def beside_list(path: str, folder: Path) -> Path:
     return beside if beside.exists() else Path(path)
 
 
-def wanted_event(given: Mapping[str, Any]) -> WantedEvent:
+def wanted_event(row: Mapping[str, Any]) -> WantedEvent:
     """An event of a list; one without a label goes by its name.
 
     Raises:
         KeyError, TypeError, ValueError: it has neither, or no times.
     """
-    label = given["label"] if "label" in given else given["name"]
-    return WantedEvent(str(label), float(given["start_s"]), float(given["end_s"]))
+    label = row["label"] if "label" in row else row["name"]
+    return WantedEvent(str(label), float(row["start_s"]), float(row["end_s"]))
 
 
 # Private
 
 
-def _sound(row: Mapping[str, Any], where: str, folder: Path) -> GeneratedSound:
+def _read_generated_sound(row: Mapping[str, Any], where: str, folder: Path) -> GeneratedSound:
     metadata = row.get("metadata")
     facts = metadata if isinstance(metadata, dict) else {}
     facts = {**facts, **{key: value for key, value in row.items() if value is not None}}
@@ -82,8 +85,8 @@ def _sound(row: Mapping[str, Any], where: str, folder: Path) -> GeneratedSound:
     try:
         events = None
         if facts.get("events") is not None:
-            made = [wanted_event(each) for each in facts["events"]]
-            events = tuple(sorted(made, key=lambda event: event.start_s))
+            unordered_events = [wanted_event(event) for event in facts["events"]]
+            events = tuple(sorted(unordered_events, key=lambda event: event.start_s))
     except (KeyError, TypeError, ValueError) as error:
         remedy = "events are a list of objects with label, start_s and end_s"
         raise ConfigError(f"unreadable events ({error!r})", where, remedy) from None

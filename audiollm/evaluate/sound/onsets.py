@@ -27,7 +27,7 @@ def energy_onsets(sound: Waveform) -> Vector:
     power_T = librosa.feature.rms(y=samples_N, frame_length=2 * _ONSET_HOP, hop_length=_ONSET_HOP)[0] ** 2
     level_T = librosa.power_to_db(power_T, ref=np.max, top_db=_ONSET_RANGE_DB)
     rise_T = np.maximum(0.0, level_T - np.pad(level_T, (_RISE_HOPS, 0), mode="edge")[:-_RISE_HOPS])
-    found = onset_detect(
+    onset_frames = onset_detect(
         onset_envelope=rise_T, sr=_ONSET_RATE, hop_length=_ONSET_HOP, delta=0.2, wait=_APART_HOPS
     )
-    return np.asarray(found * _ONSET_HOP / _ONSET_RATE, np.float64)
+    return np.asarray(onset_frames * _ONSET_HOP / _ONSET_RATE, np.float64)

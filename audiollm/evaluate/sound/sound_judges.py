@@ -147,18 +147,18 @@ class OwnClasses:
         return np.asarray(self._classifier.logits(sound.samples_CN, sound.sample_rate).double().numpy())
 
 
-def load_sound_classes(given: str) -> SoundClasses:
+def load_sound_classes(spec: str) -> SoundClasses:
     """A judge of classes: a .tflite or .onnx tagger (YAMNet), a folder of transformers or our own, or `module:factory`.
 
     Raises:
         ConfigError: it is none of these, or cannot be loaded.
     """
-    if is_import_path(given):
-        own: SoundClasses = import_named(
-            given, "name a function that returns a judge with labels and logits"
+    if is_import_path(spec):
+        judge: SoundClasses = import_named(
+            spec, "name a function that returns a judge with labels and logits"
         )()
-        return own
-    path = Path(given)
+        return judge
+    path = Path(spec)
     if path.suffix == ".tflite":
         return TaggerClasses(TfliteTagger(_there(path)))
     if path.suffix == ".onnx":
@@ -168,29 +168,29 @@ def load_sound_classes(given: str) -> SoundClasses:
     return ClassifierClasses(AudioClassifier.load(_there(path)))
 
 
-def load_sound_space(given: str) -> SoundSpace:
+def load_sound_space(spec: str) -> SoundSpace:
     """A space of sounds: the folder of a ClapModel, any judge of classes by its logits, or `module:factory`.
 
     Raises:
         ConfigError: it is none of these, or cannot be loaded.
     """
-    if is_import_path(given):
-        own: SoundSpace = import_named(given, "name a function that returns an object with embed(sound)")()
-        return own
-    return ClapSpace(Path(given)) if _is_clap(Path(given)) else ClassSpace(load_sound_classes(given))
+    if is_import_path(spec):
+        space: SoundSpace = import_named(spec, "name a function that returns an object with embed(sound)")()
+        return space
+    return ClapSpace(Path(spec)) if _is_clap(Path(spec)) else ClassSpace(load_sound_classes(spec))
 
 
-def load_text_space(given: str) -> TextSoundSpace:
+def load_text_space(spec: str) -> TextSoundSpace:
     """A space of sounds and texts: the folder of a ClapModel, or `module:factory`.
 
     Raises:
         ConfigError: it is neither, or cannot be loaded.
     """
-    if is_import_path(given):
+    if is_import_path(spec):
         remedy = "name a function that returns an object with embed(sound) and embed_text(text)"
-        own: TextSoundSpace = import_named(given, remedy)()
-        return own
-    return ClapSpace(_there(Path(given)))
+        space: TextSoundSpace = import_named(spec, remedy)()
+        return space
+    return ClapSpace(_there(Path(spec)))
 
 
 # Private

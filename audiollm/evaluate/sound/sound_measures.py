@@ -84,8 +84,8 @@ def band_distance(first_N: Values, second_N: Values, sample_rate: int) -> float:
         power_MT = librosa.feature.melspectrogram(
             y=samples_N, sr=sample_rate, n_fft=window, hop_length=hop, n_mels=24, center=False
         )
-        whole = power_MT.shape[1] // frames * frames
-        mean_MT = power_MT[:, :whole].reshape(24, -1, frames).mean(axis=2) / window
+        num_frames = power_MT.shape[1] // frames * frames
+        mean_MT = power_MT[:, :num_frames].reshape(24, -1, frames).mean(axis=2) / window
         levels.append(10 * np.log10(np.maximum(mean_MT, 1e-7)))
     return float(np.abs(levels[0] - levels[1]).mean())
 
@@ -126,9 +126,9 @@ def class_divergence(reference_NK: Values, generated_NK: Values, kind: str) -> V
         raise MetricError(f"classes of {reference_NK.shape} and {generated_NK.shape} cannot be paired")
     if kind not in ("softmax", "sigmoid"):
         raise ValueError(f"kind must be softmax or sigmoid, not {kind!r}")
-    p_NK, q_NK = (probabilities(each, kind == "softmax") for each in (reference_NK, generated_NK))
+    p_NK, q_NK = (probabilities(logits_NK, kind == "softmax") for logits_NK in (reference_NK, generated_NK))
     terms = p_NK * (np.log(np.maximum(p_NK, _SMALLEST)) - np.log(np.maximum(q_NK, _SMALLEST)))
-    return _finite(terms.sum(axis=1))
+    return _require_finite_values(terms.sum(axis=1))
 
 
 def inception_score(logits_NK: Values) -> float:
@@ -141,7 +141,7 @@ def inception_score(logits_NK: Values) -> float:
         raise MetricError("fewer than two sounds")
     p_NK = probabilities(logits_NK, exclusive=True)
     logs = np.log(np.maximum(p_NK, _SMALLEST)) - np.log(np.maximum(p_NK.mean(axis=0), _SMALLEST))
-    return float(_finite(np.exp((p_NK * logs).sum(axis=1).mean())))
+    return float(_require_finite_values(np.exp((p_NK * logs).sum(axis=1).mean())))
 
 
 def cosines(first_ND: Values, second_ND: Values) -> Values:
@@ -151,7 +151,7 @@ def cosines(first_ND: Values, second_ND: Values) -> Values:
         MetricError: an embedding of length 0, or one that is not finite.
     """
     lengths = np.linalg.norm(first_ND, axis=1) * np.linalg.norm(second_ND, axis=1)
-    if not (_finite(lengths) > 0).all():
+    if not (_require_finite_values(lengths) > 0).all():
         raise MetricError("an embedding of length 0")
     return np.asarray((first_ND * second_ND).sum(axis=1) / lengths)
 
@@ -184,10 +184,12 @@ def nearest_distances(sounds_ND: Values, known_MD: Values) -> Values:
     """
     if not len(known_MD):
         raise MetricError("no training sounds to compare with")
-    sounds, known = (
+    directions_ND, known_directions_MD = (
         v / np.maximum(np.linalg.norm(v, axis=1, keepdims=True), _SMALLEST) for v in (sounds_ND, known_MD)
     )
-    return _finite(np.sqrt(np.maximum(0.0, 2 - 2 * (sounds @ known.T).max(axis=1))))
+    return _require_finite_values(
+        np.sqrt(np.maximum(0.0, 2 - 2 * (directions_ND @ known_directions_MD.T).max(axis=1)))
+    )
 
 
 def match_onsets(heard_s: Values, wanted_s: Values, tolerance_s: float) -> Values:
@@ -201,9 +203,9 @@ def match_onsets(heard_s: Values, wanted_s: Values, tolerance_s: float) -> Value
     errors = np.full(len(wanted_s), np.nan)
     gaps = np.abs(heard_s[None] - wanted_s[:, None])
     while gaps.size and np.nanmin(gaps, initial=np.inf) <= tolerance_s:
-        wanted, heard = np.unravel_index(int(np.nanargmin(gaps)), gaps.shape)
-        errors[wanted] = heard_s[heard] - wanted_s[wanted]
-        gaps[wanted, :], gaps[:, heard] = np.inf, np.inf
+        wanted_index, heard_index = np.unravel_index(int(np.nanargmin(gaps)), gaps.shape)
+        errors[wanted_index] = heard_s[heard_index] - wanted_s[wanted_index]
+        gaps[wanted_index, :], gaps[:, heard_index] = np.inf, np.inf
     return errors
 
 
@@ -242,7 +244,7 @@ def border_excess(samples_N: NDArray[np.float32], sample_rate: int, span_s: tupl
 # Private
 
 
-def _finite(values: Any) -> Values:
+def _require_finite_values(values: Any) -> Values:
     if not np.isfinite(values).all():
         raise MetricError("embeddings or scores that are not finite")
     return np.asarray(values, np.float64)

@@ -63,21 +63,21 @@ def run_evaluate_sound(config: EvaluateSoundConfig, context: Context) -> dict[st
     from audiollm.evaluate.sound.suite import evaluate_sounds, with_edits
 
     sounds = spread_items(read_generated(config.sounds), config.max_sounds)
-    known = training_sounds(config.training, "training") if config.training is not None else []
+    training_paths = training_sounds(config.training, "training") if config.training is not None else []
     edits = spread_items(read_edited(config.edits), config.max_sounds) if config.edits is not None else []
     judges = load_judges(config.classes, config.space, config.clap, config.synchrony)
     if config.classes_from is not None:
         context.say("training a judge of what is heard")
-        own, accuracy = event_judge(config.classes_from, context.folder / "judge", config.judge_steps)
+        classifier, accuracy = event_judge(config.classes_from, context.folder / "judge", config.judge_steps)
         right = with_interval(accuracy, "accuracy")
         about = f"a classifier of the training scenes' sounds, right for {right} of the held-out ones"
-        judges = judges.with_classes(OwnClasses(own), about)
-    with context.progress("scoring", len(sounds) + len(known) + len(edits)) as bar:
+        judges = judges.with_classes(OwnClasses(classifier), about)
+    with context.progress("scoring", len(sounds) + len(training_paths) + len(edits)) as bar:
 
         def advance(_: str) -> None:
             bar.advance(bar.task_ids[0])
 
-        outcome = evaluate_sounds(sounds, judges, known, advance)
+        outcome = evaluate_sounds(sounds, judges, training_paths, advance)
         if edits:
             outcome = with_edits(outcome, judge_edits(edits, judges.classes, advance))
     conclude(outcome, context.folder, config.examples, context.console)

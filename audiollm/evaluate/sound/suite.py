@@ -47,7 +47,7 @@ from audiollm.evaluate.sound.sound_measures import (
     nearest_distances,
 )
 
-FAR = "far from the real sound"
+FAR_FROM_REAL = "far from the real sound"
 _MATCH_WITHIN_S = 1.0
 _CONTEXT_S = 0.02
 
@@ -76,7 +76,7 @@ class SuiteJudges:
 
 
 @dataclass
-class _Heard:
+class _SoundFindings:
     """The findings of the judges on one sound and on its reference."""
 
     values: dict[str, PairMeasure] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class _Heard:
     reference_place: Finding = None
     recognized: list[tuple[str, str]] = field(default_factory=list)
     """Label asked for and label heard of each event."""
-    far: list[bool] = field(default_factory=list)
+    far_flags: list[bool] = field(default_factory=list)
     """Whether a sound with the right events is far from the real one, so that its label is a guess."""
 
 
@@ -101,33 +101,37 @@ def evaluate_sounds(
     Args:
         training: sounds that the model was trained on, for the distance to the nearest of them.
     """
-    heard = []
+    findings = []
     for sound in sounds:
-        heard.append(_judge(sound, judges))
+        findings.append(_judge_sound(sound, judges))
         advance(sound.id)
-    known = _places(training, judges, advance)
-    whole = _whole_measures(heard, known)
-    names = sorted({name for each in heard for name in each.values})
+    training_places = _embed_training_sounds(training, judges, advance)
+    set_measures = _whole_measures(findings, training_places)
+    names = sorted({name for finding in findings for name in finding.values})
     tables = {
-        name: metric_table([each.values.get(name, "not asked for") for each in heard]) for name in names
+        name: metric_table([finding.values.get(name, "not asked for") for finding in findings])
+        for name in names
     }
-    pairs = [pair for each in heard for pair in each.recognized]
-    recognized = share([asked == found for asked, found in pairs])
+    pairs = [pair for finding in findings for pair in finding.recognized]
+    recognized = share([label == recognized_label for label, recognized_label in pairs])
     result = {
         "sounds": len(sounds),
-        "whole": {name: value for name, (value, _) in whole.items()},
-        "whole_reasons": {name: reason for name, (_, reason) in whole.items() if reason},
+        "whole": {name: value for name, (value, _) in set_measures.items()},
+        "whole_reasons": {name: reason for name, (_, reason) in set_measures.items() if reason},
         "measures": tables,
         "recognized": recognized,
         "judges": dict(judges.names),
     }
-    return _outcome(sounds, heard, result, tables)
+    return _outcome(sounds, findings, result, tables)
 
 
 def with_edits(outcome: SuiteResult, edits: EditsOutcome) -> SuiteResult:
     """The outcome with the measures of edits beside those of whole sounds; examples of the two take turns."""
     examples = [
-        each for pair in zip_longest(outcome.examples, edits.examples) for each in pair if each is not None
+        example
+        for pair in zip_longest(outcome.examples, edits.examples)
+        for example in pair
+        if example is not None
     ]
     return replace(
         outcome,
@@ -142,40 +146,42 @@ def with_edits(outcome: SuiteResult, edits: EditsOutcome) -> SuiteResult:
 # Private: one sound
 
 
-def _judge(sound: GeneratedSound, judges: SuiteJudges) -> _Heard:
-    heard = _Heard()
+def _judge_sound(sound: GeneratedSound, judges: SuiteJudges) -> _SoundFindings:
+    findings = _SoundFindings()
     try:
-        made = load(sound.path)
+        generated = load(sound.path)
         real = load(sound.reference) if sound.reference is not None else None
     except AudioError as error:
-        heard.values["readable"] = error.reason
-        return heard
+        findings.values["readable"] = error.reason
+        return findings
     if judges.classes is not None:
-        heard.logits, heard.reference_logits = _both(judges.classes.logits, made, real)
+        findings.logits, findings.reference_logits = _both(judges.classes.logits, generated, real)
         for kind in ("softmax", "sigmoid"):
-            heard.values[f"KL {kind}"] = _divergence(heard.reference_logits, heard.logits, kind)
+            findings.values[f"KL {kind}"] = _divergence(findings.reference_logits, findings.logits, kind)
         judged = [event for event in sound.events or () if event.label in judges.classes.labels]
-        heard.recognized = _recognized(judged, made, judges.classes)
-        heard.far = [_is_far(event, made, real) for event in judged]
+        findings.recognized = _recognized(judged, generated, judges.classes)
+        findings.far_flags = [_is_far(event, generated, real) for event in judged]
     if judges.space is not None:
-        heard.place, heard.reference_place = _both(judges.space.embed, made, real)
+        findings.place, findings.reference_place = _both(judges.space.embed, generated, real)
     if judges.texts is not None:
         for name, text in (("CLAP caption", sound.caption), ("CLAP CoT", sound.thought)):
-            heard.values[name] = _text_cosine(judges.texts, made, text)
+            findings.values[name] = _text_cosine(judges.texts, generated, text)
     if judges.synchrony is not None:
-        heard.values["DeSync"] = _desync(judges.synchrony, sound, made)
-    heard.values.update(_onset_errors(sound, made))
-    return heard
+        findings.values["DeSync"] = _desync(judges.synchrony, sound, generated)
+    findings.values.update(_onset_errors(sound, generated))
+    return findings
 
 
 def _both(
-    judge: Callable[[Waveform], Vector], made: Waveform, real: Waveform | None
+    judge: Callable[[Waveform], Vector], generated: Waveform, real: Waveform | None
 ) -> tuple[Finding, Finding]:
     """The findings of a judge on both."""
     if real is None:
-        return _finding(judge, made), "no real sound"
-    found = _finding(judge, real)
-    return _finding(judge, made), f"the real sound: {found}" if isinstance(found, str) else found
+        return _finding(judge, generated), "no real sound"
+    real_finding = _finding(judge, real)
+    return _finding(judge, generated), f"the real sound: {real_finding}" if isinstance(
+        real_finding, str
+    ) else real_finding
 
 
 def _finding(judge: Callable[[Waveform], Vector], sound: Waveform) -> Vector | str:
@@ -185,26 +191,26 @@ def _finding(judge: Callable[[Waveform], Vector], sound: Waveform) -> Vector | s
         return str(error)
 
 
-def _divergence(real: Finding, made: Finding, kind: str) -> PairMeasure:
-    if isinstance(made, str):
-        return made
+def _divergence(real: Finding, generated: Finding, kind: str) -> PairMeasure:
+    if isinstance(generated, str):
+        return generated
     if isinstance(real, str):
         return real
-    assert made is not None and real is not None
+    assert generated is not None and real is not None
     try:
-        return float(class_divergence(real[None], made[None], kind)[0])
+        return float(class_divergence(real[None], generated[None], kind)[0])
     except MetricError as error:
         return error.reason
 
 
 def _recognized(
-    events: Sequence[WantedEvent], made: Waveform, classes: SoundClasses
+    events: Sequence[WantedEvent], generated: Waveform, classes: SoundClasses
 ) -> list[tuple[str, str]]:
     """Each event, which is a class of the judge, cut out at its place, and what is heard there."""
     pairs = []
     for event in events:
         try:
-            label = classes.labels[int(classes.logits(_at_its_place(event, made)).argmax())]
+            label = classes.labels[int(classes.logits(_at_its_place(event, generated)).argmax())]
         except ValueError:
             label = "(silence)"
         pairs.append((event.label, label))
@@ -217,42 +223,42 @@ def _at_its_place(event: WantedEvent, sound: Waveform) -> Waveform:
     return Waveform(cut_CN.contiguous(), sound.sample_rate)
 
 
-def _is_far(event: WantedEvent, made: Waveform, real: Waveform | None) -> bool:
+def _is_far(event: WantedEvent, generated: Waveform, real: Waveform | None) -> bool:
     if real is None:
         return False
-    made_N, real_N = (
-        _at_its_place(event, sound.resample(made.sample_rate)).mono().samples_CN[0].double().numpy()
-        for sound in (made, real)
+    generated_N, real_N = (
+        _at_its_place(event, sound.resample(generated.sample_rate)).mono().samples_CN[0].double().numpy()
+        for sound in (generated, real)
     )
-    size = min(len(made_N), len(real_N))
+    size = min(len(generated_N), len(real_N))
     try:
-        return is_far_from(made_N[:size], real_N[:size], np.zeros(size), made.sample_rate)
+        return is_far_from(generated_N[:size], real_N[:size], np.zeros(size), generated.sample_rate)
     except MetricError:
         return False
 
 
-def _text_cosine(space: TextSoundSpace, made: Waveform, text: str | None) -> PairMeasure:
+def _text_cosine(space: TextSoundSpace, generated: Waveform, text: str | None) -> PairMeasure:
     if not text:
         return "no text"
     try:
-        return float(cosines(space.embed(made)[None], space.embed_text(text)[None])[0])
+        return float(cosines(space.embed(generated)[None], space.embed_text(text)[None])[0])
     except ValueError as error:
         return str(error)
 
 
-def _desync(judge: SynchronyJudge, sound: GeneratedSound, made: Waveform) -> PairMeasure:
+def _desync(judge: SynchronyJudge, sound: GeneratedSound, generated: Waveform) -> PairMeasure:
     if sound.video is None:
         return "no video"
     if sound.video_start_s:
         return "the sound begins within its video"
     try:
-        first, last = judge.offsets(sound.video, made)
+        first, last = judge.offsets(sound.video, generated)
         return float(desync(first[None], last[None])[0])
     except (AudioError, ValueError) as error:
         return str(error)
 
 
-def _onset_errors(sound: GeneratedSound, made: Waveform) -> dict[str, PairMeasure]:
+def _onset_errors(sound: GeneratedSound, generated: Waveform) -> dict[str, PairMeasure]:
     name, shared = "onset error, s", f"onsets within {ONSET_TOLERANCE_S:g} s"
     precise = "heard onsets that were asked for"
     if sound.events is None:
@@ -260,11 +266,13 @@ def _onset_errors(sound: GeneratedSound, made: Waveform) -> dict[str, PairMeasur
     if sound.has_backdrop:
         return dict.fromkeys((name, shared, precise), "a backdrop")
     wanted_s = np.array([event.start_s for event in sound.events])
-    heard_s = energy_onsets(made)
+    heard_s = energy_onsets(generated)
     errors = np.abs(match_onsets(heard_s, wanted_s, _MATCH_WITHIN_S))
-    found = errors[~np.isnan(errors)]
+    matched_errors = errors[~np.isnan(errors)]
     return {
-        name: float(found.mean()) if len(found) else f"no onset within {_MATCH_WITHIN_S:g} s",
+        name: float(matched_errors.mean())
+        if len(matched_errors)
+        else f"no onset within {_MATCH_WITHIN_S:g} s",
         shared: float((errors <= ONSET_TOLERANCE_S).mean()) if len(errors) else "no events",
         # noise has onsets everywhere: some lie near those that were asked for, and most do not
         precise: float((errors <= ONSET_TOLERANCE_S).sum() / len(heard_s)) if len(heard_s) else "no onset",
@@ -274,7 +282,9 @@ def _onset_errors(sound: GeneratedSound, made: Waveform) -> dict[str, PairMeasur
 # Private: all sounds
 
 
-def _places(training: Sequence[Path], judges: SuiteJudges, advance: Callable[[str], None]) -> list[Vector]:
+def _embed_training_sounds(
+    training: Sequence[Path], judges: SuiteJudges, advance: Callable[[str], None]
+) -> list[Vector]:
     places = []
     for path in training if judges.space is not None else ():
         try:
@@ -286,37 +296,41 @@ def _places(training: Sequence[Path], judges: SuiteJudges, advance: Callable[[st
     return places
 
 
-def _whole_measures(heard: Sequence[_Heard], known: Sequence[Vector]) -> dict[str, tuple[float | None, str]]:
+def _whole_measures(
+    findings: Sequence[_SoundFindings], training_places: Sequence[Vector]
+) -> dict[str, tuple[float | None, str]]:
     """Measure -> its value or None, and the reason why there is none."""
-    made = _judged([each.place for each in heard])
-    real = _judged([each.reference_place for each in heard])
-    logits = _judged([each.logits for each in heard])
+    generated_places = _judged([finding.place for finding in findings])
+    real_places = _judged([finding.reference_place for finding in findings])
+    logits = _judged([finding.logits for finding in findings])
 
     def frechet() -> float:
-        return frechet_distance(_stacked(made, "no space of sounds"), _stacked(real, "no real sounds"))
+        return frechet_distance(
+            _stacked(generated_places, "no space of sounds"), _stacked(real_places, "no real sounds")
+        )
 
     def near(places: Sequence[Vector]) -> float:
-        _stacked(made, "no space of sounds")
-        known_MD = _stacked(known, "no training sounds")
+        _stacked(generated_places, "no space of sounds")
+        known_MD = _stacked(training_places, "no training sounds")
         return float(np.median(nearest_distances(_stacked(places, "no real sounds"), known_MD)))
 
     measures: dict[str, Callable[[], float]] = {
         "Fréchet distance": frechet,
         "inception score": lambda: inception_score(_stacked(logits, "no judge of classes")),
-        "distance to the nearest training sound": lambda: near(made),
-        "the same of the real sounds": lambda: near(real),
+        "distance to the nearest training sound": lambda: near(generated_places),
+        "the same of the real sounds": lambda: near(real_places),
     }
-    found: dict[str, tuple[float | None, str]] = {}
+    values: dict[str, tuple[float | None, str]] = {}
     for name, measure in measures.items():
         try:
-            found[name] = (measure(), "")
+            values[name] = (measure(), "")
         except MetricError as error:
-            found[name] = (None, error.reason)
-    return found
+            values[name] = (None, error.reason)
+    return values
 
 
 def _judged(findings: Sequence[Finding]) -> list[Vector]:
-    return [each for each in findings if each is not None and not isinstance(each, str)]
+    return [finding for finding in findings if finding is not None and not isinstance(finding, str)]
 
 
 def _stacked(values: Sequence[Vector], missing: str) -> Vector:
@@ -327,7 +341,7 @@ def _stacked(values: Sequence[Vector], missing: str) -> Vector:
 
 def _outcome(
     sounds: Sequence[GeneratedSound],
-    heard: Sequence[_Heard],
+    findings: Sequence[_SoundFindings],
     result: dict[str, Any],
     tables: Mapping[str, Mapping[str, Any]],
 ) -> SuiteResult:
@@ -340,7 +354,7 @@ def _outcome(
         whole_rows.append(
             ["events recognized at their places", with_interval(result["recognized"], "accuracy"), ""]
         )
-    shown = [
+    page_tables = [
         ScoreTable("All sounds together", ["measure", "value", "n/a because"], whole_rows),
         ScoreTable(
             "Sound by sound",
@@ -355,41 +369,44 @@ def _outcome(
         {
             "id": sound.id,
             "path": str(sound.path),
-            **each.values,
-            "recognized": each.recognized,
-            "far": each.far,
+            **finding.values,
+            "recognized": finding.recognized,
+            "far": finding.far_flags,
         }
-        for sound, each in zip(sounds, heard, strict=True)
+        for sound, finding in zip(sounds, findings, strict=True)
     ]
     missing = [
         (sound.id, f"{name}: {value}")
-        for sound, each in zip(sounds, heard, strict=True)
-        for name, value in each.values.items()
+        for sound, finding in zip(sounds, findings, strict=True)
+        for name, value in finding.values.items()
         if isinstance(value, str)
     ]
-    order = sorted(range(len(sounds)), key=lambda n: _badness(heard[n]), reverse=True)
-    examples = [_example(sounds[n], heard[n]) for n in order]
+    order = sorted(range(len(sounds)), key=lambda n: _sound_badness(findings[n]), reverse=True)
+    examples = [_sound_example(sounds[n], findings[n]) for n in order]
     tiles = share_tiles("asked sounds recognized", result["recognized"])
     for name in ("Fréchet distance", "inception score"):
         if result["whole"].get(name) is not None:
             tiles.append(tile(format_number(result["whole"][name], 2), name, f"{len(sounds):,} sounds"))
-    return SuiteResult("Generated sounds", about, result, shown, examples, missing, rows, tiles=tiles)
+    return SuiteResult("Generated sounds", about, result, page_tables, examples, missing, rows, tiles=tiles)
 
 
-def _badness(heard: _Heard) -> tuple[float, float]:
-    pairs = zip(heard.recognized, heard.far, strict=True)
-    wrong = sum(asked != label or far for (asked, label), far in pairs)
-    divergence = heard.values.get("KL softmax", 0.0)
+def _sound_badness(findings: _SoundFindings) -> tuple[float, float]:
+    pairs = zip(findings.recognized, findings.far_flags, strict=True)
+    wrong = sum(expected != label or is_far for (expected, label), is_far in pairs)
+    divergence = findings.values.get("KL softmax", 0.0)
     return float(wrong), divergence if isinstance(divergence, float) else 0.0
 
 
-def _example(sound: GeneratedSound, heard: _Heard) -> Example:
+def _sound_example(sound: GeneratedSound, findings: _SoundFindings) -> Example:
     lines = [(name, text) for name, text in (("caption", sound.caption), ("CoT", sound.thought)) if text]
-    if heard.recognized:
-        pairs = zip(heard.recognized, heard.far, strict=True)
-        texts = [f"{asked}: {label}{f' ({FAR})' if far else ''}" for (asked, label), far in pairs]
+    if findings.recognized:
+        pairs = zip(findings.recognized, findings.far_flags, strict=True)
+        texts = [
+            f"{expected}: {label}{f' ({FAR_FROM_REAL})' if is_far else ''}"
+            for (expected, label), is_far in pairs
+        ]
         lines.append(("heard", ", ".join(texts)))
-    lines += [(name, format_number(v)) for name, v in heard.values.items() if isinstance(v, float)]
+    lines += [(name, format_number(v)) for name, v in findings.values.items() if isinstance(v, float)]
     sounds = [Sound("generated", sound.path)]
     if sound.reference is not None:
         sounds.append(Sound("real", sound.reference))

@@ -42,27 +42,29 @@ def speak_all(
     store = RowStore(folder / "spoken.jsonl")
     clips: dict[str, SpeechClip] = {}
     for request in requests:
-        clips[request.id] = _speak(subject, request, folder, seed, store)
+        clips[request.id] = _speak_request(subject, request, folder, seed, store)
         advance(request.id)
     return clips
 
 
 def clips_in_folder(folder: Path, requests: Iterable[SpeechRequest]) -> dict[str, SpeechClip]:
     """The files of a folder that are named by the requests' ids, with any of the usual endings."""
-    return {request.id: _find(folder, request) for request in requests}
+    return {request.id: _find_recorded_clip(folder, request) for request in requests}
 
 
-def _speak(subject: Subject, request: SpeechRequest, folder: Path, seed: int, store: RowStore) -> SpeechClip:
+def _speak_request(
+    subject: Subject, request: SpeechRequest, folder: Path, seed: int, store: RowStore
+) -> SpeechClip:
     speaker: Speaker = subject.model
     try:
         reference = digest(request.reference) if request.reference else None
     except MetricError as error:
         return request.clip(problem=f"the reference {error.reason}")
     depends_on = [subject.fingerprint, request.text, reference, request.reference_text, seed]
-    known = store.get(*depends_on)
-    if known is not None and (folder / known["path"]).exists():
+    earlier_row = store.get(*depends_on)
+    if earlier_row is not None and (folder / earlier_row["path"]).exists():
         note_success("the model")
-        return request.clip(folder / known["path"])
+        return request.clip(folder / earlier_row["path"])
     path = folder / f"{safe_name(request.id)}-{key_of(*depends_on)[:8]}.wav"
     try:
         with failures_of("the model"):  # whatever it raises is its result for this text
@@ -74,7 +76,7 @@ def _speak(subject: Subject, request: SpeechRequest, folder: Path, seed: int, st
     return request.clip(path)
 
 
-def _find(folder: Path, request: SpeechRequest) -> SpeechClip:
+def _find_recorded_clip(folder: Path, request: SpeechRequest) -> SpeechClip:
     for ending in ("", *SOUND_ENDINGS):
         path = folder / f"{request.id}{ending}"
         if path.is_file() and path.resolve().is_relative_to(folder.resolve()):

@@ -73,8 +73,13 @@ def tts(
     bench = _bench(out, form, language, spelling, recognizer, voices)
     clips = clips_of(subject, audio, [item.request() for item in items], out, seed, console)
     total = len(items) + sum(item.target is not None for item in items)
-    _finish(
-        console, bench, total, lambda b: evaluate_list(items, clips, b, _about(subject, audio)), out, examples
+    _run_with_progress(
+        console,
+        bench,
+        total,
+        lambda b: evaluate_list(items, clips, b, _describe_clip_source(subject, audio)),
+        out,
+        examples,
     )
 
 
@@ -116,8 +121,8 @@ def multi_speaker(
             dialogues, problems = speak_dialogues(
                 subject, dialogues, out / "audio", seed, lambda what: step(progress, what)
             )
-    about = _about(subject, listing)
-    _finish(
+    about = _describe_clip_source(subject, listing)
+    _run_with_progress(
         console,
         bench,
         len(dialogues),
@@ -170,11 +175,15 @@ def emotion(
     judge = choose_emotion_judge(emotion_judge)
     bench = _bench(out, form, language, spelling, recognizer, judge)
     if recordings:
-        clips: Mapping[str, SpeechClip] = {each.id: each.request().clip(each.path) for each in utterances}
+        clips: Mapping[str, SpeechClip] = {
+            utterance.id: utterance.request().clip(utterance.path) for utterance in utterances
+        }
     else:
-        clips = clips_of(subject, audio, [each.request() for each in utterances], out, seed, console)
-    about = "the real recordings" if recordings else _about(subject, audio)
-    _finish(
+        clips = clips_of(
+            subject, audio, [utterance.request() for utterance in utterances], out, seed, console
+        )
+    about = "the real recordings" if recordings else _describe_clip_source(subject, audio)
+    _run_with_progress(
         console,
         bench,
         len(utterances),
@@ -238,20 +247,22 @@ def _bench(
 
     text_form = choose_form(form, language, spelling)
     words = choose_recognizer(recognizer, language)
-    known = [judge.fingerprint if judge else "" for judge in (words, voices)]
+    fingerprints = [judge.fingerprint if judge else "" for judge in (words, voices)]
     return Bench(
         text_form,
         SpeechJudges(words.judge if words else None, voices.judge if voices else None),
-        " ".join([*known, str(spelling and spelling.read_text(encoding="utf-8"))]),
+        " ".join([*fingerprints, str(spelling and spelling.read_text(encoding="utf-8"))]),
         RowStore(out / "kept.jsonl"),
     )
 
 
-def _about(subject: Subject | None, audio: Path | None) -> str:
+def _describe_clip_source(subject: Subject | None, audio: Path | None) -> str:
     return f"model: {subject.name}" if subject else f"clips: {audio}"
 
 
-def _finish(console: Console, bench: Bench, total: int, evaluate: Evaluate, out: Path, examples: int) -> None:
+def _run_with_progress(
+    console: Console, bench: Bench, total: int, evaluate: Evaluate, out: Path, examples: int
+) -> None:
     from dataclasses import replace
 
     with bar(console, "hearing", total) as progress:

@@ -64,7 +64,7 @@ def read_dialogues(path: Path) -> list[Dialogue]:
     """
     dialogues = read_records(path, Dialogue)
     need_unique([dialogue.id for dialogue in dialogues], path)
-    return [_beside(dialogue, path.parent) for dialogue in dialogues]
+    return [_resolve_dialogue_paths(dialogue, path.parent) for dialogue in dialogues]
 
 
 def speak_dialogues(
@@ -75,27 +75,29 @@ def speak_dialogues(
     A model that cannot `converse` says turn by turn (`subjects.TurnByTurn`).
     """
     store = RowStore(folder / "spoken.jsonl")
-    whole: DialogueSpeaker = (
+    dialogue_speaker: DialogueSpeaker = (
         subject.model
         if isinstance(subject.model, DialogueSpeaker)
         else TurnByTurn(subject.model, folder / "first_turns")
     )
-    spoken: list[Dialogue] = []
+    spoken_dialogues: list[Dialogue] = []
     problems: dict[str, str] = {}
     for dialogue in dialogues:
         try:
-            spoken.append(_speak(subject, whole, dialogue, folder, seed, store))
+            spoken_dialogues.append(_speak_dialogue(subject, dialogue_speaker, dialogue, folder, seed, store))
         except MetricError as error:
-            spoken.append(dialogue.model_copy(update={"audio": None, "turns": _silent(dialogue.turns)}))
+            spoken_dialogues.append(
+                dialogue.model_copy(update={"audio": None, "turns": _silent(dialogue.turns)})
+            )
             problems[dialogue.id] = error.reason
         advance(dialogue.id)
-    return spoken, problems
+    return spoken_dialogues, problems
 
 
 # ------------------------------------------------------------------------------------------------ private
 
 
-def _beside(dialogue: Dialogue, folder: Path) -> Dialogue:
+def _resolve_dialogue_paths(dialogue: Dialogue, folder: Path) -> Dialogue:
     turns = tuple(
         turn.model_copy(update={"audio": folder / turn.audio}) if turn.audio else turn
         for turn in dialogue.turns
@@ -112,12 +114,12 @@ def _silent(turns: Sequence[ScriptedTurn]) -> tuple[ScriptedTurn, ...]:
     return tuple(ScriptedTurn(speaker=turn.speaker, text=turn.text) for turn in turns)
 
 
-def _speak(
+def _speak_dialogue(
     subject: Subject, model: DialogueSpeaker, dialogue: Dialogue, folder: Path, seed: int, store: RowStore
 ) -> Dialogue:
     turns = [(turn.speaker, turn.text) for turn in dialogue.turns]
-    known = {name: [digest(voice.audio), voice.text] for name, voice in dialogue.references.items()}
-    depends_on = [subject.fingerprint, turns, known, seed]
+    reference_keys = {name: [digest(voice.audio), voice.text] for name, voice in dialogue.references.items()}
+    depends_on = [subject.fingerprint, turns, reference_keys, seed]
     stem = f"{safe_name(dialogue.id)}-{key_of(*depends_on)[:8]}"
     paths = [folder / f"{stem}-{place:02d}.wav" for place in range(len(turns))]
     if store.get(*depends_on) is None or not all(path.exists() for path in paths):

@@ -61,12 +61,12 @@ def evaluate_emotion(
     Raises:
         ConfigError: the judge has labels, and none of them is an emotion of ESD.
     """
-    known = esd_labels(getattr(bench.judges.voices, "labels", None))
-    bench = replace(bench, judges=_with_emotions(bench.judges, known))
+    emotion_of_label = esd_labels(getattr(bench.judges.voices, "labels", None))
+    bench = replace(bench, judges=_with_emotions(bench.judges, emotion_of_label))
     embedded = FileEmbeddings(bench.judges.voices)
     rows: list[Row] = []
     for utterance in utterances:
-        rows.append(_row(utterance, clips[utterance.id], embedded, known, bench))
+        rows.append(_emotion_row(utterance, clips[utterance.id], embedded, emotion_of_label, bench))
         bench.advance(utterance.id)
     words = error_summary(rows, bench.form)
     judged = [row for row in rows if isinstance(row["right"], bool)]
@@ -74,7 +74,7 @@ def evaluate_emotion(
     unjudged = metric_table([1.0 if isinstance(row["right"], bool) else row["right"] for row in rows])[
         "reasons"
     ]
-    asked, named = [row["emotion"] for row in judged], [row["named"] for row in judged]
+    expected, named = [row["emotion"] for row in judged], [row["named"] for row in judged]
     likeness = {name: metric_table([row[name] for row in rows]) for name in LIKENESS}
     recognized = {**accuracy, "not_available": len(rows) - len(judged), "reasons": unjudged}
     result = {
@@ -84,9 +84,9 @@ def evaluate_emotion(
         "clips": len(rows),
         "words": words,
         "emotion": recognized,
-        "by_emotion": shares_by(asked, [row["right"] for row in judged]),
+        "by_emotion": shares_by(expected, [row["right"] for row in judged]),
         "by_speaker": shares_by([row["speaker"] for row in judged], [row["right"] for row in judged]),
-        "confusion": confusion(asked, named, EMOTIONS),
+        "confusion": confusion(expected, named, EMOTIONS),
         **likeness,
     }
     return SuiteResult(
@@ -94,7 +94,10 @@ def evaluate_emotion(
         [line for line in (about, judged_by(bench)) if line],
         result,
         [error_rows({"clips": words}), *_tables(result)],
-        [_example(row, each) for row, each in sorted(zip(rows, utterances, strict=True), key=_badness)],
+        [
+            _utterance_example(row, utterance)
+            for row, utterance in sorted(zip(rows, utterances, strict=True), key=_utterance_badness)
+        ],
         [(row["id"], row[key]) for row in rows for key in ("errors", "right") if _serious(row[key])],
         tiles=[
             *share_tiles("emotion recognized", recognized),
@@ -109,22 +112,26 @@ def esd_labels(labels: Sequence[str] | None) -> dict[str, str]:
     Raises:
         ConfigError: there are labels, and none of them is an emotion of ESD.
     """
-    known = {}
+    emotion_of_label = {}
     for label in labels or ():
         stem = label.rpartition("/")[2].strip().lower()[:3]  # emotion2vec writes 生气/angry
         if stem in _STEMS:
-            known[label] = _STEMS[stem]
-    if labels and not known:
+            emotion_of_label[label] = _STEMS[stem]
+    if labels and not emotion_of_label:
         raise ConfigError(
             f"the judge's labels name no emotion of ESD: {', '.join(labels[:8])}",
             "--emotion-judge",
             f"its config's id2label must name some of {', '.join(EMOTIONS)}",
         )
-    return known
+    return emotion_of_label
 
 
-def _row(
-    utterance: Utterance, clip: SpeechClip, embedded: FileEmbeddings, known: Mapping[str, str], bench: Bench
+def _emotion_row(
+    utterance: Utterance,
+    clip: SpeechClip,
+    embedded: FileEmbeddings,
+    emotion_of_label: Mapping[str, str],
+    bench: Bench,
 ) -> Row:
     about = {
         "id": utterance.id,
@@ -140,10 +147,10 @@ def _row(
         contents = [digest(clip.path), prompt, digest(utterance.path)]
         depends_on = ["emotion", VERSION, bench.fingerprint, bench.form.name, bench.form.language]
         depends_on += [utterance.text, utterance.emotion, *contents]
-        kept = bench.store.get(*depends_on)
-        if kept is not None:
+        earlier_row = bench.store.get(*depends_on)
+        if earlier_row is not None:
             bench.judges.note_earlier_answers()
-            return {**kept, **about}
+            return {**earlier_row, **about}
         failed_before = failed_calls()
         judged = bench.judges.judge(clip)
         if judged.problem:
@@ -152,16 +159,16 @@ def _row(
         reasons = dict.fromkeys(["errors", "right", *LIKENESS], error.reason)
         return {**about, "heard": None, "named": None, "missing": True, **reasons}
     row = {**about, "duration_s": judged.duration_s, **word_errors(judged, utterance.text, bench.form)}
-    row |= _named(judged, utterance.emotion, known, bench.judges)
+    row |= _judge_emotion(judged, utterance.emotion, emotion_of_label, bench.judges)
     real = None if contents[0] == contents[2] else utterance.path
-    for name, other, reason in (
+    for name, other_path, reason in (
         ("prompt_similarity", utterance.prompt, "no prompt"),
         ("real_similarity", real, "it is the real recording"),
     ):
         try:
-            if other is None:
+            if other_path is None:
                 raise MetricError(reason)
-            row[name] = cosine(embedded.of(other), value_of(judged.embedding))
+            row[name] = cosine(embedded.of(other_path), value_of(judged.embedding))
         except MetricError as error:
             row[name] = error.reason
     if failed_calls() == failed_before:  # else the next run asks again
@@ -187,27 +194,31 @@ class _EmotionLabels:
         return str(self.judge.classify(samples_CN, sample_rate)), None
 
 
-def _with_emotions(judges: SpeechJudges, known: Mapping[str, str]) -> SpeechJudges:
+def _with_emotions(judges: SpeechJudges, emotion_of_label: Mapping[str, str]) -> SpeechJudges:
     """The judges, with the emotion judge's classifier among them if it names emotions of ESD."""
-    return replace(judges, classifiers={"emotion": _EmotionLabels(judges.voices)}) if known else judges
+    return (
+        replace(judges, classifiers={"emotion": _EmotionLabels(judges.voices)})
+        if emotion_of_label
+        else judges
+    )
 
 
-def _named(
-    judged: JudgedClip, emotion: str, known: Mapping[str, str], judges: SpeechJudges
+def _judge_emotion(
+    judged: JudgedClip, emotion: str, emotion_of_label: Mapping[str, str], judges: SpeechJudges
 ) -> dict[str, Any]:
     """The emotion that the judge named, and whether it is the one asked for."""
     judge = judges.voices
     try:
         if judge is None:
             raise MetricError("no judge given")
-        if not known:
+        if not emotion_of_label:
             raise MetricError(f"{judge.name} names no emotions")
-        if emotion not in known.values():
+        if emotion not in emotion_of_label.values():
             raise MetricError(f"{judge.name} knows no {emotion}")
         label = value_of(judged.labels["emotion"])
     except MetricError as error:
         return {"named": None, "right": error.reason}
-    named = known.get(label, label)
+    named = emotion_of_label.get(label, label)
     return {"named": named, "right": named == emotion}
 
 
@@ -229,13 +240,13 @@ def _tables(result: Mapping[str, Any]) -> list[ScoreTable]:
     ]
 
 
-def _badness(pair: tuple[Row, Utterance]) -> tuple[bool, float, float]:
+def _utterance_badness(pair: tuple[Row, Utterance]) -> tuple[bool, float, float]:
     row = pair[0]
     similarity = row["prompt_similarity"]
     return row["right"] is True, -rate_of(row), similarity if isinstance(similarity, float) else 0.0
 
 
-def _example(row: Row, utterance: Utterance) -> Example:
+def _utterance_example(row: Row, utterance: Utterance) -> Example:
     named = row["named"] if row["named"] is not None else f"n/a: {row['right']}"
     lines = [("asked", f"{utterance.emotion}: {utterance.text}"), ("heard", row["heard"] or "(nothing)")]
     lines.append(("emotion heard", str(named)))

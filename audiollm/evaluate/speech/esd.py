@@ -55,14 +55,14 @@ def read_esd(folder: Path, language: str, split: str | None = None) -> list[Utte
     speakers = (
         sorted(path for path in folder.iterdir() if _is_speaker(path, language)) if folder.is_dir() else []
     )
-    found = [utterance for path in speakers for utterance in _of_speaker(path, split)]
-    if not found:
+    utterances = [utterance for path in speakers for utterance in _of_speaker(path, split)]
+    if not utterances:
         raise ConfigError(
             f"no recordings of ESD ({language}{f', {split}' if split else ''})",
             str(folder),
             "give the folder that holds 0001 to 0020, each with its emotions and its list of texts",
         )
-    return _with_prompts(found)
+    return _with_prompts(utterances)
 
 
 def _is_speaker(path: Path, language: str) -> bool:
@@ -71,7 +71,7 @@ def _is_speaker(path: Path, language: str) -> bool:
 
 
 def _of_speaker(folder: Path, split: str | None) -> Iterator[Utterance]:
-    texts = _texts(folder / f"{folder.name}.txt")
+    texts = _read_esd_texts(folder / f"{folder.name}.txt")
     for emotion in EMOTIONS:
         for path in sorted((folder / emotion).rglob("*.wav")):
             if split is not None and path.parent.name != split:
@@ -85,7 +85,7 @@ def _of_speaker(folder: Path, split: str | None) -> Iterator[Utterance]:
             yield Utterance(path.stem, folder.name, emotion, text, path)
 
 
-def _texts(path: Path) -> dict[str, str]:
+def _read_esd_texts(path: Path) -> dict[str, str]:
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -108,14 +108,24 @@ def _with_prompts(utterances: Sequence[Utterance]) -> list[Utterance]:
     from dataclasses import replace
 
     groups: dict[tuple[str, str, str], list[Utterance]] = {}
-    for each in utterances:
-        groups.setdefault((each.speaker, each.emotion, each.path.parent.name), []).append(each)
-    made = []
+    for utterance in utterances:
+        groups.setdefault((utterance.speaker, utterance.emotion, utterance.path.parent.name), []).append(
+            utterance
+        )
+    prompted = []
     for group in groups.values():
-        for place, each in enumerate(group):
-            others = [other for other in group[place + 1 :] + group[:place] if other.text != each.text]
-            shown = others[0] if others else None
-            made.append(
-                replace(each, prompt=shown.path if shown else None, prompt_text=shown.text if shown else None)
+        for place, utterance in enumerate(group):
+            candidates = [
+                candidate
+                for candidate in group[place + 1 :] + group[:place]
+                if candidate.text != utterance.text
+            ]
+            prompt = candidates[0] if candidates else None
+            prompted.append(
+                replace(
+                    utterance,
+                    prompt=prompt.path if prompt else None,
+                    prompt_text=prompt.text if prompt else None,
+                )
             )
-    return made
+    return prompted

@@ -58,7 +58,7 @@ def evaluate_dialogues(
     """
     rows: list[Row] = []
     for dialogue in dialogues:
-        rows.append(_row(dialogue, bench, (problems or {}).get(dialogue.id, "")))
+        rows.append(_dialogue_row(dialogue, bench, (problems or {}).get(dialogue.id, "")))
         bench.advance(dialogue.id)
     words = error_summary(rows, bench.form)
     scores = {name: metric_table([row[name] for row in rows]) for name in SCORES}
@@ -73,7 +73,7 @@ def evaluate_dialogues(
         **scores,
         "nearest_reference": nearest,
     }
-    shown = [[SCORES[name], *metric_cells(scores[name])] for name in SCORES]
+    cells = [[SCORES[name], *metric_cells(scores[name])] for name in SCORES]
     note = f"Turns nearer to their own speaker's reference than to another's: {with_interval(nearest, 'accuracy')}. "
     note += reasons_of(scores.values())
     return SuiteResult(
@@ -83,12 +83,12 @@ def evaluate_dialogues(
         [
             error_rows({"dialogues": words}),
             ScoreTable(
-                "voices (cosine), a value a dialogue", ["", "mean", "median", "n", "n/a"], shown, note
+                "voices (cosine), a value a dialogue", ["", "mean", "median", "n", "n/a"], cells, note
             ),
         ],
         [
-            _example(row, dialogue)
-            for row, dialogue in sorted(zip(rows, dialogues, strict=True), key=_badness)
+            _dialogue_example(row, dialogue)
+            for row, dialogue in sorted(zip(rows, dialogues, strict=True), key=_dialogue_badness)
         ],
         [
             (row["id"], row[key])
@@ -106,9 +106,11 @@ def voice_scores(embeddings: Sequence[Tensor | None], speakers: Sequence[str]) -
     Args:
         embeddings: `[D]` of each turn; None where there is none: its pairs are left out.
     """
-    heard = [(e_D, name) for e_D, name in zip(embeddings, speakers, strict=True) if e_D is not None]
-    same = [cosine(a, b) for (a, name), (b, other) in combinations(heard, 2) if name == other]
-    differing = [1 - cosine(a, b) for (a, name), (b, other) in combinations(heard, 2) if name != other]
+    embedded = [(e_D, name) for e_D, name in zip(embeddings, speakers, strict=True) if e_D is not None]
+    same = [cosine(a, b) for (a, name), (b, other_name) in combinations(embedded, 2) if name == other_name]
+    differing = [
+        1 - cosine(a, b) for (a, name), (b, other_name) in combinations(embedded, 2) if name != other_name
+    ]
     within: float | str = sum(same) / len(same) if same else "no speaker with two turns"
     between: float | str = sum(differing) / len(differing) if differing else "only one speaker"
     if isinstance(within, str) or isinstance(between, str):
@@ -119,36 +121,36 @@ def voice_scores(embeddings: Sequence[Tensor | None], speakers: Sequence[str]) -
 # ------------------------------------------------------------------------------------------------ private
 
 
-def _row(dialogue: Dialogue, bench: Bench, problem: str) -> Row:
+def _dialogue_row(dialogue: Dialogue, bench: Bench, problem: str) -> Row:
     about = {"id": dialogue.id, "text": dialogue.text}
     try:
         if problem:
             raise MetricError(problem)
-        depends_on = ["multi-speaker", VERSION, bench.fingerprint, *_content(dialogue, bench)]
-        known = bench.store.get(*depends_on)
-        if known is not None:
+        depends_on = ["multi-speaker", VERSION, bench.fingerprint, *_dialogue_inputs(dialogue, bench)]
+        earlier_row = bench.store.get(*depends_on)
+        if earlier_row is not None:
             bench.judges.note_earlier_answers()
-            return {**known, **about}
+            return {**earlier_row, **about}
         failed_before = failed_calls()
         turns = _judged_turns(dialogue, bench)
-        words = _words(dialogue, turns, bench)
+        words = _score_words(dialogue, turns, bench)
     except MetricError as error:
         empty = {**dict.fromkeys(SCORES, error.reason), "nearest_reference": [], "turns": []}
         return {**about, "heard": None, "errors": error.reason, "missing": True, **empty}
-    row = {**about, **words, **_voices(dialogue, turns, bench)}
+    row = {**about, **words, **_score_voices(dialogue, turns, bench)}
     if failed_calls() == failed_before:  # else the next run asks again
         bench.store.add(row, *depends_on)
     return row
 
 
-def _content(dialogue: Dialogue, bench: Bench) -> list[Any]:
+def _dialogue_inputs(dialogue: Dialogue, bench: Bench) -> list[Any]:
     """The inputs of a row: contents of files, spans, speakers and texts."""
-    whole = digest(dialogue.audio) if dialogue.audio else None
+    audio_digest = digest(dialogue.audio) if dialogue.audio else None
     turns = [
         [t.speaker, t.text, t.start_s, t.end_s, digest(t.audio) if t.audio else None] for t in dialogue.turns
     ]
     references = {name: digest(voice.audio) for name, voice in sorted(dialogue.references.items())}
-    return [bench.form.name, bench.form.language, whole, turns, references]
+    return [bench.form.name, bench.form.language, audio_digest, turns, references]
 
 
 def _judged_turns(dialogue: Dialogue, bench: Bench) -> list[JudgedClip] | None:
@@ -179,38 +181,40 @@ def _turn_clips(dialogue: Dialogue) -> list[SpeechClip] | None:
     return [SpeechClip(id, t.text, dialogue.audio, start_s=t.start_s or 0.0, end_s=t.end_s) for t in turns]
 
 
-def _words(dialogue: Dialogue, turns: Sequence[JudgedClip] | None, bench: Bench) -> dict[str, Any]:
+def _score_words(dialogue: Dialogue, turns: Sequence[JudgedClip] | None, bench: Bench) -> dict[str, Any]:
     """The dialogue's errors: those of its turns, heard one by one and joined, or of the whole."""
     if turns is None:
-        whole = bench.judges.judge(SpeechClip(dialogue.id, dialogue.text, dialogue.audio), embedded=False)
-        return {**word_errors(whole, dialogue.text, bench.form), "turns": []}
-    heard = [
+        judged_dialogue = bench.judges.judge(
+            SpeechClip(dialogue.id, dialogue.text, dialogue.audio), embedded=False
+        )
+        return {**word_errors(judged_dialogue, dialogue.text, bench.form), "turns": []}
+    turn_rows = [
         word_errors(judged, turn.text, bench.form) for judged, turn in zip(turns, dialogue.turns, strict=True)
     ]
-    missing = [each["errors"] for each in heard if each["heard"] is None]
-    joined = " ".join(str(each["heard"]) for each in heard)
+    missing = [turn_row["errors"] for turn_row in turn_rows if turn_row["heard"] is None]
+    joined = " ".join(str(turn_row["heard"]) for turn_row in turn_rows)
     errors: dict[str, int] | str
     if missing:
         errors = missing[0]
     else:
-        errors = _summed([each["errors"] for each in heard]) or transcript_errors(
+        errors = _summed([turn_row["errors"] for turn_row in turn_rows]) or transcript_errors(
             dialogue.text, joined, bench.form
         )
-    row = {"heard": joined if not missing else None, "errors": errors, "turns": heard}
-    return {**row, "missing": True} if any(each.get("missing") for each in heard) else row
+    row = {"heard": joined if not missing else None, "errors": errors, "turns": turn_rows}
+    return {**row, "missing": True} if any(turn_row.get("missing") for turn_row in turn_rows) else row
 
 
 def _summed(errors: Sequence[dict[str, int] | str]) -> dict[str, int] | None:
     """The errors of all turns together; None where a turn's text has no words of its own."""
     total: Counter[str] = Counter()
-    for each in errors:
-        if isinstance(each, str):
+    for turn_errors in errors:
+        if isinstance(turn_errors, str):
             return None
-        total.update(each)
+        total.update(turn_errors)
     return dict(total)
 
 
-def _voices(dialogue: Dialogue, turns: Sequence[JudgedClip] | None, bench: Bench) -> dict[str, Any]:
+def _score_voices(dialogue: Dialogue, turns: Sequence[JudgedClip] | None, bench: Bench) -> dict[str, Any]:
     nothing: dict[str, Any] = {"nearest_reference": []}
     if bench.judges.voices is None:
         return {**dict.fromkeys(SCORES, "no judge given"), **nothing}
@@ -225,18 +229,24 @@ def _voices(dialogue: Dialogue, turns: Sequence[JudgedClip] | None, bench: Bench
     references_D, problems_of_references = _embeddings(
         [partial(files.of, voice.audio) for voice in dialogue.references.values()]
     )
-    known = {
+    reference_by_speaker = {
         name: e_D for name, e_D in zip(dialogue.references, references_D, strict=True) if e_D is not None
     }
     likeness: list[float] = []
     nearest: list[bool] = []
     for e_D, name in zip(embeddings, speakers, strict=True):
-        if e_D is None or name not in known:
+        if e_D is None or name not in reference_by_speaker:
             continue
-        own = cosine(e_D, known[name])
-        likeness.append(own)
-        if len(known) > 1:
-            nearest.append(all(own > cosine(e_D, r_D) for other, r_D in known.items() if other != name))
+        similarity_to_own = cosine(e_D, reference_by_speaker[name])
+        likeness.append(similarity_to_own)
+        if len(reference_by_speaker) > 1:
+            nearest.append(
+                all(
+                    similarity_to_own > cosine(e_D, r_D)
+                    for other_name, r_D in reference_by_speaker.items()
+                    if other_name != name
+                )
+            )
     reason = problems_of_references[0] if problems_of_references else "no reference"
     similarity: float | str = sum(likeness) / len(likeness) if likeness else reason
     return {**scores, "reference_similarity": similarity, "nearest_reference": nearest}
@@ -244,23 +254,23 @@ def _voices(dialogue: Dialogue, turns: Sequence[JudgedClip] | None, bench: Bench
 
 def _embeddings(sources: Sequence[Callable[[], Tensor]]) -> tuple[list[Tensor | None], list[str]]:
     """The embedding `[D]` of each source, or None; and the reasons for the missing ones."""
-    found: list[Tensor | None] = []
+    embeddings: list[Tensor | None] = []
     problems: list[str] = []
     for source in sources:
         try:
-            found.append(source())
+            embeddings.append(source())
         except MetricError as error:
-            found.append(None)
+            embeddings.append(None)
             problems.append(error.reason)
-    return found, problems
+    return embeddings, problems
 
 
-def _badness(pair: tuple[Row, Dialogue]) -> tuple[float, float]:
+def _dialogue_badness(pair: tuple[Row, Dialogue]) -> tuple[float, float]:
     score = pair[0]["score"]
     return -rate_of(pair[0]), score if isinstance(score, float) else 0.0
 
 
-def _example(row: Row, dialogue: Dialogue) -> Example:
+def _dialogue_example(row: Row, dialogue: Dialogue) -> Example:
     lines = [(f"{turn.speaker}:", turn.text) for turn in dialogue.turns]
     lines.append(("heard", row["heard"] or "(nothing)"))
     for name in ("within", "between", "score"):

@@ -71,10 +71,12 @@ def read_pairs(path: Path, categories: Sequence[str] = ()) -> list[PairItem]:
     from audiollm.errors import ConfigError, suggestion
 
     lines = read_records(path, _Line)
-    known = {line.category for line in lines if line.category}
+    known_categories = {line.category for line in lines if line.category}
     for category in categories:
-        if category not in known:
-            raise ConfigError(f"{category}: no such category", "--categories", suggestion(category, known))
+        if category not in known_categories:
+            raise ConfigError(
+                f"{category}: no such category", "--categories", suggestion(category, known_categories)
+            )
     return [
         PairItem(str(place), line.text_to_synthesize, line.category, line.evolution_depth)
         for place, line in enumerate(lines)
@@ -92,14 +94,14 @@ def evaluate_pairs(
     """Have every pair compared in both orders; the win rate is that of `ours`."""
     rows: list[Row] = []
     for item in items:
-        rows.append(_row(item, ours[item.id], theirs[item.id], bench))
+        rows.append(_pair_row(item, ours[item.id], theirs[item.id], bench))
         bench.advance(item.id)
     result = {
         "suite": "judge",
         "judge": bench.judge.name,
         **summarize_pairs(rows),
-        "by_category": _grouped(rows, "category"),
-        "by_depth": _grouped(rows, "depth"),
+        "by_category": _group_pairs(rows, "category"),
+        "by_depth": _group_pairs(rows, "depth"),
     }
     return SuiteResult(
         "Pairwise judgment",
@@ -107,8 +109,8 @@ def evaluate_pairs(
         result,
         _tables(result),
         [
-            _example(row, item, ours[item.id], theirs[item.id])
-            for row, item in sorted(zip(rows, items, strict=True), key=_badness)
+            _pair_example(row, item, ours[item.id], theirs[item.id])
+            for row, item in sorted(zip(rows, items, strict=True), key=_pair_badness)
         ],
         [(row["id"], row["score"]) for row in rows if isinstance(row["score"], str)],
         tiles=share_tiles("win rate", result, "win_rate"),
@@ -141,7 +143,7 @@ def summarize_pairs(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _row(item: PairItem, ours: SpeechClip, theirs: SpeechClip, bench: PairBench) -> Row:
+def _pair_row(item: PairItem, ours: SpeechClip, theirs: SpeechClip, bench: PairBench) -> Row:
     about = {"id": item.id, "text": item.text, "category": item.category, "depth": item.depth}
     question = pair_question(item.text, item.category)
     try:
@@ -149,20 +151,20 @@ def _row(item: PairItem, ours: SpeechClip, theirs: SpeechClip, bench: PairBench)
             whose, clip = ("ours", ours) if ours.path is None else ("theirs", theirs)
             raise MetricError(f"{whose}: {clip.problem}")
         depends_on = ["judge", VERSION, bench.fingerprint, question, digest(ours.path), digest(theirs.path)]
-        known = bench.store.get(*depends_on)
-        if known is not None:
-            return {**known, **about}
+        earlier_row = bench.store.get(*depends_on)
+        if earlier_row is not None:
+            return {**earlier_row, **about}
         a, b = load_clip(ours.path), load_clip(theirs.path)
         there = bench.judge.compare(question, a, b)
         back = bench.judge.compare(question, b, a)
     except (MetricError, VerdictError) as error:
         return {**about, "score": str(error)}  # not kept: the next run asks again
-    row = {**about, **_scored(there, back)}
+    row = {**about, **_score_both_orders(there, back)}
     bench.store.add(row, *depends_on)
     return row
 
 
-def _scored(there: Verdict, back: Verdict) -> dict[str, Any]:
+def _score_both_orders(there: Verdict, back: Verdict) -> dict[str, Any]:
     """Both verdicts as one score of ours; `back` is the verdict in the opposite order."""
     points = [{"a": 1.0, "b": 0.0, "tie": 0.5}[there.winner], {"b": 1.0, "a": 0.0, "tie": 0.5}[back.winner]]
     return {
@@ -174,7 +176,7 @@ def _scored(there: Verdict, back: Verdict) -> dict[str, Any]:
     }
 
 
-def _grouped(rows: Sequence[Row], key: str) -> dict[str, Any]:
+def _group_pairs(rows: Sequence[Row], key: str) -> dict[str, Any]:
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if row[key] is not None:
@@ -199,12 +201,12 @@ def _tables(result: Mapping[str, Any]) -> list[ScoreTable]:
     return [ScoreTable("ours against the other", headings, rows, note)]
 
 
-def _badness(pair: tuple[Row, PairItem]) -> float:
+def _pair_badness(pair: tuple[Row, PairItem]) -> float:
     score = pair[0]["score"]
     return score if isinstance(score, float) else 2.0
 
 
-def _example(row: Row, item: PairItem, ours: SpeechClip, theirs: SpeechClip) -> Example:
+def _pair_example(row: Row, item: PairItem, ours: SpeechClip, theirs: SpeechClip) -> Example:
     score = row["score"]
     lines = [("text", item.text), ("score", score if isinstance(score, str) else f"{score:.2f}")]
     lines += [

@@ -58,16 +58,20 @@ def evaluate_speech(config: EvaluationConfig, context: Context) -> dict[str, Any
     if config.reference_audio is not None:
         sets["reference"] = read_generated_clips(config.reference_audio)
     with one_thread():
-        judges, facts = gather_judges(config, context, train, [clip for own in sets.values() for clip in own])
-        heard = {name: judge_all(own, judges, context, f"hearing {name} clips") for name, own in sets.items()}
-    scores = {name: score(sets[name], heard[name], judges, may_fail=name != "real") for name in sets}
-    result = {"suite": "tts", "judge": _main_judge(judges), "judges": facts, "sets": scores}
+        judges, facts = gather_judges(
+            config, context, train, [clip for clips in sets.values() for clip in clips]
+        )
+        judged_clips = {
+            name: judge_all(clips, judges, context, f"hearing {name} clips") for name, clips in sets.items()
+        }
+    scores = {name: score(sets[name], judged_clips[name], judges, may_fail=name != "real") for name in sets}
+    result = {"suite": "tts", "judge": _describe_main_judge(judges), "judges": facts, "sets": scores}
     result["voicing"] = voicing_scores(sets, context)
     result["relative"] = {judge: _relative(scores, judge) for judge in judges.names}
-    rows = clip_rows(sets["generated"], heard["generated"], judges, context.folder)
+    rows = clip_rows(sets["generated"], judged_clips["generated"], judges, context.folder)
     write_jsonl(context.folder / "clips.jsonl", rows)
     write_json(context.folder / "scores.json", result)
-    _say(result, context)
+    _print_scores(result, context)
     return speech_figures(result)
 
 
@@ -82,7 +86,7 @@ def read_takes(samples: Path, context: Context) -> tuple[list[SpeechClip], list[
     takes: dict[str, list[SpeechClip]] = {"train": [], "test": []}
     for sample in good:
         if sample.metadata.get("split") and sample.audio("assistant"):
-            takes["test" if sample.is_held_out else "train"].append(_clip(sample))
+            takes["test" if sample.is_held_out else "train"].append(_as_speech_clip(sample))
     for split, purpose in (("train", "train the judges on"), ("test", "compare with")):
         if not takes[split]:
             problem = f"{samples}: no sample of split {split!r} with audio to {purpose}"
@@ -98,7 +102,7 @@ def read_generated_clips(path: Path) -> list[SpeechClip]:
             row = GeneratedRow.model_validate(values)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
-            place = ".".join(str(part) for part in problem["loc"])
+            place = ".".join(str(location) for location in problem["loc"])
             where = f"{path}, row {number}: {place}"
             raise StageError(f"{where}: {problem['msg']}", "run the stage generate again") from None
         clip = SpeechClip(
@@ -114,18 +118,18 @@ def read_generated_clips(path: Path) -> list[SpeechClip]:
     return takes
 
 
-def _clip(sample: Sample) -> SpeechClip:
-    part = sample.audio("assistant")[0]
-    text, speaker = sample.metadata.get("text"), sample.metadata.get("speaker") or part.speaker
+def _as_speech_clip(sample: Sample) -> SpeechClip:
+    audio_part = sample.audio("assistant")[0]
+    text, speaker = sample.metadata.get("text"), sample.metadata.get("speaker") or audio_part.speaker
     text = text if text is not None else sample.texts("user")[-1]
     return SpeechClip(
         sample.id,
         comparison_form(str(text), sample.language),
-        Path(part.path),
+        Path(audio_part.path),
         "",
         speaker,
-        start_s=part.start_s,
-        end_s=part.end_s,
+        start_s=audio_part.start_s,
+        end_s=audio_part.end_s,
     )
 
 
@@ -151,14 +155,14 @@ def judge_all(
 
 def right(clip: SpeechClip, judged: JudgedClip, judge: str, judges: SpeechJudges) -> bool | None:
     """Whether a judge heard what was asked for; None: it cannot judge this clip (an unknown voice)."""
-    wanted = clip.speaker if judge == "speaker" else clip.text
-    if judge == "speaker" and wanted not in judges.classifiers[judge].labels:
+    expected = clip.speaker if judge == "speaker" else clip.text
+    if judge == "speaker" and expected not in judges.classifiers[judge].labels:
         return None
-    return _answer(clip, judged, judge, judges) == wanted
+    return _answer_of_judge(clip, judged, judge, judges) == expected
 
 
 def score(
-    clips: Sequence[SpeechClip], heard: Sequence[JudgedClip], judges: SpeechJudges, may_fail: bool
+    clips: Sequence[SpeechClip], judged_clips: Sequence[JudgedClip], judges: SpeechJudges, may_fail: bool
 ) -> dict[str, Any]:
     """All tables of one set of clips.
 
@@ -166,7 +170,7 @@ def score(
         may_fail: a clip that cannot be read counts as wrong (a generated one); else it is left out (a real
             clip, which as an error would flatter the model). Either way it is named in `unreadable`.
     """
-    pairs = list(zip(clips, heard, strict=True))
+    pairs = list(zip(clips, judged_clips, strict=True))
     unreadable = [{"id": clip.id, "problem": judged.file_problem} for clip, judged in pairs if judged.problem]
     if not may_fail:
         pairs = [(clip, judged) for clip, judged in pairs if not judged.problem]
@@ -183,28 +187,28 @@ def _score_judge(
     pairs: Sequence[tuple[SpeechClip, JudgedClip]], judge: str, judges: SpeechJudges
 ) -> dict[str, Any]:
     cases = [(clip, judged, right(clip, judged, judge, judges)) for clip, judged in pairs]
-    known = [(clip, judged, correct) for clip, judged, correct in cases if correct is not None]
-    correct = [row[2] for row in known]
-    wanted = [row[0].speaker or "" if judge == "speaker" else row[0].text for row in known]
-    got = [_answer(clip, judged, judge, judges) or "" for clip, judged, _ in known]
+    judged_cases = [(clip, judged, correct) for clip, judged, correct in cases if correct is not None]
+    correct = [row[2] for row in judged_cases]
+    expected = [row[0].speaker or "" if judge == "speaker" else row[0].text for row in judged_cases]
+    got = [_answer_of_judge(clip, judged, judge, judges) or "" for clip, judged, _ in judged_cases]
     labels = judges.closed_set(judge)
     result = share(correct)
-    result["not_judged"] = len(cases) - len(known)
+    result["not_judged"] = len(cases) - len(judged_cases)
     if judge != "speaker":
-        result["word_error_rate"] = word_error_rate(wanted, got)
+        result["word_error_rate"] = word_error_rate(expected, got)
     if labels is not None:
-        result["by_text"] = shares_by([row[0].text for row in known], correct)
-        result["confusion"] = confusion(wanted, got, labels)
-    result["by_speaker"] = shares_by([row[0].speaker or "(unknown)" for row in known], correct)
+        result["by_text"] = shares_by([row[0].text for row in judged_cases], correct)
+        result["confusion"] = confusion(expected, got, labels)
+    result["by_speaker"] = shares_by([row[0].speaker or "(unknown)" for row in judged_cases], correct)
     return result
 
 
 def clip_rows(
-    clips: Sequence[SpeechClip], heard: Sequence[JudgedClip], judges: SpeechJudges, folder: Path
+    clips: Sequence[SpeechClip], judged_clips: Sequence[JudgedClip], judges: SpeechJudges, folder: Path
 ) -> Iterator[dict[str, Any]]:
     """One row of `clips.jsonl` per generated clip; its path is relative to that file's folder."""
-    for clip, judged in zip(clips, heard, strict=True):
-        answers = {name: _answer(clip, judged, name, judges) for name in judges.names}
+    for clip, judged in zip(clips, judged_clips, strict=True):
+        answers = {name: _answer_of_judge(clip, judged, name, judges) for name in judges.names}
         yield {
             "id": clip.id,
             "path": os.path.relpath(required(clip.path), folder),
@@ -220,7 +224,7 @@ def clip_rows(
         }
 
 
-def _answer(clip: SpeechClip, judged: JudgedClip, judge: str, judges: SpeechJudges) -> str | None:
+def _answer_of_judge(clip: SpeechClip, judged: JudgedClip, judge: str, judges: SpeechJudges) -> str | None:
     try:
         return judges.answer(judged, judge)
     except MetricError as error:
@@ -238,7 +242,7 @@ def speech_figures(result: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {"judge": result["judge"]}
     for prefix, judge in (("", main), ("pocketsphinx_", "pocketsphinx"), ("speaker_", "speaker")):
         for name, tables in result["sets"].items():
-            flat[f"{prefix}{name}_accuracy"] = _value(tables, judge)
+            flat[f"{prefix}{name}_accuracy"] = _judge_score(tables, judge)
             flat[f"{prefix}{name}_interval"] = _interval(tables, judge)
         flat[f"{prefix}relative" + ("" if prefix else "_accuracy")] = result["relative"].get(judge)
     for name, tables in result["sets"].items():
@@ -252,14 +256,14 @@ def speech_figures(result: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _main_judge(judges: SpeechJudges) -> str:
+def _describe_main_judge(judges: SpeechJudges) -> str:
     if "classifier" in judges.classifiers:
         return "classifier"
     vocabulary = "closed grammar" if judges.grammar else "open vocabulary, 1 - word error rate"
     return f"pocketsphinx, {vocabulary}"
 
 
-def _value(tables: Mapping[str, Any], judge: str) -> float | None:
+def _judge_score(tables: Mapping[str, Any], judge: str) -> float | None:
     """A judge's score of a set: the share of right clips; 1 - word error rate in an open vocabulary."""
     table = tables.get(judge)
     if table is None:
@@ -276,16 +280,16 @@ def _interval(tables: Mapping[str, Any], judge: str) -> list[float] | None:
 
 
 def _relative(scores: Mapping[str, Any], judge: str) -> float | None:
-    return ratio(_value(scores["generated"], judge), _value(scores["real"], judge))
+    return ratio(_judge_score(scores["generated"], judge), _judge_score(scores["real"], judge))
 
 
-def _say(result: Mapping[str, Any], context: Context) -> None:
+def _print_scores(result: Mapping[str, Any], context: Context) -> None:
     sets = list(result["sets"])
     context.say("".join([f"{'judge':<14}", *(f"{name + ' (n)':>18}" for name in sets), f"{'relative':>12}"]))
     for judge, relative in result["relative"].items():
         cells = []
         for name in sets:
-            value, table = _value(result["sets"][name], judge), result["sets"][name][judge]
+            value, table = _judge_score(result["sets"][name], judge), result["sets"][name][judge]
             cells.append(f"{'-' if value is None else f'{value:.3f}'} ({table['n']})")
         last = "-" if relative is None else f"{relative:.3f}"
         context.say("".join([f"{judge:<14}", *(f"{cell:>18}" for cell in cells), f"{last:>12}"]))

@@ -39,9 +39,9 @@ def word_errors(judged: JudgedClip, text: str, form: TextForm) -> dict[str, Any]
     return {"heard": judged.words, "errors": transcript_errors(text, judged.words, form)}
 
 
-def transcript_errors(text: str, heard: str, form: TextForm) -> dict[str, int]:
+def transcript_errors(text: str, transcript: str, form: TextForm) -> dict[str, int]:
     """The errors of a transcript as counts; without words in the text, all words of the transcript."""
-    return count_errors(form.apply(text), form.apply(heard)).plain()
+    return count_errors(form.apply(text), form.apply(transcript)).plain()
 
 
 def error_summary(rows: Sequence[Row], form: TextForm) -> dict[str, Any]:
@@ -50,22 +50,22 @@ def error_summary(rows: Sequence[Row], form: TextForm) -> dict[str, Any]:
     `rate_with_missing` counts every text of a row without a clip, or with a loop for a transcript, as deleted: a model
     that fails on hard texts does not gain by it. It is None where none is missing.
     """
-    known = [Errors(**row["errors"]) for row in rows if isinstance(row["errors"], dict)]
+    text_errors = [Errors(**row["errors"]) for row in rows if isinstance(row["errors"], dict)]
     reasons: dict[str, int] = {}
     for row in rows:
         if isinstance(row["errors"], str):
             reasons[row["errors"]] = reasons.get(row["errors"], 0) + 1
     lost = [len(form.apply(row["text"]).split()) for row in rows if row.get("missing")]
-    table = error_table(known)
+    table = error_table(text_errors)
     units = table["units"] + sum(lost)
-    wrong = sum(errors.total for errors in known) + sum(lost)
+    wrong = sum(errors.total for errors in text_errors) + sum(lost)
     return {
         **table,
         "unit": form.unit,
         "form": form.name,
         "rate_with_missing": wrong / units if lost and units else None,
         "missing": len(lost),
-        "not_available": len(rows) - len(known),
+        "not_available": len(rows) - len(text_errors),
         "reasons": reasons,
     }
 

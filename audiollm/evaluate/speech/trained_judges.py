@@ -39,13 +39,16 @@ BAR = TaskID(0)
 
 
 def gather_judges(
-    config: EvaluationConfig, context: Context, train: Sequence[SpeechClip], asked: Sequence[SpeechClip]
+    config: EvaluationConfig,
+    context: Context,
+    train: Sequence[SpeechClip],
+    judged_clips: Sequence[SpeechClip],
 ) -> tuple[SpeechJudges, dict[str, Any]]:
     """All judges that this material allows, trained now or loaded from the stage's folder.
 
     Args:
         train: real clips of the training split; nothing else trains a judge.
-        asked: every clip that will be judged; only their texts are looked at.
+        judged_clips: every clip that will be judged; only their texts are looked at.
 
     Returns:
         The judges, and the facts about each for `scores.json`: its labels, or why it is left out.
@@ -53,7 +56,7 @@ def gather_judges(
     facts: dict[str, Any] = {}
     labelled: dict[str, list[tuple[SpeechClip, str]]] = {}
     for name, reason, pairs in (
-        ("classifier", why_no_text_judge(train, asked), [(clip, clip.text) for clip in train]),
+        ("classifier", why_no_text_judge(train, judged_clips), [(clip, clip.text) for clip in train]),
         ("speaker", why_no_speaker_judge(train), _with_known_speaker(train)),
     ):
         if reason:
@@ -66,12 +69,12 @@ def gather_judges(
         if judge is None:
             facts[name] = {"left_out": "its training takes cannot be read, or are silent"}
         else:
-            known = {"labels": judge.labels, "bandwidth_hz": judge.bandwidth_hz}
-            facts[name] = {**known, "training_clips": len(pairs)}
+            description = {"labels": judge.labels, "bandwidth_hz": judge.bandwidth_hz}
+            facts[name] = {**description, "training_clips": len(pairs)}
     for name in ("classifier", "speaker"):
         if "left_out" in facts[name]:
             context.say(f"no {name} judge: {facts[name]['left_out']}")
-    recognizer, grammar, note = choose_grammar(sorted({clip.text for clip in asked} - {""}))
+    recognizer, grammar, note = choose_grammar(sorted({clip.text for clip in judged_clips} - {""}))
     facts["pocketsphinx"] = {"grammar": grammar, "note": note}
     judges = SpeechJudges(
         recognizer, None, classifiers, grammar, max_clip_s=MAX_JUDGED_CLIP_S, sample_rate=JUDGE_RATE
@@ -79,7 +82,7 @@ def gather_judges(
     return judges, facts
 
 
-def why_no_text_judge(train: Sequence[SpeechClip], asked: Sequence[SpeechClip]) -> str:
+def why_no_text_judge(train: Sequence[SpeechClip], judged_clips: Sequence[SpeechClip]) -> str:
     """Why the texts are not a closed set that a classifier can learn; empty where they are."""
     counts = Counter(clip.text for clip in train)
     if not 2 <= len(counts) <= MAX_LABELS:
@@ -87,7 +90,7 @@ def why_no_text_judge(train: Sequence[SpeechClip], asked: Sequence[SpeechClip]) 
     rarest = min(counts, key=lambda text: (counts[text], text))
     if counts[rarest] < MIN_CLIPS_PER_LABEL:
         return f"only {counts[rarest]} training clips of {rarest!r}; each text needs at least {MIN_CLIPS_PER_LABEL}"
-    unknown = sorted({clip.text for clip in asked} - set(counts))
+    unknown = sorted({clip.text for clip in judged_clips} - set(counts))
     return f"{unknown[0]!r} is asked for and was never trained on" if unknown else ""
 
 
@@ -105,8 +108,8 @@ def _known_speakers(train: Sequence[SpeechClip]) -> set[str]:
 
 
 def _with_known_speaker(train: Sequence[SpeechClip]) -> list[tuple[SpeechClip, str]]:
-    known = _known_speakers(train)
-    return [(clip, clip.speaker) for clip in train if clip.speaker in known]
+    known_speakers = _known_speakers(train)
+    return [(clip, clip.speaker) for clip in train if clip.speaker in known_speakers]
 
 
 def _choose(
@@ -148,7 +151,7 @@ def _train_missing(
 
         with ThreadPoolExecutor(config.workers) as pool:
             running = [
-                pool.submit(_train, pairs, f, config, context, advance) for f, pairs in missing.items()
+                pool.submit(_train_judge, pairs, f, config, context, advance) for f, pairs in missing.items()
             ]
             try:
                 for future in running:
@@ -158,7 +161,7 @@ def _train_missing(
                 raise
 
 
-def _train(
+def _train_judge(
     pairs: Sequence[tuple[SpeechClip, str]],
     folder: Path,
     config: EvaluationConfig,
@@ -170,7 +173,7 @@ def _train(
     labels: list[str] = []
     for clip, label in pairs:
         try:
-            wave = _load(clip)
+            wave = _load_judge_clip(clip)
         except AudioError as error:
             context.say(f"judge {folder.name}: left out of its training: {error}")
             continue
@@ -185,5 +188,5 @@ def _train(
     judge.save(folder)
 
 
-def _load(clip: SpeechClip) -> Waveform:
+def _load_judge_clip(clip: SpeechClip) -> Waveform:
     return load_span(required(clip.path), clip.start_s, clip.end_s, MAX_TRAINING_CLIP_S, JUDGE_RATE)

@@ -88,31 +88,31 @@ def evaluate_list(
     rows: list[Row] = []
     targets: list[Row] = []
     for item in items:
-        rows.append(_row(item, clips[item.id], prompts, bench))
+        rows.append(_tts_row(item, clips[item.id], prompts, bench))
         bench.advance(item.id)
         if item.target is not None:
-            targets.append(_row(item, item.request().clip(item.target), prompts, bench))
+            targets.append(_tts_row(item, item.request().clip(item.target), prompts, bench))
             bench.advance(f"{item.id} · real")
     sets = {"generated": rows, **({"real": targets} if targets else {})}
     result: dict[str, Any] = {
         "suite": "tts",
         "judges": judge_names(bench),
         "language": bench.form.language,
-        **{name: _summary(own, bench) for name, own in sets.items()},
+        **{name: _summary(set_rows, bench) for name, set_rows in sets.items()},
     }
     return SuiteResult(
         "Text to speech",
         [line for line in (about, judged_by(bench)) if line],
         result,
         [error_rows({name: result[name]["words"] for name in sets}), *_similarity_table(result, sets)],
-        [_example(row, item) for row, item in sorted(zip(rows, items, strict=True), key=_badness)],
+        [_clip_example(row, item) for row, item in sorted(zip(rows, items, strict=True), key=_clip_badness)],
         [
             (row["id"], reason)
             for row in rows
             for reason in (row["errors"], row["similarity"])
             if _serious(reason)
         ],
-        [{**row, "set": name} for name, own in sets.items() for row in own],
+        [{**row, "set": name} for name, set_rows in sets.items() for row in set_rows],
         tiles=[
             figure
             for name in sets
@@ -164,12 +164,12 @@ def _item(fields: list[str], folder: Path, where: str) -> SpeechItem:
     if len(fields) in (4, 5):
         name, prompt_text, prompt, text = fields[:4]
         target = folder / fields[4] if len(fields) == 5 and fields[4] else None
-        return SpeechItem(_name(name), text, folder / prompt, prompt_text or None, target)
+        return SpeechItem(_strip_wav(name), text, folder / prompt, prompt_text or None, target)
     if len(fields) == 3:
         name, text, prompt = fields
-        return SpeechItem(_name(name), text, folder / prompt)
+        return SpeechItem(_strip_wav(name), text, folder / prompt)
     if len(fields) == 2:
-        return SpeechItem(_name(fields[0]), fields[1])
+        return SpeechItem(_strip_wav(fields[0]), fields[1])
     raise ConfigError(
         f"{len(fields)} fields",
         where,
@@ -177,11 +177,11 @@ def _item(fields: list[str], folder: Path, where: str) -> SpeechItem:
     )
 
 
-def _name(field: str) -> str:
+def _strip_wav(field: str) -> str:
     return field.removesuffix(".wav")
 
 
-def _row(item: SpeechItem, clip: SpeechClip, prompts: FileEmbeddings, bench: Bench) -> Row:
+def _tts_row(item: SpeechItem, clip: SpeechClip, prompts: FileEmbeddings, bench: Bench) -> Row:
     about = {"id": item.id, "text": item.text, "path": str(clip.path) if clip.path else None}
     nothing = {**about, "heard": None, "missing": True}
     if clip.path is None:
@@ -192,10 +192,10 @@ def _row(item: SpeechItem, clip: SpeechClip, prompts: FileEmbeddings, bench: Ben
     except MetricError as error:
         return {**nothing, "errors": error.reason, "similarity": error.reason}
     depends_on = ["tts", VERSION, bench.fingerprint, *content]
-    known = bench.store.get(*depends_on)
-    if known is not None:
+    earlier_row = bench.store.get(*depends_on)
+    if earlier_row is not None:
         bench.judges.note_earlier_answers()
-        return {**known, **about}
+        return {**earlier_row, **about}
     failed_before = failed_calls()
     judged = bench.judges.judge(clip, embedded=item.prompt is not None)
     if judged.problem:
@@ -227,12 +227,12 @@ def _similarity_table(result: Mapping[str, Any], names: Mapping[str, Any]) -> li
     ]
 
 
-def _badness(pair: tuple[Row, SpeechItem]) -> tuple[float, float]:
+def _clip_badness(pair: tuple[Row, SpeechItem]) -> tuple[float, float]:
     similarity = pair[0]["similarity"]
     return -rate_of(pair[0]), similarity if isinstance(similarity, float) else 0.0
 
 
-def _example(row: Row, item: SpeechItem) -> Example:
+def _clip_example(row: Row, item: SpeechItem) -> Example:
     errors, similarity = row["errors"], row["similarity"]
     wrong = errors if isinstance(errors, str) else f"{rate_of(row):.0%} wrong"
     like = f"{similarity:.3f}" if isinstance(similarity, float) else similarity

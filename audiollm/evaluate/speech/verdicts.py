@@ -72,7 +72,7 @@ class ChatJudge:
 
     def compare(self, question: str, audio_a: Waveform, audio_b: Waveform) -> Verdict:
         def parts_of(ticket: str) -> Parts:
-            return _parts(question, audio_a, audio_b, ticket)
+            return _comparison_request(question, audio_a, audio_b, ticket)
 
         return ask_with_ticket(self.chat, parts_of, read_verdict, self.attempts, f"{self.seed} {question}")
 
@@ -97,9 +97,9 @@ def read_verdict(answer: str, ticket: str) -> Verdict:
         VerdictError: no such object, several that differ, or a winner that is none of the three.
     """
     names: dict[str, Winner] = {"first": "a", "1": "a", "second": "b", "2": "b", "tie": "tie", "0": "tie"}
-    found = objects_with_ticket(answer, ticket)
+    candidates = objects_with_ticket(answer, ticket)
     # an object without a winner of the three is the form that was asked for, repeated
-    decided = [(names.get(str(value.get("winner")).strip().lower()), value) for value in found]
+    decided = [(names.get(str(value.get("winner")).strip().lower()), value) for value in candidates]
     winners = {winner for winner, _ in decided if winner is not None}
     if not winners:
         raise VerdictError("a winner that is neither first, second nor tie")
@@ -109,7 +109,7 @@ def read_verdict(answer: str, ticket: str) -> Verdict:
     return Verdict(winners.pop(), reason[:2000])
 
 
-def _parts(question: str, audio_a: Waveform, audio_b: Waveform, ticket: str) -> Parts:
+def _comparison_request(question: str, audio_a: Waveform, audio_b: Waveform, ticket: str) -> Parts:
     form = json.dumps({"ticket": ticket, "reason": "...", "winner": "first | second | tie"})
     return [
         f"{question}\nThe first recording:",

@@ -33,18 +33,18 @@ def voicing_scores(sets: Mapping[str, Sequence[SpeechClip]], context: Context) -
         within `SEMITONES` of their speaker's own; `by_speaker`, the median of the mean pitch in Hz; `n`, the clips
         tracked. A clip without voice has the wrong pitch; a share over no clip is None.
     """
-    chosen = {name: _of_each_speaker(clips) for name, clips in sets.items()}
+    tracked_clips = {name: _of_each_speaker(clips) for name, clips in sets.items()}
     tracked: dict[str, list[tuple[str, Voicing]]] = {}
-    with context.progress("tracking pitch", sum(map(len, chosen.values()))) as progress:
-        for name, clips in chosen.items():
+    with context.progress("tracking pitch", sum(map(len, tracked_clips.values()))) as progress:
+        for name, clips in tracked_clips.items():
             tracked[name] = []
             for clip in clips:
-                voicing = _track(clip)
+                voicing = _track_pitch(clip)
                 if voicing is not None:
                     tracked[name].append((clip.speaker or "", voicing))
                 progress.advance(progress.task_ids[0])
-    own = _pitch_by_speaker(tracked["real"])
-    return {name: _table(rows, own) for name, rows in tracked.items()}
+    pitch_of_speaker = _pitch_by_speaker(tracked["real"])
+    return {name: _summarize_voicing(rows, pitch_of_speaker) for name, rows in tracked.items()}
 
 
 def _of_each_speaker(clips: Sequence[SpeechClip]) -> list[SpeechClip]:
@@ -56,7 +56,7 @@ def _of_each_speaker(clips: Sequence[SpeechClip]) -> list[SpeechClip]:
     return [clip for group in groups.values() for clip in group[:MAX_CLIPS_PER_SPEAKER]]
 
 
-def _track(clip: SpeechClip) -> Voicing | None:
+def _track_pitch(clip: SpeechClip) -> Voicing | None:
     """None where the clip cannot be read or is too short; the other judges tell."""
     assert clip.path is not None
     try:
@@ -68,18 +68,22 @@ def _track(clip: SpeechClip) -> Voicing | None:
 
 def _pitch_by_speaker(rows: Sequence[tuple[str, Voicing]]) -> dict[str, float]:
     """The median over a speaker's voiced clips of their mean pitch."""
-    found: dict[str, list[float]] = defaultdict(list)
+    pitches: dict[str, list[float]] = defaultdict(list)
     for speaker, voicing in rows:
         if voicing.voiced_F.any():
-            found[speaker].append(voicing.mean_pitch_hz)
-    return {speaker: sorted(values)[len(values) // 2] for speaker, values in found.items()}
+            pitches[speaker].append(voicing.mean_pitch_hz)
+    return {speaker: sorted(values)[len(values) // 2] for speaker, values in pitches.items()}
 
 
-def _table(rows: Sequence[tuple[str, Voicing]], own: Mapping[str, float]) -> dict[str, Any]:
-    known = [(own[speaker], voicing) for speaker, voicing in rows if speaker in own]
+def _summarize_voicing(
+    rows: Sequence[tuple[str, Voicing]], pitch_of_speaker: Mapping[str, float]
+) -> dict[str, Any]:
+    with_pitch = [
+        (pitch_of_speaker[speaker], voicing) for speaker, voicing in rows if speaker in pitch_of_speaker
+    ]
     right = [
         voicing.voiced_F.any() and abs(12 * math.log2(voicing.mean_pitch_hz / pitch)) <= SEMITONES
-        for pitch, voicing in known
+        for pitch, voicing in with_pitch
     ]
     return {
         "n": len(rows),

@@ -100,12 +100,16 @@ class OneClipChat:
     name: str
 
     def ask(self, parts: Parts) -> str:
-        clips = [part.resample(SENT_RATE).samples_CN for part in parts if isinstance(part, Waveform)]
+        clips = [
+            content_part.resample(SENT_RATE).samples_CN
+            for content_part in parts
+            if isinstance(content_part, Waveform)
+        ]
         if not clips:
             raise ChatError(f"{self.name} answers about a recording, and there is none")
         pause_1N = torch.zeros(1, int(PAUSE_S * SENT_RATE))
         joined = [piece for clip in clips for piece in (clip, pause_1N)][:-1]
-        question = "\n".join(part for part in parts if isinstance(part, str))
+        question = "\n".join(content_part for content_part in parts if isinstance(content_part, str))
         if len(clips) > 1:
             question = f"The recordings follow each other with a pause of {PAUSE_S:g} s between.\n{question}"
         try:
@@ -169,7 +173,10 @@ class EndpointChat:
         body = {
             "model": self.model,
             "messages": [
-                {"role": role, "content": [each for part in parts for each in _content(part)]}
+                {
+                    "role": role,
+                    "content": [item for content_part in parts for item in _message_content(content_part)],
+                }
                 for role, parts in turns
             ],
             "temperature": 0,
@@ -188,15 +195,15 @@ class EndpointChat:
             raise EmptyReply(f"{self.model}: {error}") from None
 
 
-def _content(part: TurnPart) -> list[dict[str, Any]]:
-    if isinstance(part, str):
-        return [{"type": "text", "text": part}]
-    if isinstance(part, Pictures):
+def _message_content(content_part: TurnPart) -> list[dict[str, Any]]:
+    if isinstance(content_part, str):
+        return [{"type": "text", "text": content_part}]
+    if isinstance(content_part, Pictures):
         sent: list[dict[str, Any]] = []
-        for time_s, picture_HWC in zip(part.times_s, part.frames, strict=True):
+        for time_s, picture_HWC in zip(content_part.times_s, content_part.frames, strict=True):
             sent += [{"type": "text", "text": f"{time_s:.2f} s:"}, _image_part(picture_HWC)]
         return sent
-    wave = part.resample(SENT_RATE)
+    wave = content_part.resample(SENT_RATE)
     data = base64.b64encode(encode_bytes(wave.samples_CN, SENT_RATE, "wav")).decode()
     return [{"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}]
 

@@ -87,7 +87,7 @@ class FolderSpeaker:
         chooses the voice of the speaker's first turn, and the others are spoken in that voice.
         """
         first: dict[str, tuple[Waveform, str]] = {}
-        spoken: list[Waveform] = []
+        waves: list[Waveform] = []
         for place, (name, text) in enumerate(turns):
             if name in references:
                 voice = references[name]
@@ -99,8 +99,8 @@ class FolderSpeaker:
             else:
                 wave = self._say(text, None, None, seed + place)
                 first[name] = wave, text
-            spoken.append(wave)
-        return spoken
+            waves.append(wave)
+        return waves
 
     def _say(
         self,

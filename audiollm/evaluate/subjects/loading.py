@@ -9,7 +9,7 @@ from audiollm.errors import ConfigError
 from audiollm.evaluate.subjects.protocols import Answerer, DialogueSpeaker, Speaker, Subject
 from audiollm.recipe.plug_ins import import_named, is_import_path
 
-Made = TypeVar("Made")
+PlugIn = TypeVar("PlugIn")
 
 
 def load_speaker(model: str, codec: Path | None, max_duration_s: float | None) -> Subject:
@@ -23,7 +23,9 @@ def load_speaker(model: str, codec: Path | None, max_duration_s: float | None) -
         ConfigError: nothing there, or what the import path gives cannot speak.
     """
     if is_import_path(model):
-        return _plugged(model, (Speaker, DialogueSpeaker), "speak(text, reference, reference_text, seed)")
+        return _plug_in_subject(
+            model, (Speaker, DialogueSpeaker), "speak(text, reference, reference_text, seed)"
+        )
     from audiollm.evaluate.subjects.folder_model import FolderSpeaker
 
     speaker = FolderSpeaker.load(Path(model), codec, max_duration_s)
@@ -37,7 +39,7 @@ def load_answerer(model: str, codec: Path | None, max_tokens: int) -> Subject:
         ConfigError: nothing there, or what the import path gives cannot answer.
     """
     if is_import_path(model):
-        return _plugged(model, (Answerer,), "answer(audio, question)")
+        return _plug_in_subject(model, (Answerer,), "answer(audio, question)")
     from audiollm.evaluate.subjects.folder_model import FolderAnswerer
     from audiollm.families.registry import open_model_folder
 
@@ -45,7 +47,7 @@ def load_answerer(model: str, codec: Path | None, max_tokens: int) -> Subject:
     return Subject(model, f"{answering.fingerprint} {max_tokens}", FolderAnswerer(answering, max_tokens))
 
 
-def plug_in(path: str, protocols: tuple[type[Made], ...], needs: str) -> Made:
+def plug_in(path: str, protocols: tuple[type[PlugIn], ...], needs: str) -> PlugIn:
     """The object that `package.module:factory` returns; modules in the working directory are found, too.
 
     Raises:
@@ -54,15 +56,15 @@ def plug_in(path: str, protocols: tuple[type[Made], ...], needs: str) -> Made:
     remedy = f"give a factory without arguments: {needs}"
     factory = import_named(path, remedy)
     try:
-        made = factory()
+        instance = factory()
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(f"cannot be made: {reason}", path, remedy) from error
-    if not isinstance(made, protocols):
-        raise ConfigError(f"{type(made).__name__} has no {needs}", path, f"give it a method {needs}")
-    return made
+    if not isinstance(instance, protocols):
+        raise ConfigError(f"{type(instance).__name__} has no {needs}", path, f"give it a method {needs}")
+    return instance
 
 
-def _plugged(path: str, protocols: tuple[type[Any], ...], needs: str) -> Subject:
-    made = plug_in(path, protocols, needs)
-    return Subject(path, f"{path} {getattr(made, 'fingerprint', '')}", made)
+def _plug_in_subject(path: str, protocols: tuple[type[Any], ...], needs: str) -> Subject:
+    instance = plug_in(path, protocols, needs)
+    return Subject(path, f"{path} {getattr(instance, 'fingerprint', '')}", instance)

@@ -87,18 +87,18 @@ class TurnByTurn:
         from audiollm.audio import save
         from audiollm.evaluate.report.store import key_of
 
-        known = dict(references)
-        spoken: list[Waveform] = []
+        voices = dict(references)
+        waves: list[Waveform] = []
         for number, (name, text) in enumerate(turns):
-            voice = known.get(name)
+            voice = voices.get(name)
             path, words = (voice.path, voice.text) if voice else (None, None)
             wave = self.speaker.speak(text, path, words, seed + number)
-            spoken.append(wave)
+            waves.append(wave)
             if voice is None:
                 first = self.folder / f"{key_of(list(turns), name, seed)[:16]}.wav"
                 save(first, wave.samples_CN, wave.sample_rate)
-                known[name] = VoicePrompt(first, text)
-        return spoken
+                voices[name] = VoicePrompt(first, text)
+        return waves
 
 
 @dataclass(frozen=True)

@@ -79,13 +79,13 @@ class StoredAnswers:
             ChatError: there is no answer.
         """
         key = question_key(identity, turns)
-        known = self._known(key)
-        if known is not None:
-            return known
+        stored = self._stored_answer(key)
+        if stored is not None:
+            return stored
         with self._asked_by_one(key):
-            known = self._known(key)
-            if known is not None:
-                return known
+            stored = self._stored_answer(key)
+            if stored is not None:
+                return stored
             self._begin_call()
             try:
                 reply = chat.reply_counted(turns)
@@ -113,7 +113,7 @@ class StoredAnswers:
     def close(self) -> None:
         self._database.close()
 
-    def _known(self, key: str) -> str | None:
+    def _stored_answer(self, key: str) -> str | None:
         row = self._database.execute("select text from answers where key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
@@ -190,15 +190,23 @@ def ask_checked(
 
 def question_key(identity: str, turns: Sequence[Turn]) -> str:
     """SHA-256 of a model and all that it is asked: texts, samples and pixels."""
-    shown = [[role, [_fact(part) for part in parts]] for role, parts in turns]
-    return hashlib.sha256(json.dumps([identity, shown]).encode()).hexdigest()
+    turn_facts = [[role, [_fact(content_part) for content_part in parts]] for role, parts in turns]
+    return hashlib.sha256(json.dumps([identity, turn_facts]).encode()).hexdigest()
 
 
-def _fact(part: str | Waveform | Pictures) -> Any:
-    if isinstance(part, str):
-        return part
-    if isinstance(part, Waveform):
-        samples = part.samples_CN.contiguous().numpy()
-        return ["sound", part.sample_rate, list(samples.shape), hashlib.sha256(samples.tobytes()).hexdigest()]
-    frames = [[list(picture.shape), hashlib.sha256(picture.tobytes()).hexdigest()] for picture in part.frames]
-    return ["pictures", list(part.times_s), frames]
+def _fact(content_part: str | Waveform | Pictures) -> Any:
+    if isinstance(content_part, str):
+        return content_part
+    if isinstance(content_part, Waveform):
+        samples = content_part.samples_CN.contiguous().numpy()
+        return [
+            "sound",
+            content_part.sample_rate,
+            list(samples.shape),
+            hashlib.sha256(samples.tobytes()).hexdigest(),
+        ]
+    frames = [
+        [list(picture.shape), hashlib.sha256(picture.tobytes()).hexdigest()]
+        for picture in content_part.frames
+    ]
+    return ["pictures", list(content_part.times_s), frames]

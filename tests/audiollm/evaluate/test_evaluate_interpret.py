@@ -183,7 +183,7 @@ def scored(
     """The outcome of one system, empty outputs scored at the source's end."""
     latency = LatencyOptions(unit, **{"score_empty": True, **options})
     bench = InterpretationBench("en", latency, choose_form("spoken", "en"))
-    return evaluate_interpretation([LogOfSystem("ours", Path(), outputs, heard=heard or {})], bench)
+    return evaluate_interpretation([LogOfSystem("ours", Path(), outputs, transcripts=heard or {})], bench)
 
 
 def test_silence_is_not_free_by_the_clock(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def verdict(
     paths = tracks(folder)
     edit = EditedSound(
         id="a", case=f"{operation} by words", operation=operation, path=paths[after], before=paths[before],
-        reference=paths[perfect], span_s=SPAN_S, event=EVENT, others=(), caption="",
+        reference=paths[perfect], span_s=SPAN_S, event=EVENT, other_events=(), caption="",
     )  # fmt: skip
     row = judge_edits([edit], Deaf(hears)).rows[0]
     assert row[DONE] is ((hears == "bell") is (operation != "remove"))
