@@ -6,6 +6,7 @@ in words, one that speaks. Families are found by the `model_type` in `config.jso
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,6 +15,8 @@ from audiollm.data.records.video_clips import PictureSettings
 from audiollm.train.options import LoRASettings, Trained
 
 if TYPE_CHECKING:
+    from audiollm.data.inspection import StreamRow
+    from audiollm.data.records.source import LoadedSample
     from audiollm.families.answering import AnsweringModel
     from audiollm.families.policy import Policy
     from audiollm.generation.speaking.generator import Generator
@@ -89,6 +92,18 @@ class ModelFolder(Protocol):
 
         Raises:
             ConfigError: the model answers in words alone, or it or its codec does not load.
+        """
+
+    def sample_rows(self, loaded: LoadedSample, answers: Sequence[int], place: str) -> list[list[StreamRow]]:
+        """Lay out a prompt with each of some answers, row by row, as `inspect` shows it; without the weights.
+
+        Args:
+            loaded: a sample with answers to choose among.
+            answers: their numbers.
+            place: where the sample was read, for errors.
+
+        Raises:
+            BadSample: the model cannot take the sample.
         """
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from audiollm.data.chat.conditions import Conditions
-from audiollm.data.hearing.features import PartAudio
-from audiollm.data.records.sample import Message, Part
+from audiollm.data.hearing.features import FeatureShape, PartAudio, no_codes, part_audio
+from audiollm.data.records.sample import Message, Part, RatedAnswer
+from audiollm.data.records.source import LoadedSample
 
 AS_IT_IS = Conditions()
 
@@ -47,3 +48,50 @@ class PromptedContents:
     def before_stream(self) -> PromptedContents:
         """The messages before the recording of a stream."""
         return replace(self, prompt=self.prompt[:-1], audio=self.audio[:-1])
+
+
+def prompted_contents(
+    prompt: LoadedSample,
+    loaded: LoadedSample,
+    answers: Sequence[int],
+    place: str = "",
+    encoder: FeatureShape | None = None,
+) -> PromptedContents:
+    """Take the messages of a sample, and answers of another or the same one; codes are those of the first encoding.
+
+    Args:
+        answers: numbers of the answers of `loaded`.
+        place: where the sample was read, for errors.
+        encoder: of the model, where recordings are given to it as features; None: as codes.
+
+    Raises:
+        BadSample: an audio part without codes.
+    """
+    question = prompt.without_answers()
+    audio = part_audio(question, (question.encodings or [[]])[0], encoder)
+    contents = [answer_content(loaded, number) for number in answers]
+    return PromptedContents(prompt.sample.id, prompt.sample.messages, audio, contents, place)
+
+
+def answer_content(loaded: LoadedSample, number: int) -> AnswerContent:
+    """Return an answer with the codes of its audio parts.
+
+    Raises:
+        BadSample: some of them have no codes.
+    """
+    content, answered = loaded.sample.answers[number].content, loaded.answered(number)
+    codes = (answered.encodings or [[]])[0][loaded.num_asked :]
+    if len(codes) < len(loaded.sample.answers[number].audio_parts()):
+        raise no_codes(answered.audio[loaded.num_asked + len(codes)])
+    return AnswerContent(content, codes)
+
+
+def with_last_message_as_answer(loaded: LoadedSample) -> LoadedSample:
+    """Return the sample with the assistant's last message as its only answer to choose, with that one's sound."""
+    *before, last = loaded.sample.messages
+    recordings = loaded.num_asked
+    sample = loaded.sample.model_copy(
+        update={"messages": before, "answers": [RatedAnswer(content=last.content)]}
+    )
+    encodings = [each[:recordings] for each in loaded.encodings]
+    return replace(loaded, sample=sample, encodings=encodings, audio=loaded.audio[:recordings])

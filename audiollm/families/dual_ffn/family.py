@@ -4,6 +4,7 @@ begin one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from audiollm.families.dual_ffn.limits import MAX_SLOTS
 from audiollm.families.family import ModelFamily, ModelFolder, PolicySettings
 
 if TYPE_CHECKING:
+    from audiollm.data.inspection import StreamRow
+    from audiollm.data.records.source import LoadedSample
     from audiollm.families.answering import AnsweringModel
     from audiollm.families.dual_ffn.policy import DualFFNPolicy
     from audiollm.generation.speaking.generator import Generator
@@ -70,6 +73,29 @@ class DualFFNFolder:
                 "a plain language model answers in words alone", str(self.path), "train it to speak: `train`"
             )
         return Generator.from_pretrained(self.path, codec)
+
+    def sample_rows(self, loaded: LoadedSample, answers: Sequence[int], place: str) -> list[list[StreamRow]]:
+        """See `ModelFolder.sample_rows`; codes are those of the first encoding."""
+        from audiollm.data.inspection import stream_rows
+        from audiollm.families.dual_ffn.start import start_template
+        from audiollm.families.dual_ffn.streams import encode_contents
+        from audiollm.families.prompts import prompted_contents
+        from audiollm.models.hub import read_config
+        from audiollm.models.layouts import config_of
+
+        encoder = (
+            None
+            if self._is_language_model
+            else config_of(read_config(self.path), str(self.path)).audio_encoder
+        )
+        features = None if encoder is None else encoder.features
+        template, contents = (
+            start_template(self.path),
+            prompted_contents(loaded, loaded, answers, place, features),
+        )
+        return [
+            stream_rows(template, stream) for stream in encode_contents(template, contents, features, 2**31)
+        ]
 
     def _text_generator(self) -> Generator:
         """Return a language model that answers in words."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import Template, TokenStream
-from audiollm.data.hearing.features import FeatureShape, no_codes, part_audio
+from audiollm.data.hearing.features import FeatureShape
 from audiollm.data.packing import first_fit
 from audiollm.data.records.source import LoadedSample
 from audiollm.data.text.tokenizer import AUDIO_OUT_BOS
@@ -43,7 +43,7 @@ from audiollm.families.logprobs.prompt_tokens import logprobs_of_figures, prompt
 from audiollm.families.logprobs.text_places import actions_at, pieces_of
 from audiollm.families.logprobs.token_figures import TokenFigures, TokenRequest
 from audiollm.families.policy import OTHER_INPUTS, GreedyAnswer, GreedyRequest, Policy, StreamPolicy
-from audiollm.families.prompts import AnswerContent, PromptedContents
+from audiollm.families.prompts import PromptedContents, prompted_contents
 from audiollm.families.streams import ActedStream, StreamCourse
 from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Request, SampledTokens
@@ -231,10 +231,7 @@ class DualFFNPolicy:
         self, prompt: LoadedSample, loaded: LoadedSample, answers: Sequence[int], place: str = ""
     ) -> PromptedContents:
         """See `Policy.take_beside`."""
-        asked = prompt.without_answers()
-        heard = part_audio(asked, (asked.encodings or [[]])[0], self.encoder)
-        contents = [_content(loaded, number) for number in answers]
-        return PromptedContents(prompt.sample.id, prompt.sample.messages, heard, contents, place)
+        return prompted_contents(prompt, loaded, answers, place, self.encoder)
 
     def part_ends(self, prompted: PromptedContents, encoded: Sequence[TokenStream]) -> list[list[int]]:
         """See `streams.part_ends_in_stream`."""
@@ -349,19 +346,6 @@ class DualFFNPolicy:
             raise ValueError("the policy was loaded without a reference (needs_reference=False)")
         assert isinstance(found, TokenFigures | TargetRows)
         return found
-
-
-def _content(loaded: LoadedSample, number: int) -> AnswerContent:
-    """Return an answer with the codes of its audio parts.
-
-    Raises:
-        BadSample: some of them have no codes.
-    """
-    content, answered = loaded.sample.answers[number].content, loaded.answered(number)
-    codes = (answered.encodings or [[]])[0][loaded.num_asked :]
-    if len(codes) < len(loaded.sample.answers[number].audio_parts()):
-        raise no_codes(answered.audio[loaded.num_asked + len(codes)])
-    return AnswerContent(content, codes)
 
 
 def _refuse_other_reference(folder: Path, reference: Path | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ from audiollm.families.family import ModelFamily, ModelFolder, PolicySettings
 from audiollm.families.listener.limits import MAX_ROWS
 
 if TYPE_CHECKING:
+    from audiollm.data.inspection import StreamRow
+    from audiollm.data.records.source import LoadedSample
     from audiollm.families.answering import AnsweringModel
     from audiollm.families.listener.policy import ListenerPolicy
     from audiollm.generation.speaking.generator import Generator
@@ -57,6 +60,12 @@ class ListenerFolder:
         raise ConfigError(
             "this model answers in words alone", str(self.path), "give a model that was trained to speak"
         )
+
+    def sample_rows(self, loaded: LoadedSample, answers: Sequence[int], place: str) -> list[list[StreamRow]]:
+        """See `ModelFolder.sample_rows`."""
+        from audiollm.families.listener.inspection import rows_of_answers
+
+        return rows_of_answers(self.path, loaded, answers, place)
 
 
 class ListenerFamily:

@@ -14,13 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from audiollm.data.records.sample import VideoPart, check_without_video
 from audiollm.data.records.source import LoadedSample
 from audiollm.data.records.video_clips import PictureReader, PictureSettings
-from audiollm.errors import BadSample, ConfigError
+from audiollm.errors import ConfigError
 from audiollm.families.adapters import merged_weights, save_adapter
+from audiollm.families.adapting import TrainedPart, adapt_model
 from audiollm.families.frozen_weights import share_frozen_weights
-from audiollm.families.listener.adapting import TrainedPart, adapt_model
 from audiollm.families.listener.encoding import (
     EncodedAnswer,
     PaddedAnswers,
@@ -33,6 +32,7 @@ from audiollm.families.listener.encoding import (
 )
 from audiollm.families.listener.generating import generate_ids
 from audiollm.families.listener.limits import MAX_ROWS
+from audiollm.families.listener.prompts import end_tokens, prompted_answers
 from audiollm.families.listener.rollouts import ListenerRollouts
 from audiollm.families.listener.scorer import AnswerScorer
 from audiollm.families.logprobs.answers import AnswerLogprobs
@@ -42,18 +42,20 @@ from audiollm.families.logprobs.token_figures import TokenFigures, TokenRequest,
 from audiollm.families.policy import OTHER_INPUTS, GreedyAnswer, GreedyRequest, Policy, PromptedAnswers
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.models.audio_llms.inputs import (
-    Pictures,
     extractor_of,
     placeholder_ids,
     processor_inputs,
     takes_recordings,
 )
-from audiollm.models.audio_llms.loading import AudioLLM, load_audio_llm
+from audiollm.models.audio_llms.loading import load_audio_llm
 from audiollm.models.pretrained import model_folder
 from audiollm.train.options import LoRASettings
-from audiollm.video.frames import VideoError
 
 PROCESSOR_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
+UNREACHED = ("*audio_bos_eos_token.*",)
+"""Parameters that no answer reaches: a table of Qwen2.5-Omni's encoder that its forward pass does not read."""
+VISION = ("*visual.*", "*vision_tower.*")
+"""Parameters that only pictures reach."""
 MODEL_FILES = ("config.json", "generation_config.json", "*.index.json", "adapter_config.json")
 """Files of a model's folder that are written anew, and not copied with the processor's."""
 
@@ -127,8 +129,9 @@ class ListenerPolicy:
             _check_vocabulary(loaded.processor, other.processor, reference or folder, "reference")
             other.model.requires_grad_(False)
             frozen = AnswerScorer(other.model)
-        ends = _end_tokens(loaded, folder)
-        root = AnswerScorer(adapt_model(loaded.model, trained, lora, pictures is not None))
+        ends = end_tokens(loaded.model.generation_config, loaded.processor, folder)
+        unreached = UNREACHED if pictures is not None else (*UNREACHED, *VISION)
+        root = AnswerScorer(adapt_model(loaded.model, trained, lora, unreached))
         return cls(folder, loaded.processor, root, ends, frozen, pictures)
 
     @property
@@ -181,12 +184,7 @@ class ListenerPolicy:
         self, prompt: LoadedSample, loaded: LoadedSample, answers: Sequence[int], place: str = ""
     ) -> PromptedAnswers:
         """See `Policy.take_beside`. A model that does not hear gets a sample with pictures without its sound."""
-        if not takes_recordings(self._processor) and prompt.sample.video_parts():
-            prompt = prompt.without_recordings()
-        recordings = [clip.load() for clip in prompt.audio[: prompt.num_asked]]
-        contents = [loaded.sample.answers[number].content for number in answers]
-        shown = [self._shown(part, prompt.sample.id, place) for part in self._videos_of(prompt, place)]
-        return PromptedAnswers.of(prompt.sample, recordings, contents, place, shown)
+        return prompted_answers(self._processor, self._pictures, prompt, loaded, answers, place)
 
     def encode(self, prompted: PromptedAnswers) -> list[EncodedAnswer]:
         """See `encode_answers`."""
@@ -318,28 +316,6 @@ class ListenerPolicy:
     def _filler(self) -> EncodedAnswer:
         return encode_filler(self._processor, self._pictures is not None)
 
-    def _videos_of(self, prompt: LoadedSample, place: str) -> Sequence[VideoPart]:
-        """
-        Raises:
-            BadSample: there are videos, and the policy shows none, or their files are not known.
-        """
-        if self._pictures is None:
-            check_without_video(prompt.sample, place)
-            return ()
-        named = prompt.sample.video_parts()
-        if len(named) != len(prompt.videos):
-            reason = "a shard holds no pictures of videos: train on the .jsonl that names their files"
-            raise BadSample(place, prompt.sample.id, reason, "missing video")
-        return prompt.videos
-
-    def _shown(self, part: VideoPart, sample_id: str, place: str) -> Pictures:
-        assert self._pictures is not None
-        try:
-            found = self._pictures.read(part)
-        except (VideoError, ValueError) as error:
-            raise BadSample(place, sample_id, f"video: {error}", "undecodable video") from error
-        return Pictures(found.frames, found.times_s)
-
     @property
     def _has_adapter(self) -> bool:
         return hasattr(self._root.model, "disable_adapter")
@@ -354,24 +330,6 @@ class ListenerPolicy:
             raise ValueError("the policy was loaded without a reference (needs_reference=False)")
         assert isinstance(logits_TV, Tensor)
         return logits_TV
-
-
-def _end_tokens(loaded: AudioLLM, folder: Path) -> frozenset[int]:
-    """Return the ids at which `generate` stops, and the tokenizer's end of a sequence.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    told = getattr(loaded.model.generation_config, "eos_token_id", None)
-    ids = told if isinstance(told, list | tuple) else [told]
-    ends = frozenset(int(id) for id in (*ids, loaded.processor.tokenizer.eos_token_id) if id is not None)
-    if not ends:
-        raise ConfigError(
-            "neither generation_config.json nor the tokenizer names a token that ends an answer",
-            str(folder),
-            "set eos_token_id in generation_config.json",
-        )
-    return ends
 
 
 def _check_vocabulary(policy: Any, other: Any, folder: Path, key: str) -> None:

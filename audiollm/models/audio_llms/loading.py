@@ -54,6 +54,33 @@ class AudioLLM(NamedTuple):
     """A `ProcessorMixin`: feature extractor, tokenizer and chat template."""
 
 
+class AudioLLMInputs(NamedTuple):
+    """What makes the inputs of a model, and ends its answers."""
+
+    config: Any
+    generation_config: Any
+    processor: Any
+    """A `ProcessorMixin`: feature extractor, tokenizer and chat template."""
+
+
+def load_inputs(folder: Path) -> AudioLLMInputs:
+    """Load what makes the inputs of the audio LLM in a folder, without its weights.
+
+    Raises:
+        ConfigError: the folder holds no such model.
+    """
+    from transformers import AutoConfig, GenerationConfig
+
+    with opening(folder, "audio LLM"):
+        config = AutoConfig.from_pretrained(str(folder), **OFFLINE)
+        config = getattr(config, "thinker_config", config)
+        if (folder / "generation_config.json").exists():
+            generation = GenerationConfig.from_pretrained(str(folder), **OFFLINE)
+        else:
+            generation = GenerationConfig.from_model_config(config)
+        return AudioLLMInputs(config, generation, _load_processor(folder))
+
+
 def load_audio_llm(folder: Path, dtype: torch.dtype | None = None) -> AudioLLM:
     """Load an audio LLM (Qwen2-Audio, Qwen-Omni, Audio Flamingo 3, Voxtral, ...) in eval mode, on the CPU.
 

@@ -6,17 +6,18 @@ A step is a pure function of its number: nothing here has a state.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from audiollm.data.records.mixture import Mixture, evenly
-from audiollm.data.records.sample import RatedAnswer, Sample, check_without_video
-from audiollm.data.records.source import LoadedSample, Source
+from audiollm.data.records.sample import Sample, check_without_video
+from audiollm.data.records.source import Source
 from audiollm.errors import BadSample, StageError
 from audiollm.families.policy import Policy
+from audiollm.families.prompts import with_last_message_as_answer
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import Ranks
 
@@ -147,14 +148,3 @@ def check_answered(sample: Sample, place: str) -> None:
     *before, last = sample.messages
     if last.role != "assistant" or not any(message.role == "user" for message in before):
         raise BadSample(place, sample.id, "has no answer behind a question", "no answer")
-
-
-def with_last_message_as_answer(loaded: LoadedSample) -> LoadedSample:
-    """Return the sample with the assistant's last message as its only answer to choose, with that one's sound."""
-    *before, last = loaded.sample.messages
-    recordings = loaded.num_asked
-    sample = loaded.sample.model_copy(
-        update={"messages": before, "answers": [RatedAnswer(content=last.content)]}
-    )
-    encodings = [each[:recordings] for each in loaded.encodings]
-    return replace(loaded, sample=sample, encodings=encodings, audio=loaded.audio[:recordings])

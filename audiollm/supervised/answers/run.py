@@ -15,7 +15,7 @@ from audiollm.models.pretrained import model_folder
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.supervised.answers.batches import AnswerBatchMaker
-from audiollm.supervised.answers.task import AnswerTask
+from audiollm.supervised.answers.task import AnswerTask, loss_figure
 from audiollm.supervised.corpus.sources import set_aside_of
 from audiollm.supervised.settings import TrainConfig
 from audiollm.train.loop.checkpoint import trained_weights
@@ -87,7 +87,7 @@ def _train(config: TrainConfig, context: Context) -> dict[str, Any]:
     loop = config.loop_config(
         config.steps_for(counts["train"] / batch_size),
         evaluations=config.evaluations,
-        best="text_loss" if config.keep_best else "",
+        best=loss_figure(policy) if config.keep_best else "",
         **({} if "learning_rate" in config.settings_given else {"learning_rate": rate}),
     )
     task = AnswerTask(policy, batches, config.normalization, ranks)

@@ -1,4 +1,7 @@
-"""Cross entropy on the answers of conversations: a `Task` of the training loop, for a policy of any family."""
+"""Cross entropy on the answers of conversations: a `Task` of the training loop, for a policy of any family.
+
+The loss is `text_loss`; of models that answer in speech, `audio_loss`.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,7 @@ class AnswerTask:
     ) -> None:
         self._policy, self._batches, self._normalization, self._ranks = policy, batches, normalization, ranks
         self._root: nn.Module = policy.root
+        self._figure = loss_figure(policy)
         self.device = next(policy.root.parameters()).device
 
     def modules(self) -> dict[str, nn.Module]:
@@ -53,13 +57,13 @@ class AnswerTask:
         """One update: the mean loss over the answers of the step."""
         if not batch.answers:
             raise FloatingPointError("every sample of the step is bad; see set_aside.jsonl")
-        figures: dict[str, float | Tensor] = {"tokens": float(batch.rank_tokens), "text_loss": 0.0}
+        figures: dict[str, float | Tensor] = {"tokens": float(batch.rank_tokens), self._figure: 0.0}
 
         def losses() -> Iterator[Tensor]:
             for each in batch.batches:
                 loss = self._sum(self._logprobs(each)) / self._count(batch)
                 # the loop takes the mean over ranks, and the parts of all of them add up
-                figures["text_loss"] += loss.detach() * self._ranks.world
+                figures[self._figure] += loss.detach() * self._ranks.world
                 yield loss
 
         yield Update(losses(), figures, losses=len(batch.batches))
@@ -72,7 +76,7 @@ class AnswerTask:
             count += self._count(step_batches)
             for each in step_batches.batches:
                 total += self._sum(self._logprobs(each)).double()
-        return {"text_loss": float(self._ranks.sum(total)) / count} if count else {}
+        return {self._figure: float(self._ranks.sum(total)) / count} if count else {}
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
         return {}
@@ -86,3 +90,8 @@ class AnswerTask:
 
     def _count(self, batch: AnswerBatches) -> int:
         return batch.tokens if self._normalization == "token" else batch.answers
+
+
+def loss_figure(policy: Policy[Any, Any, Any]) -> str:
+    """The name of the loss of a policy's answers."""
+    return "audio_loss" if policy.num_codebooks else "text_loss"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from audiollm.audio import Waveform
-from audiollm.families.listener.adapting import TrainedPart
+from audiollm.families.adapting import TrainedPart
 from audiollm.families.listener.encoding import EncodedAnswer
 from audiollm.families.listener.policy import ListenerPolicy
 from audiollm.families.logprobs.answers import AnswerLogprobs

@@ -1,4 +1,4 @@
-"""What of a transformers model is trained: all of it, parameters by name, or an adapter (LoRA, through PEFT)."""
+"""What of a model is trained: all of it, parameters by name, or an adapter (LoRA, through PEFT)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from audiollm.train.options import LoRASettings
 
 TrainedPart = Literal["all", "adapter"] | Sequence[str]
 """All parameters, an adapter alone, or the parameters whose names fit one of these patterns (`*`, `?`)."""
-UNREACHED = ("*audio_bos_eos_token.*",)
-"""Parameters that no answer reaches: a table of Qwen2.5-Omni's encoder that its forward pass does not read."""
-VISION = ("*visual.*", "*vision_tower.*")
-"""Parameters that only pictures reach."""
 
 
 def adapt_model(
-    model: nn.Module, trained: TrainedPart, lora: LoRASettings | None = None, sees: bool = False
+    model: nn.Module,
+    trained: TrainedPart,
+    lora: LoRASettings | None = None,
+    unreached: Sequence[str] = (),
 ) -> nn.Module:
     """Leave trainable what is asked for and reached, and freeze the rest.
 
     Args:
-        sees: whether prompts have pictures; otherwise encoders of pictures are frozen.
+        unreached: patterns of parameters that no answer depends on; they are frozen.
 
     Returns:
         The model; with `adapter`, the `PeftModel` around it.
@@ -34,7 +33,6 @@ def adapt_model(
         ConfigError: another word than `all` and `adapter`, a pattern that fits no parameter, or an adapter for layers
             that the model lacks.
     """
-    unreached = UNREACHED if sees else (*UNREACHED, *VISION)
     if trained == "adapter":
         return _with_adapter(model, lora or LoRASettings(), unreached)
     if isinstance(trained, str) and trained != "all":
