@@ -52,7 +52,7 @@ class Talker(nn.Module):
         return self.config.codebook_size
 
     def hidden(self, text_AL: Tensor, codes_ALK: Tensor, is_frame_AL: Tensor) -> Tensor:
-        """Hidden states `[A, L, H]` of rows; codes are read where `is_frame_AL`. What pads an answer changes nothing."""
+        """Hidden states `[A, L, H]` of rows; codes are read where `is_frame_AL`. Padding changes nothing."""
         frames_ALH = sum(table(codes_ALK[..., k]) for k, table in enumerate(self.code_embeddings))
         rows_ALH = self.text_embedding(text_AL) + frames_ALH * is_frame_AL[..., None]
         hidden_ALH: Tensor = self.talker(inputs_embeds=rows_ALH, use_cache=False).last_hidden_state
