@@ -86,7 +86,7 @@ def make_sound(
     console = Console()
     _check_conditions(caption, cot, video)
     _check_guidance(guidance)
-    _check_out(out, video, SOUND_ENDINGS)
+    _check_output_name(out, video, SOUND_ENDINGS)
     pictured = _video_part(video, region)
     duration_s = duration_s or _video_length(video)
     check_writable(out, "--out")
@@ -103,8 +103,8 @@ def make_sound(
         console, generator, lambda job: make_ordered(generator, order, job.watched(settings), f"{seed}/sound")
     )
     _write_sound(out, Waveform(clip.samples_CN, generator.sample_rate), video)
-    _say(console, [f"{out}: {duration_s:.2f} s"])
-    _say(console, clip.remarks(), style="yellow")
+    _print_lines(console, [f"{out}: {duration_s:.2f} s"])
+    _print_lines(console, clip.remarks(), style="yellow")
 
 
 def edit_sound(
@@ -154,20 +154,20 @@ def edit_sound(
     from audiollm.flow.service import edit_ordered, load_generator
 
     console = Console()
-    wanted = find_operation(operation)
-    if wanted in ("add", "remove"):
+    edit_name = find_operation(operation)
+    if edit_name in ("add", "remove"):
         _check_conditions(caption, cot, video)
     _check_guidance(guidance)
     try:
         before = read_track(track)
     except AudioError as error:
         raise ConfigError(str(error), str(track)) from error
-    span = find_span(before, wanted, *_numbers(given_span, "--span", 2))
+    span = find_span(before, edit_name, *_parse_comma_numbers(given_span, "--span", 2))
     rate, pictured = before.sample_rate, _video_part(video, region)
-    shown = video or (track if out.suffix.lower() in VIDEO_ENDINGS else None)
+    film = video or (track if out.suffix.lower() in VIDEO_ENDINGS else None)
     if out.suffix.lower() in VIDEO_ENDINGS:
-        _check_out(out, shown, ())
-        _video_length(shown)
+        _check_output_name(out, film, ())
+        _video_length(film)
     else:
         before.check_name(out)
     if layer is not None and layer.suffix.lower() != ".wav":
@@ -180,12 +180,12 @@ def edit_sound(
     check_writable(out, "--out")
     if layer is not None:
         check_writable(layer, "--layer")
-    _name_lost(console, _lost(out, before, shown), out)
+    _name_lost(console, _list_lost_content(out, before, film), out)
     generator = load_generator(model, autoencoder)
     cot = _taken_cot(console, cot, caption, video, heard_from_s(generator, before, span))
-    _check_taken(console, generator, caption, cot, video, wanted in ("add", "remove"))
+    _check_taken(console, generator, caption, cot, video, edit_name in ("add", "remove"))
     settings = _settings(generator, steps, solver, guidance)
-    request = EditRequest(wanted, caption, span.start / rate, span.end / rate, cot, pictured)
+    request = EditRequest(edit_name, caption, span.start / rate, span.end / rate, cot, pictured)
     place = str(video or "command line")
     result = _with_progress(
         console,
@@ -195,20 +195,20 @@ def edit_sound(
         ),
     )
     if out.suffix.lower() in VIDEO_ENDINGS:
-        _write_sound(out, Waveform(result.track.waveform(), rate), shown)
+        _write_sound(out, Waveform(result.track.waveform(), rate), film)
     else:
         result.track.save(out)
     if layer is not None:
         result.layer.save(layer)
     where = f"{span.start / rate:.3f} to {span.end / rate:.3f} s"
-    _say(console, [f"{out}: {wanted} {where}; {_other_samples(out, track, before)}"])
-    _say(console, result.remarks(), style="yellow")
+    _print_lines(console, [f"{out}: {edit_name} {where}; {_other_samples(out, track, before)}"])
+    _print_lines(console, result.remarks(), style="yellow")
 
 
 # Private
 
 
-def _say(console: Console, lines: Sequence[str], style: str | None = None) -> None:
+def _print_lines(console: Console, lines: Sequence[str], style: str | None = None) -> None:
     for line in lines:
         console.print(line, style=style, highlight=False, soft_wrap=True)
 
@@ -221,7 +221,7 @@ def _other_samples(out: Path, path: Path, track: Track) -> str:
     return VIDEO_ENDINGS.get(ending, f"all other samples are those of {path}")
 
 
-def _lost(out: Path, track: Track, film: Path | None) -> list[str]:
+def _list_lost_content(out: Path, track: Track, film: Path | None) -> list[str]:
     """Tags, tracks and data of the track's file and of the film that the new file cannot hold.
 
     Raises:
@@ -257,7 +257,9 @@ def _lost_of_film(film: Path, out: Path, sample_rate: int, channels: int) -> lis
 
 def _name_lost(console: Console, lost: Sequence[str], out: Path) -> None:
     if lost:
-        _say(console, [f"not kept, as {out.suffix} does not take it: {', '.join(lost)}"], style="yellow")
+        _print_lines(
+            console, [f"not kept, as {out.suffix} does not take it: {', '.join(lost)}"], style="yellow"
+        )
 
 
 def _with_progress(console: Console, generator: SoundGenerator, work: Callable[[Job], Any]) -> Any:
@@ -305,14 +307,16 @@ def _check_taken(
         "--cot": (cot, {"cot"}),
         "--video": (video, {"frames", "sync"}),
     }
-    given = {option: names for option, (value, names) in uses.items() if value}
-    unused = [option for option, names in given.items() if not names & takes]
+    given_options = {option: names for option, (value, names) in uses.items() if value}
+    unused = [option for option, names in given_options.items() if not names & takes]
     if not unused:
         return
-    told = f"{', '.join(unused)}: the model takes {', '.join(sorted(takes)) or 'no conditions'} alone"
-    if len(unused) == len(given):
-        raise ConfigError(told, "command line", "give what it takes, or train on samples that have this, too")
-    console.print(f"not used: {told}", style="yellow", highlight=False)
+    message = f"{', '.join(unused)}: the model takes {', '.join(sorted(takes)) or 'no conditions'} alone"
+    if len(unused) == len(given_options):
+        raise ConfigError(
+            message, "command line", "give what it takes, or train on samples that have this, too"
+        )
+    console.print(f"not used: {message}", style="yellow", highlight=False)
 
 
 def _check_shown(generator: SoundGenerator, video: Path, duration_s: float) -> None:
@@ -324,8 +328,8 @@ def _check_shown(generator: SoundGenerator, video: Path, duration_s: float) -> N
     from audiollm.video.decoders import VideoError
     from audiollm.video.frames import read_frames
 
-    taken = generator.model.config.conditions
-    rates = [taken[name]["rate"] for name in ("frames", "sync") if name in taken]
+    model_conditions = generator.model.config.conditions
+    rates = [model_conditions[name]["rate"] for name in ("frames", "sync") if name in model_conditions]
     if not rates:
         return
     try:
@@ -343,10 +347,12 @@ def _taken_cot(console: Console, cot: str, caption: str, video: Path | None, fro
     """
     if not (cot.strip() and from_s):
         return cot
-    told = f"--cot: it tells times from the track's beginning, and the model hears the track from {from_s:.2f} s on"
+    message = f"--cot: it tells times from the track's beginning, and the model hears the track from {from_s:.2f} s on"
     if not (caption.strip() or video):
-        raise ConfigError(told, "command line", "give --caption: when the sound is heard follows from --span")
-    console.print(f"not used: {told}", style="yellow", highlight=False)
+        raise ConfigError(
+            message, "command line", "give --caption: when the sound is heard follows from --span"
+        )
+    console.print(f"not used: {message}", style="yellow", highlight=False)
     return ""
 
 
@@ -379,7 +385,7 @@ def _video_part(video: Path | None, region: str | None) -> VideoPart | None:
         return None
     boxes = []
     if region is not None:
-        x, y, width, height = _numbers(region, "--region", 4)
+        x, y, width, height = _parse_comma_numbers(region, "--region", 4)
         if x is None or y is None or width is None or height is None:
             raise ConfigError(f"--region: {region!r} is not X,Y,W,H", "command line", "give four numbers")
         try:
@@ -391,7 +397,7 @@ def _video_part(video: Path | None, region: str | None) -> VideoPart | None:
     return VideoPart(path=str(video), region=boxes)
 
 
-def _check_out(out: Path, video: Path | None, sound_endings: Sequence[str]) -> None:
+def _check_output_name(out: Path, video: Path | None, sound_endings: Sequence[str]) -> None:
     """Refuse a file name that nothing can be written to, before the work begins."""
     ending = out.suffix.lower()
     if ending in VIDEO_ENDINGS:
@@ -405,9 +411,9 @@ def _check_out(out: Path, video: Path | None, sound_endings: Sequence[str]) -> N
             raise ConfigError(f"--out: {out} is the input", "command line", "give another name")
         return
     if ending not in sound_endings:
-        known = ", ".join([*sound_endings, *VIDEO_ENDINGS])
+        known_endings = ", ".join([*sound_endings, *VIDEO_ENDINGS])
         raise ConfigError(
-            f"--out: no format {ending or out.name!r}", "command line", f"end the name in {known}"
+            f"--out: no format {ending or out.name!r}", "command line", f"end the name in {known_endings}"
         )
 
 
@@ -441,7 +447,7 @@ def _video_length(video: Path | None) -> float:
         raise ConfigError(error.reason, str(video)) from error
 
 
-def _numbers(text: str, option: str, count: int) -> list[float | None]:
+def _parse_comma_numbers(text: str, option: str, count: int) -> list[float | None]:
     """Numbers separated by commas; an empty one is None.
 
     Raises:
@@ -450,7 +456,7 @@ def _numbers(text: str, option: str, count: int) -> list[float | None]:
     pieces = [piece.strip() for piece in text.split(",")]
     try:
         numbers = [float(piece) if piece else None for piece in pieces]
-        if len(numbers) != count or not all(each is None or math.isfinite(each) for each in numbers):
+        if len(numbers) != count or not all(number is None or math.isfinite(number) for number in numbers):
             raise ValueError
         return numbers
     except ValueError:

@@ -65,24 +65,26 @@ class EncodedSound:
         """A part of the sound with the pictures of its time. A CoT, whose times no longer hold, is dropped."""
         cut = slice(first, first + count)
         start_s, end_s = first / latent_rate, (first + count) / latent_rate
-        kept: dict[Modality, Features] = {}
+        conditions: dict[Modality, Features] = {}
         for name, features in self.conditions.items():
             if features.times_R is None:
                 if name != "cot":
-                    kept[name] = features
+                    conditions[name] = features
                 continue
             inside_R = (features.times_R >= start_s) & (features.times_R < end_s)
             if bool(inside_R.any()):
-                kept[name] = Features(features.values_RC[inside_R], features.times_R[inside_R] - start_s)
-        given = None if self.input_mean_TD is None else self.input_mean_TD[cut]
+                conditions[name] = Features(
+                    features.values_RC[inside_R], features.times_R[inside_R] - start_s
+                )
+        input_mean_TD = None if self.input_mean_TD is None else self.input_mean_TD[cut]
         given_deviation = None if self.input_deviation_TD is None else self.input_deviation_TD[cut]
         return replace(
             self,
             mean_TD=self.mean_TD[cut],
             deviation_TD=self.deviation_TD[cut],
-            input_mean_TD=given,
+            input_mean_TD=input_mean_TD,
             input_deviation_TD=given_deviation,
-            conditions=kept,
+            conditions=conditions,
         )
 
 
@@ -113,15 +115,15 @@ def open_corpus(paths: Sequence[Path]) -> tuple[list[Shards], CorpusFacts]:
     """
     sources, facts = [Shards(path) for path in paths], []
     for source in sources:
-        given = source.facts.get(FACTS)
-        if not isinstance(given, dict):
+        facts_of_source = source.facts.get(FACTS)
+        if not isinstance(facts_of_source, dict):
             raise StageError(
                 f"{source.name} holds no encoded sounds", "give the shards of `encode_latents`", 2
             )
-        facts.append(_corpus_facts(given, source.name))
-    for source, each in zip(sources, facts, strict=True):
-        if each != facts[0]:
-            differing = [key for key, value in vars(each).items() if value != vars(facts[0])[key]]
+        facts.append(_corpus_facts(facts_of_source, source.name))
+    for source, source_facts in zip(sources, facts, strict=True):
+        if source_facts != facts[0]:
+            differing = [key for key, value in vars(source_facts).items() if value != vars(facts[0])[key]]
             raise StageError(
                 f"{source.name} was encoded otherwise than {sources[0].name}: {', '.join(differing)}",
                 "encode all sources with the same autoencoder and encoders",
@@ -134,7 +136,7 @@ def survey_sounds(sources: Sequence[Shards], facts: CorpusFacts) -> UsableSounds
     """Read every sample once, so that each one that cannot be used is named before training starts."""
     train: list[list[int]] = []
     test: list[tuple[int, int]] = []
-    bad = [each for source in sources for each in source.bad]
+    bad = [error for source in sources for error in source.bad]
     texts: list[str] = []
     longest, pooled, present, has_pairs = 0, 0, set[Modality](), False
     for number, source in enumerate(sources):
@@ -209,24 +211,26 @@ def read_sound(loaded: LoadedSample, facts: CorpusFacts, words: Words | None) ->
 def _read_conditions(
     loaded: LoadedSample, facts: CorpusFacts, words: Words | None, duration_s: float
 ) -> dict[Modality, Features]:
-    sample, found = loaded.sample, dict[Modality, Features]()
+    sample, features = loaded.sample, dict[Modality, Features]()
     request = sound_request(sample, sample.id)
     for name in MODALITIES:
-        given = facts.conditions.get(name)
-        if given is None:
+        modality_facts = facts.conditions.get(name)
+        if modality_facts is None:
             continue
-        if given.kind == "words":
+        if modality_facts.kind == "words":
             text = request.caption if name == "caption" else request.cot
             if text:
                 rows = (words.rows(text) if words else [WordRow(0)])[:MAX_WORDS]
-                found[name] = Features(torch.tensor(rows, dtype=torch.float32))
+                features[name] = Features(torch.tensor(rows, dtype=torch.float32))
             continue
         if name not in loaded.arrays:
             continue
-        values_RC = loaded.array(name, given.made_by)
-        times_R = loaded.array(f"{name}_times", given.made_by) if name in TIMED else None
+        values_RC = loaded.array(name, modality_facts.made_by)
+        times_R = loaded.array(f"{name}_times", modality_facts.made_by) if name in TIMED else None
         pooled_C = (
-            loaded.array(f"{name}_pooled", given.made_by) if f"{name}_pooled" in loaded.arrays else None
+            loaded.array(f"{name}_pooled", modality_facts.made_by)
+            if f"{name}_pooled" in loaded.arrays
+            else None
         )
         if not is_finite(values_RC):
             raise BadSample(
@@ -237,8 +241,8 @@ def _read_conditions(
         ):
             reason = f"{name}: {len(values_RC)} rows to {float(times_R[-1]):.2f} s, the sound has {duration_s:.2f} s"
             raise BadSample(sample.id, sample.id, reason, "features of another length")
-        found[name] = Features(values_RC, times_R, pooled_C)
-    return found
+        features[name] = Features(values_RC, times_R, pooled_C)
+    return features
 
 
 def _cover(times_s: Sequence[float], duration_s: float) -> bool:
@@ -248,11 +252,11 @@ def _cover(times_s: Sequence[float], duration_s: float) -> bool:
     return times_s[0] >= -0.05 and first_end_s <= times_s[-1] <= duration_s + 0.05
 
 
-def _corpus_facts(given: Mapping[str, Any], where: str) -> CorpusFacts:
+def _corpus_facts(values: Mapping[str, Any], where: str) -> CorpusFacts:
     try:
-        conditions = {name: ConditionFacts(**each) for name, each in given["conditions"].items()}
+        conditions = {name: ConditionFacts(**condition) for name, condition in values["conditions"].items()}
         plain = {
-            name: given[name]
+            name: values[name]
             for name in ("autoencoder", "sample_rate", "channels", "hop_samples", "latent_dim")
         }
         return CorpusFacts(**plain, conditions=conditions)

@@ -59,7 +59,7 @@ class ConditionEncoders:
 
     def __init__(self, encoders: EncodersConfig, pictures: PicturesConfig) -> None:
         self._config, self._pictures = encoders, pictures
-        self._most_clips, self._clips = 0, dict[tuple[str, float, int, int], dict[Modality, Features]]()
+        self._max_clips, self._clips = 0, dict[tuple[str, float, int, int], dict[Modality, Features]]()
         self.caption: TextEncoder | None = None
         self.cot: TextEncoder | None = None
         self.frames: FrameEncoder | None = None
@@ -75,10 +75,10 @@ class ConditionEncoders:
 
     def facts(self) -> dict[str, Any]:
         """`ConditionFacts` of every modality that is made here, by name."""
-        found: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
         for name in ("caption", "cot"):
             encoder: TextEncoder | None = getattr(self, name)
-            found[name] = (
+            facts[name] = (
                 condition_facts(kind="words")
                 if encoder is None
                 else condition_facts(
@@ -90,7 +90,7 @@ class ConditionEncoders:
             )
         for name, rate, side in self._pictured():
             pictured: FrameEncoder | None = getattr(self, name)
-            found[name] = (
+            facts[name] = (
                 condition_facts(kind="pictures", made_by=_pictures_digest(rate, side), rate=rate, side=side)
                 if pictured is None
                 else condition_facts(
@@ -102,7 +102,7 @@ class ConditionEncoders:
                     side=pictured.picture_side,
                 )
             )
-        return found
+        return facts
 
     def encode(self, sample: Sample, duration_s: float, place: str) -> dict[Modality, Features]:
         """The features of a sample's words and pictures; words without a pretrained encoder stay words.
@@ -111,25 +111,25 @@ class ConditionEncoders:
             BadSample: a video that cannot be read or is of another length than the sound.
             ConfigError: an encoder of pictures whose times do not rise.
         """
-        request, found = sound_request(sample, place), dict[Modality, Features]()
+        request, features = sound_request(sample, place), dict[Modality, Features]()
         for name, text in (("caption", request.caption), ("cot", request.cot)):
             encoder: TextEncoder | None = getattr(self, name)
             if text and encoder is not None:
-                made = encoder.encode_text(text)
-                found[name] = Features(made.values_RC, None, made.pooled_C)  # type: ignore[index]
+                encoded = encoder.encode_text(text)
+                features[name] = Features(encoded.values_RC, None, encoded.pooled_C)  # type: ignore[index]
         if request.video is not None:
-            found.update(self._shown(request.video, duration_s, place, sample.id))
-        return found
+            features.update(self._remembered_pictures(request.video, duration_s, place, sample.id))
+        return features
 
-    def remember_clips(self, most: int) -> None:
-        """Keep the features of the last `most` clips, so that a clip that is asked for again is not encoded again."""
-        self._most_clips = most
+    def remember_clips(self, max_clips: int) -> None:
+        """Keep the features of the last `max_clips` clips, so that a repeated clip is not encoded again."""
+        self._max_clips = max_clips
 
-    def _shown(
+    def _remembered_pictures(
         self, video: VideoPart, duration_s: float, place: str, sample_id: str
     ) -> dict[Modality, Features]:
         """The features of pictures, remembered or made."""
-        if not self._most_clips:
+        if not self._max_clips:
             return self._encode_pictures(video, duration_s, place, sample_id)
         try:
             facts = Path(video.path).stat()
@@ -138,22 +138,22 @@ class ConditionEncoders:
                 place, sample_id, f"{video.path}: {error.strerror}", "unreadable video"
             ) from error
         key = (video.model_dump_json(), duration_s, facts.st_size, facts.st_mtime_ns)
-        found = self._clips.pop(key, None) or self._encode_pictures(video, duration_s, place, sample_id)
-        self._clips[key] = found
-        while len(self._clips) > self._most_clips:
+        features = self._clips.pop(key, None) or self._encode_pictures(video, duration_s, place, sample_id)
+        self._clips[key] = features
+        while len(self._clips) > self._max_clips:
             self._clips.pop(next(iter(self._clips)))
-        return found
+        return features
 
     def _encode_pictures(
         self, video: VideoPart, duration_s: float, place: str, sample_id: str
     ) -> dict[Modality, Features]:
-        found = dict[Modality, Features]()
+        features = dict[Modality, Features]()
         for name, rate, side in self._pictured():
             pictured: FrameEncoder | None = getattr(self, name)
             rate, side = (rate, side) if pictured is None else (pictured.frame_rate, pictured.picture_side)
             pictures, times_s = read_pictures(video, duration_s, rate, side, place, sample_id)
             if pictured is None:
-                found[name] = Features(flat_pictures(pictures), torch.tensor(times_s))  # type: ignore[index]
+                features[name] = Features(flat_pictures(pictures), torch.tensor(times_s))  # type: ignore[index]
             else:
                 values_RC, times_R = pictured.encode_pictures(pictures, times_s)
                 if len(values_RC) != len(times_R) or bool((times_R.diff() <= 0).any()):
@@ -163,8 +163,8 @@ class ConditionEncoders:
                         str(getattr(self._config, name)),
                         "mend encode_pictures",
                     )
-                found[name] = Features(values_RC, times_R)  # type: ignore[index]
-        return found
+                features[name] = Features(values_RC, times_R)  # type: ignore[index]
+        return features
 
     def _pictured(self) -> Iterator[tuple[str, float, int]]:
         """Name, rate and side of the modalities of pictures."""
@@ -181,8 +181,8 @@ def encode_latents(config: EncodeLatentsConfig, context: Context) -> dict[str, A
         ConfigError: an autoencoder or encoder that cannot be loaded.
     """
     samples, bad = read_samples(config.samples)
-    kept = context.folder / "set_aside.jsonl"
-    set_aside = SetAside(kept, "encode_latents", read_set_aside(kept))
+    set_aside_path = context.folder / "set_aside.jsonl"
+    set_aside = SetAside(set_aside_path, "encode_latents", read_set_aside(set_aside_path))
     set_aside.add(bad)
     if config.edits_per_sample and not any(sample.metadata.get("events") for sample in samples):
         context.say(
@@ -199,7 +199,7 @@ def encode_latents(config: EncodeLatentsConfig, context: Context) -> dict[str, A
             if not all(writer.has(number) for number in numbers):
                 place = f"{config.samples}: {sample.id}"
                 try:
-                    rows = list(_rows(sample, config, autoencoder, encoders, set_aside, place))
+                    rows = list(_encode_with_edits(sample, config, autoencoder, encoders, set_aside, place))
                     for number, row in zip(numbers, rows, strict=False):
                         if not writer.has(number):
                             writer.write(number, row.sample, [], None, row.arrays)
@@ -216,27 +216,31 @@ def encode_latents(config: EncodeLatentsConfig, context: Context) -> dict[str, A
     }
     counts = writer.close({FACTS: facts})
     if not counts.get("samples"):
-        raise StageError("encode_latents: no sample can be used", f"the reasons: {kept}", 2)
+        raise StageError("encode_latents: no sample can be used", f"the reasons: {set_aside_path}", 2)
     return {"samples": counts["samples"], "set_aside": len(set_aside.rows)}
 
 
 def encode_track(autoencoder: Autoencoder, samples_CN: Tensor) -> EncodedTrack:
     """Mean and deviation of a track's latents, normalized by the autoencoder's own statistics."""
     with torch.no_grad():
-        made = autoencoder.encode_distribution(samples_CN)
-        mean_DT = autoencoder.normalize(made.mean)
-        deviation_DT = autoencoder.normalize(made.mean + torch.exp(0.5 * made.log_variance)) - mean_DT
+        distribution = autoencoder.encode_distribution(samples_CN)
+        mean_DT = autoencoder.normalize(distribution.mean)
+        deviation_DT = (
+            autoencoder.normalize(distribution.mean + torch.exp(0.5 * distribution.log_variance)) - mean_DT
+        )
     return EncodedTrack(mean_DT, deviation_DT)
 
 
-def load_track(part: AudioPart, autoencoder: Autoencoder, sample_id: str, place: str) -> Tensor:
+def load_track(audio_part: AudioPart, autoencoder: Autoencoder, sample_id: str, place: str) -> Tensor:
     """The sound of a part `[C, N]` as the autoencoder takes it.
 
     Raises:
         BadSample: it cannot be read.
     """
     try:
-        waveform = load(part.path, part.start_s, part.end_s, sample_rate=autoencoder.sample_rate)
+        waveform = load(
+            audio_part.path, audio_part.start_s, audio_part.end_s, sample_rate=autoencoder.sample_rate
+        )
     except AudioError as error:
         raise BadSample(place, sample_id, str(error), UNREADABLE) from error
     return set_channels(waveform.samples_CN, autoencoder.channels)
@@ -245,7 +249,7 @@ def load_track(part: AudioPart, autoencoder: Autoencoder, sample_id: str, place:
 # Private
 
 
-def _rows(
+def _encode_with_edits(
     sample: Sample,
     config: EncodeLatentsConfig,
     autoencoder: Autoencoder,
@@ -260,10 +264,10 @@ def _rows(
             a track cannot be read.
     """
     request = sound_request(sample, place)
-    if request.wanted is None:
+    if request.target is None:
         raise BadSample(place, sample.id, "has no sound in the assistant's message", "no wanted sound")
-    wanted_CN = load_track(request.wanted, autoencoder, sample.id, place)
-    _check_sound(wanted_CN, autoencoder, sample.id, place)
+    wanted_CN = load_track(request.target, autoencoder, sample.id, place)
+    _check_encodable(wanted_CN, autoencoder, sample.id, place)
     track_CN = None
     if request.track is not None:
         track_CN = load_track(request.track, autoencoder, sample.id, place)
@@ -272,7 +276,7 @@ def _rows(
             raise BadSample(
                 place, sample.id, f"track and wanted sound have {lengths}", "tracks of two lengths"
             )
-    yield _row(sample, wanted_CN, track_CN, autoencoder, encoders, place)
+    yield _encode_row(sample, wanted_CN, track_CN, autoencoder, encoders, place)
     folder, rate, channels = config.samples.parent, autoencoder.sample_rate, autoencoder.channels
     try:
         edits = draw_edits(sample, folder, rate, channels, config.edits_per_sample, place)
@@ -281,15 +285,15 @@ def _rows(
         return
     for edit in edits:
         try:
-            _check_sound(edit.wanted_CN, autoencoder, edit.sample.id, place)
-            row = _row(edit.sample, edit.wanted_CN, edit.input_CN, autoencoder, encoders, place)
+            _check_encodable(edit.wanted_CN, autoencoder, edit.sample.id, place)
+            row = _encode_row(edit.sample, edit.wanted_CN, edit.input_CN, autoencoder, encoders, place)
         except BadSample as error:
             set_aside.add([error])
             continue
         yield row
 
 
-def _row(
+def _encode_row(
     sample: Sample,
     wanted_CN: Tensor,
     track_CN: Tensor | None,
@@ -324,7 +328,7 @@ def _without_files(sample: Sample) -> Sample:
     """The sample with its words alone: its sounds and pictures are arrays."""
     messages = []
     for message in sample.messages:
-        content = [part for part in message.content if isinstance(part, TextPart)]
+        content = [content_part for content_part in message.content if isinstance(content_part, TextPart)]
         if content:
             messages.append(message.model_copy(update={"content": content}))
     if not messages:
@@ -332,7 +336,7 @@ def _without_files(sample: Sample) -> Sample:
     return sample.model_copy(update={"messages": messages})
 
 
-def _check_sound(samples_CN: Tensor, autoencoder: Autoencoder, sample_id: str, place: str) -> None:
+def _check_encodable(samples_CN: Tensor, autoencoder: Autoencoder, sample_id: str, place: str) -> None:
     if samples_CN.shape[1] < autoencoder.hop_samples:
         reason = f"{samples_CN.shape[1]} samples, and a latent is {autoencoder.hop_samples}"
         raise BadSample(place, sample_id, reason, "shorter than one latent")

@@ -50,50 +50,50 @@ class EvalSounds:
         model: SoundModel,
         copy: SoundModel | None,
         autoencoder: Autoencoder,
-        asked: Sequence[AskedSound],
+        prompts: Sequence[AskedSound],
         folder: Path,
         ranks: Ranks,
         *,
         in_parts: bool,
     ) -> None:
         self._speaker = copy or model
-        self._whole = WholeCopy(model, copy) if in_parts else None
-        self._autoencoder, self._asked, self._folder, self._ranks = autoencoder, asked, folder, ranks
+        self._whole_copy = WholeCopy(model, copy) if in_parts else None
+        self._autoencoder, self._prompts, self._folder, self._ranks = autoencoder, prompts, folder, ranks
         hidden = model.config.dropout_each or model.config.dropout_together
         self._settings = SamplerSettings() if hidden else SamplerSettings(guidance=1.0)
-        self._names = [safe_name(f"{number}-{each.sound.id}") for number, each in enumerate(asked)]
+        self._names = [safe_name(f"{number}-{prompt.sound.id}") for number, prompt in enumerate(prompts)]
         if ranks.first:
             rows = [
-                {"name": name, "id": each.sound.id, "text": each.text}
-                for name, each in zip(self._names, asked, strict=True)
+                {"name": name, "id": prompt.sound.id, "text": prompt.text}
+                for name, prompt in zip(self._names, prompts, strict=True)
             ]
             write_jsonl(folder / "prompts.jsonl", rows)
 
     def read_by(self, read: Read) -> None:
         """Take `Strategy.read`."""
-        if self._whole is not None:
-            self._whole.read_by(read)
+        if self._whole_copy is not None:
+            self._whole_copy.read_by(read)
 
     def __call__(self, step: int) -> None:
-        if self._whole is not None:
-            self._whole.fill()
+        if self._whole_copy is not None:
+            self._whole_copy.fill()
         if self._ranks.first:
             self._make(step)
-        if self._whole is not None:
+        if self._whole_copy is not None:
             self._ranks.barrier()
 
     def _make(self, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         device = next(self._speaker.parameters()).device
-        lengths = [len(each.sound) for each in self._asked]
+        lengths = [len(prompt.sound) for prompt in self._prompts]
         noise_LD = torch.cat(
             [
-                torch.randn(each.sound.mean_TD.shape, generator=noise_generator(each.sound.id))
-                for each in self._asked
+                torch.randn(prompt.sound.mean_TD.shape, generator=noise_generator(prompt.sound.id))
+                for prompt in self._prompts
             ]
         )
-        packed = pack_conditions([each.sound.conditions for each in self._asked], device)
+        packed = pack_conditions([prompt.sound.conditions for prompt in self._prompts], device)
         with torch.autocast(device.type, enabled=False):
             made_LD = sample_latents(
                 self._speaker, noise_LD.to(device), packed, rows_of(lengths, device), self._settings
@@ -115,17 +115,21 @@ def asked_sounds(
     facts: CorpusFacts,
     usable: UsableSounds,
     window: int | None,
-    most: int,
+    max_sounds: int,
 ) -> list[AskedSound]:
     """Held-out sounds, picked evenly among those that are no edits; of longer ones the first window."""
-    some = (usable.test[place] for place in evenly(len(usable.test), 4 * most))
-    loaded = [each for source, index in some if "input_mean" not in (each := sources[source][index]).arrays]
-    asked = []
-    for each in (loaded[place] for place in evenly(len(loaded), most)):
-        sound = read_sound(each, facts, model.words)
-        request = sound_request(each.sample, each.sample.id)
+    some = (usable.test[place] for place in evenly(len(usable.test), 4 * max_sounds))
+    loaded = [
+        candidate
+        for source, index in some
+        if "input_mean" not in (candidate := sources[source][index]).arrays
+    ]
+    prompts = []
+    for candidate in (loaded[place] for place in evenly(len(loaded), max_sounds)):
+        sound = read_sound(candidate, facts, model.words)
+        request = sound_request(candidate.sample, candidate.sample.id)
         text = request.cot or request.caption
         if window is not None and len(sound) > window:
             sound, text = sound.window(0, window, facts.latent_rate), request.caption
-        asked.append(AskedSound(sound, text))
-    return asked
+        prompts.append(AskedSound(sound, text))
+    return prompts

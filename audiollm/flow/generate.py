@@ -42,16 +42,16 @@ def generate_sounds(config: GenerateSoundConfig, context: Context) -> dict[str, 
     samples, bad = read_samples(config.samples)
     set_aside = SetAside(context.folder / "set_aside.jsonl", "generate_sound")
     set_aside.add(bad)
-    chosen = chosen_samples(samples, config.split, config.max_samples)
+    selected_samples = chosen_samples(samples, config.split, config.max_samples)
     generator = SoundGenerator.load(config.model, config.autoencoder)
     check_guidance(generator.model.config, sampler_settings(config.sampling), "generate_sound.sampling")
-    items = [(sample, take) for sample in chosen for take in range(config.takes)]
+    items = [(sample, take) for sample in selected_samples for take in range(config.takes)]
     rows = []
     with context.progress("making sounds", len(items)) as bar:
         for first in range(0, len(items), config.batch_size):
             batch = items[first : first + config.batch_size]
-            made, bad = _make(batch, config, generator, context.folder)
-            rows += made
+            batch_rows, bad = _make_batch(batch, config, generator, context.folder)
+            rows += batch_rows
             set_aside.add(bad)
             bar.advance(bar.task_ids[0], len(batch))
     if not rows:
@@ -62,10 +62,10 @@ def generate_sounds(config: GenerateSoundConfig, context: Context) -> dict[str, 
     return {"sounds": len(rows), "set_aside": len(set_aside.rows)}
 
 
-def chosen_samples(samples: Sequence[Sample], split: str, most: int) -> list[Sample]:
+def chosen_samples(samples: Sequence[Sample], split: str, max_samples: int) -> list[Sample]:
     """The samples of a split (`test`, `train` or `all`), at most so many of them, picked evenly."""
-    chosen = [each for each in samples if split == "all" or _split(each) == split]
-    return [chosen[place] for place in evenly(len(chosen), most)]
+    split_samples = [sample for sample in samples if split == "all" or _split_of_sample(sample) == split]
+    return [split_samples[place] for place in evenly(len(split_samples), max_samples)]
 
 
 # Private
@@ -73,7 +73,7 @@ def chosen_samples(samples: Sequence[Sample], split: str, most: int) -> list[Sam
 _log = logging.getLogger("audiollm.flow")
 
 
-def _split(sample: Sample) -> str:
+def _split_of_sample(sample: Sample) -> str:
     return "test" if sample.is_held_out else "train"
 
 
@@ -89,7 +89,7 @@ class _Planned(NamedTuple):
     """The track of which an edit is wanted."""
 
 
-def _make(
+def _make_batch(
     batch: Sequence[tuple[Sample, int]], config: GenerateSoundConfig, generator: SoundGenerator, folder: Path
 ) -> tuple[list[dict[str, Any]], list[BadSample]]:
     """Make sounds, or keep those that are there. Returns their rows, and the samples that cannot be used."""
@@ -99,12 +99,14 @@ def _make(
     for sample, take in batch:
         key = f"{config.seed}/{sample.id}/{take}"
         try:
-            sound = _plan(sample, take, key, config, generator, folder)
+            sound = _plan_sound(sample, take, key, config, generator, folder)
             if sound.track is None and fits_at_once(generator, sound.row["duration_s"]):
                 count = generator.latents_of(generator.samples_of(sound.row["duration_s"]))
                 together.setdefault(count, []).append(sound)
             elif not (folder / sound.row["audio"]).exists():
-                _save(folder / sound.row["audio"], _alone(sound, config, generator), generator.sample_rate)
+                _save_below_full_scale(
+                    folder / sound.row["audio"], _alone(sound, config, generator), generator.sample_rate
+                )
             planned.append(sound)
         except BadSample as error:
             bad[key] = error
@@ -113,7 +115,7 @@ def _make(
     return [sound.row for sound in planned if sound.key not in bad], list(bad.values())
 
 
-def _plan(
+def _plan_sound(
     sample: Sample,
     take: int,
     key: str,
@@ -136,10 +138,10 @@ def _plan(
         "audio": f"audio/{safe_name(sample.id)}-{take}.wav",
         "caption": request.caption,
         "thought": request.cot,
-        "reference": _reference(sample.id, request.wanted, folder, place) if request.wanted else None,
+        "reference": _reference(sample.id, request.target, folder, place) if request.target else None,
         "video": request.video.path if request.video else None,
         "video_start_s": request.video.start_s if request.video else 0.0,
-        "duration_s": given_s or _duration_s(sample, generator, place),
+        "duration_s": given_s or _requested_duration_s(sample, generator, place),
         "metadata": sample.metadata,
     }
     return _Planned(sample, place, row, key, track)
@@ -163,26 +165,26 @@ def _make_together(
     bad: dict[str, BadSample] = {}
     if all((folder / sound.row["audio"]).exists() for sound in sounds):
         return bad
-    wanted: list[tuple[_Planned, WantedSound]] = []
+    sounds_to_make: list[tuple[_Planned, WantedSound]] = []
     for sound in sounds:
         try:
-            given = _conditions(sound, config, generator, 0.0, sound.row["duration_s"])
-            wanted.append((sound, WantedSound(given, sound.key)))
+            conditions = _conditions(sound, config, generator, 0.0, sound.row["duration_s"])
+            sounds_to_make.append((sound, WantedSound(conditions, sound.key)))
         except BadSample as error:
             bad[sound.key] = error
-    if not wanted:
+    if not sounds_to_make:
         return bad
     settings = sampler_settings(config.sampling)
-    made = generator.sample_together([each for _, each in wanted], count, settings)
-    for (sound, _), latent_TD in zip(wanted, made, strict=True):
+    latents = generator.sample_together([wanted_sound for _, wanted_sound in sounds_to_make], count, settings)
+    for (sound, _), latent_TD in zip(sounds_to_make, latents, strict=True):
         path = folder / sound.row["audio"]
         if not path.exists():
             num_samples = generator.samples_of(sound.row["duration_s"])
-            _save(path, generator.decode(latent_TD, num_samples), generator.sample_rate)
+            _save_below_full_scale(path, generator.decode(latent_TD, num_samples), generator.sample_rate)
     return bad
 
 
-def _save(path: Path, made_CN: Tensor, sample_rate: int) -> None:
+def _save_below_full_scale(path: Path, made_CN: Tensor, sample_rate: int) -> None:
     """Write a sound; where its peaks are above full scale, it is turned down and logged."""
     made_CN, gain_db = below_ceiling(made_CN, sample_rate)
     if gain_db:
@@ -204,7 +206,7 @@ def _alone(sound: _Planned, config: GenerateSoundConfig, generator: SoundGenerat
     if sound.track is not None:
         track_CN = load_track(sound.track, generator.autoencoder, sound.sample.id, sound.place)
         mean_TD = encode_track(generator.autoencoder, track_CN).mean_DT.T.contiguous()
-        context = span_context(mean_TD, 0, len(mean_TD), LatentState.SHOWN)
+        context = span_context(mean_TD, 0, len(mean_TD), LatentState.VISIBLE)
         latent_TD = fill_latents(generator, context, 0.0, conditions_at, settings, sound.key)
         return generator.decode(latent_TD, track_CN.shape[1])
     try:
@@ -214,25 +216,25 @@ def _alone(sound: _Planned, config: GenerateSoundConfig, generator: SoundGenerat
     return make_in_windows(generator, conditions_at, duration_s, settings, sound.key)
 
 
-def _reference(sample_id: str, wanted: AudioPart, folder: Path, place: str) -> str:
+def _reference(sample_id: str, target: AudioPart, folder: Path, place: str) -> str:
     """The file of the real sound; a part of a longer file is cut out of it.
 
     Raises:
         BadSample: it cannot be read.
     """
-    if not wanted.start_s and wanted.end_s is None:
-        return wanted.path
+    if not target.start_s and target.end_s is None:
+        return target.path
     path = folder / f"audio/{safe_name(sample_id)}-real.wav"
     if not path.exists():
         try:
-            part = load(wanted.path, wanted.start_s, wanted.end_s)
+            cut = load(target.path, target.start_s, target.end_s)
         except AudioError as error:
             raise BadSample(place, sample_id, str(error), UNREADABLE) from error
-        save(path, part.samples_CN, part.sample_rate, "PCM_24")
+        save(path, cut.samples_CN, cut.sample_rate, "PCM_24")
     return str(path)
 
 
-def _duration_s(sample: Sample, generator: SoundGenerator, place: str) -> float:
+def _requested_duration_s(sample: Sample, generator: SoundGenerator, place: str) -> float:
     """The length of the sample's track, wanted sound or video.
 
     Raises:
@@ -242,9 +244,11 @@ def _duration_s(sample: Sample, generator: SoundGenerator, place: str) -> float:
     from audiollm.video.frames import pictures_end_s
 
     request = sound_request(sample, place)
-    part = request.track or request.wanted
-    if part is not None:
-        return load_track(part, generator.autoencoder, sample.id, place).shape[1] / generator.sample_rate
+    audio_part = request.track or request.target
+    if audio_part is not None:
+        return (
+            load_track(audio_part, generator.autoencoder, sample.id, place).shape[1] / generator.sample_rate
+        )
     if request.video is not None:
         try:
             end_s = request.video.end_s or pictures_end_s(request.video.path)

@@ -62,9 +62,9 @@ class SoundGenerator:
         loaded, codec = SoundModel.from_pretrained(model).to(device), load_autoencoder(autoencoder)
         check_autoencoder(loaded.config, codec.digest, str(autoencoder))
         generator = cls(loaded, codec, _encoders_of(loaded), device)
-        made = generator.encoders.facts()
+        encoder_facts = generator.encoders.facts()
         for name, facts in loaded.config.conditions.items():
-            if facts["made_by"] != made[name]["made_by"]:
+            if facts["made_by"] != encoder_facts[name]["made_by"]:
                 raise ConfigError(
                     f"{name}: the encoder is not the one that the model was trained with",
                     facts["source"] or str(model),
@@ -81,13 +81,13 @@ class SoundGenerator:
         key = hashlib.sha256(
             repr(samples_CN.shape).encode() + samples_CN.contiguous().numpy().tobytes()
         ).digest()
-        found = self._tracks.pop(key, None)
-        if found is None:
-            found = encode_track(self.autoencoder, samples_CN).mean_DT.T.contiguous()
-        self._tracks[key] = found
+        latents_TD = self._tracks.pop(key, None)
+        if latents_TD is None:
+            latents_TD = encode_track(self.autoencoder, samples_CN).mean_DT.T.contiguous()
+        self._tracks[key] = latents_TD
         while len(self._tracks) > self.tracks_remembered:
             self._tracks.pop(next(iter(self._tracks)))
-        return found
+        return latents_TD
 
     def conditions(
         self,
@@ -108,23 +108,23 @@ class SoundGenerator:
         Raises:
             BadSample: see `ConditionEncoders.encode`.
         """
-        sample = _from(sample, start_s, cot)
+        sample = _shift_sample(sample, start_s, cot)
         request = sound_request(sample, place)
         if only is not None and not {"frames", "sync"} & set(only):
             sample = _without_video(sample)
-        found = dict(self.encoders.encode(sample, duration_s, place))
+        features_by_name = dict(self.encoders.encode(sample, duration_s, place))
         for name, text in (("caption", request.caption), ("cot", request.cot)):
             facts = self.model.config.conditions.get(name)
             if text and facts is not None and facts["kind"] == "words":
                 assert self.model.words is not None
                 rows = self.model.words.rows(text)[:MAX_WORDS]
-                found[name] = Features(torch.tensor(rows, dtype=torch.float32))  # type: ignore[index]
-        taken = (
+                features_by_name[name] = Features(torch.tensor(rows, dtype=torch.float32))  # type: ignore[index]
+        model_conditions = (
             set(self.model.config.conditions)
             if only is None
             else set(self.model.config.conditions) & set(only)
         )
-        return {name: features for name, features in found.items() if name in taken}
+        return {name: features for name, features in features_by_name.items() if name in model_conditions}
 
     def sample_latents(
         self,
@@ -146,23 +146,23 @@ class SoundGenerator:
         return self._sample([WantedSound(conditions, key)], count, settings, context)[0]
 
     def sample_together(
-        self, wanted: Sequence[WantedSound], count: int, settings: SamplerSettings
+        self, requests: Sequence[WantedSound], count: int, settings: SamplerSettings
     ) -> list[Tensor]:
         """Normalized latents `[T, D]` of several sounds of `count` latents each, in one pass.
 
         Raises:
             ConfigError: guidance with a model that was not trained for it.
         """
-        return self._sample(wanted, count, settings, None)
+        return self._sample(requests, count, settings, None)
 
     def _sample(
         self,
-        wanted: Sequence[WantedSound],
+        requests: Sequence[WantedSound],
         count: int,
         settings: SamplerSettings,
         context: AudioContext | None,
     ) -> list[Tensor]:
-        if any(each.conditions for each in wanted):
+        if any(request.conditions for request in requests):
             check_guidance(self.model.config, settings, "sampling")
         if context is not None and not self.model.config.context_trained:
             raise ConfigError(
@@ -172,12 +172,12 @@ class SoundGenerator:
             )
         dim = self.model.latent_dim
         noise_LD = torch.cat(
-            [torch.randn(count, dim, generator=noise_generator(each.key)) for each in wanted]
+            [torch.randn(count, dim, generator=noise_generator(request.key)) for request in requests]
         )
-        latents = rows_of([count] * len(wanted), self.device)
+        latents = rows_of([count] * len(requests), self.device)
         if context is not None:
             context = AudioContext(context.latents_LD.to(self.device), context.state_L.to(self.device))
-        packed = pack_conditions([each.conditions for each in wanted], self.device)
+        packed = pack_conditions([request.conditions for request in requests], self.device)
         made_LD = sample_latents(
             self.model, noise_LD.to(self.device), packed, latents, settings, context
         ).cpu()
@@ -254,16 +254,16 @@ def _encoders_of(model: SoundModel) -> ConditionEncoders:
     return ConditionEncoders(encoders, PicturesConfig(**pictures))
 
 
-def _from(sample: Sample, start_s: float, cot: str | None) -> Sample:
+def _shift_sample(sample: Sample, start_s: float, cot: str | None) -> Sample:
     """The sample from a second on, with the CoT of this part."""
     if not start_s and cot is None:
         return sample
 
-    def later(part: Part) -> Part:
+    def later(content_part: Part) -> Part:
         return (
-            part.model_copy(update={"start_s": part.start_s + start_s})
-            if isinstance(part, VideoPart)
-            else part
+            content_part.model_copy(update={"start_s": content_part.start_s + start_s})
+            if isinstance(content_part, VideoPart)
+            else content_part
         )
 
     return sample.with_parts(later).model_copy(update={"metadata": {**sample.metadata, COT: cot or ""}})
@@ -272,7 +272,7 @@ def _from(sample: Sample, start_s: float, cot: str | None) -> Sample:
 def _without_video(sample: Sample) -> Sample:
     messages = []
     for message in sample.messages:
-        content = [part for part in message.content if part.type != "video"]
+        content = [content_part for content_part in message.content if content_part.type != "video"]
         if content:
             messages.append(message.model_copy(update={"content": content}))
     return sample.model_copy(update={"messages": messages})

@@ -48,13 +48,13 @@ def edit_sounds(config: EditSoundsConfig, context: Context) -> dict[str, Any]:
     samples, bad = read_samples(config.samples)
     set_aside = SetAside(context.folder / "set_aside.jsonl", "edit_sounds")
     set_aside.add(bad)
-    with_events = [each for each in samples if each.metadata.get("events")]
-    chosen = chosen_samples(with_events, config.split, config.max_samples)
+    with_events = [sample for sample in samples if sample.metadata.get("events")]
+    selected_samples = chosen_samples(with_events, config.split, config.max_samples)
     generator = SoundGenerator.load(config.model, config.autoencoder)
     check_guidance(generator.model.config, sampler_settings(config.sampling), "edit_sounds.sampling")
     rows: list[dict[str, Any]] = []
-    with context.progress("editing scenes", len(chosen)) as bar:
-        for number, sample in enumerate(chosen):
+    with context.progress("editing scenes", len(selected_samples)) as bar:
+        for number, sample in enumerate(selected_samples):
             edits, bad = _edits_of(sample, number, config, generator, context.folder)
             rows += edits
             set_aside.add(bad)
@@ -85,7 +85,7 @@ def _edits_of(
     for operation in config.operations:
         for by in config.by if operation in ("add", "remove") else ["words"]:
             try:
-                row = _edit(scene, operation, by, config, generator, folder)
+                row = _edit_scene(scene, operation, by, config, generator, folder)
             except BadSample as error:
                 bad.append(error)
                 continue
@@ -99,7 +99,7 @@ class _Scene:
 
     sample: Sample
     event: Mapping[str, Any]
-    others: Sequence[Mapping[str, Any]]
+    other_events: Sequence[Mapping[str, Any]]
     without_CN: Tensor
     """The scene without the sound."""
     whole_CN: Tensor
@@ -117,14 +117,14 @@ def _scene(sample: Sample, number: int, config: EditSoundsConfig, generator: Sou
         return event_track(event["path"], folder, codec.sample_rate, codec.channels)
 
     try:
-        events = [_timed(each) for each in sample.metadata["events"]]
+        events = [_parse_scene_event(candidate) for candidate in sample.metadata["events"]]
         event = events[number % len(events)]
-        others = [each for each in events if each is not event]
+        other_events = [candidate for candidate in events if candidate is not event]
         backdrop = sample.metadata.get("backdrop")
-        behind = [track(each) for each in [*others, *([backdrop] if backdrop else [])]]
+        behind = [track(candidate) for candidate in [*other_events, *([backdrop] if backdrop else [])]]
         own_CN = track(event)
         without_CN = torch.stack(behind).sum(dim=0) if behind else torch.zeros_like(own_CN)
-        return _Scene(sample, event, others, without_CN, without_CN + own_CN)
+        return _Scene(sample, event, other_events, without_CN, without_CN + own_CN)
     except AudioError as error:
         raise BadSample(place, sample.id, str(error), "unreadable track of an event") from error
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -132,7 +132,7 @@ def _scene(sample: Sample, number: int, config: EditSoundsConfig, generator: Sou
         raise BadSample(place, sample.id, reason, "wrong events") from error
 
 
-def _timed(event: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_scene_event(event: Mapping[str, Any]) -> dict[str, Any]:
     """An event with its name as text and its times as numbers.
 
     Raises:
@@ -144,7 +144,7 @@ def _timed(event: Mapping[str, Any]) -> dict[str, Any]:
     return {**event, "name": str(event["name"]), **times}
 
 
-def _edit(
+def _edit_scene(
     scene: _Scene,
     operation: Operation,
     by: str,
@@ -167,13 +167,13 @@ def _edit(
     )
     wanted_CN = scene.without_CN if operation == "remove" else scene.whole_CN
     name = safe_name(f"{scene.sample.id}-{operation}-{by}")
-    paths = {part: f"audio/{name}-{part}.wav" for part in ("before", "after", "real")}
+    paths = {role: f"audio/{name}-{role}.wav" for role in ("before", "after", "real")}
     request = _request(scene, operation, by, begin_s, end_s)
     if not (folder / paths["after"]).exists():
         empty = Track(torch.zeros(0, len(before_CN), dtype=torch.int32).numpy(), rate, "WAV", "PCM_16")
-        for part, track_CN in (("before", before_CN), ("real", wanted_CN)):
+        for role, track_CN in (("before", before_CN), ("real", wanted_CN)):
             (folder / "audio").mkdir(exist_ok=True, parents=True)
-            empty.replaced(0, track_CN).save(folder / paths[part])
+            empty.replaced(0, track_CN).save(folder / paths[role])
         before = read_track(folder / paths["before"])
         place = f"{config.samples}: {scene.sample.id}"
         try:
@@ -196,8 +196,8 @@ def _edit(
         "span": [round(second * rate) / rate for second in (begin_s, end_s)],  # to the sample
         "event": {key: event[key] for key in ("label", "name", "start_s", "end_s") if key in event},
         "others": [
-            {key: each[key] for key in ("label", "name", "start_s", "end_s") if key in each}
-            for each in scene.others
+            {key: other_event[key] for key in ("label", "name", "start_s", "end_s") if key in other_event}
+            for other_event in scene.other_events
         ],
     }
 

@@ -226,11 +226,11 @@ class SoundService:
 
     def jobs(self, owner: str) -> list[Job]:
         """The requests of an owner, in their order; of finished ones the last."""
-        return [job for job in self._known() if job.owner == owner]
+        return [job for job in self._all_jobs() if job.owner == owner]
 
     def stop_all_on(self, subject: str) -> None:
         """Stop all requests that work on a subject, whoever made them."""
-        for job in self._known():
+        for job in self._all_jobs():
             if job.subject == subject:
                 self.stop_job(job)
 
@@ -272,7 +272,7 @@ class SoundService:
             self._changed.notify_all()
         self._thread.join()
 
-    def _known(self) -> list[Job]:
+    def _all_jobs(self) -> list[Job]:
         with self._changed:
             running = [self._running] if self._running is not None else []
             return [*self._finished, *running, *self._waiting, *self._held]
@@ -386,14 +386,14 @@ def extract_ordered(
     generator: SoundGenerator,
     track: Track,
     order: SoundOrder,
-    others: list[str],
+    other_names: list[str],
     settings: SamplerSettings,
     key: str,
 ) -> MadeSound:
     """The sound of `order.caption` alone, out of the whole track.
 
     Args:
-        others: sounds that are not to be in it.
+        other_names: sounds that are not to be in it.
 
     Raises:
         ConfigError: the video cannot be read, or the model cannot do this.
@@ -409,8 +409,8 @@ def extract_ordered(
     rate, channels = generator.sample_rate, generator.autoencoder.channels
     heard_CN = set_channels(resample(track.waveform(), track.sample_rate, rate), channels)
     mean_TD = generator.encode(heard_CN)
-    context = span_context(mean_TD, 0, len(mean_TD), LatentState.SHOWN)
-    words = TextPart(text=edit_words("extract", order.caption, others))
+    context = span_context(mean_TD, 0, len(mean_TD), LatentState.VISIBLE)
+    words = TextPart(text=edit_words("extract", order.caption, other_names))
     conditions_at = _conditions_at(generator, [*([order.video] if order.video else []), words], order)
     try:
         latents_TD = fill_latents(generator, context, 0.0, conditions_at, settings, key)
@@ -457,11 +457,11 @@ def _let_go(error: BaseException | None) -> None:
 def _conditions_at(generator: SoundGenerator, content: list[Part], order: SoundOrder) -> ConditionsAt:
     """The conditions of each window of an order."""
     message, record = Message(role="user", content=content), order.cot
-    told = {COT: record} if isinstance(record, str) else {}
-    asked = Sample(id="request", messages=[message], task=TASK, metadata=told)
+    metadata = {COT: record} if isinstance(record, str) else {}
+    request_sample = Sample(id="request", messages=[message], task=TASK, metadata=metadata)
 
     def conditions_at(start_s: float, length_s: float) -> Conditions:
         cot = None if isinstance(record, str) else prose_of(record.cut(start_s, start_s + length_s))
-        return generator.conditions(asked, length_s, order.place, start_s=start_s, cot=cot)
+        return generator.conditions(request_sample, length_s, order.place, start_s=start_s, cot=cot)
 
     return conditions_at

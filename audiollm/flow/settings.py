@@ -79,10 +79,10 @@ class LatentsConfig(BaseModel):
     """Share of this source in the samples of a step, relative to the other sources; None: by its number of samples."""
 
 
-def _as_list(given: Any) -> Any:
+def _as_list(value: Any) -> Any:
     """One path, or a list of paths and of `{path, weight}`."""
-    listed = given if isinstance(given, list) else [given]
-    return [each if isinstance(each, dict | LatentsConfig) else {"path": each} for each in listed]
+    listed = value if isinstance(value, list) else [value]
+    return [entry if isinstance(entry, dict | LatentsConfig) else {"path": entry} for entry in listed]
 
 
 class FlowSizeRule(NamedTuple):
@@ -211,11 +211,13 @@ class TrainFlowConfig(OptimizerSettings, TrainingConfig):
 
     @model_validator(mode="after")
     def _check_preset(self) -> TrainFlowConfig:
-        own = ("gated_fusion", "audio_context", "estimate_variance")
-        asked = [name for name in own if name in self.model_fields_set and getattr(self, name)]
-        if self.preset == "thinksound" and asked:
+        native_settings = ("gated_fusion", "audio_context", "estimate_variance")
+        refused_settings = [
+            name for name in native_settings if name in self.model_fields_set and getattr(self, name)
+        ]
+        if self.preset == "thinksound" and refused_settings:
             raise ValueError(
-                f"{', '.join(asked)}: preset thinksound has none: leave it out, or train preset native"
+                f"{', '.join(refused_settings)}: preset thinksound has none: leave it out, or train preset native"
             )
         return self
 

@@ -72,8 +72,8 @@ class SoundModelConfig:
 
     def facts(self, modality: Modality) -> ConditionFacts | None:
         """How the modality is made; None: the model does not take it."""
-        found = self.conditions.get(modality)
-        return ConditionFacts(**found) if found is not None else None
+        values = self.conditions.get(modality)
+        return ConditionFacts(**values) if values is not None else None
 
     @property
     def latent_rate(self) -> float:
@@ -92,8 +92,8 @@ class SoundModel(nn.Module):
             else ThinkSound(ThinkSoundConfig(**config.transformer))
         )
         encoders: dict[str, nn.Module] = {}
-        for name, given in config.conditions.items():
-            facts = ConditionFacts(**given)
+        for name, values in config.conditions.items():
+            facts = ConditionFacts(**values)
             if facts.kind == "words":
                 encoders[name] = WordEncoder(len(config.words), facts.width)
             elif facts.kind == "pictures":

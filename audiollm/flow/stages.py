@@ -27,7 +27,7 @@ def _encode(config: EncodeLatentsConfig, context: Context) -> dict[str, Any]:
     return encode_latents(config, context)
 
 
-def _train(config: TrainFlowConfig, context: Context) -> dict[str, Any]:
+def _run_train_flow(config: TrainFlowConfig, context: Context) -> dict[str, Any]:
     from audiollm.flow.training import train_flow
 
     return train_flow(config, context)
@@ -39,14 +39,14 @@ def _generate(config: GenerateSoundConfig, context: Context) -> dict[str, Any]:
     return generate_sounds(config, context)
 
 
-def _edit(config: EditSoundsConfig, context: Context) -> dict[str, Any]:
+def _run_edit_sounds(config: EditSoundsConfig, context: Context) -> dict[str, Any]:
     from audiollm.flow.scene_edits import edit_sounds
 
     return edit_sounds(config, context)
 
 
 def _plan_encode(config: EncodeLatentsConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    samples, seconds = (_planned(plans, [config.samples], name) for name in ("samples", "seconds"))
+    samples, seconds = (_sum_planned_fact(plans, [config.samples], name) for name in ("samples", "seconds"))
     side, rate = config.pictures.frame_side, config.pictures.frame_rate
     pictures = seconds * (rate * side**2 + config.pictures.sync_rate * config.pictures.sync_side**2) * 6
     rows = samples * (1 + config.edits_per_sample)
@@ -89,11 +89,11 @@ def flow_parameters(config: TrainFlowConfig) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _plan_train(config: TrainFlowConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+def _plan_train_flow(config: TrainFlowConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     parameters, batch = flow_parameters(config), required(config.batch_size)
-    sounds = _planned(plans, [each.path for each in config.latents], "samples")
+    sounds = _sum_planned_fact(plans, [latents.path for latents in config.latents], "samples")
     steps = config.steps_for(sounds / batch) or 0
-    seconds = _planned(plans, [each.path for each in config.latents], "seconds")
+    seconds = _sum_planned_fact(plans, [latents.path for latents in config.latents], "seconds")
     rows = batch * (seconds / sounds * ROWS_PER_SECOND if sounds else ASSUMED_ROWS)
     memory = partial(_train_memory_mb, config, parameters, rows)
     return StagePlan(
@@ -121,7 +121,7 @@ def _train_memory_mb(config: TrainFlowConfig, parameters: int, rows: float, devi
     return 1200 + (states + activations) / 2**20
 
 
-def _planned(plans: Mapping[str, StagePlan], paths: Sequence[Path], fact: str) -> float:
+def _sum_planned_fact(plans: Mapping[str, StagePlan], paths: Sequence[Path], fact: str) -> float:
     """The sum of a fact over the planned stages that make these files or folders."""
     makers = [plan for plan in plans.values() if set(paths) & set(plan.artifacts.values())]
     return sum(plan.facts.get(fact, 0.0) for plan in makers)
@@ -153,10 +153,10 @@ ENCODE_LATENTS = Stage(
 TRAIN_FLOW = Stage(
     kind="train_flow",
     config=TrainFlowConfig,
-    run=_train,
+    run=_run_train_flow,
     artifacts={"checkpoint": "model"},
     help="train a flow-matching model of sound",
-    plan=_plan_train,
+    plan=_plan_train_flow,
     all_ranks=True,
 )
 GENERATE_SOUND = Stage(
@@ -170,7 +170,7 @@ GENERATE_SOUND = Stage(
 EDIT_SOUNDS = Stage(
     kind="edit_sounds",
     config=EditSoundsConfig,
-    run=_edit,
+    run=_run_edit_sounds,
     artifacts={"audio": "edited.jsonl"},
     help="extend, inpaint, add and remove sounds of scenes",
     plan=_plan_edit,

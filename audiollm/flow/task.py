@@ -113,7 +113,7 @@ class FlowTask:
         self._sources, self._facts, self._usable, self._ranks = sources, facts, usable, ranks
         self._words: Words | None = model.words
         self._device = next(model.parameters()).device
-        sizes = [len(each) for each in usable.train]
+        sizes = [len(indices) for indices in usable.train]
         self._mixture = Mixture(sizes, weights, config.seed, run_samples=1, window_runs=max(1, *sizes))
 
     def modules(self) -> dict[str, nn.Module]:
@@ -132,8 +132,8 @@ class FlowTask:
 
     def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> FlowBatch:
         size, (rank, world) = self.config.batch_size, (self._ranks.rank, self._ranks.world)
-        own = range(step * size + rank * size // world, step * size + (rank + 1) * size // world)
-        return self.packed([self.sound(item) for item in own])
+        item_numbers = range(step * size + rank * size // world, step * size + (rank + 1) * size // world)
+        return self.packed([self.sound(item) for item in item_numbers])
 
     def sound(self, item: int) -> TrainingSound:
         """The sound at a place of the endless stream, and all that is drawn for it.
@@ -147,27 +147,27 @@ class FlowTask:
             sound = read_sound(loaded, self._facts, self._words)
         except BadSample as error:
             raise StageError(f"{error}", "it could be read when training began: restore it") from error
-        return self._drawn(sound, step_generator(self.config.seed, item, "sound"))
+        return self._draw_training_sound(sound, step_generator(self.config.seed, item, "sound"))
 
     def packed(self, sounds: Sequence[TrainingSound]) -> FlowBatch:
         """Put sounds end to end on the device."""
         device = self._device
-        latents = rows_of([len(each.data_TD) for each in sounds], device)
-        data_LD = torch.cat([each.data_TD for each in sounds]).to(device)
-        noise_LD = torch.cat([each.noise_TD for each in sounds]).to(device)
-        t_B = torch.tensor([each.time for each in sounds], device=device)
+        latents = rows_of([len(sound.data_TD) for sound in sounds], device)
+        data_LD = torch.cat([sound.data_TD for sound in sounds]).to(device)
+        noise_LD = torch.cat([sound.noise_TD for sound in sounds]).to(device)
+        t_B = torch.tensor([sound.time for sound in sounds], device=device)
         context = AudioContext(
-            torch.cat([each.context.latents_LD for each in sounds]).to(device),
-            torch.cat([each.context.state_L for each in sounds]).to(device),
+            torch.cat([sound.context.latents_LD for sound in sounds]).to(device),
+            torch.cat([sound.context.state_L for sound in sounds]).to(device),
         )
-        wanted_L = ~context.kept_L
+        wanted_L = ~context.fixed_L
         return FlowBatch(
             on_path(noise_LD, data_LD, t_B[latents.sample_R][:, None]),
             velocity_target(noise_LD, data_LD),
             t_B,
             wanted_L,
             context.channels() if self.model.takes_context else None,
-            pack_conditions([each.conditions for each in sounds], device),
+            pack_conditions([sound.conditions for sound in sounds], device),
             latents,
             float(self._ranks.sum(wanted_L.sum().double())),
         )
@@ -190,14 +190,14 @@ class FlowTask:
         held_out, ranks = self._usable.test, self._ranks
         if not held_out:
             return {}
-        chosen = evenly(len(held_out), self.config.max_eval_samples)
+        places = evenly(len(held_out), self.config.max_eval_samples)
         sums_2 = torch.zeros(2, dtype=torch.float64, device=self._device)
-        for first in range(0, len(chosen), ranks.world):
-            number = min(first + ranks.rank, len(chosen) - 1)
-            losses_2 = self._held_out_losses(number, *held_out[chosen[number]])
+        for first in range(0, len(places), ranks.world):
+            number = min(first + ranks.rank, len(places) - 1)
+            losses_2 = self._held_out_losses(number, *held_out[places[number]])
             if number == first + ranks.rank:
                 sums_2 += losses_2
-        loss, unconditional = (ranks.sum(sums_2) / len(chosen)).tolist()
+        loss, unconditional = (ranks.sum(sums_2) / len(places)).tolist()
         return {
             "loss": loss,
             "loss_unconditional": unconditional,
@@ -217,7 +217,7 @@ class FlowTask:
 
     # Private
 
-    def _drawn(self, sound: EncodedSound, dice: torch.Generator) -> TrainingSound:
+    def _draw_training_sound(self, sound: EncodedSound, dice: torch.Generator) -> TrainingSound:
         config = self.config
         if config.window is not None and len(sound) > config.window:
             first = int(torch.randint(0, len(sound) - config.window + 1, (1,), generator=dice))
@@ -240,7 +240,7 @@ class FlowTask:
         """The channels of a track that is shown whole; None: there is none, or the model takes no context."""
         if input_TD is None or not self.model.takes_context:
             return None
-        shown_T = torch.full((len(input_TD),), int(LatentState.SHOWN))
+        shown_T = torch.full((len(input_TD),), int(LatentState.VISIBLE))
         return AudioContext(input_TD, shown_T).channels().to(self._device)
 
     def _held_out_losses(self, number: int, source: int, index: int) -> Tensor:

@@ -40,7 +40,7 @@ def train_flow(config: TrainFlowConfig, context: Context) -> dict[str, Any]:
         ConfigError: a model to start from that cannot be loaded.
     """
     device, ranks = default_device(), context.ranks
-    sources, facts = open_corpus([each.path for each in config.latents])
+    sources, facts = open_corpus([latents.path for latents in config.latents])
     usable = survey_sounds(sources, facts)
     _check_usable(usable, config)
     if ranks.first:
@@ -48,14 +48,17 @@ def train_flow(config: TrainFlowConfig, context: Context) -> dict[str, Any]:
         set_aside.add(usable.bad)
     torch.manual_seed(config.seed)
     model = build_sound_model(config, facts, usable).to(device)
-    taken = {name: each for name, each in facts.conditions.items() if name in model.config.conditions}
-    if ranks.first and (left := [name for name in usable.present if name not in taken]):
-        context.say(f"{', '.join(left)}: not taken by {config.start}, and left out")
+    used_conditions = {
+        name: condition for name, condition in facts.conditions.items() if name in model.config.conditions
+    }
+    if ranks.first and (unused_names := [name for name in usable.present if name not in used_conditions]):
+        context.say(f"{', '.join(unused_names)}: not taken by {config.start}, and left out")
     # what held-out samples alone have, or a start does not take, is not read
-    facts = replace(facts, conditions=taken)
-    given = [each.weight for each in config.latents]
+    facts = replace(facts, conditions=used_conditions)
+    latent_weights = [latents.weight for latents in config.latents]
     weights = [
-        len(used) if weight is None else weight for weight, used in zip(given, usable.train, strict=True)
+        len(used) if weight is None else weight
+        for weight, used in zip(latent_weights, usable.train, strict=True)
     ]
     task_config = FlowTaskConfig(
         seed=config.seed,
@@ -68,13 +71,13 @@ def train_flow(config: TrainFlowConfig, context: Context) -> dict[str, Any]:
             config.dropout_together,
         ),
         context=ContextShares(**config.context.model_dump()) if model.takes_context else None,
-        window=_window(config, facts),
+        window=_window_latents(config, facts),
         max_eval_samples=config.max_eval_samples,
     )
     listen = _eval_sounds(config, model, sources, facts, usable, context)
-    given_weights = None if given == [None] * len(given) else weights
+    given_weights = None if latent_weights == [None] * len(latent_weights) else weights
     task = FlowTask(model, sources, facts, usable, task_config, given_weights, ranks, listen)
-    steps = config.steps_for(sum(len(each) for each in usable.train) / required(config.batch_size))
+    steps = config.steps_for(sum(len(indices) for indices in usable.train) / required(config.batch_size))
     loop = config.loop_config(steps, evaluations=8, betas=(0.9, 0.95))
     figures = train(task, loop, context.folder, context, device)
     if ranks.first:
@@ -82,7 +85,7 @@ def train_flow(config: TrainFlowConfig, context: Context) -> dict[str, Any]:
         trained.load_state_dict(trained_weights(context.folder, "model"))
         trained.save_pretrained(context.folder / "model")
         figures["set_aside"] = len(usable.bad)
-        figures["sounds"] = sum(len(each) for each in usable.train)
+        figures["sounds"] = sum(len(indices) for indices in usable.train)
     ranks.barrier()
     return figures
 
@@ -96,7 +99,7 @@ def build_sound_model(config: TrainFlowConfig, facts: CorpusFacts, usable: Usabl
     if config.start is not None and _is_sound_model(config.start):
         model = SoundModel.from_pretrained(config.start)
         _check_start(model.config, facts, config.start)
-        _check_shape(model.config, config, config.start)
+        _check_start_shape(model.config, config, config.start)
         model.config = replace(
             model.config,
             dropout_each=max(model.config.dropout_each, config.dropout),
@@ -104,8 +107,8 @@ def build_sound_model(config: TrainFlowConfig, facts: CorpusFacts, usable: Usabl
             longest_s=max(model.config.longest_s, _longest_s(config, facts, usable)),
         )
         return model.train()
-    made = sound_model_config(config, facts, usable)
-    model = SoundModel(made)
+    model_config = sound_model_config(config, facts, usable)
+    model = SoundModel(model_config)
     if config.start is not None:
         if not isinstance(model.transformer, ThinkSound):
             raise ConfigError(
@@ -126,10 +129,14 @@ def sound_model_config(config: TrainFlowConfig, facts: CorpusFacts, usable: Usab
     """
     conditions: dict[str, ConditionFacts] = {}
     for name in usable.present:
-        each = facts.conditions[name]
-        width = each.width if each.kind == "features" else required(config.encoder_width)
-        conditions[name] = ConditionFacts(**{**asdict(each), "width": width})
-    words = Words.of(usable.texts).known if any(each.kind == "words" for each in conditions.values()) else ()
+        condition = facts.conditions[name]
+        width = condition.width if condition.kind == "features" else required(config.encoder_width)
+        conditions[name] = ConditionFacts(**{**asdict(condition), "width": width})
+    words = (
+        Words.of(usable.texts).vocabulary
+        if any(condition.kind == "words" for condition in conditions.values())
+        else ()
+    )
     widths = {
         name: conditions[name].width if name in conditions else 0
         for name in ("frames", "sync", "caption", "cot")
@@ -162,7 +169,7 @@ def sound_model_config(config: TrainFlowConfig, facts: CorpusFacts, usable: Usab
         sample_rate=facts.sample_rate,
         channels=facts.channels,
         hop_samples=facts.hop_samples,
-        conditions={name: asdict(each) for name, each in conditions.items()},
+        conditions={name: asdict(condition) for name, condition in conditions.items()},
         words=words,
         dropout_each=config.dropout,
         dropout_together=config.dropout_together,
@@ -193,24 +200,24 @@ def _eval_sounds(
     check_autoencoder(model.config, codec.digest, str(config.autoencoder))
     in_parts = ranks.world > 1 and config.strategy == "fsdp2"
     copy = SoundModel(model.config).to(next(model.parameters()).device) if in_parts and ranks.first else None
-    asked = (
-        asked_sounds(model, sources, facts, usable, _window(config, facts), config.eval_sounds)
+    prompts = (
+        asked_sounds(model, sources, facts, usable, _window_latents(config, facts), config.eval_sounds)
         if ranks.first
         else []
     )
-    if not ranks.of_first(bool(asked)):
+    if not ranks.of_first(bool(prompts)):
         return None
     folder = context.folder / "listening"
-    return EvalSounds(model, copy, codec, asked, folder, ranks, in_parts=in_parts)
+    return EvalSounds(model, copy, codec, prompts, folder, ranks, in_parts=in_parts)
 
 
 def _longest_s(config: TrainFlowConfig, facts: CorpusFacts, usable: UsableSounds) -> float:
     """Seconds of the longest sound that the model sees: longer ones are trained on windows."""
-    window = _window(config, facts)
+    window = _window_latents(config, facts)
     return (usable.longest if window is None else min(window, usable.longest)) / facts.latent_rate
 
 
-def _window(config: TrainFlowConfig, facts: CorpusFacts) -> int | None:
+def _window_latents(config: TrainFlowConfig, facts: CorpusFacts) -> int | None:
     """Latents of a window; None: sounds are trained whole."""
     return None if config.window_s is None else max(1, round(config.window_s * facts.latent_rate))
 
@@ -218,10 +225,12 @@ def _window(config: TrainFlowConfig, facts: CorpusFacts) -> int | None:
 def _released_shape(
     config: TrainFlowConfig, facts: CorpusFacts, conditions: Mapping[str, ConditionFacts]
 ) -> ThinkSoundConfig:
-    own = sorted(name for name, each in conditions.items() if each.kind != "features")
-    if own:
+    names_without_encoder = sorted(
+        name for name, condition in conditions.items() if condition.kind != "features"
+    )
+    if names_without_encoder:
         raise StageError(
-            f"preset thinksound takes features of pretrained encoders, and {', '.join(own)} have none",
+            f"preset thinksound takes features of pretrained encoders, and {', '.join(names_without_encoder)} have none",
             "name encoders in `encode_latents`, with pads: true",
             2,
         )
@@ -232,7 +241,7 @@ def _released_shape(
             2,
         )
     shape = ThinkSoundConfig()
-    widths = {name: each.width for name, each in conditions.items()}
+    widths = {name: condition.width for name, condition in conditions.items()}
     if widths.get("caption", CAPTION_DIM) != CAPTION_DIM or widths.get("cot", CAPTION_DIM) < CAPTION_DIM:
         raise StageError(
             f"preset thinksound takes captions of width {CAPTION_DIM} and a CoT at least as wide, not "
@@ -256,10 +265,10 @@ def _released_shape(
 
 def _is_sound_model(folder: Path) -> bool:
     try:
-        found = read_json_file(model_folder(folder) / "config.json", dict).get("model_type")
+        model_type = read_json_file(model_folder(folder) / "config.json", dict).get("model_type")
     except ConfigError:
         return False
-    return found == "audiollm_flow"
+    return model_type == "audiollm_flow"
 
 
 def _check_start(start: SoundModelConfig, facts: CorpusFacts, folder: Path) -> None:
@@ -269,15 +278,15 @@ def _check_start(start: SoundModelConfig, facts: CorpusFacts, folder: Path) -> N
             str(folder),
             "encode the sounds with its autoencoder",
         )
-    for name, given in start.conditions.items():
+    for name, values in start.conditions.items():
         here = facts.conditions.get(name)
-        if here is not None and here.made_by != given["made_by"]:
+        if here is not None and here.made_by != values["made_by"]:
             raise ConfigError(
                 f"was trained on {name} of another encoder", str(folder), "encode them with its encoder"
             )
 
 
-def _check_shape(start: SoundModelConfig, config: TrainFlowConfig, folder: Path) -> None:
+def _check_start_shape(start: SoundModelConfig, config: TrainFlowConfig, folder: Path) -> None:
     """Refuse settings of a model's shape that are set, and that the start does not have."""
     has = {
         "preset": start.preset,
@@ -302,7 +311,7 @@ def _check_usable(usable: UsableSounds, config: TrainFlowConfig) -> None:
             + (str(usable.bad[0]) if usable.bad else "there are none"),
             2,
         )
-    weighted = [each.weight for each in config.latents]
+    weighted = [latents.weight for latents in config.latents]
     if not any(weight is None or weight for weight in weighted):
         raise StageError("train_flow.latents: every weight is 0", "give one above 0, or none", 2)
     for number, (weight, used) in enumerate(zip(weighted, usable.train, strict=True)):

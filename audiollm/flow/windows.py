@@ -82,18 +82,20 @@ def fill_latents(
     total = len(context.state_L)
     window = max(2, round(generator.model.config.longest_s * rate))
     latents_TD, state_T = context.latents_LD.clone(), context.state_L.clone()
-    wanted = (~context.kept_L).nonzero()[:, 0]
-    if not len(wanted):
+    missing_latents = (~context.fixed_L).nonzero()[:, 0]
+    if not len(missing_latents):
         return latents_TD
-    first, last = int(wanted[0]), int(wanted[-1]) + 1
+    first, last = int(missing_latents[0]), int(missing_latents[-1]) + 1
     number = 0
     while first < last:
         begin = 0 if total <= window else max(0, min(first - round(window * CONTEXT_SHARE), total - window))
         end = min(total, begin + window)
-        part = AudioContext(latents_TD[begin:end], state_T[begin:end])
+        window_context = AudioContext(latents_TD[begin:end], state_T[begin:end])
         conditions = conditions_at(start_s + begin / rate, (end - begin) / rate)
-        made_TD = generator.sample_latents(conditions, end - begin, settings, f"{key}/{number}", part)
+        made_TD = generator.sample_latents(
+            conditions, end - begin, settings, f"{key}/{number}", window_context
+        )
         latents_TD[begin:end] = made_TD
-        state_T[begin:end] = LatentState.KEPT
+        state_T[begin:end] = LatentState.FIXED
         first, number = end, number + 1
     return latents_TD

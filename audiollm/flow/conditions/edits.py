@@ -40,10 +40,10 @@ class SceneEdit(NamedTuple):
     wanted_CN: Tensor
 
 
-def edit_words(operation: EditName, name: str, others: list[str]) -> str:
+def edit_words(operation: EditName, name: str, other_names: list[str]) -> str:
     """The caption of an edit."""
-    if operation == "extract" and others:
-        return f"extract {name}, without {' and '.join(others)}"
+    if operation == "extract" and other_names:
+        return f"extract {name}, without {' and '.join(other_names)}"
     return f"{operation} {name}"
 
 
@@ -69,22 +69,22 @@ def draw_edits(
         choices = [
             choice for choice in choices if choice[0] == "add"
         ]  # else nothing is left, or nothing goes
-    chosen = dice.sample(choices, min(count, len(choices)))
+    drawn_choices = dice.sample(choices, min(count, len(choices)))
     try:
         tracks = [event_track(event["path"], folder, sample_rate, channels) for event in events]
         backdrop = sample.metadata.get("backdrop")
         behind = [event_track(backdrop["path"], folder, sample_rate, channels)] if backdrop else []
         return [
-            _edit(sample, events, operation, number, tracks, behind, at, dice.random() < _POINTED_SHARE)
-            for at, (operation, number) in enumerate(chosen)
+            _build_scene_edit(
+                sample, events, operation, number, tracks, behind, at, dice.random() < _POINTED_SHARE
+            )
+            for at, (operation, number) in enumerate(drawn_choices)
         ]
     except AudioError as error:
         raise BadSample(place, sample.id, str(error), "unreadable track of an event") from error
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        said = " ".join(str(error).split())
-        reason = (
-            f"events need path, name and region, and tracks one length ({type(error).__name__}: {said:.120})"
-        )
+        message = " ".join(str(error).split())
+        reason = f"events need path, name and region, and tracks one length ({type(error).__name__}: {message:.120})"
         raise BadSample(place, sample.id, reason, "wrong events") from error
 
 
@@ -101,7 +101,7 @@ def event_track(path: str, folder: Path, sample_rate: int, channels: int) -> Ten
 # Private
 
 
-def _edit(
+def _build_scene_edit(
     sample: Sample,
     events: list[Mapping[str, Any]],
     operation: EditName,
@@ -124,9 +124,9 @@ def _edit(
     videos = sample.video_parts()
     region = [Region.model_validate(box) for box in event.get("region") or []]
     points = may_point and bool(videos and region)
-    others = [str(each["name"]) for index, each in enumerate(events) if index != number]
-    words = edit_words(operation, THIS if points else str(event["name"]), [] if points else others)
-    content: list[Any] = [part.model_copy(update={"region": region}) for part in videos[:1]]
+    other_names = [str(other_event["name"]) for index, other_event in enumerate(events) if index != number]
+    words = edit_words(operation, THIS if points else str(event["name"]), [] if points else other_names)
+    content: list[Any] = [video.model_copy(update={"region": region}) for video in videos[:1]]
     facts = {key: value for key, value in sample.metadata.items() if key in ("split", "caption")}
     metadata = {**facts, "operation": operation, "event": dict(event)}
     if not points:

@@ -96,8 +96,8 @@ class PictureEncoder(nn.Module):
         dtype = self.linear.weight.dtype
         now_F = packed.values_RC.to(dtype).unflatten(1, (3, self.side, self.side)) * 2 - 1
         change_F = torch.where(_is_first(packed.rows), 0, now_F - now_F.roll(1, 0))
-        seen = self.convolutions(torch.cat([now_F, change_F], dim=1)).flatten(1)
-        out_RC: Tensor = self.norm(self.linear(seen))
+        features = self.convolutions(torch.cat([now_F, change_F], dim=1)).flatten(1)
+        out_RC: Tensor = self.norm(self.linear(features))
         return out_RC
 
 

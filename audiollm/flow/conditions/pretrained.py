@@ -84,7 +84,7 @@ class ClipText:
 
     def __init__(self, folder: Path, pads: bool = False) -> None:
         model_class, tokenizer_class = _transformers("CLIPTextModelWithProjection", "AutoTokenizer")
-        self._model = _opened(model_class, folder, "text_config")
+        self._model = _load_complete_model(model_class, folder, "text_config")
         self._tokenizer = tokenizer_class.from_pretrained(str(folder), **OFFLINE)
         self._pads = pads
         config = self._model.config
@@ -109,7 +109,7 @@ class T5Text:
 
     def __init__(self, folder: Path, pads: bool = False, longest: int = 512) -> None:
         model_class, tokenizer_class = _transformers("T5EncoderModel", "AutoTokenizer")
-        self._model = _opened(model_class, folder)
+        self._model = _load_complete_model(model_class, folder)
         self._tokenizer = tokenizer_class.from_pretrained(str(folder), **OFFLINE)
         self._pads, self._longest = pads, 77 if pads else longest
         self.width, self.pooled_width = self._model.config.d_model, 0
@@ -131,11 +131,13 @@ class ClipFrames:
 
     def __init__(self, folder: Path, frame_rate: float = 8.0) -> None:
         (model_class,) = _transformers("CLIPVisionModelWithProjection")
-        self._model = _opened(model_class, folder, "vision_config")
+        self._model = _load_complete_model(model_class, folder, "vision_config")
         config = self._model.config
         self.width, self.picture_side, self.frame_rate = config.projection_dim, config.image_size, frame_rate
         mean, deviation = _normalization(folder)
-        self._mean, self._deviation = (torch.tensor(each)[:, None, None] for each in (mean, deviation))
+        self._mean, self._deviation = (
+            torch.tensor(channel_values)[:, None, None] for channel_values in (mean, deviation)
+        )
         self.digest = module_digest(self._model, f"clip frames, {mean}, {deviation}")
 
     @torch.no_grad()
@@ -156,12 +158,12 @@ def load_text_encoder(source: Path | str, pads: bool = False) -> TextEncoder:
         ConfigError: nothing there, another kind of model, pickled weights, or no encoder.
     """
     if is_import_path(str(source)):
-        made = import_named(str(source), REMEDY)()
-        if not isinstance(made, TextEncoder):
+        encoder = import_named(str(source), REMEDY)()
+        if not isinstance(encoder, TextEncoder):
             raise ConfigError(
                 "returns no encoder of texts (digest, width, pooled_width, encode_text)", str(source), REMEDY
             )
-        return made
+        return encoder
     kind = _model_type(Path(source))
     if kind in ("clip", "clip_text_model", "metaclip_2"):
         return ClipText(Path(source), pads)
@@ -177,11 +179,11 @@ def load_frame_encoder(source: Path | str, frame_rate: float) -> FrameEncoder:
         ConfigError: as `load_text_encoder`.
     """
     if is_import_path(str(source)):
-        made = import_named(str(source), REMEDY)()
-        if not isinstance(made, FrameEncoder):
+        encoder = import_named(str(source), REMEDY)()
+        if not isinstance(encoder, FrameEncoder):
             lacking = "digest, width, picture_side, frame_rate, encode_pictures"
             raise ConfigError(f"returns no encoder of pictures ({lacking})", str(source), REMEDY)
-        return made
+        return encoder
     kind = _model_type(Path(source))
     if kind not in ("clip", "clip_vision_model", "metaclip_2"):
         raise ConfigError(f"model_type {kind!r} is no CLIP-class encoder of pictures", str(source), REMEDY)
@@ -197,7 +199,7 @@ def _transformers(*names: str) -> list[Any]:
     return [getattr(transformers, name) for name in names]
 
 
-def _opened(model_class: Any, folder: Path, half: str = "") -> Any:
+def _load_complete_model(model_class: Any, folder: Path, half: str = "") -> Any:
     """A model of transformers with all of its weights.
 
     Args:
@@ -228,4 +230,4 @@ def _normalization(folder: Path) -> tuple[list[float], list[float]]:
     data = read_json_file(path, dict) if path.exists() else {}
     mean = data.get("image_mean", [0.48145466, 0.4578275, 0.40821073])
     deviation = data.get("image_std", [0.26862954, 0.26130258, 0.27577711])
-    return [float(each) for each in mean], [float(each) for each in deviation]
+    return [float(value) for value in mean], [float(value) for value in deviation]

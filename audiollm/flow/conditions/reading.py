@@ -35,7 +35,7 @@ class SoundRequest(NamedTuple):
     video: VideoPart | None
     track: AudioPart | None
     """The sound before an edit."""
-    wanted: AudioPart | None
+    target: AudioPart | None
     """The sound to learn; None: it is to be made."""
 
 
@@ -45,8 +45,8 @@ def sound_request(sample: Sample, place: str) -> SoundRequest:
     Raises:
         BadSample: several videos, tracks or wanted sounds, or a CoT that is no text.
     """
-    videos, tracks, wanted = sample.video_parts(), sample.audio("user"), sample.audio("assistant")
-    for name, parts in (("videos", videos), ("tracks", tracks), ("wanted sounds", wanted)):
+    videos, tracks, targets = sample.video_parts(), sample.audio("user"), sample.audio("assistant")
+    for name, parts in (("videos", videos), ("tracks", tracks), ("wanted sounds", targets)):
         if len(parts) > 1:
             raise BadSample(
                 place, sample.id, f"has {len(parts)} {name}, and one can be used", f"several {name}"
@@ -55,7 +55,7 @@ def sound_request(sample: Sample, place: str) -> SoundRequest:
     if not isinstance(cot, str):
         raise BadSample(place, sample.id, f"metadata {COT!r} must be text", "wrong chain of thought")
     caption = " ".join(text.strip() for text in sample.texts("user")).strip()
-    first = [each[0] if each else None for each in (videos, tracks, wanted)]
+    first = [parts[0] if parts else None for parts in (videos, tracks, targets)]
     return SoundRequest(caption, cot.strip(), first[0], first[1], first[2])  # type: ignore[arg-type]
 
 

@@ -35,35 +35,35 @@ class WordRow(NamedTuple):
 class Words:
     """A vocabulary: words of at least two occurrences, digits, punctuation, and letters for all else."""
 
-    def __init__(self, known: Sequence[str]) -> None:
-        self.known = tuple(known)
-        self._numbers = {word: number for number, word in enumerate(self.known)}
+    def __init__(self, vocabulary: Sequence[str]) -> None:
+        self.vocabulary = tuple(vocabulary)
+        self._numbers = {word: number for number, word in enumerate(self.vocabulary)}
         if UNKNOWN not in self._numbers:
             raise ValueError(f"a vocabulary holds {UNKNOWN!r} for characters that it does not know")
 
     @classmethod
-    def of(cls, texts: Iterable[str], most: int = 20_000) -> Words:
+    def of(cls, texts: Iterable[str], max_words: int = 20_000) -> Words:
         """The vocabulary of these texts, the most frequent words first."""
         counts = Counter(token for text in texts for token in split_words(text))
         frequent = sorted((-count, word) for word, count in counts.items() if count > 1)
         letters = [UNKNOWN, *_LETTERS]
-        return cls([*letters, *(word for _, word in frequent[:most] if word not in letters)])
+        return cls([*letters, *(word for _, word in frequent[:max_words] if word not in letters)])
 
     def rows(self, text: str) -> list[WordRow]:
         """The words of a text, at least one.
 
         "Rain. A dog barks at 2.5 s." has a row of rain and one of a full stop at 0 s, and all of the dog's at 2.5 s.
         """
-        found = [
-            row for sentence in _BETWEEN_SENTENCES.split(text.lower()) for row in self._rows_of(sentence)
-        ]
-        return found or [WordRow(self._numbers[UNKNOWN])]
+        rows = [row for sentence in _BETWEEN_SENTENCES.split(text.lower()) for row in self._rows_of(sentence)]
+        return rows or [WordRow(self._numbers[UNKNOWN])]
 
     def _rows_of(self, sentence: str) -> Iterator[WordRow]:
         numbers = list(_NUMBER.finditer(sentence))
         seconds = [number for number in numbers if number.group("unit") is not None]
         for match in _TOKEN.finditer(sentence):
-            number = next((each for each in numbers if _characters_between(match, each) < 0), None)
+            number = next(
+                (candidate for candidate in numbers if _characters_between(match, candidate) < 0), None
+            )
             value = NO_VALUE if number is None else float(number.group("digits"))
             nearest = min(seconds, key=partial(_characters_between, match), default=None)
             at_s = 0.0 if nearest is None else float(nearest.group("digits"))

@@ -93,14 +93,14 @@ def _write_chunks(old: BinaryIO, new: BinaryIO, target: BinaryIO) -> None:
     is_same_format = _format(old, described) == _format(new, fresh)
     place = next((n for n, chunk in enumerate(described) if chunk.name in _SAMPLES), len(described))
     before, behind = (
-        [(old, chunk) for chunk in part if chunk.name not in _OF_SAMPLES]
-        for part in (described[:place], described[place:])
+        [(old, chunk) for chunk in group if chunk.name not in _OF_SAMPLES]
+        for group in (described[:place], described[place:])
     )
     for chunk in fresh:
         if chunk.name in _SAMPLES:
             pieces = [*before, (new, chunk), *behind]
         elif chunk.name == b"fmt " and is_same_format:
-            pieces = [(old, next(part for part in described if part.name == b"fmt "))]
+            pieces = [(old, next(old_chunk for old_chunk in described if old_chunk.name == b"fmt "))]
         else:
             pieces = [(new, chunk)] if chunk.name in _OF_SAMPLES else []
         for file, piece in pieces:

@@ -77,7 +77,7 @@ def fit_to_track(made_CN: Tensor, around: Surroundings) -> FittedSpan:
     if around.operation == "add":
         part_CN = original_CN + _faded(made_CN[:, span], rate)
     else:
-        part_CN = _joined(made_CN, around, original_CN)
+        part_CN = _join_span(made_CN, around, original_CN)
     whole_CN = around.track_CN + around.low_CN
     ceiling = decibels_to_gain(CEILING_DBFS)
     is_between = (
@@ -110,7 +110,7 @@ def _faded(part_CN: Tensor, rate: int) -> Tensor:
     return part_CN
 
 
-def _joined(made_CN: Tensor, around: Surroundings, original_CN: Tensor) -> Tensor:
+def _join_span(made_CN: Tensor, around: Surroundings, original_CN: Tensor) -> Tensor:
     """Made sound in place of the span, with seams to the track."""
     rate, width = around.sample_rate, round(WINDOW_S * around.sample_rate)
     before_CN = around.track_CN[:, max(0, around.start - width) : around.start]
@@ -140,13 +140,13 @@ def _calibration(made_CN: Tensor, around: Surroundings) -> float:
 def _aligned(made_CN: Tensor, before_CN: Tensor, after_CN: Tensor, around: Surroundings) -> Tensor:
     """The made span moved to fit the track before it, and from its middle on to fit the track after it."""
     offset, length, rate = around.start, around.end - around.start, around.sample_rate
-    most = min(round(MOST_LAG_S * rate), length // 4)
-    padded_CN = functional.pad(made_CN, (most + before_CN.shape[1], most + after_CN.shape[1] + length))
-    shift = most + before_CN.shape[1]  # of a sample of the section in `padded_CN`
+    max_lag = min(round(MOST_LAG_S * rate), length // 4)
+    padded_CN = functional.pad(made_CN, (max_lag + before_CN.shape[1], max_lag + after_CN.shape[1] + length))
+    shift = max_lag + before_CN.shape[1]  # of a sample of the section in `padded_CN`
 
     def lag(there_CN: Tensor, begin: int) -> int:
-        piece_CN = padded_CN[:, shift + begin - most : shift + begin + there_CN.shape[1] + most]
-        return best_lag(there_CN, piece_CN, most)
+        piece_CN = padded_CN[:, shift + begin - max_lag : shift + begin + there_CN.shape[1] + max_lag]
+        return best_lag(there_CN, piece_CN, max_lag)
 
     early = lag(before_CN, offset - before_CN.shape[1]) if before_CN.shape[1] else 0
     late = lag(after_CN, offset + length) if after_CN.shape[1] else early

@@ -151,8 +151,8 @@ def edit_track(
     Raises:
         ConfigError: a model that was trained without audio context, or guidance that it cannot have.
     """
-    section = _section(generator, track, span)
-    surroundings = _surroundings(track, operation, section)
+    section = _cut_section(generator, track, span)
+    surroundings = _surround_section(track, operation, section)
     made_CN = _make_section(generator, surroundings, track, section, conditions_at, settings, key)
     fit = fit_to_track(made_CN, surroundings)
     edited = track.replaced(span.start, fit.samples_CN)
@@ -165,7 +165,7 @@ def edit_track(
 
 def heard_from_s(generator: SoundGenerator, track: Track, span: EditSpan) -> float:
     """The second of the track from which the model hears it for an edit of the span."""
-    return _section(generator, track, span).start / track.sample_rate
+    return _cut_section(generator, track, span).start / track.sample_rate
 
 
 # Private
@@ -182,7 +182,7 @@ class _Section(NamedTuple):
     """The span, in samples of the track."""
 
 
-def _section(generator: SoundGenerator, track: Track, span: EditSpan) -> _Section:
+def _cut_section(generator: SoundGenerator, track: Track, span: EditSpan) -> _Section:
     """The span with as much around it as a window of the training has, and always two seconds where these are.
 
     It lies in the middle, or nearer to an end of the track: what one side lacks the other has.
@@ -195,7 +195,7 @@ def _section(generator: SoundGenerator, track: Track, span: EditSpan) -> _Sectio
     return _Section(span.start - before, span.end + after, span)
 
 
-def _surroundings(track: Track, operation: Operation, section: _Section) -> Surroundings:
+def _surround_section(track: Track, operation: Operation, section: _Section) -> Surroundings:
     """The section of the track, filled up with silence beyond its end, in two bands."""
     first, last = section.span.start - section.start, section.span.end - section.start
     section_CN = track.waveform(section.start, section.end)
@@ -226,9 +226,9 @@ def _make_section(
     first, last = math.floor(surroundings.start / per_latent), math.ceil(surroundings.end / per_latent)
     first, last = min(first, len(mean_TD) - 1), min(max(last, first + 1), len(mean_TD))
     if operation == "add":  # the added sound alone is wanted, before and after it there is silence
-        context = span_context(mean_TD, 0, len(mean_TD), LatentState.SHOWN)
+        context = span_context(mean_TD, 0, len(mean_TD), LatentState.VISIBLE)
     else:
-        inside = LatentState.SHOWN if operation == "remove" else LatentState.HIDDEN
+        inside = LatentState.VISIBLE if operation == "remove" else LatentState.HIDDEN
         context = span_context(mean_TD, first, last, inside)
     start_s = section.start / track.sample_rate
     latents_TD = fill_latents(generator, context, start_s, conditions_at, settings, key)

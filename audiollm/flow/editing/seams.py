@@ -25,28 +25,28 @@ MOST_LAG_S = 0.01
 _MOST_ORDER = 300
 
 
-def best_lag(track_CN: Tensor, made_CN: Tensor, most: int) -> int:
-    """The lag in samples, at most `most`, at which `made` correlates best with `track`.
+def best_lag(track_CN: Tensor, made_CN: Tensor, max_lag: int) -> int:
+    """The lag in samples, at most `max_lag`, at which `made` correlates best with `track`.
 
     Args:
         track_CN: the last samples before a border.
-        made_CN: made sound of the same time, with `most` more samples on both sides.
+        made_CN: made sound of the same time, with `max_lag` more samples on both sides.
     """
     channel = mono_channel(track_CN)
     track_N, made_N = (mix(samples_CN, channel)[0].double() for samples_CN in (track_CN, made_CN))
     width = len(track_N)
-    if most < 1 or not width or float(track_N.abs().max()) == 0.0:
+    if max_lag < 1 or not width or float(track_N.abs().max()) == 0.0:
         return 0
     pieces_LW = made_N.unfold(0, width, 1)
     norms_L = pieces_LW.square().sum(dim=1).sqrt().clamp_min(1e-9)
-    return int((pieces_LW @ track_N / norms_L).argmax()) - most
+    return int((pieces_LW @ track_N / norms_L).argmax()) - max_lag
 
 
 def continued(samples_CN: Tensor, count: int) -> Tensor:
     """`count` samples after the end of a sound, by linear prediction; zeros after silence."""
     out_CN = torch.zeros(len(samples_CN), count)
     for channel, samples_N in enumerate(samples_CN.double().numpy()):
-        out_CN[channel] = torch.from_numpy(_predict(samples_N, count)).float()
+        out_CN[channel] = torch.from_numpy(_continue_sound(samples_N, count)).float()
     return out_CN
 
 
@@ -85,7 +85,7 @@ def with_seams(
     return out_CN
 
 
-def _predict(samples_N: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+def _continue_sound(samples_N: NDArray[np.float64], count: int) -> NDArray[np.float64]:
     """Continue a sound by Burg's method, limited to its loudest sample; zeros after silence.
 
     Of three tones below 200 Hz the first 20 ms are continued with an error of 2 to 4 %, at 8 to 44.1 kHz; with 32

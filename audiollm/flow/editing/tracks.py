@@ -89,9 +89,10 @@ class Track:
         wide_NC = samples_CN.double().T.numpy()
         if self.bits is None:
             return wide_NC.astype(np.float32).astype(np.float64) if self.subtype == "FLOAT" else wide_NC
-        most = 2 ** (self.bits - 1)
+        full_scale = 2 ** (self.bits - 1)
         return (
-            np.clip(np.round(wide_NC * most), -most, most - 1).astype(np.int64) << (32 - self.bits)
+            np.clip(np.round(wide_NC * full_scale), -full_scale, full_scale - 1).astype(np.int64)
+            << (32 - self.bits)
         ).astype(np.int32)
 
     def replaced(self, start: int, samples_CN: Tensor) -> Track:
@@ -158,7 +159,7 @@ class Track:
 
     def lost_tags(self) -> list[str]:
         """What its file holds beside the samples and `save` does not write, in words."""
-        return _lost(self.tags)
+        return _list_lost_tags(self.tags)
 
     def _write(self, path: Path) -> None:
         channels = self.samples_NC.shape[1]
@@ -227,13 +228,13 @@ def lost_in_wav(source: Path) -> list[str]:
     Raises:
         AudioError: it cannot be read.
     """
-    return [] if can_copy(source, "WAV") else _lost(_tags(source))
+    return [] if can_copy(source, "WAV") else _list_lost_tags(_tags(source))
 
 
 # Private
 
 
-def _lost(tags: SoundTags) -> list[str]:
+def _list_lost_tags(tags: SoundTags) -> list[str]:
     return [f"the tag {name}" for name in sorted(tags.texts) if name not in _TAGS] + list(tags.other)
 
 

@@ -104,9 +104,9 @@ class StreamBlock(nn.Module):
     def before(self, x_RC: Tensor, stream: Stream) -> tuple[QKV, Sequence[Tensor]]:
         """Queries, keys and values, and what `after` takes."""
         driven = self.adaLN_modulation[1](stream.condition_UC)
-        shift, scale, *others = driven.chunk(2 if self.pre_only else 6, dim=-1)
+        shift, scale, *remaining_modulations = driven.chunk(2 if self.pre_only else 6, dim=-1)
         x_RC = stream.spread.apply(self.norm1(x_RC), shift, scale)
-        return self.attn(x_RC, stream.rotation), others
+        return self.attn(x_RC, stream.rotation), remaining_modulations
 
     def after(self, x_RC: Tensor, attended_RC: Tensor, stream: Stream, driven: Sequence[Tensor]) -> Tensor:
         """The rows after attention's output and the feed-forward have been added."""
@@ -220,7 +220,9 @@ def joint_order(streams: Sequence[SampleRows]) -> JointOrder:
     """The order that brings the rows of each sample together: those of the first stream first."""
     present = [rows for rows in streams if rows.total]
     device = present[0].device
-    lengths = [sum(each) for each in zip(*(rows.lengths for rows in present), strict=True)]
+    lengths = [
+        sum(sample_lengths) for sample_lengths in zip(*(rows.lengths for rows in present), strict=True)
+    ]
     order_S = torch.cat([rows.sample_R for rows in present]).argsort(stable=True)
     inverse_S = torch.empty_like(order_S)
     inverse_S[order_S] = torch.arange(len(order_S), device=device)
@@ -254,22 +256,22 @@ def initialize_blocks(module: nn.Module) -> None:
 
     The released model zeroes its gate first and fills it again afterwards, so that its gates begin at 0.07 to 0.93.
     """
-    for each in module.modules():
-        if isinstance(each, nn.Linear):
-            nn.init.xavier_uniform_(each.weight)
-            if each.bias is not None:
-                nn.init.zeros_(each.bias)
-    for each in module.modules():
-        if isinstance(each, BlockAttention):
-            each.attend_near_in_time()
-        if isinstance(each, TimeEmbedding):
-            for layer in each.mlp:
+    for submodule in module.modules():
+        if isinstance(submodule, nn.Linear):
+            nn.init.xavier_uniform_(submodule.weight)
+            if submodule.bias is not None:
+                nn.init.zeros_(submodule.bias)
+    for submodule in module.modules():
+        if isinstance(submodule, BlockAttention):
+            submodule.attend_near_in_time()
+        if isinstance(submodule, TimeEmbedding):
+            for layer in submodule.mlp:
                 if isinstance(layer, nn.Linear):
                     nn.init.normal_(layer.weight, std=0.02)
-        if isinstance(each, StreamBlock | FinalLayer):
-            zero(each.adaLN_modulation)
-        if isinstance(each, FinalLayer):
-            zero(each.conv)
+        if isinstance(submodule, StreamBlock | FinalLayer):
+            zero(submodule.adaLN_modulation)
+        if isinstance(submodule, FinalLayer):
+            zero(submodule.conv)
 
 
 def zero(module: nn.Module) -> None:
@@ -289,19 +291,23 @@ class RowsAround(NamedTuple):
     """Weight of the later row, float32."""
 
 
-def rows_around(given: SampleRows, times_R: Tensor, latents: SampleRows, times_L: Tensor) -> RowsAround:
+def rows_around(
+    condition_rows: SampleRows, times_R: Tensor, latents: SampleRows, times_L: Tensor
+) -> RowsAround:
     """For each latent the rows around its time; beyond the first and the last row these hold.
 
     Args:
         times_R: seconds of the rows, rising in each sample.
     """
-    latent_N = (given.lengths_B[latents.sample_R] > 0).nonzero()[:, 0]
+    latent_N = (condition_rows.lengths_B[latents.sample_R] > 0).nonzero()[:, 0]
     sample_N, wanted_N = latents.sample_R[latent_N], times_L[latent_N].double()
-    ends_B = given.lengths_B.cumsum(0)
-    first_N, last_N = (ends_B - given.lengths_B)[sample_N], ends_B[sample_N] - 1
+    ends_B = condition_rows.lengths_B.cumsum(0)
+    first_N, last_N = (ends_B - condition_rows.lengths_B)[sample_N], ends_B[sample_N] - 1
     # one search for all: each sample's times are moved beyond those of the sample before it
     apart = torch.maximum(times_R.abs().max(), wanted_N.abs().max()) * 2 + 1
-    found_N = torch.searchsorted(times_R.double() + given.sample_R * apart, wanted_N + sample_N * apart)
+    found_N = torch.searchsorted(
+        times_R.double() + condition_rows.sample_R * apart, wanted_N + sample_N * apart
+    )
     after_N = torch.minimum(torch.maximum(found_N, first_N + 1), last_N)
     before_N = torch.maximum(after_N - 1, first_N)
     begin_N = times_R[before_N]

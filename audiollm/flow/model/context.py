@@ -26,8 +26,8 @@ class LatentState(IntEnum):
     """The use of one latent of the context."""
 
     HIDDEN = 0
-    SHOWN = 1
-    KEPT = 2
+    VISIBLE = 1
+    FIXED = 2
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class AudioContext:
     """int64, values of `LatentState`."""
 
     @property
-    def kept_L(self) -> Tensor:
-        return self.state_L == LatentState.KEPT
+    def fixed_L(self) -> Tensor:
+        return self.state_L == LatentState.FIXED
 
     def channels(self) -> Tensor:
         """Input channels `[L, D + 2]`: latents (zeros where hidden), whether kept, whether shown."""
         seen_L1 = (self.state_L != LatentState.HIDDEN)[:, None]
-        masks = [self.state_L == state for state in (LatentState.KEPT, LatentState.SHOWN)]
+        masks = [self.state_L == state for state in (LatentState.FIXED, LatentState.VISIBLE)]
         latents_LD = torch.where(seen_L1, self.latents_LD, 0)
         return torch.cat([latents_LD, torch.stack(masks, dim=1).to(latents_LD)], dim=1)
 
@@ -67,15 +67,15 @@ class ContextShares:
 
     def draw(self, is_pair: bool, generator: torch.Generator) -> ContextKind:
         """The kind of context of a sample."""
-        pair, other = torch.rand(2, generator=generator).tolist()
+        pair, draw = torch.rand(2, generator=generator).tolist()
         if is_pair and pair < self.pair:
             return "pair"
         shares = (self.everything, self.nothing, self.spans, self.end)
-        other *= sum(shares)
+        draw *= sum(shares)
         for kind, share in zip(CONTEXT_KINDS, shares, strict=False):
-            if other < share:
+            if draw < share:
                 return kind
-            other -= share
+            draw -= share
         return "everything"
 
 
@@ -97,14 +97,14 @@ def training_context(
         ValueError: a pair without its input track.
     """
     length = len(wanted_TD)
-    state_T = torch.full((length,), int(LatentState.KEPT))
+    state_T = torch.full((length,), int(LatentState.FIXED))
     if kind == "everything":
         return AudioContext(wanted_TD, torch.zeros_like(state_T))
     if kind == "nothing":
-        return AudioContext(wanted_TD, torch.full_like(state_T, int(LatentState.SHOWN)))
+        return AudioContext(wanted_TD, torch.full_like(state_T, int(LatentState.VISIBLE)))
     if kind == "end":
-        kept = int(torch.randint(1, max(2, length), (1,), generator=generator))
-        state_T[kept:] = LatentState.HIDDEN
+        num_fixed = int(torch.randint(1, max(2, length), (1,), generator=generator))
+        state_T[num_fixed:] = LatentState.HIDDEN
         return AudioContext(wanted_TD, state_T)
     if kind == "spans":
         for start, end in _draw_spans(length, generator):
@@ -113,17 +113,17 @@ def training_context(
     if input_TD is None:
         raise ValueError("a pair needs its input track")
     if float(torch.rand((), generator=generator)) < 0.5:
-        return AudioContext(input_TD, torch.full_like(state_T, int(LatentState.SHOWN)))
+        return AudioContext(input_TD, torch.full_like(state_T, int(LatentState.VISIBLE)))
     # as an edit of a span has it: outside of it the track is kept, inside the input is shown
-    ((start, end),) = _draw_spans(length, generator, most=1)
-    state_T[start:end] = LatentState.SHOWN
+    ((start, end),) = _draw_spans(length, generator, max_spans=1)
+    state_T[start:end] = LatentState.VISIBLE
     latents_TD = wanted_TD.clone()
     latents_TD[start:end] = input_TD[start:end]
     return AudioContext(latents_TD, state_T)
 
 
 def span_context(
-    latents_TD: Tensor, start: int, end: int, inside: LatentState, outside: LatentState = LatentState.KEPT
+    latents_TD: Tensor, start: int, end: int, inside: LatentState, outside: LatentState = LatentState.FIXED
 ) -> AudioContext:
     """The context of an edit: one state inside the span of latents, one outside.
 
@@ -137,9 +137,9 @@ def span_context(
     return AudioContext(latents_TD, state_T)
 
 
-def _draw_spans(length: int, generator: torch.Generator, most: int = 3) -> list[tuple[int, int]]:
-    """One to `most` spans of a latent or more; several may overlap."""
-    count = int(torch.randint(1, most + 1, (1,), generator=generator))
+def _draw_spans(length: int, generator: torch.Generator, max_spans: int = 3) -> list[tuple[int, int]]:
+    """One to `max_spans` spans of a latent or more; several may overlap."""
+    count = int(torch.randint(1, max_spans + 1, (1,), generator=generator))
     spans = []
     for _ in range(count):
         size = int(torch.randint(1, max(2, round(length * 0.7) // count + 1), (1,), generator=generator))

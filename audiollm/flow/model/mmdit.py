@@ -259,11 +259,11 @@ class MMDiT(nn.Module):
     def _check(self, conditions: PackedConditions) -> None:
         widths = {name: getattr(self.config, f"{name}_dim") for name in ("frames", "sync", "caption", "cot")}
         for name, packed in conditions.features.items():
-            given = packed.values_RC.shape[1]
+            width = packed.values_RC.shape[1]
             if not widths[name]:
                 raise ValueError(f"the model takes no {name}: it takes {', '.join(self.config.takes())}")
-            if given != widths[name]:
-                raise ValueError(f"{name}: features of width {given}, and the model takes {widths[name]}")
+            if width != widths[name]:
+                raise ValueError(f"{name}: features of width {width}, and the model takes {widths[name]}")
         if conditions.pooled_caption is None:
             return
         if conditions.pooled_caption[0].shape[1] != (self.config.caption_pooled_dim or -1):
@@ -362,7 +362,7 @@ class MMDiT(nn.Module):
         sample_N = latents.sample_R[with_sync_L]
         each_NC = global_BC.index_select(0, sample_N) + projected.sync_NC
         if len(each_NC) == latents.total:
-            return functional.silu(each_NC), Spread(latents, None, each=True)
+            return functional.silu(each_NC), Spread(latents, None, is_per_row=True)
         both_UC = torch.cat([by_sample_BC, each_NC])
         return functional.silu(both_UC), Spread(latents, projected.condition_of_L)
 

@@ -52,7 +52,7 @@ class TimeDensity:
 class ConditionDropout:
     """How often conditions are hidden in training, for guidance."""
 
-    each: float = 0.2
+    per_modality: float = 0.2
     """Probability of each modality, by itself."""
     video: float = 0.2
     """Probability that frames and synchronisation are hidden together, as where there is no video."""
@@ -63,10 +63,12 @@ class ConditionDropout:
 
     def draw(self, present: Collection[Modality], generator: torch.Generator) -> set[Modality]:
         """The hidden ones among the modalities that a sample has. Always draws the same number of random values."""
-        together, *each, video, words = torch.rand(3 + len(_ORDER), generator=generator).tolist()
+        together, *modality_draws, video, words = torch.rand(3 + len(_ORDER), generator=generator).tolist()
         if together < self.together:
             return set(present)
-        hidden = {name for name, value in zip(_ORDER, each, strict=True) if value < self.each}
+        hidden = {
+            name for name, value in zip(_ORDER, modality_draws, strict=True) if value < self.per_modality
+        }
         if video < self.video:
             hidden |= _PICTURES
         if words < self.words:
@@ -78,11 +80,13 @@ class ConditionDropout:
 
         def within(group: frozenset[Modality], share: float) -> float:
             there, gone = group & set(present), group & set(hidden)
-            by_itself = self.each ** len(gone) * (1 - self.each) ** (len(there) - len(gone))
+            by_itself = self.per_modality ** len(gone) * (1 - self.per_modality) ** (len(there) - len(gone))
             return (1 - share) * by_itself + (share if gone == there else 0.0)
 
-        own = within(_PICTURES, self.video) * within(_WORDS, self.words)
-        return (1 - self.together) * own + (self.together if len(hidden) == len(present) else 0.0)
+        apart_probability = within(_PICTURES, self.video) * within(_WORDS, self.words)
+        return (1 - self.together) * apart_probability + (
+            self.together if len(hidden) == len(present) else 0.0
+        )
 
 
 _PICTURES: frozenset[Modality] = frozenset({"frames", "sync"})
@@ -135,5 +139,7 @@ def losses_by_sample(velocity_LD: Tensor, target_LD: Tensor, wanted_L: Tensor, l
 
 def hide(conditions: Conditions, hidden: Collection[Modality]) -> Conditions:
     """The conditions without the hidden modalities: a hidden modality is an absent one."""
-    kept: Mapping[Modality, object] = {name: each for name, each in conditions.items() if name not in hidden}
-    return kept  # type: ignore[return-value]
+    remaining: Mapping[Modality, object] = {
+        name: features for name, features in conditions.items() if name not in hidden
+    }
+    return remaining  # type: ignore[return-value]

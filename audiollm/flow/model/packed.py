@@ -66,9 +66,9 @@ class PackedConditions:
 
     def without(self, modalities: Sequence[Modality]) -> PackedConditions:
         """The conditions without these modalities, in every sample."""
-        kept = {name: each for name, each in self.features.items() if name not in modalities}
+        remaining = {name: features for name, features in self.features.items() if name not in modalities}
         pooled = None if "caption" in modalities else self.pooled_caption
-        return replace(self, features=kept, pooled_caption=pooled)
+        return replace(self, features=remaining, pooled_caption=pooled)
 
 
 def pack_conditions(conditions: Sequence[Conditions], device: torch.device) -> PackedConditions:
@@ -79,25 +79,27 @@ def pack_conditions(conditions: Sequence[Conditions], device: torch.device) -> P
     """
     packed: dict[Modality, PackedModality] = {}
     for modality in MODALITIES:
-        found = [each.get(modality) for each in conditions]
-        present = [each for each in found if each is not None]
+        features_by_sample = [sample_conditions.get(modality) for sample_conditions in conditions]
+        present = [features for features in features_by_sample if features is not None]
         if not present:
             continue
-        for number, each in enumerate(found):
-            if each is not None:
-                _check(each, modality, number, present[0].values_RC.shape[1])
-        values_RC = torch.cat([each.values_RC for each in present]).to(device)
-        times_R = torch.cat([_times(each) for each in present]).to(device)
-        lengths = [0 if each is None else len(each.values_RC) for each in found]
+        for number, features in enumerate(features_by_sample):
+            if features is not None:
+                _check_condition_features(features, modality, number, present[0].values_RC.shape[1])
+        values_RC = torch.cat([features.values_RC for features in present]).to(device)
+        times_R = torch.cat([_times(features) for features in present]).to(device)
+        lengths = [0 if features is None else len(features.values_RC) for features in features_by_sample]
         packed[modality] = PackedModality(values_RC, times_R, rows_of(lengths, device))
     pooled = [
-        (number, each["caption"].pooled_C) for number, each in enumerate(conditions) if "caption" in each
+        (number, sample_conditions["caption"].pooled_C)
+        for number, sample_conditions in enumerate(conditions)
+        if "caption" in sample_conditions
     ]
-    summaries = [(number, each) for number, each in pooled if each is not None]
+    summaries = [(number, summary) for number, summary in pooled if summary is not None]
     if not summaries:
         return PackedConditions(len(conditions), packed)
     numbers = torch.tensor([number for number, _ in summaries], device=device)
-    together = torch.stack([each for _, each in summaries]).to(device)
+    together = torch.stack([summary for _, summary in summaries]).to(device)
     return PackedConditions(len(conditions), packed, (together, numbers))
 
 
@@ -107,7 +109,7 @@ def _times(features: Features) -> Tensor:
     return features.times_R.float()
 
 
-def _check(features: Features, modality: Modality, number: int, width: int) -> None:
+def _check_condition_features(features: Features, modality: Modality, number: int, width: int) -> None:
     values_RC, times_R = features.values_RC, features.times_R
     if values_RC.ndim != 2 or not len(values_RC):
         raise ValueError(

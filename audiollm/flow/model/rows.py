@@ -86,26 +86,26 @@ class Spread:
     rows: SampleRows
     index_R: Tensor | None
     """int64: the condition of each row; None: the one of its sample."""
-    each: bool = False
+    is_per_row: bool = False
     """Whether there is one condition for every row, in their order."""
 
     def apply(self, x_RC: Tensor, shift_UC: Tensor, scale_UC: Tensor) -> Tensor:
         """`x * (1 + scale) + shift`."""
-        if not self.each and self.index_R is None and self.rows.equal:
+        if not self.is_per_row and self.index_R is None and self.rows.equal:
             x_BLC = x_RC.unflatten(0, (len(self.rows.lengths), -1))
             return torch.addcmul(shift_UC[:, None], x_BLC, 1 + scale_UC[:, None]).flatten(0, 1)
         return torch.addcmul(self._over_rows(shift_UC), x_RC, 1 + self._over_rows(scale_UC))
 
     def gate(self, x_RC: Tensor, added_RC: Tensor, gate_UC: Tensor) -> Tensor:
         """`x + added * gate`."""
-        if not self.each and self.index_R is None and self.rows.equal:
+        if not self.is_per_row and self.index_R is None and self.rows.equal:
             added_BLC = added_RC.unflatten(0, (len(self.rows.lengths), -1))
             x_BLC = x_RC.unflatten(0, (len(self.rows.lengths), -1))
             return torch.addcmul(x_BLC, added_BLC, gate_UC[:, None]).flatten(0, 1)
         return torch.addcmul(x_RC, added_RC, self._over_rows(gate_UC))
 
     def _over_rows(self, values_UC: Tensor) -> Tensor:
-        if self.each:
+        if self.is_per_row:
             return values_UC
         return values_UC.index_select(0, self.rows.sample_R if self.index_R is None else self.index_R)
 
@@ -144,7 +144,7 @@ class RowMLP(nn.Module):
             return fed_RC
         assert isinstance(self.w1, RowConv) and isinstance(self.w2, RowConv) and isinstance(self.w3, RowConv)
         gate_RH, value_RH = convolve_rows(x_RC, rows, self.w1.weight, self.w3.weight)
-        weight_CHK, edges = self.w2.weight.to(gate_RH.dtype), _edges(rows, self.kernel_size)
+        weight_CHK, edges = self.w2.weight.to(gate_RH.dtype), _kernel_edges(rows, self.kernel_size)
         out_RC: Tensor = _GatedProduct.apply(gate_RH, value_RH, edges, weight_CHK)
         return out_RC
 
@@ -158,7 +158,7 @@ def convolve_rows(x_RC: Tensor, rows: SampleRows, *weights_OCK: Tensor) -> tuple
     if torch.is_autocast_enabled(x_RC.device.type):
         dtype = torch.get_autocast_dtype(x_RC.device.type)
         x_RC, weights_OCK = x_RC.to(dtype), tuple(weight.to(dtype) for weight in weights_OCK)
-    edges = _edges(rows, weights_OCK[0].shape[2])
+    edges = _kernel_edges(rows, weights_OCK[0].shape[2])
     out: tuple[Tensor, ...] = _RowProducts.apply(x_RC, edges, *weights_OCK)
     return out
 
@@ -170,20 +170,20 @@ class _RowProducts(torch.autograd.Function):
     def forward(ctx: Any, x_RC: Tensor, edges: tuple[Tensor, ...], *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.edges = edges
         ctx.save_for_backward(x_RC, *weights)
-        beside = _beside(x_RC, edges)
-        return tuple(beside @ _flat(weight).T for weight in weights)
+        beside = _with_neighbours(x_RC, edges)
+        return tuple(beside @ _flatten_kernel(weight).T for weight in weights)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x_RC, *weights = ctx.saved_tensors
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_beside = grads[0] @ _flat(weights[0])
+            grad_beside = grads[0] @ _flatten_kernel(weights[0])
             for grad, weight in zip(grads[1:], weights[1:], strict=True):
-                grad_beside.addmm_(grad, _flat(weight))
-            grad_x = _gathered(grad_beside, ctx.edges)
+                grad_beside.addmm_(grad, _flatten_kernel(weight))
+            grad_x = _gather_gradient(grad_beside, ctx.edges)
             del grad_beside
-        beside = _beside(x_RC, ctx.edges)
+        beside = _with_neighbours(x_RC, ctx.edges)
         return grad_x, None, *(_as_kernel(grad.T @ beside, weights[0]) for grad in grads)
 
 
@@ -196,14 +196,14 @@ class _GatedProduct(torch.autograd.Function):
     ) -> Tensor:
         ctx.edges = edges
         ctx.save_for_backward(gate_RH, value_RH, weight)
-        return _beside(functional.silu(gate_RH) * value_RH, edges) @ _flat(weight).T
+        return _with_neighbours(functional.silu(gate_RH) * value_RH, edges) @ _flatten_kernel(weight).T
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         gate_RH, value_RH, weight = ctx.saved_tensors
         open_RH = functional.silu(gate_RH)
-        grad_weight = _as_kernel(grad.T @ _beside(open_RH * value_RH, ctx.edges), weight)
-        grad_RH = _gathered(grad @ _flat(weight), ctx.edges)
+        grad_weight = _as_kernel(grad.T @ _with_neighbours(open_RH * value_RH, ctx.edges), weight)
+        grad_RH = _gather_gradient(grad @ _flatten_kernel(weight), ctx.edges)
         share_RH = gate_RH.sigmoid()
         slope_RH = share_RH.add_(open_RH * (1 - share_RH))
         return slope_RH.mul_(value_RH).mul_(grad_RH), grad_RH.mul_(open_RH), None, grad_weight
@@ -234,12 +234,12 @@ def rows_of(lengths: Sequence[int], device: torch.device) -> SampleRows:
     return SampleRows(tuple(int(length) for length in lengths), device)
 
 
-def _edges(rows: SampleRows, kernel_size: int) -> tuple[Tensor, ...]:
+def _kernel_edges(rows: SampleRows, kernel_size: int) -> tuple[Tensor, ...]:
     """For each place of a kernel, the rows that have no neighbour there."""
     return tuple(rows.edge(shift) for shift in range(-(kernel_size // 2), kernel_size // 2 + 1))
 
 
-def _flat(weight_OCK: Tensor) -> Tensor:
+def _flatten_kernel(weight_OCK: Tensor) -> Tensor:
     """A kernel as a matrix, `[O, K * C]`."""
     return weight_OCK.transpose(1, 2).flatten(1)
 
@@ -249,32 +249,32 @@ def _as_kernel(grad_OX: Tensor, like_OCK: Tensor) -> Tensor:
     return grad_OX.unflatten(1, (-1, like_OCK.shape[1])).transpose(1, 2)
 
 
-def _beside(x_RC: Tensor, edges: tuple[Tensor, ...]) -> Tensor:
+def _with_neighbours(x_RC: Tensor, edges: tuple[Tensor, ...]) -> Tensor:
     """Each row with its neighbours of the same sample, `[R, K * C]`, zeros where there is none."""
     rows, channels = x_RC.shape
     out_RKC = x_RC.new_empty(rows, len(edges), channels)
     for place, edge in enumerate(edges):
         shift = place - len(edges) // 2
-        here, there = _overlap(shift, rows)
+        here, there = _overlapping_rows(shift, rows)
         out_RKC[here, place] = x_RC[there]
         out_RKC[edge, place] = 0
     return out_RKC.flatten(1)
 
 
-def _gathered(grad: Tensor, edges: tuple[Tensor, ...]) -> Tensor:
-    """The gradient of the rows from that of `_beside`; `grad` is written to."""
+def _gather_gradient(grad: Tensor, edges: tuple[Tensor, ...]) -> Tensor:
+    """The gradient of the rows from that of `_with_neighbours`; `grad` is written to."""
     grad_RKC = grad.unflatten(1, (len(edges), -1))
     middle = len(edges) // 2
     total_RC = grad_RKC[:, middle].clone()
     for place, edge in enumerate(edges):
         if place != middle:
             grad_RKC[edge, place] = 0
-            here, there = _overlap(place - middle, len(grad))
+            here, there = _overlapping_rows(place - middle, len(grad))
             total_RC[there] += grad_RKC[here, place]
     return total_RC
 
 
-def _overlap(shift: int, rows: int) -> tuple[slice, slice]:
+def _overlapping_rows(shift: int, rows: int) -> tuple[slice, slice]:
     """The rows that have a row `shift` further on in the pack, and those rows."""
     if abs(shift) >= rows:
         return slice(0, 0), slice(0, 0)

@@ -139,9 +139,9 @@ def sample_latents(
     """
     guided = guided_velocity(model, conditions, latents, settings, context)
     times = schedule_times(settings.schedule, settings.steps, max(latents.lengths))
-    kept_L1 = None
-    if context is not None and bool(context.kept_L.any()):
-        kept_L1 = context.kept_L[:, None]
+    fixed_L1 = None
+    if context is not None and bool(context.fixed_L.any()):
+        fixed_L1 = context.fixed_L[:, None]
     steps_done = 0
 
     def after_step(x_LD: Tensor, t: float) -> Tensor:
@@ -149,9 +149,9 @@ def sample_latents(
         steps_done += 1
         if settings.on_step is not None:
             settings.on_step(steps_done)
-        if kept_L1 is None or context is None:
+        if fixed_L1 is None or context is None:
             return x_LD
-        return torch.where(kept_L1, on_path(noise_LD, context.latents_LD, noise_LD.new_tensor(t)), x_LD)
+        return torch.where(fixed_L1, on_path(noise_LD, context.latents_LD, noise_LD.new_tensor(t)), x_LD)
 
     return integrate(guided, noise_LD, times, settings.solver, after_step)
 
@@ -169,13 +169,16 @@ def guided_velocity(
     without = everything
     if everything is not None and context is not None and settings.guide_context:
         without = context.without().channels()
-    projected = [(weight, model.project(kept, latents), is_bare) for weight, kept, is_bare in branches]
+    projected = [
+        (weight, model.project(branch_conditions, latents), is_bare)
+        for weight, branch_conditions, is_bare in branches
+    ]
 
     def velocity(x_LD: Tensor, t: float) -> Tensor:
         t_B = torch.full((len(latents.lengths),), t, device=x_LD.device)
         parts = [
-            model.velocity(x_LD, t_B, each, without if is_bare else everything)
-            for _, each, is_bare in projected
+            model.velocity(x_LD, t_B, projection, without if is_bare else everything)
+            for _, projection, is_bare in projected
         ]
         weighted = [part_LD * weight for part_LD, (weight, _, _) in zip(parts, projected, strict=True)]
         guided_LD = functools.reduce(operator.add, weighted)
@@ -198,15 +201,15 @@ def rescaled_velocity(
     """
     if t >= 1:
         return guided_LD
-    made = []
+    rescaled = []
     for guided, full in zip(
         (x_LD + (1 - t) * guided_LD).split(latents.lengths),
         (x_LD + (1 - t) * full_LD).split(latents.lengths),
         strict=True,
     ):
         scale = full.std() / guided.std().clamp_min(1e-8)
-        made.append(guided * (share * scale + 1 - share))
-    return (torch.cat(made) - x_LD) / (1 - t)
+        rescaled.append(guided * (share * scale + 1 - share))
+    return (torch.cat(rescaled) - x_LD) / (1 - t)
 
 
 def guidance_branches(
@@ -222,18 +225,18 @@ def guidance_branches(
         scales, groups = [settings.guidance], [there]
     else:
         named = [name for name in settings.guidance_by if name in there]
-        rest = [name for name in there if name not in settings.guidance_by]
+        remaining = [name for name in there if name not in settings.guidance_by]
         scales = [settings.guidance_by[name] for name in named]
         groups = [[name] for name in named]
-        if rest or not named:
-            scales, groups = [*scales, list(settings.guidance_by.values())[-1]], [*groups, rest]
+        if remaining or not named:
+            scales, groups = [*scales, list(settings.guidance_by.values())[-1]], [*groups, remaining]
     if not there and not settings.guide_context:
         return [(1.0, bare, True)]
     branches = [(1.0 - scales[0] if scales else 1.0, bare, True)]
-    kept: list[Modality] = []
+    kept_names: list[Modality] = []
     for number, (scale, group) in enumerate(zip(scales, groups, strict=True)):
-        kept += group
+        kept_names += group
         after = scales[number + 1] if number + 1 < len(scales) else 0.0
-        hidden = [name for name in there if name not in kept]
+        hidden = [name for name in there if name not in kept_names]
         branches.append((scale - after, conditions.without(hidden), False))
     return [branch for branch in branches if branch[0] != 0.0]

@@ -170,7 +170,7 @@ class ThinkSound(nn.Module):
         summary_BC = self._pooled(caption, pooled)
         caption_RC = functional.pad(caption.values_RC, (0, config.text_dim - CAPTION_DIM))
         text_BRC = torch.cat(
-            [each.unflatten(0, (conditions.size, -1)) for each in (caption_RC, cot.values_RC)], dim=1
+            [rows_RC.unflatten(0, (conditions.size, -1)) for rows_RC in (caption_RC, cot.values_RC)], dim=1
         )
         text = rows_of([CAPTION_ROWS + COT_ROWS] * conditions.size, latents.device)
         ratio_B = latents.lengths_B / frames.rows.lengths_B.clamp_min(1)
@@ -192,7 +192,7 @@ class ThinkSound(nn.Module):
         global_BC = self.t_embed(t_B) + self.global_cond_mlp(projected.summary_BC, latents)
         each_LC = functional.silu(global_BC.index_select(0, latents.sample_R) + projected.sync_LC)
         of_latents = Stream(
-            latents, each_LC, Spread(latents, None, each=True), rotation(latents.place_R, head_dim)
+            latents, each_LC, Spread(latents, None, is_per_row=True), rotation(latents.place_R, head_dim)
         )
         driven_BC = functional.silu(global_BC)
         turned = rotation(projected.frame_positions_R, head_dim)
@@ -245,8 +245,8 @@ class ThinkSound(nn.Module):
             model = cls(config or ThinkSoundConfig())
         tables = ("t_embed.freqs", "latent_rot", "clip_rot")
         names = [name for name in stored.names if name.startswith(prefix)]
-        own = {name.removeprefix(prefix): [name] for name in names}
-        weights = {key: value for key, value in own.items() if key not in tables}
+        names_by_key = {name.removeprefix(prefix): [name] for name in names}
+        weights = {key: value for key, value in names_by_key.items() if key not in tables}
         fill(model, weights, stored, torch.float32, str(folder))
         model.t_embed = _with_weights(TimeEmbedding(model.config.hidden_size), model.t_embed.state_dict())
         return model.eval()
@@ -255,18 +255,20 @@ class ThinkSound(nn.Module):
 
     def _filled(self, conditions: PackedConditions, modality: Modality, lengths: list[int]) -> PackedModality:
         """The modality with the null embedding in every sample that lacks it; the batch itself is not changed."""
-        given = conditions.features.get(modality)
-        if given is not None and all(given.rows.lengths):
-            return given
+        features = conditions.features.get(modality)
+        if features is not None and all(features.rows.lengths):
+            return features
         null_1C = getattr(self, _NULLS[modality])
         device = null_1C.device
-        found = conditions.lengths(modality)
-        pieces = iter(given.values_RC.split([n for n in found if n]) if given is not None else ())
+        given_lengths = conditions.lengths(modality)
+        pieces = iter(
+            features.values_RC.split([n for n in given_lengths if n]) if features is not None else ()
+        )
         parts = []
-        for length, wanted in zip(found, lengths, strict=True):
-            null = null_1C if len(null_1C) == wanted else null_1C.expand(wanted, -1)
+        for length, target_length in zip(given_lengths, lengths, strict=True):
+            null = null_1C if len(null_1C) == target_length else null_1C.expand(target_length, -1)
             parts.append(next(pieces) if length else null)
-        rows = rows_of([len(part) for part in parts], device)
+        rows = rows_of([len(sample_rows) for sample_rows in parts], device)
         return PackedModality(torch.cat(parts), torch.zeros(rows.total, device=device), rows)
 
     def _pooled(self, caption: PackedModality, pooled: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -286,9 +288,9 @@ class ThinkSound(nn.Module):
         placed_RC = sync.values_RC + self.sync_pos_emb[0, 0][sync.rows.place_R % SYNC_SEGMENT]
         projected_RC = self.sync_input_proj(placed_RC, sync.rows)
         index, start = [], 0
-        for rows, wanted in zip(sync.rows.lengths, latents.lengths, strict=True):
+        for rows, num_latents in zip(sync.rows.lengths, latents.lengths, strict=True):
             numbers = torch.arange(rows, dtype=torch.float32)[None, None]
-            nearest = functional.interpolate(numbers, size=wanted, mode="nearest-exact")[0, 0]
+            nearest = functional.interpolate(numbers, size=num_latents, mode="nearest-exact")[0, 0]
             index.append(nearest.long() + start)
             start += rows
         nearest_L = torch.cat(index).to(projected_RC.device)
@@ -320,12 +322,12 @@ def _spline_on_latents(frames_RC: Tensor, frames: SampleRows, latents: SampleRow
     from scipy.interpolate import CubicSpline
 
     parts = []
-    for piece_FC, wanted in zip(frames_RC.split(frames.lengths), latents.lengths, strict=True):
+    for piece_FC, num_latents in zip(frames_RC.split(frames.lengths), latents.lengths, strict=True):
         count = len(piece_FC)
-        if count in (1, wanted):
-            parts.append(piece_FC.expand(wanted, -1))
+        if count in (1, num_latents):
+            parts.append(piece_FC.expand(num_latents, -1))
             continue
         spline = CubicSpline(np.linspace(0, 1, count), np.eye(count), bc_type="natural")
-        weights_TF = torch.from_numpy(spline(np.linspace(0, 1, wanted))).to(piece_FC)
+        weights_TF = torch.from_numpy(spline(np.linspace(0, 1, num_latents))).to(piece_FC)
         parts.append(weights_TF @ piece_FC)
     return torch.cat(parts)

@@ -52,7 +52,7 @@ class Listener(Oracle):
         assert context is not None
         self.contexts.append(AudioContext(context.latents_LD.clone(), context.state_L.clone()))
         made_TD = super().sample_latents(conditions, count, settings, key, context)
-        self.made.append(torch.where(self.contexts[-1].kept_L[:, None], context.latents_LD, made_TD).clone())
+        self.made.append(torch.where(self.contexts[-1].fixed_L[:, None], context.latents_LD, made_TD).clone())
         return self.made[-1]
 
 
@@ -127,10 +127,10 @@ def test_the_model_hears_a_track_without_its_offset() -> None:
 @pytest.mark.parametrize(
     ("operation", "inside", "outside"),
     [
-        ("extend", LatentState.HIDDEN, LatentState.KEPT),
-        ("inpaint", LatentState.HIDDEN, LatentState.KEPT),
-        ("add", LatentState.SHOWN, LatentState.SHOWN),
-        ("remove", LatentState.SHOWN, LatentState.KEPT),
+        ("extend", LatentState.HIDDEN, LatentState.FIXED),
+        ("inpaint", LatentState.HIDDEN, LatentState.FIXED),
+        ("add", LatentState.VISIBLE, LatentState.VISIBLE),
+        ("remove", LatentState.VISIBLE, LatentState.FIXED),
     ],
 )
 def test_what_an_operation_shows_of_the_track(
@@ -155,9 +155,9 @@ def test_a_later_window_keeps_the_end_of_the_one_before_it() -> None:
     assert len(listener.contexts) >= 4
     done_TD = listener.contexts[0].latents_LD[:7]
     for context, made_TD in zip(listener.contexts, listener.made, strict=True):
-        kept = int(context.kept_L.sum())
+        kept = int(context.fixed_L.sum())
         assert len(context.state_L) == 20 and kept >= round(20 * CONTEXT_SHARE)
-        assert bool(context.kept_L[:kept].all()) and not bool(context.state_L[kept:].any())
+        assert bool(context.fixed_L[:kept].all()) and not bool(context.state_L[kept:].any())
         assert torch.equal(context.latents_LD[:kept], done_TD[-kept:]), "the sound that was made before it"
         done_TD = torch.cat([done_TD, made_TD[kept:]])
 

@@ -284,7 +284,7 @@ def test_kept_latents_lie_on_their_path_at_every_step() -> None:
     assert [t for t, _ in recorder.asked] == [0.0, 0.25, 0.5, 0.75]
     for t, x in recorder.asked:
         path = on_path(noise, track, torch.tensor(t, dtype=torch.float64))
-        assert torch.equal(x[context.kept_L], path[context.kept_L]), t
+        assert torch.equal(x[context.fixed_L], path[context.fixed_L]), t
         torch.testing.assert_close(x[3:6], noise[3:6] + t)
 
 
@@ -294,7 +294,7 @@ def test_the_context_is_in_both_branches_unless_it_is_guided(
 ) -> None:
     model, packed = guided
     track, x = torch.randn(2, 9, 8, dtype=torch.float64, generator=dice(4)).unbind(0)
-    context = span_context(track, 3, 6, LatentState.SHOWN)
+    context = span_context(track, 3, 6, LatentState.VISIBLE)
     latents, t_B, bare = rows_of([9], CPU), torch.tensor([0.25]), packed.without(MODALITIES)
 
     def velocity(conditions: PackedConditions, heard: AudioContext) -> Tensor:
@@ -320,22 +320,22 @@ def test_training_contexts(kind: Any) -> None:
         states = {LatentState(int(state)) for state in context.state_L.unique()}
         seen |= states
         if kind == "end":
-            kept = context.kept_L.long()
+            kept = context.fixed_L.long()
             assert bool(kept[0]) and not bool((kept.diff() > 0).any()) and not bool(kept[-1])
         if kind == "spans":
-            assert 0 < int(context.kept_L.sum()) < 20
+            assert 0 < int(context.fixed_L.sum()) < 20
         assert torch.equal(
-            context.latents_LD[context.kept_L], wanted[context.kept_L]
+            context.latents_LD[context.fixed_L], wanted[context.fixed_L]
         )  # kept is what is wanted
         if kind == "pair":
-            shown = context.state_L == LatentState.SHOWN
+            shown = context.state_L == LatentState.VISIBLE
             assert bool(shown.any()) and torch.equal(context.latents_LD[shown], given[shown])
     states_of = {
         "everything": {LatentState.HIDDEN},
-        "nothing": {LatentState.SHOWN},
-        "spans": {LatentState.HIDDEN, LatentState.KEPT},
-        "end": {LatentState.HIDDEN, LatentState.KEPT},
-        "pair": {LatentState.SHOWN, LatentState.KEPT},
+        "nothing": {LatentState.VISIBLE},
+        "spans": {LatentState.HIDDEN, LatentState.FIXED},
+        "end": {LatentState.HIDDEN, LatentState.FIXED},
+        "pair": {LatentState.VISIBLE, LatentState.FIXED},
     }
     assert seen == states_of[kind]
 

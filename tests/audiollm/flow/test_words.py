@@ -38,7 +38,7 @@ def test_words_stand_at_the_seconds_nearest_to_them_in_their_sentence(
     text: str, times_s: dict[str, float]
 ) -> None:
     words = Words.of([text, text])
-    found = {words.known[row.word]: row.at_s for row in words.rows(text)}
+    found = {words.vocabulary[row.word]: row.at_s for row in words.rows(text)}
     assert {word: found[word] for word in times_s} == times_s
 
 
@@ -60,7 +60,7 @@ def test_units_of_time(text: str, times_s: float) -> None:
 def test_rows_at_no_time_are_those_of_an_encoder_without_times() -> None:
     """Rows of pretrained encoders have no times; other times change the velocity."""
     torch.manual_seed(0)
-    encoder = WordEncoder(len(WORDS.known), 32)
+    encoder = WordEncoder(len(WORDS.vocabulary), 32)
     values_RC = torch.tensor(WORDS.rows(TEXT))
     config = MMDiTConfig(latent_dim=4, latent_rate=20.0, hidden_size=32, num_heads=2, multi_stream_blocks=1,
         single_stream_blocks=1, frames_dim=0, sync_dim=0, caption_dim=0, cot_dim=32)  # fmt: skip

@@ -216,8 +216,8 @@ def test_every_sample_is_one_that_sound_models_read(run: Path) -> None:
     assert not bad and len({sample.id for sample in samples}) == len(samples)
     for sample in samples:
         request = sound_request(sample, "cot.jsonl")
-        assert request.caption and request.cot and request.video is not None and request.wanted is not None
-        wanted = load(request.wanted.path, request.wanted.start_s, request.wanted.end_s)
+        assert request.caption and request.cot and request.video is not None and request.target is not None
+        wanted = load(request.target.path, request.target.start_s, request.target.end_s)
         assert wanted.samples_CN.any()
         if request.track is not None:  # `encode_latents` takes two sounds of one length
             assert load(request.track.path).samples_CN.shape == wanted.samples_CN.shape
