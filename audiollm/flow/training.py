@@ -225,12 +225,10 @@ def _window_latents(config: TrainFlowConfig, facts: CorpusFacts) -> int | None:
 def _released_shape(
     config: TrainFlowConfig, facts: CorpusFacts, conditions: Mapping[str, ConditionFacts]
 ) -> ThinkSoundConfig:
-    names_without_encoder = sorted(
-        name for name, condition in conditions.items() if condition.kind != "features"
-    )
-    if names_without_encoder:
+    unencoded_names = sorted(name for name, condition in conditions.items() if condition.kind != "features")
+    if unencoded_names:
         raise StageError(
-            f"preset thinksound takes features of pretrained encoders, and {', '.join(names_without_encoder)} have none",
+            f"preset thinksound takes features of pretrained encoders, and {', '.join(unencoded_names)} have none",
             "name encoders in `encode_latents`, with pads: true",
             2,
         )
