@@ -34,14 +34,14 @@ class DueText:
     tag: str = ""
     """Name of a new speaker, written before the text and not said: `[SPEAKER1]`."""
     speaker: str | None = None
-    said: SpokenSpan | None = None
+    spoken_span: SpokenSpan | None = None
     source_s: float = 0.0
     """Duration of the source that it translates; 0 where it is not known."""
     is_glued: bool = False
     """Whether it follows the piece before without a space."""
 
     @property
-    def written(self) -> str:
+    def tagged_text(self) -> str:
         """The text behind its tag."""
         return f"{self.tag} {self.text}" if self.tag else self.text
 
@@ -120,17 +120,17 @@ def units_due(recording: AlignedRecording, ends_s: Sequence[float]) -> list[DueT
     if recording.target_words:
         counted["target_words"] = len(recording.target_words)
     if len(set(counted.values())) > 1:
-        told = ", ".join(f"{number} {name}" for name, number in counted.items())
-        raise BadSample(recording.audio, recording.id, told, "cannot be aligned")
-    said: list[SpokenSpan | None] = [None] * len(units)
+        counts = ", ".join(f"{number} {name}" for name, number in counted.items())
+        raise BadSample(recording.audio, recording.id, counts, "cannot be aligned")
+    spans: list[SpokenSpan | None] = [None] * len(units)
     if recording.target_words and recording.target_audio is not None:
-        said = [
+        spans = [
             SpokenSpan(path=recording.target_audio, start_s=word.start_s, end_s=word.end_s)
             for word in recording.target_words
         ]
     return [
         DueText(unit.text, end_s, "", recording.speaker, span, is_glued=unit.is_glued)
-        for unit, end_s, span in zip(units, itertools.accumulate(ends_s, max), said, strict=True)
+        for unit, end_s, span in zip(units, itertools.accumulate(ends_s, max), spans, strict=True)
     ]
 
 
@@ -196,11 +196,11 @@ def stream_sample(
         over[at] = max(over[at], source_end)
     content: list[Part] = []
     durations_s: list[float] = []
-    said = 0
-    for own in pieces:
-        content.append(TextPart(text=_joined(own)))
-        spans = _spans(own, speak, said)
-        said += len(spans)
+    num_spoken = 0
+    for chunk_pieces in pieces:
+        content.append(TextPart(text=_join_due_texts(chunk_pieces)))
+        spans = _spans(chunk_pieces, speak, num_spoken)
+        num_spoken += len(spans)
         content += [AudioPart(path=span.path, start_s=span.start_s, end_s=span.end_s) for span in spans]
         durations_s.append(round(sum(span.end_s - span.start_s for span in spans), 4))
     system = [Message(role="system", content=[TextPart(text=shape.instruction)])] if shape.instruction else []
@@ -211,7 +211,9 @@ def stream_sample(
     if any(durations_s):
         metadata["durations_s"] = durations_s
     if any(piece.source_s for piece in due):
-        metadata["source_durations_s"] = [round(sum(piece.source_s for piece in own), 4) for own in pieces]
+        metadata["source_durations_s"] = [
+            round(sum(piece.source_s for piece in chunk_pieces), 4) for chunk_pieces in pieces
+        ]
     if recording.split is not None:
         metadata["split"] = recording.split
     return Sample(
@@ -229,10 +231,10 @@ def stream_sample(
 # Private
 
 
-def _joined(pieces: Sequence[DueText]) -> str:
+def _join_due_texts(pieces: Sequence[DueText]) -> str:
     text = ""
     for piece in pieces:
-        text += piece.written if piece.is_glued or not text else f" {piece.written}"
+        text += piece.tagged_text if piece.is_glued or not text else f" {piece.tagged_text}"
     return text
 
 
@@ -240,17 +242,21 @@ def _spans(pieces: Sequence[DueText], speak: Speak | None, number: int) -> list[
     """Return the speech of an action: spans of one recording in a row are one."""
     spans: list[SpokenSpan] = []
     for (is_said, speaker), group in itertools.groupby(
-        pieces, key=lambda piece: (piece.said is not None, piece.speaker)
+        pieces, key=lambda piece: (piece.spoken_span is not None, piece.speaker)
     ):
-        own = list(group)
+        group_pieces = list(group)
         if not is_said:
             if speak is not None:
                 spans.append(
-                    speak(_joined([_untagged(piece) for piece in own]), speaker, number + len(spans))
+                    speak(
+                        _join_due_texts([_untagged(piece) for piece in group_pieces]),
+                        speaker,
+                        number + len(spans),
+                    )
                 )
             continue
-        for piece in own:
-            span = piece.said
+        for piece in group_pieces:
+            span = piece.spoken_span
             assert span is not None  # by the key of the group
             last = spans[-1] if spans else None
             if last is not None and last.path == span.path and span.start_s >= last.end_s - SLACK_S:

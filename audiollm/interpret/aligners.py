@@ -86,7 +86,7 @@ def _ends(line: str) -> list[float] | str:
     value = value.get("ends") if isinstance(value, dict) else value
     if not isinstance(value, list) or not all(map(_is_time, value)):
         raise ValueError(wrong)
-    return [float(each) for each in value]
+    return [float(seconds) for seconds in value]
 
 
 def _is_time(value: object) -> bool:

@@ -59,17 +59,20 @@ class AttentionAligner:
             raise BadSample(
                 recording.audio, recording.id, f"audio: {error.reason}", "cannot be read"
             ) from None
-        heard = self._generator.heard(waveform)
+        input_audio = self._generator.heard(waveform)
         try:
-            found = heard_attention(self._generator, self._prompt, heard, recording.target, self._layers)
+            attention = heard_attention(
+                self._generator, self._prompt, input_audio, recording.target, self._layers
+            )
         except ValueError as error:
             raise BadSample(recording.audio, recording.id, str(error), NOT_ALIGNED) from None
-        if self._min_logprob is not None and found.logprob < self._min_logprob:
-            reason = f"the model gives the translation {found.logprob:.2f} nats per token, below {self._min_logprob:g}"
+        if self._min_logprob is not None and attention.logprob < self._min_logprob:
+            logprob = f"{attention.logprob:.2f} nats per token, below {self._min_logprob:g}"
+            reason = f"the model gives the translation {logprob}"
             raise BadSample(recording.audio, recording.id, reason, NOT_ALIGNED)
-        units_NT = unit_attention(found.tokens_NT, found.offsets, recording.target)
+        units_NT = unit_attention(attention.tokens_NT, attention.offsets, recording.target)
         rows = attended_rows(units_NT)
-        row_s = waveform.duration_s / found.heard_rows
+        row_s = waveform.duration_s / attention.heard_rows
         return [min(waveform.duration_s, (row + 1) * row_s) for row in rows]
 
 
@@ -89,7 +92,7 @@ class HeardAttention:
 
 @torch.inference_mode()
 def heard_attention(
-    generator: Generator, prompt: str, heard: PartAudio, target: str, layers: Sequence[int]
+    generator: Generator, prompt: str, input_audio: PartAudio, target: str, layers: Sequence[int]
 ) -> HeardAttention:
     """Run the model over a recording and its translation, and return what the translation looks at.
 
@@ -100,9 +103,9 @@ def heard_attention(
     if not target.strip():
         raise ValueError("there is no translation")
     system = [Message(role="system", content=[TextPart(text=prompt)])] if prompt else []
-    asked = [*system, Message(role="user", content=[AudioPart(path="(heard)")])]
-    messages = [*asked, Message(role="assistant", content=[TextPart(text=target)])]
-    spans = template.layout(messages, [size_of(heard)])
+    prompt_messages = [*system, Message(role="user", content=[AudioPart(path="(heard)")])]
+    messages = [*prompt_messages, Message(role="assistant", content=[TextPart(text=target)])]
+    spans = template.layout(messages, [size_of(input_audio)])
     starts = [0]
     for span in spans:
         starts.append(starts[-1] + span.rows)
@@ -115,12 +118,12 @@ def heard_attention(
         for span, start in zip(spans, starts, strict=False)
         if span.is_content and span.is_target and span.kind == Kind.TEXT
     )
-    if isinstance(heard, Tensor):
-        rows = heard.shape[1]
+    if isinstance(input_audio, Tensor):
+        rows = input_audio.shape[1]
         heard_at += 1 + (template.num_codebooks - 1) // 2  # BOS, and half of the delay of the last codebook
     else:
         rows = next(span.rows for span in spans if span.kind == Kind.FEATURE)
-    batch = pack([template.compile(messages, [heard])]).to(next(model.parameters()).device)
+    batch = pack([template.compile(messages, [input_audio])]).to(next(model.parameters()).device)
     looking = _RecordedAttention(
         model.attend_packed(batch, model.embed_rows(batch)),
         batch,
@@ -128,13 +131,13 @@ def heard_attention(
         torch.arange(heard_at, heard_at + rows),
         layers,
     )
-    hidden_SC = _run(model, batch, looking)
-    own = batch.text_weights > 0
-    logits_XV = model.text_logits(hidden_SC[batch.text_target_index[own]]).float()
-    logprob_X = logits_XV.log_softmax(-1).gather(1, batch.text_targets[own][:, None])
+    hidden_SC = _run_recording_attention(model, batch, looking)
+    target_positions = batch.text_weights > 0
+    logits_XV = model.text_logits(hidden_SC[batch.text_target_index[target_positions]]).float()
+    logprob_X = logits_XV.log_softmax(-1).gather(1, batch.text_targets[target_positions][:, None])
     encoded = template.tokenizer.encode(target, add_special_tokens=False)
     return HeardAttention(
-        torch.stack(looking.found).mean(0).cpu(),
+        torch.stack(looking.recorded).mean(0).cpu(),
         [(int(start), int(end)) for start, end in encoded.offsets],
         rows,
         float(logprob_X.mean()),
@@ -147,8 +150,10 @@ def unit_attention(tokens_NT: Tensor, offsets: Sequence[tuple[int, int]], target
     units = target_units(target)
     for unit in units:
         end = unit.start + len(unit.text)
-        own = [place for place, (first, last) in enumerate(offsets) if first < end and last > unit.start]
-        rows.append(tokens_NT[own].mean(0) if own else torch.zeros_like(tokens_NT[0]))
+        token_places = [
+            place for place, (first, last) in enumerate(offsets) if first < end and last > unit.start
+        ]
+        rows.append(tokens_NT[token_places].mean(0) if token_places else torch.zeros_like(tokens_NT[0]))
     return torch.stack(rows)
 
 
@@ -163,12 +168,12 @@ def attended_rows(units_NT: Tensor) -> list[int]:
         levelled_NT = (levelled_NT - levelled_NT.mean(0)) / deviation_T.clamp(min=1e-12)
     padded_N1T = torch.nn.functional.pad(levelled_NT[:, None], (SMOOTHED_ROWS // 2,) * 2, mode="replicate")
     smoothed_NT = torch.nn.functional.avg_pool1d(padded_N1T, SMOOTHED_ROWS, 1)[:, 0]
-    found = []
+    last_rows = []
     for values_T in smoothed_NT:
         row = int(values_T.argmax())
         below = (values_T[row:] < values_T[row] / 2).nonzero()
-        found.append(row + int(below[0]) - 1 if len(below) else len(values_T) - 1)
-    return found
+        last_rows.append(row + int(below[0]) - 1 if len(below) else len(values_T) - 1)
+    return last_rows
 
 
 # Private
@@ -185,7 +190,7 @@ class _RecordedAttention:
     heard_T: Tensor
     """Positions of the rows that are looked at."""
     layers: Sequence[int]
-    found: list[Tensor] = field(default_factory=list)
+    recorded: list[Tensor] = field(default_factory=list)
 
     def __call__(self, layer: int, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> Tensor:
         if layer in self.layers:
@@ -197,11 +202,11 @@ class _RecordedAttention:
             window = self.attend.config.window_of(layer)
             hidden_QS = (behind_QS < 0) | (behind_QS >= (window or len(row_of_S)))
             scores_HQS = scores_HQS.masked_fill(hidden_QS.to(scores_HQS.device), -torch.inf)
-            self.found.append(scores_HQS.softmax(-1).mean(0)[:, self.heard_T.to(row_of_S.device)])
+            self.recorded.append(scores_HQS.softmax(-1).mean(0)[:, self.heard_T.to(row_of_S.device)])
         return self.attend(layer, q_SHD, k_SGD, v_SGD)
 
 
-def _run(model: DualFFN, batch: PackedBatch, attend: _RecordedAttention) -> Tensor:
+def _run_recording_attention(model: DualFFN, batch: PackedBatch, attend: _RecordedAttention) -> Tensor:
     """Hidden states of all rows, as `DualFFN.forward` with another attention."""
     cosine, sine = model.row_angles(batch)
     rows = Rows(batch.num_text, cosine[:, None], sine[:, None], attend)

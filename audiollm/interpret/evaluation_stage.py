@@ -95,7 +95,7 @@ def run_evaluate_interpreter(config: EvaluateInterpreterConfig, context: Context
             "see set_aside.jsonl; `compose_streams` takes the split of a recording from its key `split`",
             2,
         )
-    codec = _codec(config, policy)
+    codec = _codec_of_policy(config, policy)
     acted = interpret_streams(
         policy,
         prompts,
@@ -110,19 +110,19 @@ def run_evaluate_interpreter(config: EvaluateInterpreterConfig, context: Context
     )
     texts = [[action.text.strip() for action in actions] for actions in acted]
     outputs = []
-    for index, (prompt, actions, said) in enumerate(zip(prompts, acted, texts, strict=True)):
+    for index, (prompt, actions, stream_texts) in enumerate(zip(prompts, acted, texts, strict=True)):
         speech, durations_s = None, None
         if codec is not None:
             speech = f"speech/{index}.wav"
             durations_s = write_speech(prompt, actions, codec, context.folder / speech)
-        pieces = said_over(prompt, said, durations_s)
-        outputs.append(logged_stream(index, prompt, pieces, _source(prompt.prompted.prompt), speech))
+        pieces = said_over(prompt, stream_texts, durations_s)
+        outputs.append(logged_stream(index, prompt, pieces, _source_path(prompt.prompted.prompt), speech))
     write_log(context.folder / LOG_NAME, outputs)
     unit = counted_unit(config.language)
     right = [
-        each
-        for prompt, said in zip(prompts, texts, strict=True)
-        for each in right_segments(prompt, said, unit)
+        is_right
+        for prompt, stream_texts in zip(prompts, texts, strict=True)
+        for is_right in right_segments(prompt, stream_texts, unit)
     ]
     bench = InterpretationBench(
         config.language,
@@ -139,7 +139,7 @@ def run_evaluate_interpreter(config: EvaluateInterpreterConfig, context: Context
     return {**figures, "set_aside": len(set_aside.rows)}
 
 
-def _codec(config: EvaluateInterpreterConfig, policy: StreamPolicy) -> Codec | None:
+def _codec_of_policy(config: EvaluateInterpreterConfig, policy: StreamPolicy) -> Codec | None:
     """Return the codec of a model that speaks.
 
     Raises:
@@ -161,13 +161,20 @@ def _codec(config: EvaluateInterpreterConfig, policy: StreamPolicy) -> Codec | N
     return codec
 
 
-def _source(messages: Any) -> str:
+def _source_path(messages: Any) -> str:
     """The path of the recording that is heard."""
-    paths = [part.path for message in messages for part in message.content if hasattr(part, "path")]
+    paths = [
+        content_part.path
+        for message in messages
+        for content_part in message.content
+        if hasattr(content_part, "path")
+    ]
     return str(paths[-1]) if paths else ""
 
 
-def _plan(config: EvaluateInterpreterConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+def _plan_evaluate_interpreter(
+    config: EvaluateInterpreterConfig, plans: Mapping[str, StagePlan]
+) -> StagePlan:
     return StagePlan(
         memory_mb=1500,
         disk_mb=5,
@@ -182,5 +189,5 @@ STAGE = Stage(
     run=run_evaluate_interpreter,
     artifacts={"log": "instances.log", "figures": "figures.json", "report": "report.html"},
     help="interpret held-out streams with a model: latency, quality, and a log for evaluate interpret",
-    plan=_plan,
+    plan=_plan_evaluate_interpreter,
 )

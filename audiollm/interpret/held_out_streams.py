@@ -46,7 +46,9 @@ class StreamPrompt:
     def reference(self) -> list[str]:
         """The text of each action of the reference."""
         return [
-            "".join(part.text for part in action if isinstance(part, TextPart)).strip()
+            "".join(
+                content_part.text for content_part in action if isinstance(content_part, TextPart)
+            ).strip()
             for action in self.sample.messages[-1].actions()
         ]
 
@@ -76,7 +78,7 @@ def interpret_streams(
         for prompt, seed in zip(prompts, seeds, strict=True)
     ]
     acted = policy.run_streams(courses, max_slots)
-    return [each.actions for each in acted]
+    return [stream.actions for stream in acted]
 
 
 def said_over(
@@ -104,7 +106,7 @@ def said_over(
 
 
 def logged_stream(
-    index: int, prompt: StreamPrompt, said: Sequence[SaidPiece], source: str = "", speech: str | None = None
+    index: int, prompt: StreamPrompt, pieces: Sequence[SaidPiece], source: str = "", speech: str | None = None
 ) -> LoggedOutput:
     """Return the line of SimulEval's log for a stream.
 
@@ -113,8 +115,8 @@ def logged_stream(
         speech: path of the sound of an output in speech.
     """
     reference = " ".join(text for text in prompt.reference if text)
-    heard = HeardSource(index, prompt.chunk_ends_s[-1], source, reference, prompt.sample.id)
-    return logged_output(said, heard, speech)
+    heard_source = HeardSource(index, prompt.chunk_ends_s[-1], source, reference, prompt.sample.id)
+    return logged_output(pieces, heard_source, speech)
 
 
 @torch.inference_mode()
@@ -127,7 +129,11 @@ def write_speech(prompt: StreamPrompt, actions: Sequence[Acted], codec: Codec, p
     durations_s = []
     with closing(SpeechFile(path, codec.sample_rate)) as file:
         for action, end_s in zip(actions, prompt.chunk_ends_s, strict=True):
-            codes = [part for part in action.parts if isinstance(part, Tensor) and part.shape[1]]
+            codes = [
+                action_part
+                for action_part in action.parts
+                if isinstance(action_part, Tensor) and action_part.shape[1]
+            ]
             durations_s.append(0.0)
             if codes:
                 samples_1N = codec.decode(torch.cat(codes, dim=1)).float().cpu()
@@ -148,14 +154,17 @@ def right_segments(prompt: StreamPrompt, texts: Sequence[str], unit: Unit = "wor
     segments = [
         ReferenceSegment(0.0, 1.0, tuple(split_units(text, unit))) for text in prompt.reference if text
     ]
-    said = [each for text in texts for each in split_units(text, unit)]
+    spoken_units = [spoken_unit for text in texts for spoken_unit in split_units(text, unit)]
     if not segments:
         return []
-    return [part.units == part.segment.units for part in resegment(said, [0.0] * len(said), segments)]
+    return [
+        segment_output.units == segment_output.segment.units
+        for segment_output in resegment(spoken_units, [0.0] * len(spoken_units), segments)
+    ]
 
 
 def read_streams(
-    policy: StreamPolicy, path: Path, split: str, most: int
+    policy: StreamPolicy, path: Path, split: str, max_streams: int
 ) -> tuple[list[StreamPrompt], list[BadSample]]:
     """Read the streams of a split, evenly picked, and what cannot be interpreted.
 
@@ -168,16 +177,16 @@ def read_streams(
     places = [
         n for n in range(len(source)) if is_of_split(source[n].sample.metadata.get("split") or "train", split)
     ]
-    for number in (places[each] for each in evenly(len(places), most)):
+    for number in (places[place_number] for place_number in evenly(len(places), max_streams)):
         place = f"{source.name} [{number}]"
         try:
-            prompts.append(_prompt(policy, source[number], place))
+            prompts.append(_read_stream_prompt(policy, source[number], place))
         except BadSample as error:
             bad.append(error.with_traceback(None))
     return prompts, bad
 
 
-def _prompt(policy: StreamPolicy, loaded: LoadedSample, place: str) -> StreamPrompt:
+def _read_stream_prompt(policy: StreamPolicy, loaded: LoadedSample, place: str) -> StreamPrompt:
     chunk_frames = loaded.sample.messages[-1].chunk_frames
     if chunk_frames is None:
         raise BadSample(

@@ -42,7 +42,9 @@ class HeardSource:
     """The sample's id, by which the report finds the recording."""
 
 
-def logged_output(said: Sequence[SaidPiece], source: HeardSource, speech: str | None = None) -> LoggedOutput:
+def logged_output(
+    pieces: Sequence[SaidPiece], source: HeardSource, speech: str | None = None
+) -> LoggedOutput:
     """Return what was said over a source as a line of SimulEval's log.
 
     Args:
@@ -56,19 +58,19 @@ def logged_output(said: Sequence[SaidPiece], source: HeardSource, speech: str | 
     if source.id is not None:
         values["id"] = source.id
     if speech is None:
-        units = [(word, each) for each in said for word in each.text.split()]
+        units = [(word, piece) for piece in pieces for word in piece.text.split()]
         values |= {"prediction": " ".join(word for word, _ in units), "prediction_length": len(units)}
     else:
-        units = [("", each) for each in said if each.duration_s]
+        units = [("", piece) for piece in pieces if piece.duration_s]
         values |= {
             "prediction": speech,
             "prediction_offset": 0.0,  # the file begins with the stream, with silence before the first piece
-            "prediction_length": sum(each.duration_s for _, each in units),
-            "transcript": " ".join(each.text for each in said if each.text),
-            "durations": [1000 * each.duration_s for _, each in units],
+            "prediction_length": sum(piece.duration_s for _, piece in units),
+            "transcript": " ".join(piece.text for piece in pieces if piece.text),
+            "durations": [1000 * piece.duration_s for _, piece in units],
         }
-    values["delays"] = [1000 * each.heard_s for _, each in units]
-    elapsed = [1000 * each.elapsed_s for _, each in units if each.elapsed_s is not None]
+    values["delays"] = [1000 * piece.heard_s for _, piece in units]
+    elapsed = [1000 * piece.elapsed_s for _, piece in units if piece.elapsed_s is not None]
     if len(elapsed) == len(units):
         values["elapsed"] = elapsed
     return LoggedOutput.model_validate(values)
@@ -85,15 +87,15 @@ class SpeechFile:
     """
 
     def __init__(self, path: Path, sample_rate: int) -> None:
-        self._sample_rate, self._written = sample_rate, 0
+        self._sample_rate, self._num_written = sample_rate, 0
         self._file = WavWriter(path, sample_rate)
 
     def write(self, samples_1N: Tensor, heard_s: float) -> None:
         """Write a piece that is heard from this time on."""
-        silence = max(0, round(heard_s * self._sample_rate) - self._written)
+        silence = max(0, round(heard_s * self._sample_rate) - self._num_written)
         both_1N = torch.cat([torch.zeros(1, silence), samples_1N], dim=1)
         self._file.write(both_1N)
-        self._written += both_1N.shape[1]
+        self._num_written += both_1N.shape[1]
 
     def close(self) -> None:
         self._file.__exit__(None, None, None)

@@ -58,13 +58,13 @@ class RecordingSpeaker:
         try:
             if not path.exists():
                 voice = self._voice(speaker)
-                said = targets.generator.speak(
+                speech = targets.generator.speak(
                     text, reference=voice, seed=targets.seed + number, sampling=targets.sampling,
                     max_duration_s=targets.max_duration_s,
                 )  # fmt: skip
-                if not said.stopped:
+                if not speech.stopped:
                     raise self._bad(f"the speech of {text!r} did not end within its limit")
-                save(path, said.samples_1N, said.sample_rate)
+                save(path, speech.samples_1N, speech.sample_rate)
             duration_s = load(path).duration_s
         except (ConfigError, AudioError) as error:
             raise self._bad(str(error)) from None
@@ -78,9 +78,13 @@ class RecordingSpeaker:
 
     def _reference(self, speaker: str | None) -> tuple[float, float | None]:
         """Return the span of the source that shows a voice: the speaker's longest segment, or the first words."""
-        own = [each for each in self.recording.segments if each.speaker == speaker and each.due_s is None]
-        if own:
-            longest = max(own, key=lambda each: each.end_s - each.start_s)
+        speaker_segments = [
+            segment
+            for segment in self.recording.segments
+            if segment.speaker == speaker and segment.due_s is None
+        ]
+        if speaker_segments:
+            longest = max(speaker_segments, key=lambda segment: segment.end_s - segment.start_s)
             return longest.start_s, min(longest.end_s, longest.start_s + LONGEST_REFERENCE_S)
         if self.recording.words:
             start_s = self.recording.words[0].start_s

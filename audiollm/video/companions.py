@@ -114,14 +114,18 @@ def copy_facts(old: Any, new: Any, container: str) -> None:
 
 def lost_facts(old: Any, new: Any, companions: Companions) -> list[str]:
     """Tags, languages and chapters of one film that another one does not hold, in words."""
-    lost = [f"the tag {key}" for key in sorted(_facts(old.metadata).keys() - _facts(new.metadata).keys())]
+    lost = [
+        f"the tag {key}" for key in sorted(_film_tags(old.metadata).keys() - _film_tags(new.metadata).keys())
+    ]
     if len(old.chapters()) != len(new.chapters()):
         lost.append(f"{len(old.chapters())} chapters")
     for kind in ("video", "audio", "subtitle"):
         copied = [s for s in old.streams if s.type == kind and s.index in companions.copied(old)]
         streams = zip(copied, [s for s in new.streams if s.type == kind], strict=False)
         for number, (before, after) in enumerate(streams):
-            missing = _facts(before.metadata).keys() - _facts(after.metadata).keys() - {"creation_time"}
+            missing = (
+                _film_tags(before.metadata).keys() - _film_tags(after.metadata).keys() - {"creation_time"}
+            )
             lost += [f"the {key} of {kind} {number + 1}" for key in sorted(missing)]
     return lost
 
@@ -137,7 +141,7 @@ def packets(old: Any, companions: Companions) -> Iterator[Any]:
         if packet.dts is None:  # a cover
             packet.dts = packet.pts = origin
         if index in companions.convert:
-            packet = _converted(packet, companions.convert[index])
+            packet = _convert_subtitle(packet, companions.convert[index])
             if packet is None:
                 continue
         packet.stream = companions.streams[index]
@@ -149,7 +153,7 @@ def packets(old: Any, companions: Companions) -> Iterator[Any]:
 # Private
 
 
-def _converted(packet: Any, convert: Callable[[bytes], bytes]) -> Any | None:
+def _convert_subtitle(packet: Any, convert: Callable[[bytes], bytes]) -> Any | None:
     """A packet of subtitles in another form; None: it holds no text."""
     content = convert(bytes(packet))
     if not content.strip(b"\0"):
@@ -167,7 +171,7 @@ def _converted(packet: Any, convert: Callable[[bytes], bytes]) -> Any | None:
 def _add_companion(stream: Any, new: Any, container: str, companions: Companions, has_chapters: bool) -> None:
     """Add a stream as it is, or its texts; else it is named."""
     codec = None if stream.codec_context is None else stream.codec_context.name
-    if _fits(stream, container):
+    if _can_hold_stream(stream, container):
         companions.streams[stream.index] = new.add_stream_from_template(stream)
     elif codec is not None and codec in _TEXTS and container in _TEXT_CODECS:
         texts = new.add_stream(_TEXT_CODECS[container])
@@ -183,7 +187,7 @@ def _add_companion(stream: Any, new: Any, container: str, companions: Companions
         companions.lost.append(_in_words(stream, codec))
 
 
-def _fits(stream: Any, container: str) -> bool:
+def _can_hold_stream(stream: Any, container: str) -> bool:
     """Whether a container takes a stream as it is."""
     try:
         with av.open(io.BytesIO(), "w", format=container) as trial:
@@ -207,7 +211,7 @@ def _in_words(stream: Any, codec: str | None) -> str:
     return f"{names.get(stream.type, stream.type)} ({', '.join(facts) or f'stream {stream.index}'})"
 
 
-def _facts(tags: Mapping[str, str]) -> dict[str, str]:
+def _film_tags(tags: Mapping[str, str]) -> dict[str, str]:
     """Tags that tell of the film, by their names in small letters and without the language of an MP4's."""
     facts = {
         _LANGUAGE.sub("", key.lower()): text for key, text in tags.items() if not _TECHNICAL.fullmatch(key)

@@ -66,7 +66,7 @@ def video_facts(request: FramesRequest) -> Iterator[VideoInfo]:
     Raises:
         VideoError: it cannot be read.
     """
-    with _opened(request) as (container, stream, _):
+    with _open_pictures(request) as (container, stream, _):
         first = next(_frames(container, stream, request), None)
         if first is None:
             raise VideoError(
@@ -87,7 +87,7 @@ def pictures_end(request: FramesRequest, may_seek: bool = True) -> Iterator[floa
     Raises:
         VideoError: it cannot be read, or is damaged before its end.
     """
-    with _opened(request) as (container, stream, origin_s):
+    with _open_pictures(request) as (container, stream, origin_s):
         length_s = (container.duration or 0) / av.time_base
         has_sought = may_seek and length_s > 2 * _PREROLL_S
         if has_sought:
@@ -111,33 +111,33 @@ def pictures(request: FramesRequest, may_seek: bool = True) -> Iterator[NDArray[
     Raises:
         VideoError: it cannot be read, is damaged, or ends before the last time.
     """
-    with _opened(request) as (container, stream, origin_s):
-        left = list(request.times_s)
-        has_sought = may_seek and left[0] > 2 * _PREROLL_S
+    with _open_pictures(request) as (container, stream, origin_s):
+        remaining_s = list(request.times_s)
+        has_sought = may_seek and remaining_s[0] > 2 * _PREROLL_S
         if has_sought:
-            container.seek(int((origin_s + left[0] - _PREROLL_S) * av.time_base))
-        shown, shown_s, step_s, last_s = None, 0.0, 0.0, _LATE_S
+            container.seek(int((origin_s + remaining_s[0] - _PREROLL_S) * av.time_base))
+        current, current_s, step_s, last_s = None, 0.0, 0.0, _LATE_S
         for frame in _frames(container, stream, request):
             begins_s = (frame.time or 0.0) - origin_s
-            if shown is None and has_sought and begins_s > left[0]:
+            if current is None and has_sought and begins_s > remaining_s[0]:
                 yield from pictures(request, may_seek=False)
                 return
-            while left and shown is not None and begins_s > left[0] + 1e-6:
-                yield _picture(shown, left.pop(0), request)
-            if not left:
+            while remaining_s and current is not None and begins_s > remaining_s[0] + 1e-6:
+                yield _convert_picture(current, remaining_s.pop(0), request)
+            if not remaining_s:
                 return
-            step_s = begins_s - shown_s if shown is not None else 0.0
-            shown, shown_s = frame, begins_s
+            step_s = begins_s - current_s if current is not None else 0.0
+            current, current_s = frame, begins_s
             last_s = _length_s(frame) or _LATE_S
-        if shown is None:
+        if current is None:
             raise VideoError(
                 request.name, "holds no picture that can be decoded: empty or cut off, get it anew"
             )
-        end_s = shown_s + max(step_s, last_s, _LATE_S)
-        for time_s in left:
+        end_s = current_s + max(step_s, last_s, _LATE_S)
+        for time_s in remaining_s:
             if time_s > end_s:
                 raise VideoError(request.name, f"ends at {end_s:.2f} s, and {time_s:.2f} s is asked for")
-            yield _picture(shown, time_s, request)
+            yield _convert_picture(current, time_s, request)
 
 
 def shown_stream(container: Any, name: str | Path) -> Any:
@@ -156,7 +156,7 @@ def shown_stream(container: Any, name: str | Path) -> Any:
 
 
 @contextlib.contextmanager
-def _opened(request: FramesRequest) -> Iterator[tuple[Any, Any, float]]:
+def _open_pictures(request: FramesRequest) -> Iterator[tuple[Any, Any, float]]:
     """The container, its pictures, and the second that time is counted from, which sound and pictures share."""
     with contextlib.ExitStack() as stack:
         try:
@@ -192,10 +192,10 @@ def _quarter_turns(frame: Any) -> int:
     return round(frame.rotation / 90) % 4
 
 
-def _picture(frame: Any, time_s: float, request: FramesRequest) -> NDArray[np.uint8]:
+def _convert_picture(frame: Any, time_s: float, request: FramesRequest) -> NDArray[np.uint8]:
     shown_HWC = np.rot90(frame.to_ndarray(format="rgb24"), _quarter_turns(frame))
     if request.boxes:
-        shown_HWC = _cut(shown_HWC, _box_at(request.boxes, time_s), request)
+        shown_HWC = _crop_region(shown_HWC, _box_at(request.boxes, time_s), request)
     if request.size is not None:
         shown_HWC = _squared(shown_HWC, request.size)
     return np.ascontiguousarray(shown_HWC)
@@ -206,7 +206,9 @@ def _box_at(boxes: tuple[Box, ...], time_s: float) -> NDArray[np.float64]:
     return np.array([np.interp(time_s, places[:, 0], places[:, column]) for column in range(1, 5)])
 
 
-def _cut(shown_HWC: NDArray[np.uint8], box: NDArray[np.float64], request: FramesRequest) -> NDArray[np.uint8]:
+def _crop_region(
+    shown_HWC: NDArray[np.uint8], box: NDArray[np.float64], request: FramesRequest
+) -> NDArray[np.uint8]:
     height, width = shown_HWC.shape[:2]
     left, top = (max(0, round(value)) for value in box[:2])
     right, bottom = min(width, round(box[0] + box[2])), min(height, round(box[1] + box[3]))

@@ -54,7 +54,7 @@ def replaced(request: ReplaceRequest) -> Iterator[None]:
         VideoError: `source` has no pictures or cannot be read, or its pictures do not go into such a file.
     """
     samples_CN = np.load(request.samples, mmap_mode="r")
-    with _opened(request) as (old, new, companions, stream):
+    with _open_films(request) as (old, new, companions, stream):
         sound, sound_s = encoded_sound(new, stream, samples_CN, request.sample_rate), 0.0
         for number, packet in enumerate(packets(old, companions)):
             while sound_s <= float((packet.dts or 0) * packet.time_base) and next(sound, _END) is not _END:
@@ -71,7 +71,7 @@ def lost(request: ReplaceRequest) -> Iterator[list[str]]:
     Raises:
         VideoError: `source` has no pictures or cannot be read, or its pictures do not go into such a file.
     """
-    with _opened(request) as (old, new, companions, stream):
+    with _open_films(request) as (old, new, companions, stream):
         for packet in itertools.islice(packets(old, companions), _TRIAL_PACKETS):
             new.mux(packet)
         silence_CN = np.zeros((request.channels, request.sample_rate // 10), np.float32)
@@ -85,7 +85,7 @@ def lost(request: ReplaceRequest) -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def _opened(request: ReplaceRequest) -> Iterator[tuple[Any, Any, Companions, Any]]:
+def _open_films(request: ReplaceRequest) -> Iterator[tuple[Any, Any, Companions, Any]]:
     """The old film, the new one with its streams, and that of its sound."""
     streams: list[Any] = []
     try:

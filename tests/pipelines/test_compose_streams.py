@@ -68,7 +68,7 @@ def test_speakers_are_marked_where_they_change() -> None:
             segment(1.5, 3, "C", speaker="y"),
         ]
     )
-    assert [piece.written for piece in segments_due(both, speaker_tags=True)] == [
+    assert [piece.tagged_text for piece in segments_due(both, speaker_tags=True)] == [
         "[SPEAKER0] A",
         "B",
         "[SPEAKER1] C",

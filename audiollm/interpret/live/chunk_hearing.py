@@ -43,20 +43,20 @@ class ChunkHearing:
         Samples that are not finite are heard as silence.
         """
         finite_1N = torch.where(samples_1N.isfinite(), samples_1N, 0.0)
-        return self._whole(self._encoder.push(self._level.push(finite_1N)))
+        return self._whole_chunks(self._encoder.push(self._level.push(finite_1N)))
 
     def flush(self) -> list[Tensor]:
         """Return the last chunks; the last one may be shorter."""
-        chunks = self._whole(self._encoder.push(self._level.flush()))
-        chunks += self._whole(self._encoder.flush())
+        chunks = self._whole_chunks(self._encoder.push(self._level.flush()))
+        chunks += self._whole_chunks(self._encoder.flush())
         if self._codes_KT.shape[1]:
             chunks.append(self._codes_KT)
             self._codes_KT = self._codes_KT[:, :0]
         return chunks
 
-    def _whole(self, codes_KT: Tensor) -> list[Tensor]:
+    def _whole_chunks(self, codes_KT: Tensor) -> list[Tensor]:
         self._codes_KT = torch.cat([self._codes_KT, codes_KT.cpu()], dim=1)
-        whole = self._codes_KT.shape[1] // self._chunk_frames * self._chunk_frames
-        chunks = self._codes_KT[:, :whole].split(self._chunk_frames, dim=1) if whole else ()
-        self._codes_KT = self._codes_KT[:, whole:]
+        num_frames = self._codes_KT.shape[1] // self._chunk_frames * self._chunk_frames
+        chunks = self._codes_KT[:, :num_frames].split(self._chunk_frames, dim=1) if num_frames else ()
+        self._codes_KT = self._codes_KT[:, num_frames:]
         return list(chunks)

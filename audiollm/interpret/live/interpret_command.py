@@ -100,16 +100,16 @@ def interpret_live(
             try:
                 for action in _actions(session, pieces, interrupts):
                     outputs.take(action)
-                    _show(console, action, session)
+                    _print_action(console, action, session)
             except (ConfigError, StageError) as error:  # no microphone, damage in a file, no room left
                 if not session.chunks:
                     raise
                 problem = error
-            if interrupts.asked:
+            if interrupts.is_requested:
                 console.print("stopped", style="yellow")
             for action in session.finish():
                 outputs.take(action)
-                _show(console, action, session)
+                _print_action(console, action, session)
         except KeyboardInterrupt:
             console.print("stopped before the end of what was heard", style="yellow")
         except StageError as error:
@@ -118,10 +118,10 @@ def interpret_live(
             from audiollm.evaluate.interpret.logged_outputs import LOG_NAME, write_log
 
             speech = str(Path(to).resolve()) if to and to != "speaker" else ""
-            heard = "" if source == MICROPHONE else str(Path(source).resolve())
-            write_log(log / LOG_NAME, [session.log(0, heard, translation, speech)])
+            source_path = "" if source == MICROPHONE else str(Path(source).resolve())
+            write_log(log / LOG_NAME, [session.log(0, source_path, translation, speech)])
     console.print(
-        f"{session.chunks} chunks, {len(session.said)} with words or speech; "
+        f"{session.chunks} chunks, {len(session.said_pieces)} with words or speech; "
         f"real-time factor {session.real_time_factor:.2f}, {session.behind_s:.1f} s behind at the end",
         style="dim",
         highlight=False,
@@ -175,7 +175,7 @@ class _Interrupts:
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
-        self.asked = False
+        self.is_requested = False
 
     def __enter__(self) -> _Interrupts:
         self._before = [signal.signal(number, self._take) for number in self.SIGNALS]
@@ -186,19 +186,19 @@ class _Interrupts:
             signal.signal(number, handler)
 
     def _take(self, number: int, frame: Any) -> None:
-        if self.asked:
+        if self.is_requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.is_requested = True
 
 
 def _actions(session: LiveSession, pieces: Iterator[Tensor], interrupts: _Interrupts) -> Iterator[LiveAction]:
     for piece_1N in pieces:
         yield from session.hear(piece_1N)
-        if interrupts.asked:
+        if interrupts.is_requested:
             return
 
 
-def _show(console: Console, action: LiveAction, session: LiveSession) -> None:
+def _print_action(console: Console, action: LiveAction, session: LiveSession) -> None:
     """Print an action that says something; and every ten chunks that the session is behind."""
     if action.speaks:
         lag = action.elapsed_s - action.heard_s

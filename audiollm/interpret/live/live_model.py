@@ -51,9 +51,9 @@ class LiveModel:
             )
         generator = Generator.from_pretrained(model, codec)
         if chunk_s is not None:
-            frames = _whole_frames(chunk_s, generator.codec.frame_rate)
-        told = prompt if prompt is not None else trained.stream_prompt
-        messages = (Message(role="system", content=[TextPart(text=told)]),) if told else ()
+            frames = _frames_of_chunk(chunk_s, generator.codec.frame_rate)
+        system_prompt = prompt if prompt is not None else trained.stream_prompt
+        messages = (Message(role="system", content=[TextPart(text=system_prompt)]),) if system_prompt else ()
         return cls(generator, required(frames), messages, bool(trained.stream_speaks))
 
     @property
@@ -83,7 +83,7 @@ class LiveModel:
 # Private
 
 
-def _whole_frames(chunk_s: float, frame_rate: float) -> int:
+def _frames_of_chunk(chunk_s: float, frame_rate: float) -> int:
     """Return the code frames of a chunk.
 
     Raises:

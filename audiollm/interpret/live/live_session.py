@@ -99,7 +99,9 @@ class LiveSession:
     ) -> None:
         self._codec, self._options, self._clock = codec, options, clock
         self._hearing = ChunkHearing(codec, options.chunk_frames)
-        self._engine = Engine(model, template, 1, _slot_length(model, template, options, codec.frame_rate))
+        self._engine = Engine(
+            model, template, 1, _live_slot_length(model, template, options, codec.frame_rate)
+        )
         request = OpenRequest(
             options.messages, options.seed, (), options.sampling, options.limits, options.answer,
             silence_bias=options.silence_bias,
@@ -118,7 +120,7 @@ class LiveSession:
         self._compute_s = 0.0
         self._hearing_s = 0.0
         """Computation on sound that has completed no chunk yet."""
-        self.said: list[SaidPiece] = []
+        self.said_pieces: list[SaidPiece] = []
         """Actions with words or speech."""
 
     @property
@@ -166,8 +168,8 @@ class LiveSession:
         Args:
             prediction: path of the output's sound, for an output in speech.
         """
-        heard = HeardSource(index, self._heard_s, source, reference)
-        return logged_output(self.said, heard, prediction or None)
+        heard_source = HeardSource(index, self._heard_s, source, reference)
+        return logged_output(self.said_pieces, heard_source, prediction or None)
 
     def _act(self, chunks: Sequence[Tensor], began: float, end_s: float = math.inf) -> Iterator[LiveAction]:
         """
@@ -183,8 +185,8 @@ class LiveSession:
                 ) from None
             acted = None
             while acted is None:
-                acted = next((each for each in self._engine.step() if isinstance(each, Acted)), None)
-            samples_1N = self._spoken(acted)
+                acted = next((event for event in self._engine.step() if isinstance(event, Acted)), None)
+            samples_1N = self._decode_speech(acted)
             now = self._clock()
             last_s, began = now - began, now
             compute_s, earlier_s, self._hearing_s = self._hearing_s + last_s, self._hearing_s, 0.0
@@ -199,18 +201,18 @@ class LiveSession:
             self._compute_s += compute_s
             if action.speaks:
                 duration_s = samples_1N.shape[1] / self._codec.sample_rate
-                self.said.append(SaidPiece(acted.text.strip(), heard_s, self._ready_s, duration_s))
+                self.said_pieces.append(SaidPiece(acted.text.strip(), heard_s, self._ready_s, duration_s))
             yield action
 
-    def _spoken(self, acted: Acted) -> Tensor:
-        codes = [part for part in acted.parts if isinstance(part, Tensor)]
+    def _decode_speech(self, acted: Acted) -> Tensor:
+        codes = [action_part for action_part in acted.parts if isinstance(action_part, Tensor)]
         if not codes:
             return torch.zeros(1, 0)
         pieces = [self._voice.push(torch.cat(codes, dim=1)).cpu(), self._voice.flush().cpu()]
         return torch.cat(pieces, dim=1)
 
 
-def _slot_length(model: DualFFN, template: Template, options: LiveOptions, frame_rate: float) -> int:
+def _live_slot_length(model: DualFFN, template: Template, options: LiveOptions, frame_rate: float) -> int:
     prefix = len(template.stream_prompt(options.messages))
     window = model.config.sliding_window
     chunk = options.chunk_frames + template.num_codebooks + 4

@@ -77,7 +77,7 @@ def timing(batch: StreamBatch, target: TimingTarget = "reference") -> RewardTabl
     Raises:
         ValueError: `source` is asked for, and a stream does not know its durations.
     """
-    return batch.table([_timing(stream, target) for stream in batch.streams])
+    return batch.table([_timing_ratios(stream, target) for stream in batch.streams])
 
 
 def format_match(batch: StreamBatch, pattern: str) -> RewardTable:
@@ -91,20 +91,21 @@ def format_match(batch: StreamBatch, pattern: str) -> RewardTable:
     )
 
 
-def duration_ratio(duration: float, wanted: float) -> float:
+def duration_ratio(duration: float, target: float) -> float:
     """Return the shorter over the longer duration; 1 if both are 0, 0 if one is."""
-    longer = max(duration, wanted)
-    return min(duration, wanted) / longer if longer > 0 else 1.0
+    longer = max(duration, target)
+    return min(duration, target) / longer if longer > 0 else 1.0
 
 
-def _timing(stream: InterpretedStream, target: TimingTarget) -> list[float]:
-    wanted = [action.duration_s for action in stream.reference]
+def _timing_ratios(stream: InterpretedStream, target: TimingTarget) -> list[float]:
+    target_durations = [action.duration_s for action in stream.reference]
     if target == "source":
         if not stream.source_durations_s:
             raise ValueError("timing against the source needs the durations of the source's segments")
-        wanted = list(stream.source_durations_s)
+        target_durations = list(stream.source_durations_s)
     return [
-        duration_ratio(action.duration_s, goal) for action, goal in zip(stream.actions, wanted, strict=True)
+        duration_ratio(action.duration_s, goal)
+        for action, goal in zip(stream.actions, target_durations, strict=True)
     ]
 
 

@@ -117,7 +117,8 @@ def gated(
     gate_BS = gated_latency(quality_BS, latency_BS, threshold, max_latency)
     count_B = defined_BS.double().sum(1)
     means = [
-        torch.where(defined_BS, each, 0.0).sum(1) / count_B.clamp(min=1) for each in (quality_BS, gate_BS)
+        torch.where(defined_BS, values_BS, 0.0).sum(1) / count_B.clamp(min=1)
+        for values_BS in (quality_BS, gate_BS)
     ]
     scores = [
         standardized_in_groups(RewardTable(mean_B.double(), count_B > 0), group_B, num_groups)

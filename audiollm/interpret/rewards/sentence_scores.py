@@ -39,10 +39,10 @@ def lagging_latency(
     """
     values = []
     for stream, size_s in zip(batch.streams, chunk_s, strict=True):
-        said, times = _timed_units(stream, size_s, unit)
+        spoken_units, times = _timed_units(stream, size_s, unit)
         length_s = len(stream.actions) * size_s
         units = max(1, sum(len(split_units(action.text, unit)) for action in stream.reference))
-        if said:
+        if spoken_units:
             emissions = EmissionTimes(tuple(times), length_s, units)
         else:
             emissions = EmissionTimes.at_the_end(length_s, units)
@@ -79,19 +79,23 @@ def sentence_scores(
         worst_s: latency of a sentence for which nothing is said.
         unit: `word`, or `character` for languages without spaces.
     """
-    most = max((sum(action.speaks for action in stream.reference) for stream in batch.streams), default=0)
-    quality_BS = torch.zeros(len(batch.streams), most, dtype=torch.float64)
+    max_sentences = max(
+        (sum(action.speaks for action in stream.reference) for stream in batch.streams), default=0
+    )
+    quality_BS = torch.zeros(len(batch.streams), max_sentences, dtype=torch.float64)
     latency_BS, defined_BS = torch.zeros_like(quality_BS), torch.zeros_like(quality_BS, dtype=torch.bool)
     pairs: list[tuple[str, str]] = []
     places: list[tuple[int, int]] = []
     for number, (stream, size_s) in enumerate(zip(batch.streams, chunk_s, strict=True)):
-        said, times = _timed_units(stream, size_s, unit)
+        spoken_units, times = _timed_units(stream, size_s, unit)
         length_s = len(stream.actions) * size_s
-        for place, part in enumerate(resegment(said, times, _sentences(stream, size_s, unit))):
+        for place, sentence in enumerate(
+            resegment(spoken_units, times, _reference_sentences(stream, size_s, unit))
+        ):
             places.append((number, place))
-            pairs.append((join_units(part.units, unit), join_units(part.segment.units, unit)))
+            pairs.append((join_units(sentence.units, unit), join_units(sentence.segment.units, unit)))
             try:
-                emissions = part.emissions(length_s)
+                emissions = sentence.emissions(length_s)
                 latency_BS[number, place] = length_adaptive_average_lagging(emissions)
             except MetricError:
                 latency_BS[number, place] = worst_s
@@ -107,21 +111,21 @@ def sentence_scores(
 def _timed_units(stream: InterpretedStream, chunk_s: float, unit: Unit) -> tuple[list[str], list[float]]:
     """The words or characters of a stream, and the end of the chunk after which each is said."""
     timed = [
-        (each, (chunk + 1) * chunk_s)
+        (spoken_unit, (chunk + 1) * chunk_s)
         for chunk, action in enumerate(stream.actions)
-        for each in split_units(action.text, unit)
+        for spoken_unit in split_units(action.text, unit)
     ]
-    return [each for each, _ in timed], [time for _, time in timed]
+    return [spoken_unit for spoken_unit, _ in timed], [time for _, time in timed]
 
 
-def _sentences(stream: InterpretedStream, chunk_s: float, unit: Unit) -> list[ReferenceSegment]:
+def _reference_sentences(stream: InterpretedStream, chunk_s: float, unit: Unit) -> list[ReferenceSegment]:
     """The segments of the reference with the spans of their sources; the last one may end with the stream."""
     texts = [action.text for action in stream.reference if action.speaks]
-    said = [chunk for chunk, action in enumerate(stream.reference) if action.speaks]
-    ends = list(stream.source_ends) if len(stream.source_ends) == len(said) else said
-    found, begin_s = [], 0.0
+    spoken_chunks = [chunk for chunk, action in enumerate(stream.reference) if action.speaks]
+    ends = list(stream.source_ends) if len(stream.source_ends) == len(spoken_chunks) else spoken_chunks
+    segments, begin_s = [], 0.0
     for text, end in zip(texts, ends, strict=True):
         end_s = max((end + 1) * chunk_s, begin_s + chunk_s)
-        found.append(ReferenceSegment(begin_s, end_s, tuple(split_units(text, unit))))
+        segments.append(ReferenceSegment(begin_s, end_s, tuple(split_units(text, unit))))
         begin_s = end_s
-    return found
+    return segments

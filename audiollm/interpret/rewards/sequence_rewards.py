@@ -49,14 +49,14 @@ def stream_lagging(stream: InterpretedStream, allowed: float, waiting: Waiting) 
 
 def waits_of(stream: InterpretedStream, waiting: Waiting) -> list[int]:
     """Return d_k of each segment."""
-    said = [chunk for chunk, action in enumerate(stream.actions) if action.speaks]
+    spoken_chunks = [chunk for chunk, action in enumerate(stream.actions) if action.speaks]
     if waiting == "run":
-        return [after - before - 1 for before, after in pairwise([-1, *said])]
-    if said and not stream.source_ends:
+        return [after - before - 1 for before, after in pairwise([-1, *spoken_chunks])]
+    if spoken_chunks and not stream.source_ends:
         raise ValueError("lag needs the chunk in which the source of each segment is over: source_ends")
     ends = list(stream.source_ends)
     # segments beyond those of the reference belong to its last one
-    return [chunk - ends[min(place, len(ends) - 1)] for place, chunk in enumerate(said)]
+    return [chunk - ends[min(place, len(ends) - 1)] for place, chunk in enumerate(spoken_chunks)]
 
 
 def sequence_quality(batch: StreamBatch, similarity: Similarity) -> RewardTable:
@@ -84,7 +84,7 @@ def process_quality(batch: StreamBatch, similarity: Similarity, share: float, ev
     for number, stream in enumerate(batch.streams):
         length = len(stream.actions)
         ends = [min(length, (chunk // every + 1) * every) for chunk in range(length)]
-        rows.append([_mixed(scores[number, end], scores[number, length], share) for end in ends])
+        rows.append([_mix_scores(scores[number, end], scores[number, length], share) for end in ends])
     return batch.table(rows)
 
 
@@ -93,17 +93,17 @@ def joined_text(actions: Sequence[ChunkAction]) -> str:
     return " ".join(" ".join(action.text for action in actions if action.text).split())
 
 
-def _mixed(partial: float | str, whole: float | str, share: float) -> float | str:
+def _mix_scores(partial: float | str, full: float | str, share: float) -> float | str:
     """Return `share` of the first, and the rest of the second; where one is missing, why."""
     if isinstance(partial, str):
         return partial
-    return whole if isinstance(whole, str) else share * partial + (1 - share) * whole
+    return full if isinstance(full, str) else share * partial + (1 - share) * full
 
 
 def _of_streams(values: Sequence[float | str | None]) -> RewardTable:
     """Return values per stream as a table; None is not defined, a text tells why a value is missing."""
-    found = [value if isinstance(value, float | int) else None for value in values]
-    defined_B = torch.tensor([value is not None for value in found], dtype=torch.bool)
-    values_B = torch.tensor([value or 0.0 for value in found], dtype=torch.float64)
+    numbers = [value if isinstance(value, float | int) else None for value in values]
+    defined_B = torch.tensor([value is not None for value in numbers], dtype=torch.bool)
+    values_B = torch.tensor([value or 0.0 for value in numbers], dtype=torch.float64)
     problems = {number: value for number, value in enumerate(values) if isinstance(value, str)}
     return RewardTable(values_B, defined_B, problems)

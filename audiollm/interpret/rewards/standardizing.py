@@ -30,7 +30,7 @@ def standardized(table: RewardTable, moments: Moments) -> Tensor:
     mean = total / count.clamp(min=1)
     variance = squares / count.clamp(min=1) - mean.square()
     is_rounding = variance <= 1e-13 * squares / count.clamp(min=1)
-    return _scores(table, mean, torch.where(is_rounding, 0.0, variance).sqrt())
+    return _standard_scores(table, mean, torch.where(is_rounding, 0.0, variance).sqrt())
 
 
 def standardized_in_groups(table: RewardTable, group_B: Tensor, num_groups: int) -> Tensor:
@@ -48,9 +48,9 @@ def standardized_in_groups(table: RewardTable, group_B: Tensor, num_groups: int)
     squares = torch.zeros(shape, dtype=torch.float64).index_add(0, group_B, off.square())
     deviation = (squares / count.clamp(min=1)).sqrt()[group_B]
     deviation = torch.where(deviation <= 1e-9 * mean.abs(), 0.0, deviation)
-    return _scores(table, mean, deviation)
+    return _standard_scores(table, mean, deviation)
 
 
-def _scores(table: RewardTable, mean: Tensor, deviation: Tensor) -> Tensor:
+def _standard_scores(table: RewardTable, mean: Tensor, deviation: Tensor) -> Tensor:
     is_scored = table.defined & (deviation > 0)
     return torch.where(is_scored, (table.values - mean) / torch.where(deviation > 0, deviation, 1.0), 0.0)

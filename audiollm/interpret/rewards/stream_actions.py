@@ -106,6 +106,6 @@ class StreamBatch:
     def _flags(self, flag: Callable[[ChunkAction, ChunkAction], bool]) -> Tensor:
         flags_BT = torch.zeros(len(self.streams), self.num_chunks, dtype=torch.bool)
         for place, stream in enumerate(self.streams):
-            own = [flag(*pair) for pair in zip(stream.actions, stream.reference, strict=True)]
-            flags_BT[place, : len(own)] = torch.tensor(own, dtype=torch.bool)
+            stream_flags = [flag(*pair) for pair in zip(stream.actions, stream.reference, strict=True)]
+            flags_BT[place, : len(stream_flags)] = torch.tensor(stream_flags, dtype=torch.bool)
         return flags_BT

@@ -44,10 +44,12 @@ class CombineChoice(BaseModel):
 
     @model_validator(mode="after")
     def _check_own(self) -> CombineChoice:
-        own = {"floor": "seqpo", "threshold": "gated", "max_latency_s": "gated"}
-        for name in self.model_fields_set & own.keys():
-            if self.name != own[name]:
-                raise ValueError(f"{name} is of {own[name]}, and combine is {self.name}: leave it out")
+        combination_of = {"floor": "seqpo", "threshold": "gated", "max_latency_s": "gated"}
+        for name in self.model_fields_set & combination_of.keys():
+            if self.name != combination_of[name]:
+                raise ValueError(
+                    f"{name} is of {combination_of[name]}, and combine is {self.name}: leave it out"
+                )
         return self
 
 
@@ -109,37 +111,37 @@ class InterpreterTrainingConfig(PolicyTrainingConfig):
 
     @field_validator("combine", mode="before")
     @classmethod
-    def _name_or_settings_of_combine(cls, given: Any) -> Any:
-        return {"name": given} if isinstance(given, str) else given
+    def _name_or_settings_of_combine(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
 
     @field_validator("similarity")
     @classmethod
-    def _is_a_scorer(cls, given: str) -> str:
+    def _is_a_scorer(cls, scorer: str) -> str:
         try:
-            check_text_scorer(given, "")
+            check_text_scorer(scorer, "")
         except ConfigError as error:
             raise ValueError("; ".join(filter(None, [error.message, error.remedy]))) from None
-        return given
+        return scorer
 
     @field_validator("pattern")
     @classmethod
-    def _is_a_pattern(cls, given: str) -> str:
+    def _is_a_pattern(cls, pattern: str) -> str:
         try:
-            re.compile(given)
+            re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"{given!r} is no regular expression: {error}") from None
-        return given
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        return pattern
 
     @field_validator("rewards")
     @classmethod
-    def _are_known(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        known = (*ACTION_REWARDS, *SEQUENCE_REWARDS)
-        for name, weight in given.items():
-            if name not in known:
-                raise ValueError(f"there is no reward {name!r} of streams; {suggestion(name, known)}")
+    def _are_known(cls, weights: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        known_rewards = (*ACTION_REWARDS, *SEQUENCE_REWARDS)
+        for name, weight in weights.items():
+            if name not in known_rewards:
+                raise ValueError(f"there is no reward {name!r} of streams; {suggestion(name, known_rewards)}")
             if isinstance(weight, bool) or not isinstance(weight, int | float):
                 raise ValueError(f"{name}: the weight must be a number, not {weight!r}")
-        return given
+        return weights
 
     @model_validator(mode="after")
     def _check_streams(self) -> InterpreterTrainingConfig:

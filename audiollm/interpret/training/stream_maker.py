@@ -32,7 +32,7 @@ class StreamMaker:
 
     def __call__(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
         """Sample and reward the rollouts of each stream."""
-        return self._made(prompts, range(self._group_size), self._at(step, self._settings.temperature))
+        return self._sample_step(prompts, range(self._group_size), self._at(step, self._settings.temperature))
 
     def sampled(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
         """See `SamplesSteps.sampled`."""
@@ -40,26 +40,26 @@ class StreamMaker:
 
     def greedy(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
         """Take the likeliest actions of each stream once, and reward them."""
-        return self._made(prompts, [0], self._at(step, 0.0))
+        return self._sample_step(prompts, [0], self._at(step, 0.0))
 
     def start(self, prompts: Sequence[Prompt], step: int) -> None:
         """Ask an engine that works beside this process for the streams of a step; `__call__` takes them."""
         assert isinstance(self._engine, ProcessRollouts)
-        prompted = [each.prompted for each in prompts]
+        prompted = [prompt.prompted for prompt in prompts]
         numbers = [range(self._group_size)] * len(prompts)
         self._engine.start(prompted, numbers, self._at(step, self._settings.temperature))
 
-    def _made(
+    def _sample_step(
         self, prompts: Sequence[Prompt], numbers: Sequence[int], settings: RolloutSettings
     ) -> RolloutStep:
         started = time.monotonic()
         groups: list[RolloutGroup] = []
         bad: list[BadSample] = []
         try:
-            found = self._engine.sample(
-                [each.prompted for each in prompts], [numbers] * len(prompts), settings
+            rollouts_by_prompt = self._engine.sample(
+                [prompt.prompted for prompt in prompts], [numbers] * len(prompts), settings
             )
-            groups = [RolloutGroup(*each) for each in zip(prompts, found, strict=True)]
+            groups = [RolloutGroup(*pair) for pair in zip(prompts, rollouts_by_prompt, strict=True)]
         except BadSample:  # one at a time, so that the stream at fault is named
             for prompt in prompts:
                 try:
@@ -72,7 +72,7 @@ class StreamMaker:
         sizes = torch.tensor([len(group.rollouts) for group in groups], dtype=torch.long)
         group_B = torch.arange(len(groups)).repeat_interleave(sizes)
         scores, steps = self._rewarder(
-            samples, [each for group in groups for each in group.rollouts], group_B
+            samples, [rollout for group in groups for rollout in group.rollouts], group_B
         )
         bad += missing_rewards(scores)
         seconds = {"rollout": sampled - started, "reward": time.monotonic() - sampled}

@@ -88,20 +88,24 @@ class StreamRewarder:
             StageError: a value is missing, and `on_error` is `stop`.
         """
         acted = [
-            actions_of(each.tokens, self._tokenizer, self._opens_speech, self._frame_s) for each in rollouts
+            actions_of(rollout.tokens, self._tokenizer, self._opens_speech, self._frame_s)
+            for rollout in rollouts
         ]
         streams = [
-            interpreted(sample, [each.action for each in own])
-            for sample, own in zip(samples, acted, strict=True)
+            interpreted(sample, [sampled_action.action for sampled_action in sampled_actions])
+            for sample, sampled_actions in zip(samples, acted, strict=True)
         ]
         batch = StreamBatch(streams)
         tables = {name: self._table(name, batch) for name in self._config.rewards}
         chunk_s = [self._frame_s * (sample.messages[-1].chunk_frames or 1) for sample in samples]
         total_BT, of_sentences = self._combined(tables, batch, group_B, chunk_s)
-        told = {**{name: each.problems for name, each in tables.items()}, SENTENCES: of_sentences}
+        problems_by_name = {
+            **{name: table.problems for name, table in tables.items()},
+            SENTENCES: of_sentences,
+        }
         problems = [
             RewardProblem(name, samples[b].id, rollouts[b].number, reason)
-            for name, reasons in told.items()
+            for name, reasons in problems_by_name.items()
             for b, reason in reasons.items()
         ]
         if problems and self._config.on_error == "stop":
@@ -109,16 +113,19 @@ class StreamRewarder:
                 str(problems[0]), "mend the scorer, or go on without such values by on_error: skip"
             )
         steps = [
-            [StepReward(each.action.text, float(total_BT[b, t]), each.last) for t, each in enumerate(own)]
-            for b, own in enumerate(acted)
+            [
+                StepReward(sampled_action.action.text, float(total_BT[b, t]), sampled_action.last)
+                for t, sampled_action in enumerate(sampled_actions)
+            ]
+            for b, sampled_actions in enumerate(acted)
         ]
-        by_name: dict[str, list[float | None]] = {name: _per_stream(each) for name, each in tables.items()}
+        by_name: dict[str, list[float | None]] = {name: _per_stream(table) for name, table in tables.items()}
         raw = [
             math.fsum(weight * (by_name[name][b] or 0.0) for name, weight in self._config.rewards.items())
             for b in range(len(streams))
         ]
-        kept = [True] * len(streams)
-        return RewardScores(total_BT.sum(1).tolist(), kept, by_name, problems, raw_A=raw), steps
+        is_kept = [True] * len(streams)
+        return RewardScores(total_BT.sum(1).tolist(), is_kept, by_name, problems, raw_A=raw), steps
 
     def close(self) -> None:
         """End the scorer's process, where it has one."""
@@ -135,15 +142,15 @@ class StreamRewarder:
             chunk_s: duration of a chunk of each stream.
         """
         config, choice = self._config, self._config.combine
-        of_sequences = {name: each for name, each in tables.items() if name in SEQUENCE_REWARDS}
-        of_actions = {name: each for name, each in tables.items() if name not in SEQUENCE_REWARDS}
+        of_sequences = {name: table for name, table in tables.items() if name in SEQUENCE_REWARDS}
+        of_actions = {name: table for name, table in tables.items() if name not in SEQUENCE_REWARDS}
         groups = int(group_B.max()) + 1 if len(group_B) else 0
         if choice.name == "grouped":
             return grouped(of_actions, of_sequences, config.rewards, batch.exists_BT(), group_B, groups), {}
         if choice.name == "sum_z":
             names = list(tables)
-            whole = self._ranks.sum(torch.stack([table_moments(tables[name]).sums for name in names]))
-            moments = {name: Moments(whole[place]) for place, name in enumerate(names)}
+            sums = self._ranks.sum(torch.stack([table_moments(tables[name]).sums for name in names]))
+            moments = {name: Moments(sums[place]) for place, name in enumerate(names)}
             return sum_z(of_actions, of_sequences, config.rewards, moments, batch.last_BT()), {}
         weights = float(config.rewards["sequence_quality"]), float(config.rewards["lagging"])
         problems: Mapping[int, str] = {}
@@ -158,10 +165,10 @@ class StreamRewarder:
                 tables["sequence_quality"], latency, group_B, groups, weights[0], choice.floor, weights[1]
             )
         else:
-            found = sentence_scores(batch, self._similarity, chunk_s, choice.max_latency_s, unit)
-            scores = found.quality_BS, found.latency_BS, found.defined_BS
+            sentences = sentence_scores(batch, self._similarity, chunk_s, choice.max_latency_s, unit)
+            scores = sentences.quality_BS, sentences.latency_BS, sentences.defined_BS
             total_B = gated(*scores, group_B, groups, choice.threshold, choice.max_latency_s, *weights)
-            problems = found.problems
+            problems = sentences.problems
         return torch.where(batch.last_BT(), total_B[:, None], 0.0), problems
 
     def _table(self, name: str, batch: StreamBatch) -> RewardTable:
@@ -218,7 +225,10 @@ def check_streams(samples: Sequence[Sample], config: InterpreterTrainingConfig) 
 def _reference_of(sample: Sample) -> list[ChunkAction]:
     actions = sample.messages[-1].actions()
     durations = sample.metadata.get("durations_s") or [0.0] * len(actions)
-    texts = ["".join(part.text for part in action if isinstance(part, TextPart)) for action in actions]
+    texts = [
+        "".join(content_part.text for content_part in action if isinstance(content_part, TextPart))
+        for action in actions
+    ]
     return [
         ChunkAction(text.strip(), float(duration)) for text, duration in zip(texts, durations, strict=True)
     ]
@@ -230,13 +240,13 @@ def _fault_of(sample: Sample, config: InterpreterTrainingConfig) -> str:
     if last.chunk_frames is None:
         return "is no stream: its last message has no chunk_frames (see `compose_streams`)"
     chunks = len(last.actions())
-    wanted = ["durations_s"] if metadata.get("durations_s") else []
+    required_keys = ["durations_s"] if metadata.get("durations_s") else []
     by_source = config.timing_target == "source"
-    if not wanted and _needs_durations(last, "timing" in config.rewards and not by_source):
+    if not required_keys and _needs_durations(last, "timing" in config.rewards and not by_source):
         return "speaks, and has no metadata.durations_s, the seconds of its speech in each chunk"
     if "timing" in config.rewards and by_source:
-        wanted.append("source_durations_s")
-    for name in wanted:
+        required_keys.append("source_durations_s")
+    for name in required_keys:
         if len(metadata.get(name) or ()) != chunks:
             return f"metadata.{name} needs a value for each of its {chunks} chunks"
     segments = sum(action.speaks for action in _reference_of(sample))
@@ -253,8 +263,10 @@ def _fault_of(sample: Sample, config: InterpreterTrainingConfig) -> str:
 def _needs_durations(message: Message, are_timed: bool) -> bool:
     """Return whether durations of recorded actions are needed: they are timed, or one has no text and seems silent."""
     for action in message.actions():
-        has_text = any(isinstance(part, TextPart) and part.text.strip() for part in action)
-        if any(isinstance(part, AudioPart) for part in action) and (are_timed or not has_text):
+        has_text = any(
+            isinstance(action_part, TextPart) and action_part.text.strip() for action_part in action
+        )
+        if any(isinstance(action_part, AudioPart) for action_part in action) and (are_timed or not has_text):
             return True
     return False
 
@@ -266,30 +278,32 @@ def actions_of(
     places = [place for place, _ in tokens.heard] + [len(tokens.ids_N)]
     ids, is_action = tokens.ids_N.tolist(), tokens.is_action_N.tolist()
     stretches = iter(zip(tokens.codes, tokens.ended, strict=True))
-    found: list[SampledAction] = []
-    drawn = 0
+    actions: list[SampledAction] = []
+    num_drawn = 0
     for first, end in pairwise(places):
         frames = 0
         for token, is_drawn in zip(ids[first:end], is_action[first:end], strict=True):
-            drawn += is_drawn
+            num_drawn += is_drawn
             if token == opens_speech:
                 codes, ended = next(stretches)
                 frames += codes.shape[1]
-                drawn += codes.numel() + ended
+                num_drawn += codes.numel() + ended
         text: str = tokenizer.decode(ids[first:end], skip_special_tokens=True).strip()
-        found.append(SampledAction(ChunkAction(text, frames * frame_s), drawn - 1))
-    return found
+        actions.append(SampledAction(ChunkAction(text, frames * frame_s), num_drawn - 1))
+    return actions
 
 
 def _per_stream(table: RewardTable) -> list[float | None]:
     """Mean of the defined values of each stream; None where there is none."""
     if table.values.ndim == 1:
-        return [value if is_defined else None for value, is_defined in _pairs(table.values, table.defined)]
+        return [
+            value if is_defined else None for value, is_defined in _zip_defined(table.values, table.defined)
+        ]
     means = []
     for values, defined in zip(table.values, table.defined, strict=True):
         means.append(float(values[defined].mean()) if bool(defined.any()) else None)
     return means
 
 
-def _pairs(values: Tensor, defined: Tensor) -> Any:
+def _zip_defined(values: Tensor, defined: Tensor) -> Any:
     return zip(values.tolist(), defined.tolist(), strict=True)

@@ -205,7 +205,7 @@ def test_the_command_writes_transcript_speech_and_log(run_folder: Path, tmp_path
 def test_the_log_tells_where_the_sound_of_the_output_begins(run_folder: Path, codec: AudioTokenizer) -> None:
     """The file has the silence before its first piece; its length is that of the pieces."""
     session = session_of(run_folder, codec)
-    session.said += [SaidPiece("one", 1.0, 1.2, 0.5), SaidPiece("two", 2.0, 2.1, 0.0)]
+    session.said_pieces += [SaidPiece("one", 1.0, 1.2, 0.5), SaidPiece("two", 2.0, 2.1, 0.0)]
     output = session.log(0, prediction="said.wav")
     assert output.is_speech and output.delays == [1000] and output.prediction_offset == 0
     assert output.prediction_length == 0.5
