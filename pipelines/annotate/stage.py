@@ -139,9 +139,9 @@ def _sources(config: AnnotationConfig, context: Context, ledger: Ledger) -> Sour
         found = collect_recordings(
             inputs, fetched, lambda name: bar.advance(TaskID(0)), config.max_unpacked_gb
         )
-    with context.progress("reading the files", len(found.found)) as bar:
+    with context.progress("reading the files", len(found.files)) as bar:
         known, unread = digests(
-            found.found, ledger, lambda done: bar.update(TaskID(0), completed=done), RECORDINGS.stage
+            found.files, ledger, lambda done: bar.update(TaskID(0), completed=done), RECORDINGS.stage
         )
     found.rejected += unread
     sources = match_sources(found, known, transcripts, test)
@@ -206,7 +206,7 @@ def _chain(
     lacking = chains.missing(chain, thresholds)
     if not lacking:
         return thresholds, chain, []
-    without = {each.step for each in lacking if each.whole}
+    without = {each.step for each in lacking if each.blocks_step}
     unset = {rule.threshold: None for each in lacking for rule in each.rules}
     for lack in lacking:
         context.say(f"going on without: {lack.reason}")

@@ -16,7 +16,7 @@ from audiollm.errors import ConfigError
 from audiollm.files.set_aside import Row
 from audiollm.files.spelled_paths import as_spelled
 from pipelines.audiocot.clip import Told
-from pipelines.steps.inputs import FileList, Found, InputForm, Inputs, absolute
+from pipelines.steps.inputs import FileList, InputFile, InputForm, Inputs, absolute
 
 VIDEO_EXTENSIONS = frozenset({".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts"})
 STAGE_NAME = "audiocot"
@@ -86,10 +86,10 @@ FILES = InputForm(STAGE_NAME, looks_like_source, read_source_list)
 """The files that an AudioCoT run takes."""
 
 
-def video_files(inputs: Inputs) -> list[Found]:
+def video_files(inputs: Inputs) -> list[InputFile]:
     """The files of pictures that lists name beside those of sound."""
-    videos = {told.video for told in inputs.given.values() if told.video is not None}
-    return [Found(path, path) for path in sorted(videos)]
+    videos = {told.video for told in inputs.facts.values() if told.video is not None}
+    return [InputFile(path, path) for path in sorted(videos)]
 
 
 def file_sources(inputs: Inputs, digests: Mapping[str, str], use_truth: bool) -> FileSources:
@@ -99,11 +99,11 @@ def file_sources(inputs: Inputs, digests: Mapping[str, str], use_truth: bool) ->
         digests: by path; a file without one is left out, and is in `inputs.rejected` by another name.
         use_truth: pass on the truth of composed scenes.
     """
-    sources = FileSources(rejected=list(inputs.rejected), others=inputs.others)
-    for item in inputs.found:
+    sources = FileSources(rejected=list(inputs.rejected), others=inputs.num_other_files)
+    for item in inputs.files:
         if item.path not in digests:
             continue
-        told = inputs.given.get(item.name) or Told()
+        told = inputs.facts.get(item.name) or Told()
         if told.video is not None:
             told = told._replace(video_digest=digests.get(told.video))
         if not use_truth:

@@ -152,7 +152,7 @@ def _chain(
         )
     for lack in lacking:
         context.say(f"going on without: {lack.reason}")
-    without = {each.step for each in lacking if each.whole}
+    without = {each.step for each in lacking if each.blocks_step}
     unset = {rule.threshold: None for each in lacking for rule in each.rules}
     kept = {name: own for name, own in settings.items() if name not in without}
     return limits.model_copy(update=unset), build_chain(kept, place), lacking
@@ -166,11 +166,11 @@ def _sources(config: AudioCotConfig, context: Context, ledger: Ledger) -> FileSo
         )
     for note in inputs.notes:
         context.say(note)
-    files = [*inputs.found, *video_files(inputs)]
+    files = [*inputs.files, *video_files(inputs)]
     with context.progress("reading the files", len(files)) as bar:
         known, unread = digests(files, ledger, lambda done: bar.update(TaskID(0), completed=done), STAGE_NAME)
     # pictures that cannot be read are an error of the sound that they belong to
-    paths = {item.path for item in inputs.found}
+    paths = {item.path for item in inputs.files}
     inputs.rejected += [row for row in unread if row["place"] in paths]
     sources = file_sources(inputs, known, config.use_truth)
     if not sources.found and not sources.rejected:

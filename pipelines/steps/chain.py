@@ -29,7 +29,7 @@ class Missing(NamedTuple):
     step: str
     reason: str
     rules: tuple[Rule, ...]
-    whole: bool
+    blocks_step: bool
 
 
 class StepKeys:
@@ -37,28 +37,30 @@ class StepKeys:
 
     hashes: Mapping[str, str]
 
-    def key(self, step: Step, digest: str, known: object, values: Mapping[str, Value]) -> str:
-        """Return the ledger's key of a call: a hash of the step's settings, the content, `known`, and `values`."""
-        return hash_json([self.hashes[step.name], digest, known, values])
+    def key(self, step: Step, digest: str, facts: object, values: Mapping[str, Value]) -> str:
+        """Return the ledger's key of a call: a hash of the step's settings, the content, `facts`, and `values`."""
+        return hash_json([self.hashes[step.name], digest, facts, values])
 
 
 def settings_hash(step: Step, settings: BaseModel) -> str:
     """Hash all that a step's values depend on beside its item: its version, settings, and the files that it reads."""
     # the output folder does not change the output
     described = settings.model_dump(mode="json", exclude={"folder"})
-    read = [_content(path) for path in paths_of(settings).values()]
+    read = [_fingerprint_files(path) for path in paths_of(settings).values()]
     return hash_json([type(step).__name__, step.name, step.version, step.needs, described, read])
 
 
 def lacking_steps(steps: Mapping[str, Step], active: Iterable[Rule]) -> list[Missing]:
     """List the steps that lack something, each with those of the active rules that wait for it."""
     rules = list(active)
-    found = []
+    missing_steps = []
     for name, step in steps.items():
         reason = step.missing()
         if reason is not None:
-            found.append(Missing(name, reason, tuple(rule for rule in rules if rule.step == name), True))
-    return found
+            missing_steps.append(
+                Missing(name, reason, tuple(rule for rule in rules if rule.step == name), True)
+            )
+    return missing_steps
 
 
 def needed_values(step: Step, values: Mapping[str, Value]) -> dict[str, Value]:
@@ -79,13 +81,13 @@ def step_pools(
     for name, step in steps.items():
         share = overrides.get(name, step.resources)
         groups.setdefault(share if num_gpus and share.gpus else share._replace(gpus=0.0), []).append(step)
-    made = []
+    pools = []
     for share, members in groups.items():
         sizes = {step.name: step.batch_size if isinstance(step, BatchStep) else 1 for step in members}
         count = max(1, int(num_gpus / share.gpus)) if share.gpus else workers
         label = f"{share.cpus:g} CPU" + (f" {share.gpus:g} GPU" if share.gpus else "")
-        made.append(Pool(label, tuple(sizes), count, share.cpus, share.gpus, sizes))
-    return made
+        pools.append(Pool(label, tuple(sizes), count, share.cpus, share.gpus, sizes))
+    return pools
 
 
 def paths_of(settings: BaseModel) -> dict[str, Path]:
@@ -105,7 +107,7 @@ def hash_json(content: object) -> str:
     return sha256(_PLAIN.encode(content).encode()).hexdigest()
 
 
-def _content(path: Path) -> list[tuple[str, int, int]]:
+def _fingerprint_files(path: Path) -> list[tuple[str, int, int]]:
     """Evidence of a change in a model: names, sizes and modification times of its files."""
-    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
-    return [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files]
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]

@@ -66,10 +66,10 @@ class StepRun:
         with self.context.progress(title, total) as bar:
             rate = _Rate(bar, title)
 
-            def on_answer(call: Call, outcome: Outcome, known: bool) -> None:
-                self.costs.add(call, outcome, known)
-                if not known and call.step == self.paced_by:
-                    rate.heard(call)
+            def on_answer(call: Call, outcome: Outcome, is_cached: bool) -> None:
+                self.costs.add(call, outcome, is_cached)
+                if not is_cached and call.step == self.paced_by:
+                    rate.add_call(call)
 
             def counted(walk: Walk) -> Walk:
                 """Pass a walk on, but add the parts that it finds to the work of the progress bar."""
@@ -115,7 +115,7 @@ def call_each(
         [Pool(name, (name,), max(1, min(workers, len(items))))],
         _local(FunctionWorker(function), workers),
         ledger,
-        lambda call, outcome, known: on_done(),
+        lambda call, outcome, is_cached: on_done(),
     )
     return [outcomes[number] for number in range(len(items))]
 
@@ -129,7 +129,7 @@ class _Rate:
     began: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
 
-    def heard(self, call: Call) -> None:
+    def add_call(self, call: Call) -> None:
         self.seconds += call.size
         rate = self.seconds / max(time.monotonic() - self.began, 1e-3)
         self.bar.update(TaskID(0), description=f"{self.title} ({rate:.0f} x real time)")

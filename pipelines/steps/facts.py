@@ -23,35 +23,35 @@ class StepCosts:
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     calls: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     audio_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    known: int = 0
+    num_cached: int = 0
 
-    def add(self, call: Call, outcome: Outcome, known: bool) -> None:
+    def add(self, call: Call, outcome: Outcome, is_cached: bool) -> None:
         self.seconds[call.step] += outcome.seconds
         self.calls[call.step] += 1
         self.audio_s[call.step] += call.size
-        self.known += known
+        self.num_cached += is_cached
 
 
 def write_rules(
-    folder: Path, rules: Sequence[Rule], asked: BaseModel, applied: BaseModel, lacking: Sequence[Missing]
+    folder: Path, rules: Sequence[Rule], requested: BaseModel, applied: BaseModel, lacking: Sequence[Missing]
 ) -> None:
     """Write `rules.json` and `not_applied.json`.
 
     Args:
-        asked, applied: thresholds by name; some of those asked for may not be applied.
+        requested, applied: thresholds by name; some of those asked for may not be applied.
     """
-    limits, wanted = applied.model_dump(), asked.model_dump()
+    limits, requested_limits = applied.model_dump(), requested.model_dump()
     rows = [rule.as_row(limits[rule.threshold]) for rule in rules if limits[rule.threshold] is not None]
     write_json(folder / "rules.json", rows)
     skipped = [
         {
             "threshold": rule.threshold,
-            "value": wanted[rule.threshold],
-            "scorer": each.step,
-            "reason": each.reason,
+            "value": requested_limits[rule.threshold],
+            "scorer": missing.step,
+            "reason": missing.reason,
         }
-        for each in lacking
-        for rule in each.rules
+        for missing in lacking
+        for rule in missing.rules
     ]
     write_json(folder / "not_applied.json", skipped)
 
@@ -72,4 +72,6 @@ def write_timings(folder: Path, costs: StepCosts, heard_by: str, run: dict[str, 
         for name, count in costs.calls.items()
     }
     heard_s = round(costs.audio_s.get(heard_by, 0.0), 3)
-    write_json(folder / "timings.json", {"steps": steps, "audio_s": heard_s, "known": costs.known, **run})
+    write_json(
+        folder / "timings.json", {"steps": steps, "audio_s": heard_s, "known": costs.num_cached, **run}
+    )

@@ -58,7 +58,7 @@ class InputForm:
 
 
 @dataclass(frozen=True)
-class Found:
+class InputFile:
     """A file that the pipeline takes. `name` says where it comes from, with forward slashes; `path` is absolute."""
 
     name: str
@@ -74,14 +74,14 @@ class Inputs:
     """Files that the inputs hold."""
 
     form: InputForm
-    found: list[Found] = field(default_factory=list)
-    others: int = 0
+    files: list[InputFile] = field(default_factory=list)
+    num_other_files: int = 0
     """Files that the pipeline does not take."""
     rejected: list[Row] = field(default_factory=list)
     """Members and addresses that could not be unpacked or fetched."""
     root: Path | None = None
     """Folder that names are relative to; None: there is no single one."""
-    given: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
     """Facts that lists tell about their files, by name."""
     notes: list[str] = field(default_factory=list)
     """Facts about the lists themselves."""
@@ -115,42 +115,43 @@ def collect(
         InputError: one of them is not there, or cannot be read.
         ValueError: a list that is malformed.
     """
-    found = Inputs(form, max_unpacked_gb=max_unpacked_gb)
+    collected = Inputs(form, max_unpacked_gb=max_unpacked_gb)
     several = len(inputs) > 1
     if not several and not is_address(inputs[0]) and not is_tar(inputs[0]):
         only = Path(inputs[0])
-        found.root = only if only.is_dir() else only.parent if only.is_file() else None
-    seen: dict[str, str] = {}
+        collected.root = only if only.is_dir() else only.parent if only.is_file() else None
+    names_by_path: dict[str, str] = {}
     names: set[str] = set()
     for index, text in enumerate(inputs):
-        prefix = f"{index}-{_short(text)}/" if several else ""
-        for name, path, folder in _files_of(text, fetched, found, on_fetched):
-            told = found.given.pop(name, None)
-            if path not in seen:
-                seen[path] = _distinct(prefix + name, names)
-                names.add(seen[path])
-                _sort_in(found, Found(seen[path], path, (prefix + folder).rstrip("/")))
-            if told is not None:
-                found.given.setdefault(seen[path], told)
-    return found
+        prefix = f"{index}-{_shorten_for_path(text)}/" if several else ""
+        for name, path, folder in _files_of(text, fetched, collected, on_fetched):
+            facts = collected.facts.pop(name, None)
+            if path not in names_by_path:
+                names_by_path[path] = _find_free_name(prefix + name, names)
+                names.add(names_by_path[path])
+                _sort_in(collected, InputFile(names_by_path[path], path, (prefix + folder).rstrip("/")))
+            if facts is not None:
+                collected.facts.setdefault(names_by_path[path], facts)
+    return collected
 
 
 def digests(
-    found: Sequence[Found], ledger: Ledger, on_done: Callable[[int], None], stage: str
+    files: Sequence[InputFile], ledger: Ledger, on_done: Callable[[int], None], stage: str
 ) -> tuple[dict[str, str], list[Row]]:
     """SHA-256 of every file's content by its path, and those that cannot be read. A file of the same size and time as
     before is not read again."""
     result: dict[str, str] = {}
     unread: list[Row] = []
     with ThreadPoolExecutor(_DIGEST_THREADS) as threads:
-        for start in range(0, len(found), _DIGEST_FILES):
-            part = found[start : start + _DIGEST_FILES]
-            keys = [_file_key(item.path) for item in part]
-            known = [None if key is None else ledger.get(key) for key in keys]
+        for start in range(0, len(files), _DIGEST_FILES):
+            batch = files[start : start + _DIGEST_FILES]
+            keys = [_file_key(item.path) for item in batch]
+            cached = [None if key is None else ledger.get(key) for key in keys]
             fresh = threads.map(
-                _digest, [item.path for item, old in zip(part, known, strict=True) if old is None]
+                _hash_file_content,
+                [item.path for item, old in zip(batch, cached, strict=True) if old is None],
             )
-            for item, key, old in zip(part, keys, known, strict=True):
+            for item, key, old in zip(batch, keys, cached, strict=True):
                 outcome = next(fresh) if old is None else old
                 if outcome.value is None:
                     reason = outcome.error or ""
@@ -159,7 +160,7 @@ def digests(
                 if key is not None and old is None:
                     ledger.put(key, "digest", outcome)
                 result[item.path] = outcome.value["digest"]
-            on_done(start + len(part))
+            on_done(start + len(batch))
     return result, unread
 
 
@@ -172,7 +173,7 @@ def _file_key(path: str) -> str | None:
     return sha256(f"digest\0{path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()).hexdigest()
 
 
-def _digest(path: str) -> Outcome:
+def _hash_file_content(path: str) -> Outcome:
     try:
         return Outcome({"digest": file_digest(Path(path))})
     except OSError as error:
@@ -185,23 +186,25 @@ def absolute(path: Path) -> str:
 
 
 def _files_of(
-    text: str, fetched: Path, found: Inputs, on_fetched: Callable[[str], None]
+    text: str, fetched: Path, collected: Inputs, on_fetched: Callable[[str], None]
 ) -> Iterator[tuple[str, str, str]]:
     """Name, absolute path, and folder below the input of every file of an input."""
     if is_address(text):
-        yield from _download(text, fetched, found, on_fetched)
+        yield from _download(text, fetched, collected, on_fetched)
     elif is_tar(text) and Path(text).is_file():
-        yield from _unpack(Path(text), fetched, found, on_fetched)
+        yield from _unpack_tar(Path(text), fetched, collected, on_fetched)
     elif Path(text).is_dir():
-        audio, others = ([p for p in paths if not _is_output(p, text, fetched)] for paths in find_audio(text))
+        audio, other_paths = (
+            [p for p in paths if not _is_output(p, text, fetched)] for paths in find_audio(text)
+        )
         # a link among the others leads out of the folder, or nowhere
-        more = [path for path in others if not path.is_symlink() and found.form.accepts(path)]
-        found.others += len(others) - len(more)
+        more = [path for path in other_paths if not path.is_symlink() and collected.form.accepts(path)]
+        collected.num_other_files += len(other_paths) - len(more)
         for file in sorted([*audio, *more]):
             name = file.relative_to(text).as_posix()
             yield name, absolute(file), _first_folder(name)
     elif text.lower().endswith(MANIFESTS) and Path(text).is_file():
-        yield from _listed(Path(text), found)
+        yield from _read_listed_files(Path(text), collected)
     elif Path(text).is_file():
         yield Path(text).name, absolute(Path(text)), ""
     else:
@@ -211,7 +214,7 @@ def _files_of(
         root = _fixed_part(text)
         for path in matched:
             if is_tar(path):
-                yield from _unpack(Path(path), fetched, found, on_fetched)
+                yield from _unpack_tar(Path(path), fetched, collected, on_fetched)
             else:
                 name = Path(path).relative_to(root).as_posix()
                 yield name, absolute(Path(path)), _first_folder(name)
@@ -223,79 +226,85 @@ def _is_output(path: Path, folder: str, fetched: Path) -> bool:
     return output.startswith(absolute(Path(folder)) + os.sep) and absolute(path).startswith(output + os.sep)
 
 
-def _distinct(name: str, names: Collection[str]) -> str:
+def _find_free_name(name: str, names: Collection[str]) -> str:
     """A name that none has yet: a tar may hold two members of one name, and a glob find two tars of one."""
     counted = (f"{name} ({number})" for number in itertools.count(2))
-    return next(each for each in itertools.chain([name], counted) if each not in names)
+    return next(candidate for candidate in itertools.chain([name], counted) if candidate not in names)
 
 
-def _sort_in(found: Inputs, item: Found) -> None:
+def _sort_in(collected: Inputs, item: InputFile) -> None:
     if not is_unicode(item.name) or not is_unicode(item.path):
         place = os.fsencode(item.path).decode("utf-8", "backslashreplace")
-        found.rejected.append(set_aside_row(found.form.stage, place, UNREADABLE, NAME_IS_NOT_UTF8))
-    elif found.form.accepts(item.path):
-        found.found.append(item)
+        collected.rejected.append(set_aside_row(collected.form.stage, place, UNREADABLE, NAME_IS_NOT_UTF8))
+    elif collected.form.accepts(item.path):
+        collected.files.append(item)
     else:
-        found.others += 1
+        collected.num_other_files += 1
 
 
-def _listed(manifest: Path, found: Inputs) -> Iterator[tuple[str, str, str]]:
+def _read_listed_files(manifest: Path, collected: Inputs) -> Iterator[tuple[str, str, str]]:
     """Yield the files of a list; paths are relative to its folder."""
-    listed = found.form.read_list(manifest)
-    found.notes += listed.notes
-    for written, told in listed.rows:
-        given = Path(written).expanduser()
-        path = absolute(as_spelled(manifest.parent / given))
+    listed = collected.form.read_list(manifest)
+    collected.notes += listed.notes
+    for entry, facts in listed.rows:
+        listed_path = Path(entry).expanduser()
+        path = absolute(as_spelled(manifest.parent / listed_path))
         if not Path(path).is_file():
             where = f"{manifest.name}: no such file"
-            found.rejected.append(set_aside_row(found.form.stage, path, UNREADABLE, where))
+            collected.rejected.append(set_aside_row(collected.form.stage, path, UNREADABLE, where))
             continue
-        if told is not None:
-            found.given[written] = told
-        leads_elsewhere = given.is_absolute() or ".." in given.parts
-        yield written, path, Path(path).parent.name if leads_elsewhere else _first_folder(given.as_posix())
+        if facts is not None:
+            collected.facts[entry] = facts
+        leads_elsewhere = listed_path.is_absolute() or ".." in listed_path.parts
+        yield (
+            entry,
+            path,
+            Path(path).parent.name if leads_elsewhere else _first_folder(listed_path.as_posix()),
+        )
 
 
-def _unpack(
-    tar: Path, fetched: Path, found: Inputs, on_fetched: Callable[[str], None]
+def _unpack_tar(
+    tar: Path, fetched: Path, collected: Inputs, on_fetched: Callable[[str], None]
 ) -> Iterator[tuple[str, str, str]]:
     """The members of a tar, copied one by one under names of our own; what is copied already is not copied again."""
     stat = tar.stat()
     tag = sha256(f"{absolute(tar)}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()).hexdigest()[:16]
-    folder = fetched / f"{_short(str(tar))}-{tag}"
+    folder = fetched / f"{_shorten_for_path(str(tar))}-{tag}"
     try:
         with tarfile.open(tar) as archive:
             for number, member in enumerate(archive):
                 if not member.isfile():
                     continue
-                if found.unpacked_bytes + max(0, member.size) > found.max_unpacked_gb * 1e9:
-                    _reject_rest(tar, member, found)
+                if collected.unpacked_bytes + max(0, member.size) > collected.max_unpacked_gb * 1e9:
+                    _reject_rest(tar, member, collected)
                     return
-                found.unpacked_bytes += max(0, member.size)
+                collected.unpacked_bytes += max(0, member.size)
                 target = folder / f"{number:08d}{_safe_suffix(member.name)}"
-                if not target.exists() and not _copy_member(archive, member, target, found, tar):
+                if not target.exists() and not _copy_member(archive, member, target, collected, tar):
                     continue
                 on_fetched(member.name)
                 inside = PurePosixPath(member.name).as_posix().lstrip("/")
                 yield f"{tar.name}/{inside}", absolute(target), _first_folder(inside) or tar.name
     except (tarfile.TarError, OSError, EOFError) as error:
         reason = f"the archive is damaged: {error}"
-        found.rejected.append(set_aside_row(found.form.stage, absolute(tar), UNREADABLE, reason))
+        collected.rejected.append(set_aside_row(collected.form.stage, absolute(tar), UNREADABLE, reason))
 
 
-def _reject_rest(tar: Path, member: tarfile.TarInfo, found: Inputs) -> None:
-    limit = f"more than max_unpacked_gb={found.max_unpacked_gb:g} when unpacked"
+def _reject_rest(tar: Path, member: tarfile.TarInfo, collected: Inputs) -> None:
+    limit = f"more than max_unpacked_gb={collected.max_unpacked_gb:g} when unpacked"
     reason = f"{limit}, from {member.name} ({member.size / 1e9:.3g} GB) on: raise it where that is right"
-    found.rejected.append(set_aside_row(found.form.stage, absolute(tar), "archive too large", reason))
+    collected.rejected.append(set_aside_row(collected.form.stage, absolute(tar), "archive too large", reason))
 
 
 def _copy_member(
-    archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path, found: Inputs, tar: Path
+    archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path, collected: Inputs, tar: Path
 ) -> bool:
     source = archive.extractfile(member) if 0 <= member.size < _MAX_MEMBER_BYTES else None
     if source is None:
         reason = f"a size of {member.size} bytes"
-        found.rejected.append(set_aside_row(found.form.stage, f"{tar}/{member.name}", UNREADABLE, reason))
+        collected.rejected.append(
+            set_aside_row(collected.form.stage, f"{tar}/{member.name}", UNREADABLE, reason)
+        )
         return False
     target.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(target) as temporary, temporary.open("wb") as file:
@@ -304,7 +313,7 @@ def _copy_member(
 
 
 def _download(
-    address: str, fetched: Path, found: Inputs, on_fetched: Callable[[str], None]
+    address: str, fetched: Path, collected: Inputs, on_fetched: Callable[[str], None]
 ) -> Iterator[tuple[str, str, str]]:
     """The files of an address: itself, what it matches, or what is below it."""
     import fsspec
@@ -317,8 +326,8 @@ def _download(
     if not names:
         raise InputError(f"{address}: no such file or folder")
     for name in names:
-        whole = str(system.unstrip_protocol(name))
-        target = fetched / f"{sha256(whole.encode()).hexdigest()[:24]}{_safe_suffix(name)}"
+        full_address = str(system.unstrip_protocol(name))
+        target = fetched / f"{sha256(full_address.encode()).hexdigest()[:24]}{_safe_suffix(name)}"
         try:
             if not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -326,10 +335,10 @@ def _download(
                     system.get_file(name, str(temporary))
         except Exception as error:
             reason = f"cannot be fetched: {type(error).__name__}: {error}"
-            found.rejected.append(set_aside_row(found.form.stage, whole, UNREADABLE, reason))
+            collected.rejected.append(set_aside_row(collected.form.stage, full_address, UNREADABLE, reason))
             continue
-        on_fetched(whole)
-        yield whole, absolute(target), _first_folder(name.removeprefix(_remote_base(root, name)))
+        on_fetched(full_address)
+        yield full_address, absolute(target), _first_folder(name.removeprefix(_remote_base(root, name)))
 
 
 def _remote_names(system: Any, root: str) -> list[str]:
@@ -348,7 +357,7 @@ def _remote_base(root: str, name: str) -> str:
 
 def _first_folder(inside: str) -> str:
     """The first folder of a path; empty where there is none."""
-    parts = [part for part in PurePosixPath(inside).parts if part != ".."]
+    parts = [component for component in PurePosixPath(inside).parts if component != ".."]
     return parts[0] if len(parts) > 1 else ""
 
 
@@ -360,10 +369,10 @@ def is_tar(text: str) -> bool:
 def _fixed_part(pattern: str) -> Path:
     """The folders of a glob before its first wildcard."""
     fixed: list[str] = []
-    for part in Path(pattern).parts[:-1]:
-        if glob.has_magic(part):
+    for component in Path(pattern).parts[:-1]:
+        if glob.has_magic(component):
             break
-        fixed.append(part)
+        fixed.append(component)
     return Path(*fixed) if fixed else Path()
 
 
@@ -372,7 +381,7 @@ def _safe_suffix(name: str) -> str:
     return suffix if suffix[1:].isascii() and suffix[1:].isalnum() and len(suffix) <= 8 else ""
 
 
-def _short(text: str) -> str:
+def _shorten_for_path(text: str) -> str:
     """Shorten a name to characters that are safe in a path."""
     name = text.rstrip("/").rsplit("/", 1)[-1]
     return "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in name)[:40]

@@ -30,8 +30,8 @@ Place = tuple[int, int]
 class PartTally:
     """Counts over all parts, in one pass."""
 
-    found: int = 0
-    kept: int = 0
+    parts_found: int = 0
+    parts_kept: int = 0
     seconds_found: float = 0.0
     seconds: float = 0.0
     reasons: Counter[str] = field(default_factory=Counter)
@@ -47,7 +47,7 @@ class PartTally:
 
     def add(self, file: int, row: Row, drop: Mapping[str, Any] | None) -> None:
         """Count a part of a file."""
-        self.found += 1
+        self.parts_found += 1
         self.found_of[file] += 1
         self.seconds_found += row["duration_s"]
         if drop is not None:
@@ -57,7 +57,7 @@ class PartTally:
             self.reasons[drop["kind"]] += 1
             self.reasons_of[file][drop["kind"]] += 1
             return
-        self.kept += 1
+        self.parts_kept += 1
         self.kept_of[file] += 1
         self.seconds += row["duration_s"]
         self.kept_s_of[file] += row["duration_s"]
@@ -67,9 +67,9 @@ class PartTally:
         """Count the parts and seconds before and after each rule that dropped any, in the order in which the rules are
         applied."""
         order = {rule.threshold: index for index, rule in enumerate(rules)}
-        known = sorted(self.dropped, key=lambda key: (order.get(key[1], len(order)), key))
-        left, left_s, rows = self.found, self.seconds_found, []
-        for step, rule, kind in known:
+        ordered_keys = sorted(self.dropped, key=lambda key: (order.get(key[1], len(order)), key))
+        remaining, remaining_s, rows = self.parts_found, self.seconds_found, []
+        for step, rule, kind in ordered_keys:
             count, seconds = self.dropped[step, rule, kind], self.dropped_s[step, rule, kind]
             rows.append(
                 {
@@ -77,13 +77,13 @@ class PartTally:
                     "rule": rule,
                     "title": kind,
                     "threshold": getattr(thresholds, rule, None) if rule else None,
-                    "segments_in": left,
-                    "segments_out": left - count,
-                    "seconds_in": round(left_s, 3),
-                    "seconds_out": round(left_s - seconds, 3),
+                    "segments_in": remaining,
+                    "segments_out": remaining - count,
+                    "seconds_in": round(remaining_s, 3),
+                    "seconds_out": round(remaining_s - seconds, 3),
                 }
             )
-            left, left_s = left - count, left_s - seconds
+            remaining, remaining_s = remaining - count, remaining_s - seconds
         return rows
 
 
@@ -117,19 +117,21 @@ class FileFates:
                 "duration_s": file["duration_s"],
                 "kept_s": round(tally.kept_s_of[number], 3),
             }
-            whole: Row | None = None
+            aside_row: Row | None = None
             if failed := file.get("failed"):
                 status, reason = "failed", failed["reason"]
-                whole = set_aside_row(self.stage, file["path"], failed["kind"], reason, step=failed["step"])
+                aside_row = set_aside_row(
+                    self.stage, file["path"], failed["kind"], reason, step=failed["step"]
+                )
             elif filtered := file.get("filtered"):
                 status, reason = "filtered", filtered["reason"]
-                whole = set_aside_row(self.stage, file["path"], filtered["kind"], reason)
+                aside_row = set_aside_row(self.stage, file["path"], filtered["kind"], reason)
             elif repeats := file.get("repeats"):
                 status, reason = "filtered", f"the same as {repeats}"
-                whole = set_aside_row(self.stage, file["path"], "duplicate", reason)
+                aside_row = set_aside_row(self.stage, file["path"], "duplicate", reason)
             elif not row["segments"]:
                 status, reason = "filtered", self.nothing_found
-                whole = set_aside_row(self.stage, file["path"], self.nothing_found)
+                aside_row = set_aside_row(self.stage, file["path"], self.nothing_found)
             elif not row["kept"]:
                 reasons = tally.reasons_of[number]
                 status = "failed" if set(reasons) <= {FAILED, UNREADABLE} else "filtered"
@@ -137,19 +139,19 @@ class FileFates:
             else:
                 status, reason = "kept", ""
             facts = {"form": file.get("form"), "length": file.get("length")}
-            yield {**row, "status": status, "reason": reason, **facts}, whole
-        for each in rejected:
+            yield {**row, "status": status, "reason": reason, **facts}, aside_row
+        for rejection in rejected:
             yield (
                 {
-                    "name": Path(each["place"]).name,
-                    "path": each["place"],
+                    "name": Path(rejection["place"]).name,
+                    "path": rejection["place"],
                     "digest": None,
                     "segments": 0,
                     "kept": 0,
                     "duration_s": None,
                     "kept_s": 0.0,
-                    "status": "filtered" if each["kind"] in self.filtered_kinds else "failed",
-                    "reason": each["reason"],
+                    "status": "filtered" if rejection["kind"] in self.filtered_kinds else "failed",
+                    "reason": rejection["reason"],
                     "form": None,
                     "length": None,
                 },
@@ -158,8 +160,8 @@ class FileFates:
 
 
 def funnel_counts(
-    taken: int,
-    others: int,
+    num_accepted: int,
+    num_others: int,
     files: Sequence[Row],
     set_aside: Sequence[Row],
     tally: PartTally,
@@ -169,23 +171,23 @@ def funnel_counts(
     """Counts of `funnel.json` that every pipeline has.
 
     Args:
-        taken: files of the input that the pipeline takes.
-        others: files that it does not take.
+        num_accepted: files of the input that the pipeline takes.
+        num_others: files that it does not take.
         files: rows of `FileFates.rows`.
         set_aside: rows of whole files.
     """
     status = Counter(row["status"] for row in files)
     reasons = tally.reasons + Counter(row["kind"] for row in set_aside)
     return {
-        "files_seen": taken + others,
-        "not_audio": others,
-        "audio_files": taken,
+        "files_seen": num_accepted + num_others,
+        "not_audio": num_others,
+        "audio_files": num_accepted,
         "files_kept": status["kept"],
         "files_filtered": status["filtered"],
         "files_failed": status["failed"],
         "files_not_whole": sum(row["length"] is not None for row in files),
-        "segments_found": tally.found,
-        "segments": tally.kept,
+        "segments_found": tally.parts_found,
+        "segments": tally.parts_kept,
         "seconds_seen": round(sum(row["duration_s"] or 0.0 for row in files), 3),
         "seconds_found": round(tally.seconds_found, 3),
         "seconds": round(tally.seconds, 3),
@@ -208,11 +210,11 @@ def part_ids(places: Sequence[Place], names: Mapping[int, str]) -> dict[Place, s
     counts = Counter(file for file, _ in places)
     stems = {file: _safe_name(names[file]) for file in counts}
     numbered = {(file, number): f"{stems[file]}--{number:05d}" for file, number in places if counts[file] > 1}
-    taken = Counter(name.casefold() for name in (*stems.values(), *numbered.values()))
+    name_counts = Counter(name.casefold() for name in (*stems.values(), *numbered.values()))
     ids = {}
     for file, number in places:
         stem = stems[file]
-        if taken[stem.casefold()] > 1 or len(stem) > 100:
+        if name_counts[stem.casefold()] > 1 or len(stem) > 100:
             stem = f"{stem[:100]}-{sha256(names[file].encode()).hexdigest()[:10]}"
         ids[file, number] = f"{stem}--{number:05d}" if counts[file] > 1 else stem
     return ids
@@ -220,8 +222,8 @@ def part_ids(places: Sequence[Place], names: Mapping[int, str]) -> dict[Place, s
 
 def kind_and_reason(error: str) -> tuple[str, str]:
     """Split an outcome's error into the kind that it is counted by, and its reason."""
-    known = f"{UNREADABLE}: "
-    return (UNREADABLE, error.removeprefix(known)) if error.startswith(known) else (FAILED, error)
+    prefix = f"{UNREADABLE}: "
+    return (UNREADABLE, error.removeprefix(prefix)) if error.startswith(prefix) else (FAILED, error)
 
 
 def dropped_part_row(stage: str, row: Row, drop: Mapping[str, Any]) -> Row:
@@ -229,20 +231,20 @@ def dropped_part_row(stage: str, row: Row, drop: Mapping[str, Any]) -> Row:
     where = f"from {row['start_s']:.2f} to {row['end_s']:.2f} s"
     reason = f"{drop['reason']}; {where}" if drop["reason"] else where
     figures = {"start_s": row["start_s"], "end_s": row["end_s"]}
-    known = {
+    details = {
         name: drop[name] for name in ("step", "rule", "value", "threshold") if drop[name] not in (None, "")
     }
-    return set_aside_row(stage, row["path"], drop["kind"], reason, row["id"], **figures, **known)
+    return set_aside_row(stage, row["path"], drop["kind"], reason, row["id"], **figures, **details)
 
 
-def merge_set_aside(folder: Path, parts: Path, own: Sequence[Row]) -> None:
+def merge_set_aside(folder: Path, parts: Path, file_rows: Sequence[Row]) -> None:
     """Write `set_aside.jsonl` by place.
 
     Args:
         parts: file of the rows of parts, which is removed.
-        own: rows of whole files.
+        file_rows: rows of whole files.
     """
-    rows = [*own, *read_jsonl(parts)]
+    rows = [*file_rows, *read_jsonl(parts)]
     rows.sort(key=lambda row: (row["place"], row.get("start_s", 0.0)))
     write_jsonl(folder / "set_aside.jsonl", rows)
     parts.unlink()

@@ -33,9 +33,9 @@ class Rule:
     unit: str = ""
     option: str = ""
 
-    def reason(self, found: Any, limit: Any) -> str:
+    def reason(self, value: Any, limit: Any) -> str:
         """Say what was measured, and what the limit is."""
-        text = f"{found:.4g}" if isinstance(found, (int, float)) else str(found)
+        text = f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
         if self.operation == "is":
             return text
         bound = ", ".join(limit) if isinstance(limit, list) else f"{limit}{self.unit}"
@@ -83,26 +83,26 @@ def find_broken(rules: Iterable[Rule], thresholds: BaseModel, step: str, value: 
         limit = getattr(thresholds, rule.threshold)
         if rule.step != step or limit is None:
             continue
-        found = lookup(value, rule.value)
-        if found is not None and not keeps(found, rule.operation, limit):
-            return Drop(step, rule.threshold, rule.title, rule.reason(found, limit), found, limit)
+        measured = lookup(value, rule.value)
+        if measured is not None and not keeps(measured, rule.operation, limit):
+            return Drop(step, rule.threshold, rule.title, rule.reason(measured, limit), measured, limit)
     return None
 
 
 def lookup(value: Mapping[str, Any], path: str) -> Any:
     """Return the value at a dotted path; None where there is nothing."""
-    found: Any = value
+    current: Any = value
     for name in path.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
+        current = current.get(name) if isinstance(current, Mapping) else None
+    return current
 
 
-def keeps(found: Any, operation: Operation, limit: Any) -> bool:
+def keeps(value: Any, operation: Operation, limit: Any) -> bool:
     """Whether a value meets its limit."""
     if operation == ">=":
-        return bool(found >= limit)
+        return bool(value >= limit)
     if operation == "<=":
-        return bool(found <= limit + 1e-6)
+        return bool(value <= limit + 1e-6)
     if operation == "in":
-        return found in limit
+        return value in limit
     return not limit  # a phrase was found

@@ -34,7 +34,7 @@ class Spool:
     def put_part(self, file: int, number: int, row: Row) -> None:
         self._put("parts", (file, number), row)
 
-    def part(self, file: int, number: int) -> Row:
+    def read_part(self, file: int, number: int) -> Row:
         query = "select row from parts where file = ? and number = ?"
         row: Row = json.loads(self._database.execute(query, (file, number)).fetchone()[0])
         return row

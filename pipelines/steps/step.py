@@ -100,22 +100,22 @@ class Listener:
 
     path: str
     _is_short: bool | None = field(default=None, repr=False)
-    _whole: Waveform | None = field(default=None, repr=False)
+    _file_waveform: Waveform | None = field(default=None, repr=False)
     _span: tuple[float, float] | None = field(default=None, repr=False)
-    _part: Waveform | None = field(default=None, repr=False)
+    _span_waveform: Waveform | None = field(default=None, repr=False)
     _mono: dict[int, NDArray[np.float32]] = field(default_factory=dict, repr=False)
 
     def waveform(self, start_s: float, end_s: float) -> Waveform:
         """The span as it was recorded, `[C, N]`."""
-        if self._span != (start_s, end_s) or self._part is None:
-            self._part, self._span, self._mono = self._read(start_s, end_s), (start_s, end_s), {}
-        return self._part
+        if self._span != (start_s, end_s) or self._span_waveform is None:
+            self._span_waveform, self._span, self._mono = self._read(start_s, end_s), (start_s, end_s), {}
+        return self._span_waveform
 
     def samples(self, start_s: float, end_s: float, sample_rate: int) -> NDArray[np.float32]:
         """The span as mono at `sample_rate`, `[N]`. Not to be changed: other steps read the same array."""
-        part = self.waveform(start_s, end_s)
+        waveform = self.waveform(start_s, end_s)
         if sample_rate not in self._mono:
-            samples_N = part.mono().resample(sample_rate).samples_CN[0].numpy()
+            samples_N = waveform.mono().resample(sample_rate).samples_CN[0].numpy()
             samples_N.setflags(write=False)
             self._mono[sample_rate] = samples_N
         return self._mono[sample_rate]
@@ -124,13 +124,13 @@ class Listener:
         """The whole file as mono pieces `[N]` at `sample_rate`, hours of it at constant memory."""
         from audiollm.audio.streams import stream_mono
 
-        if (whole := self._kept()) is not None:
-            yield self.samples(0.0, whole.duration_s, sample_rate)
+        if (file_waveform := self._decode_short_file()) is not None:
+            yield self.samples(0.0, file_waveform.duration_s, sample_rate)
             return
         for piece_1N in stream_mono(self.path, sample_rate):
             yield piece_1N[0].numpy()
 
-    def _kept(self) -> Waveform | None:
+    def _decode_short_file(self) -> Waveform | None:
         """Return the decoded file; None if it is long."""
         from audiollm.audio import load, probe
 
@@ -139,15 +139,15 @@ class Listener:
             samples_a_s = max(info.sample_rate * info.num_channels, _MAX_CACHED_RATE)
             seconds = math.inf if info.duration_s is None else info.duration_s
             self._is_short = seconds * samples_a_s <= _MAX_CACHED_S * _MAX_CACHED_RATE
-        if self._is_short and self._whole is None:
-            self._whole = load(self.path)
-        return self._whole
+        if self._is_short and self._file_waveform is None:
+            self._file_waveform = load(self.path)
+        return self._file_waveform
 
     def _read(self, start_s: float, end_s: float) -> Waveform:
         from audiollm.audio import Waveform, load
 
-        if (whole := self._kept()) is None:
+        if (file_waveform := self._decode_short_file()) is None:
             return load(self.path, start_s, end_s)
-        rate = whole.sample_rate
+        rate = file_waveform.sample_rate
         start, end = round(start_s * rate), round(end_s * rate)
-        return Waveform(whole.samples_CN[:, start : max(end, start + 1)], rate)
+        return Waveform(file_waveform.samples_CN[:, start : max(end, start + 1)], rate)

@@ -42,18 +42,18 @@ class StepWorker:
 
     def process(self, step: str, items: Sequence[StepItem]) -> list[Outcome]:
         """See `Worker.process`. A batch that fails is done one by one, so that the error is that of its item alone."""
-        chosen = self.steps[step]
+        selected_step = self.steps[step]
         if step not in self._ready:
-            chosen.setup()
+            selected_step.setup()
             self._ready.add(step)
         # the check of a protocol's members takes 0.1 ms: not for single items
-        if len(items) > 1 and isinstance(chosen, BatchStep):
-            outcomes = self._measured(chosen.process_batch, items)
+        if len(items) > 1 and isinstance(selected_step, BatchStep):
+            outcomes = self._measured(selected_step.process_batch, items)
             if outcomes[0].error is None:
                 return outcomes
 
-        def one_by_one(heard: Sequence[Any]) -> list[Value]:
-            return [chosen.process(item) for item in heard]
+        def one_by_one(batch: Sequence[Any]) -> list[Value]:
+            return [selected_step.process(item) for item in batch]
 
         return [self._measured(one_by_one, [item])[0] for item in items]
 
@@ -63,7 +63,7 @@ class StepWorker:
         began = time.process_time()
         values, error, halts = [], "", False
         try:
-            values = work([self._heard(item) for item in items])
+            values = work([self._open_item(item) for item in items])
             if len(values) != len(items):
                 raise ValueError(f"{len(values)} values for {len(items)} items")
             json.dumps(values, allow_nan=False)
@@ -78,7 +78,7 @@ class StepWorker:
             return [Outcome(error=error, seconds=seconds, halts=halts)] * len(items)
         return [Outcome(value, seconds=seconds) for value in values]
 
-    def _heard(self, item: StepItem) -> Any:
+    def _open_item(self, item: StepItem) -> Any:
         """Give the item a listener: successive steps on a recording decode it once."""
         if self._listener is None or self._listener.path != item.path:
             self._listener = Listener(item.path)
@@ -93,9 +93,9 @@ class FunctionWorker:
 
     def process(self, step: str, items: Sequence[Any]) -> list[Outcome]:
         """See `Worker.process`."""
-        return [self._one(item) for item in items]
+        return [self._process_item(item) for item in items]
 
-    def _one(self, item: Any) -> Outcome:
+    def _process_item(self, item: Any) -> Outcome:
         began = time.process_time()
         try:
             value = self.function(item)

@@ -110,7 +110,7 @@ def _check_lists(config: AnnotationConfig) -> list[str]:
             return [note for listed in lists for note in listed.notes]
         # nothing is fetched, and no output lies at the root
         inputs = collect_recordings(config.inputs, Path("/fetched"), lambda name: None)
-        digests = {item.path: "" for item in inputs.found}
+        digests = {item.path: "" for item in inputs.files}
         sources = match_sources(inputs, digests, transcripts, config.test)
     except (TranscriptError, InputError) as error:
         raise ConfigError(f"annotate: {error}", "", "mend the list, then plan again") from None

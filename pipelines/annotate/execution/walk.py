@@ -53,7 +53,7 @@ class Walks:
 
     def sampled(self, file: int, number: int, source: RecordingSource) -> Walk:
         """Walk a kept segment through the steps of the sample; their values are added to its row."""
-        row = self.spool.part(file, number)
+        row = self.spool.read_part(file, number)
         span = SegmentSpan(row["start_s"], row["end_s"], row["kind"], None)
         for step in self.chain.sampled:
             needed = needed_values(step, row["measured"])

@@ -25,7 +25,7 @@ from pipelines.annotate.input.transcripts import (
     read_transcripts,
 )
 from pipelines.annotate.step import Given
-from pipelines.steps.inputs import FileList, Found, InputForm, Inputs, absolute, collect
+from pipelines.steps.inputs import FileList, InputFile, InputForm, Inputs, absolute, collect
 
 DEFAULT_SPEAKER = "speaker"
 RECORDINGS = InputForm("annotate", looks_like_audio, read_manifest)
@@ -96,8 +96,10 @@ def match_sources(
     Raises:
         TranscriptError: transcripts or a condition that cannot be used, or that match nothing at all.
     """
-    sources = Sources(not_audio=inputs.others, rejected=list(inputs.rejected), notes=list(inputs.notes))
-    audio = [item for item in inputs.found if item.path in digests]
+    sources = Sources(
+        not_audio=inputs.num_other_files, rejected=list(inputs.rejected), notes=list(inputs.notes)
+    )
+    audio = [item for item in inputs.files if item.path in digests]
     given: dict[str, Transcript] | None = None
     if transcripts is not None:
         if is_pattern(transcripts):
@@ -119,7 +121,7 @@ def match_sources(
         if given is not None and item.name not in given:
             sources.rejected.append(set_aside_row("annotate", item.path, "no transcript", why))
             continue
-        transcript = (inputs.given if given is None else given).get(item.name)
+        transcript = (inputs.facts if given is None else given).get(item.name)
         known = (
             Given(
                 settle_characters(transcript.text) or None,
@@ -181,7 +183,7 @@ def _from_pattern(pattern: str, names: Sequence[str]) -> dict[str, Transcript]:
 
 
 def _from_list(
-    listed: FileList, folder: Path, root: Path | None, audio: Sequence[Found]
+    listed: FileList, folder: Path, root: Path | None, audio: Sequence[InputFile]
 ) -> tuple[dict[str, Transcript], list[Row]]:
     """Transcripts by name. A path is relative to the input folder, else to the folder of the transcripts; it may be
     written in other Unicode characters that look the same."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from audiollm.data.text.languages import language_of
 from pipelines.annotate.report.survey import AnnotationSurvey
 from pipelines.annotate.words.written_words import Written, written_words
-from pipelines.steps.page.folder import Row, finite_number, named, said
+from pipelines.steps.page.folder import Row, clean_text, finite_number, named
 from pipelines.steps.page.numbers import Numbers
 
 WORDS_SHOWN = 20
@@ -60,7 +60,7 @@ def marked(text: str, heard: str, language: str) -> list[Marked]:
     """A recognizer's text with its words that differ from `text` marked, and the missing ones."""
     from rapidfuzz.distance import Levenshtein
 
-    ours, theirs = _written(said(text), language), _written(said(heard), language)
+    ours, theirs = _written(clean_text(text), language), _written(clean_text(heard), language)
     ours_forms, owners = _forms(ours), [place for place, word in enumerate(theirs) for _ in word.forms]
     our_owners = [place for place, word in enumerate(ours) for _ in word.forms]
     differing: set[int] = set()
@@ -167,11 +167,11 @@ class _Argued:
 def _texts(row: Row) -> dict[str, str]:
     """Texts by recognizer, and the given text where there is one."""
     heard = {
-        named(name, 60): said(text)
+        named(name, 60): clean_text(text)
         for name, text in list(row["heard"].items())[:MAX_RECOGNIZERS]
         if isinstance(text, str)
     }
-    given = {GIVEN: said(row["text"])} if row.get("text_source") == "given" and row.get("text") else {}
+    given = {GIVEN: clean_text(row["text"])} if row.get("text_source") == "given" and row.get("text") else {}
     return given | heard
 
 

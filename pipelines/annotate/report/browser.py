@@ -14,15 +14,15 @@ from pipelines.annotate.report.survey import WORDED, AnnotationSurvey
 from pipelines.report.material import pick_evenly
 from pipelines.steps.page.folder import (
     Row,
+    clean_text,
     file_name,
     finite_number,
-    found,
     measured,
     named,
-    said,
     seconds_of,
+    value_at,
 )
-from pipelines.steps.page.numbers import TITLES, Comparison, shown, title_of, unit_of
+from pipelines.steps.page.numbers import TITLES, Comparison, format_value, title_of, unit_of
 from pipelines.steps.page.survey import Reason
 
 MAX_CARDS = 96
@@ -60,8 +60,8 @@ def browser_section(survey: AnnotationSurvey, rules: Sequence[Comparison], galle
             }
             for place, reason in enumerate(reasons, 1)
         ],
-        "kept": {"shown": len(cards[0]), "total": survey.kept.segments},
-        "dropped": {"shown": sum(map(len, cards[1:])), "total": survey.dropped.segments},
+        "kept": {"shown": len(cards[0]), "total": survey.kept_sum.segments},
+        "dropped": {"shown": sum(map(len, cards[1:])), "total": survey.dropped_sum.segments},
     }
 
 
@@ -80,15 +80,15 @@ def _of_reason(reason: Reason) -> list[Row]:
 
 def _has_distance(row: Row) -> bool:
     return (
-        finite_number(found(row, "dropped.value")) is not None
-        and finite_number(found(row, "dropped.threshold")) is not None
+        finite_number(value_at(row, "dropped.value")) is not None
+        and finite_number(value_at(row, "dropped.threshold")) is not None
     )
 
 
 def _card(
     row: Row, gallery: Gallery, group: int, titles: Mapping[tuple[str, str], Comparison], nearest: bool
 ) -> Row:
-    text, name = said(row.get("text")), file_name(row)
+    text, name = clean_text(row.get("text")), file_name(row)
     language = row["language"] if isinstance(row.get("language"), str) else ""
     start_s, end_s = finite_number(row.get("start_s")), finite_number(row.get("end_s"))
     return {
@@ -106,8 +106,8 @@ def _card(
         "words": [(key, named(row[key], 60)) for key in ("scene", *WORDED) if isinstance(row.get(key), str)],
         "events": _events(row),
         "errors": _errors(row),
-        "note": said(row.get("note"), 200),
-        "description": said(found(row, "measured.description.text")),
+        "note": clean_text(row.get("note"), 200),
+        "description": clean_text(value_at(row, "measured.description.text")),
         "dropped": _why(row, titles) if group else None,
         "nearest": nearest,
         "search": f"{text} {name} {named(row.get('speaker') or '', 60)}".lower(),
@@ -133,7 +133,7 @@ def _heard(row: Row, text: str, language: str) -> list[Row]:
     """The recognizers' texts, with differences marked; empty for a single one whose text is the row's."""
     heard = row.get("heard")
     texts = (
-        {named(name, 60): said(other) for name, other in list(heard.items())[:8]}
+        {named(name, 60): clean_text(other) for name, other in list(heard.items())[:8]}
         if isinstance(heard, Mapping)
         else {}
     )
@@ -154,20 +154,20 @@ def _facts(row: Row) -> list[tuple[str, str]]:
     for path, title in TITLES.items():
         value = finite_number(measured(row, path))
         if value is not None:
-            facts[title] = shown(value, unit_of(path))
-    facts.setdefault("duration", shown(round(seconds_of(row), 2), "s"))
+            facts[title] = format_value(value, unit_of(path))
+    facts.setdefault("duration", format_value(round(seconds_of(row), 2), "s"))
     steps = row.get("measured")
     for step, value in steps.items() if isinstance(steps, Mapping) else ():
         for key, inner in value.items() if isinstance(value, Mapping) else ():
             path = f"{step}.{key}"
             if path not in TITLES and finite_number(inner) is not None and step not in _BESIDE:
-                facts.setdefault(title_of(path), shown(inner, unit_of(path)))
+                facts.setdefault(title_of(path), format_value(inner, unit_of(path)))
     return list(facts.items())[:_MAX_FACTS]
 
 
 def _events(row: Row) -> list[str]:
     """Sound events with their times, else tags."""
-    events = found(row, "measured.events.events") or found(row, "measured.events.tags")
+    events = value_at(row, "measured.events.events") or value_at(row, "measured.events.tags")
     lines = []
     for event in events[:12] if isinstance(events, list) else ():
         if isinstance(event, Mapping) and event.get("label") is not None:
@@ -181,19 +181,19 @@ def _errors(row: Row) -> list[tuple[str, str]]:
     """Steps without a value, and why."""
     errors = row.get("errors")
     pairs = list(errors.items())[:8] if isinstance(errors, Mapping) else []
-    return [(named(step, 60), said(without_home(str(error)), 300)) for step, error in pairs]
+    return [(named(step, 60), clean_text(without_home(str(error)), 300)) for step, error in pairs]
 
 
 def _why(row: Row, titles: Mapping[tuple[str, str], Comparison]) -> Row:
-    step, name = named(found(row, "dropped.step") or ""), named(found(row, "dropped.rule") or "")
+    step, name = named(value_at(row, "dropped.step") or ""), named(value_at(row, "dropped.rule") or "")
     rule = titles.get((step, name))
     unit = rule.unit if rule else ""
-    value, limit = found(row, "dropped.value"), found(row, "dropped.threshold")
-    title = named(found(row, "dropped.kind") or "") or (rule.title if rule else "") or name or "dropped"
+    value, limit = value_at(row, "dropped.value"), value_at(row, "dropped.threshold")
+    title = named(value_at(row, "dropped.kind") or "") or (rule.title if rule else "") or name or "dropped"
     return {
         "title": title,
-        "value": "" if value is None else shown(value, unit),
-        "limit": "" if limit is None else (rule.demand if rule else shown(limit, unit)),
-        "reason": said(without_home(str(found(row, "dropped.reason") or "")), 300),
+        "value": "" if value is None else format_value(value, unit),
+        "limit": "" if limit is None else (rule.demand if rule else format_value(limit, unit)),
+        "reason": clean_text(without_home(str(value_at(row, "dropped.reason") or "")), 300),
         "step": step,
     }

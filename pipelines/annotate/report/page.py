@@ -18,7 +18,7 @@ from pipelines.annotate.report.survey import survey_annotation
 from pipelines.annotate.report.tables import tables_section
 from pipelines.report import page as run_page
 from pipelines.steps import page as steps_page
-from pipelines.steps.page.folder import Folder, Row, finite_number, named, said
+from pipelines.steps.page.folder import Folder, Row, clean_text, finite_number, named
 from pipelines.steps.page.funnel import (
     cost_section,
     count_of,
@@ -29,7 +29,7 @@ from pipelines.steps.page.funnel import (
     read_counts,
     read_files,
 )
-from pipelines.steps.page.numbers import NumberTally, read_rules, shown
+from pipelines.steps.page.numbers import NumberTally, format_value, read_rules
 
 FOLDERS = (Path(__file__).parent, Path(steps_page.__file__).parent, Path(run_page.__file__).parent)
 """Folders of the page's templates."""
@@ -78,7 +78,7 @@ def render_annotation_page(name: str, folder: Folder) -> str:
         num_silent=gallery.num_silent,
         dynamic_range=f"{DYNAMIC_RANGE_DB:g}",
         configuration=[
-            (named(key, 120), shown(_setting(value)))
+            (named(key, 120), format_value(_setting(value)))
             for key, value in run_page.flat_settings(folder.yaml("config.yaml"))
         ],
         **sections,
@@ -121,7 +121,7 @@ def _built(builder: Callable[[], Row]) -> Row:
 
 
 def _numbers_section(tally: NumberTally, not_applied: Sequence[Row]) -> Row:
-    groups = {"ruled": tally.ruled(), "known": tally.known(), "others": tally.others()}
+    groups = {"ruled": tally.ruled(), "known": tally.titled(), "others": tally.untitled()}
     if not any(groups.values()):
         return {"absent": "No segment has a measured number."}
     section: Row = {name: [numbers.chart() for numbers in group] for name, group in groups.items()}
@@ -142,7 +142,7 @@ def _warnings(funnel: Any) -> list[Row]:
     """The warnings of the run, which its end repeats."""
     listed = funnel.get("warnings") if isinstance(funnel, Mapping) else None
     texts = [text for text in listed if isinstance(text, str)] if isinstance(listed, list) else []
-    return [{"stage": "annotate", "text": said(without_home(text), 600)} for text in texts]
+    return [{"stage": "annotate", "text": clean_text(without_home(text), 600)} for text in texts]
 
 
 def _texts(counts: Any) -> Row:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from pipelines.steps.page.folder import Folder, Row, file_name, finite_number, found
+from pipelines.steps.page.folder import Folder, Row, file_name, finite_number, value_at
 from pipelines.steps.page.numbers import Comparison, NumberTally
 from pipelines.steps.page.survey import PartSurvey, RowSample
 
@@ -39,7 +39,7 @@ class AnnotationSurvey(PartSurvey):
         if channels is not None:
             columns["channels"] = f"{channels:g}"
         columns["format"] = (
-            found(row, "measured.probe.codec") or PurePath(file_name(row)).suffix.lower() or "no extension"
+            value_at(row, "measured.probe.codec") or PurePath(file_name(row)).suffix.lower() or "no extension"
         )
         columns |= {name: row[name] for name in WORDED if isinstance(row.get(name), str)}
         return {name: value for name, value in columns.items() if value is not None}

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.annotate.report.survey import WORDED, AnnotationSurvey
-from pipelines.steps.page.folder import Row, found, named
-from pipelines.steps.page.numbers import shown, title_of, unit_of
-from pipelines.steps.page.survey import OTHERS, Groups, Sum
+from pipelines.steps.page.folder import Row, named, value_at
+from pipelines.steps.page.numbers import format_value, title_of, unit_of
+from pipelines.steps.page.survey import OTHERS_LABEL, Groups, Sum
 
 ROWS_SHOWN = 12
 TITLES = {
@@ -28,7 +28,7 @@ def tables_section(survey: AnnotationSurvey, bins: Any) -> Row:
         groups = survey.groups.get(column)
         if groups is not None:
             tables.append(_table(TITLES[column], groups))
-        if column == "speaker" and (survey.events.kept or survey.events.dropped):
+        if column == "speaker" and (survey.events.kept_sums or survey.events.dropped_sums):
             tables.append(_table("Sound events", survey.events))
     edges = _edges(bins)
     orders = {edge["column"]: edge["words"] for edge in edges}
@@ -54,19 +54,19 @@ def _table(title: str, groups: Groups, order: Sequence[str] = ()) -> Row:
     """
     nothing, places = Sum(), {name: place for place, name in enumerate(order)}
     names = sorted(
-        groups.kept.keys() | groups.dropped.keys(),
+        groups.kept_sums.keys() | groups.dropped_sums.keys(),
         key=lambda name: (
-            name == OTHERS,
+            name == OTHERS_LABEL,
             places.get(name, len(places)),
-            -groups.kept.get(name, nothing).seconds,
-            -groups.dropped.get(name, nothing).seconds,
+            -groups.kept_sums.get(name, nothing).seconds,
+            -groups.dropped_sums.get(name, nothing).seconds,
             name,
         ),
     )
-    most = max((total.seconds for total in groups.kept.values()), default=0.0) or 1.0
+    most = max((total.seconds for total in groups.kept_sums.values()), default=0.0) or 1.0
     rows = []
     for name in names[:ROWS_SHOWN]:
-        kept, dropped = groups.kept.get(name, nothing), groups.dropped.get(name, nothing)
+        kept, dropped = groups.kept_sums.get(name, nothing), groups.dropped_sums.get(name, nothing)
         rows.append(
             {
                 "name": name or "(empty)",
@@ -76,11 +76,11 @@ def _table(title: str, groups: Groups, order: Sequence[str] = ()) -> Row:
                 "dropped": dropped.segments,
             }
         )
-    rest = [groups.kept.get(name, nothing) for name in names[ROWS_SHOWN:]]
+    rest = [groups.kept_sums.get(name, nothing) for name in names[ROWS_SHOWN:]]
     return {
         "title": title,
         "rows": rows,
-        "total": len(names) - (OTHERS in names),
+        "total": len(names) - (OTHERS_LABEL in names),
         "more": len(rest),
         "more_segments": sum(total.segments for total in rest),
         "more_seconds": sum(total.seconds for total in rest),
@@ -91,16 +91,16 @@ def _edges(bins: Any) -> list[Row]:
     """The saved edges with the words between them; entries of another form are skipped."""
     rows = []
     for column, edges in bins.items() if isinstance(bins, Mapping) else ():
-        bounds, words = found(edges, "edges"), found(edges, "names")
+        bounds, words = value_at(edges, "edges"), value_at(edges, "names")
         if isinstance(bounds, list) and isinstance(words, list):
-            source = named(found(edges, "value"))
+            source = named(value_at(edges, "value"))
             rows.append(
                 {
                     "column": named(column, 60).replace("_", " "),
                     "source": title_of(source) if source else "",
                     "unit": unit_of(source),
                     "words": [named(word, 60) for word in words],
-                    "bounds": [shown(bound) for bound in bounds],
+                    "bounds": [format_value(bound) for bound in bounds],
                 }
             )
     return rows

@@ -22,7 +22,7 @@ from pipelines.audiocot.answers.naming import whole_name
 from pipelines.report import page as run_page
 from pipelines.report.material import pick_evenly
 from pipelines.steps import page as steps_page
-from pipelines.steps.page.folder import Folder, Row, file_name, finite_number, found, named, said
+from pipelines.steps.page.folder import Folder, Row, clean_text, file_name, finite_number, named, value_at
 from pipelines.steps.page.funnel import (
     cost_section,
     files_section,
@@ -31,7 +31,7 @@ from pipelines.steps.page.funnel import (
     read_counts,
     read_files,
 )
-from pipelines.steps.page.numbers import NumberTally, read_rules, shown
+from pipelines.steps.page.numbers import NumberTally, format_value, read_rules
 from pipelines.steps.page.survey import PartSurvey, Reason
 
 FOLDERS = (Path(__file__).parent, Path(steps_page.__file__).parent, Path(run_page.__file__).parent)
@@ -74,8 +74,8 @@ class CotSurvey(PartSurvey):
 
     def add(self, row: Row, kept: bool) -> None:
         super().add({key: value for key, value in row.items() if key != "measured"} | _numbers(row), kept)
-        answers = [(step, found(row, f"measured.{step}")) for step in ("watch", "listen", "think")]
-        regions = found(row, "measured.describe.regions")
+        answers = [(step, value_at(row, f"measured.{step}")) for step in ("watch", "listen", "think")]
+        regions = value_at(row, "measured.describe.regions")
         answers += [("describe", region) for region in (regions if isinstance(regions, list) else ())]
         for step, answer in answers:
             asks = answer.get("asks") if isinstance(answer, Mapping) else None
@@ -96,7 +96,7 @@ class CotSurvey(PartSurvey):
         names += [named(name, 80) for name in record.get("background") or ()]
         self.event_counts[len(events)] += 1
         self.sounds.update(set(names))
-        heard = found(row, "measured.tags.events")
+        heard = value_at(row, "measured.tags.events")
         if isinstance(heard, list):
             labels = {named(each.get("label"), 80) for each in heard if isinstance(each, Mapping)}
             sounds = {name for name in names if is_named(name)}
@@ -128,7 +128,7 @@ def write_audiocot_report(folder: Path) -> Path:
         num_silent=gallery.num_silent,
         dynamic_range=f"{DYNAMIC_RANGE_DB:g}",
         configuration=[
-            (named(key, 120), shown(without_home(value) if isinstance(value, str) else value))
+            (named(key, 120), format_value(without_home(value) if isinstance(value, str) else value))
             for key, value in run_page.flat_settings(files.yaml("config.yaml"))
         ],
         **sections,
@@ -185,19 +185,19 @@ def _numbers(row: Row) -> Row:
     measured = row.get("measured")
     steps = measured if isinstance(measured, Mapping) else {}
     drawn = {name: steps[name] for name in ("levels", "agreement") if name in steps}
-    kinds = found(row, "measured.tags.kinds")
+    kinds = value_at(row, "measured.tags.kinds")
     return {"measured": drawn | ({"tags": {"kinds": kinds}} if isinstance(kinds, Mapping) else {})}
 
 
 def _numbers_section(tally: NumberTally) -> Row:
-    groups = {"ruled": tally.ruled(), "known": tally.known(), "others": tally.others()}
+    groups = {"ruled": tally.ruled(), "known": tally.titled(), "others": tally.untitled()}
     if not any(groups.values()):
         return {"absent": "No clip has a measured number."}
     return {name: [numbers.chart() for numbers in group] for name, group in groups.items()} | {"never": []}
 
 
 def _sounds_section(survey: CotSurvey) -> Row:
-    if not survey.kept.segments:
+    if not survey.kept_sum.segments:
         return {"absent": "No clip was kept."}
     most = max(survey.sounds.values(), default=1)
     return {
@@ -209,7 +209,7 @@ def _sounds_section(survey: CotSurvey) -> Row:
         "events": _bars(sorted(survey.event_counts.items())),
         "with_pictures": survey.with_pictures,
         "little_evidence": survey.little_evidence,
-        "kept": survey.kept.segments,
+        "kept": survey.kept_sum.segments,
     }
 
 
@@ -238,7 +238,7 @@ def _clips_section(survey: CotSurvey, gallery: Gallery) -> Row:
         cards += [_card(row, gallery, reason) for row in _of_reason(reason)]
     if not cards:
         return {"absent": "There are no clips."}
-    return {"cards": cards, "kept": survey.kept.segments, "dropped": survey.dropped.segments}
+    return {"cards": cards, "kept": survey.kept_sum.segments, "dropped": survey.dropped_sum.segments}
 
 
 def _of_reason(reason: Reason) -> list[Row]:
@@ -254,8 +254,8 @@ def _card(row: Row, gallery: Gallery, reason: Reason | None) -> Row:
     return {
         "name": file_name(row),
         "where": f"{start_s:.2f} to {end_s:.2f} s" if end_s is not None else "",
-        "caption": said(row.get("caption") or row.get("text")),
-        "thought": said(row.get("thought"), 1200),
+        "caption": clean_text(row.get("caption") or row.get("text")),
+        "thought": clean_text(row.get("thought"), 1200),
         "events": [
             _event(event) for event in (record or {}).get("events") or () if isinstance(event, Mapping)
         ],
@@ -265,7 +265,7 @@ def _card(row: Row, gallery: Gallery, reason: Reason | None) -> Row:
         "strip": _strip(row.get("video"), start_s, end_s),
         "dropped": reason.title if reason is not None else "",
         "little_evidence": row.get("little_evidence") is True,
-        "why": said(without_home(str((drop or {}).get("reason") or "")), 300),
+        "why": clean_text(without_home(str((drop or {}).get("reason") or "")), 300),
     }
 
 
@@ -318,7 +318,7 @@ def _made_section(folder: Folder, counts: Row, gallery: Gallery) -> Row:
 
 
 def _is_made(row: Row) -> bool:
-    return isinstance(found(row, "metadata.operation"), str)
+    return isinstance(value_at(row, "metadata.operation"), str)
 
 
 def _made_card(folder: Path, row: Row, gallery: Gallery) -> Row:
@@ -329,13 +329,13 @@ def _made_card(folder: Path, row: Row, gallery: Gallery) -> Row:
         if part.get("type") == "audio"
     }
     sounds = [("input", paths.get("user")), ("output", paths.get("assistant"))]
-    span = found(row, "metadata.span")
+    span = value_at(row, "metadata.span")
     span_s: Sequence[float] = span if isinstance(span, list) and len(span) == 2 else (0.0, 0.0)
     return {
         "id": named(row.get("id"), 120),
-        "operation": named(found(row, "metadata.operation"), 20),
-        "instruction": said(found(row, "metadata.instruction")),
-        "thought": said(found(row, "metadata.thought"), 1200),
+        "operation": named(value_at(row, "metadata.operation"), 20),
+        "instruction": clean_text(value_at(row, "metadata.instruction")),
+        "thought": clean_text(value_at(row, "metadata.thought"), 1200),
         "span": f"{span_s[0]:.2f} to {span_s[1]:.2f} s",
         "sounds": [(name, _clip(str(folder / str(path)), 0.0, None, gallery)) for name, path in sounds],
     }
@@ -352,7 +352,7 @@ def _review_section(folder: Folder) -> Row:
         "verdicts": sorted(verdicts.items()),
         "agreement": verdicts["accepted"] / judged if judged else None,
         "notes": [
-            (named(row.get("id"), 120), said(row.get("note"), 300))
+            (named(row.get("id"), 120), clean_text(row.get("note"), 300))
             for row in rows
             if row.get("verdict") == "rejected"
         ],

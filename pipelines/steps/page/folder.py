@@ -62,7 +62,7 @@ class Folder:
         return (self.path / name).is_file()
 
 
-def found(row: Any, path: str) -> Any:
+def value_at(row: Any, path: str) -> Any:
     """The value at `outer.inner` below a mapping, or None."""
     for key in path.split("."):
         if not isinstance(row, Mapping):
@@ -74,7 +74,7 @@ def found(row: Any, path: str) -> Any:
 def measured(row: Row, path: str) -> Any:
     """The value that a rule compares: `step.value` below `measured`, a property of the segment, or a column."""
     for place in (f"measured.{path}", f"measured.segment.{path}", path, path.rpartition(".")[2]):
-        value = found(row, place)
+        value = value_at(row, place)
         if value is not None:
             return value
     return None
@@ -116,7 +116,7 @@ def file_name(row: Row) -> str:
     return named(name)
 
 
-def said(value: Any, longest: int = MAX_TEXT_CHARACTERS) -> str:
+def clean_text(value: Any, longest: int = MAX_TEXT_CHARACTERS) -> str:
     """A text from outside, shortened, with single spaces; invisible characters become spaces."""
     letters = value[: longest + 1] if isinstance(value, str) else ""
     text = "".join(letter if letter.isprintable() or letter in _JOINERS else " " for letter in letters)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from audiollm.evaluate.report.formats import duration, percent_or_dash, without_home
-from pipelines.steps.page.folder import Folder, Row, file_name, finite_number, found, named, said
-from pipelines.steps.page.numbers import Comparison, shown
+from pipelines.steps.page.folder import Folder, Row, clean_text, file_name, finite_number, named, value_at
+from pipelines.steps.page.numbers import Comparison, format_value
 from pipelines.steps.page.survey import PartSurvey
 
 FILES_SHOWN = 200
@@ -57,10 +57,10 @@ def read_files(folder: Folder) -> Files:
         if row.get("length"):
             files.num_not_whole += 1
             if len(files.not_whole) < FILES_SHOWN:
-                files.not_whole.append(_listed(row, "length"))
+                files.not_whole.append(_list_file(row, "length"))
         rows = {"failed": files.failed, "filtered": files.filtered}.get(status)
         if rows is not None and len(rows) < FILES_SHOWN:
-            rows.append(_listed(row, "reason"))
+            rows.append(_list_file(row, "reason"))
     for row in folder.rows("set_aside.jsonl"):
         kind = named(row.get("kind") or "", 120)
         if kind in files.aside_kinds or len(files.aside_kinds) < FILES_SHOWN:
@@ -74,9 +74,9 @@ def read_files(folder: Folder) -> Files:
     return files
 
 
-def _listed(row: Row, key: str) -> Row:
+def _list_file(row: Row, key: str) -> Row:
     """A file of `files.jsonl` in a list of the page, with the text under `key` as its reason."""
-    reason = said(without_home(str(row.get(key) or "")), 300)
+    reason = clean_text(without_home(str(row.get(key) or "")), 300)
     return {"name": file_name(row), "reason": reason, "duration_s": finite_number(row.get("duration_s"))}
 
 
@@ -89,16 +89,16 @@ def read_counts(
         kept_rows: name of the file of the kept parts.
     """
     content = folder.json("funnel.json")
-    given = (
+    recorded = (
         {key: value for key, value in content.items() if value is not None}
         if isinstance(content, dict)
         else {}
     )
     counted: Row = {}
     if folder.has(kept_rows):
-        counted |= {"segments": survey.kept.segments, "seconds": survey.kept.seconds}
+        counted |= {"segments": survey.kept_sum.segments, "seconds": survey.kept_sum.seconds}
     if folder.has("filtered.jsonl"):
-        counted["segments_found"] = survey.kept.segments + survey.dropped.segments
+        counted["segments_found"] = survey.kept_sum.segments + survey.dropped_sum.segments
         counted["stages"] = _counted_stages(survey, rules)
         counted["reasons"] = {
             title: sum(r.dropped.segments for r in survey.reasons.values() if r.title == title)
@@ -111,7 +111,7 @@ def read_counts(
             f"files_{status}": files.counts.get(status, 0) for status in ("kept", "filtered", "failed")
         }
         counted |= {"files_seen": sum(files.counts.values()), "seconds_seen": files.seconds}
-    return counted | given, bool(given)
+    return counted | recorded, bool(recorded)
 
 
 def headline_figures(counts: Row, timings: Row, unit: str) -> list[Row]:
@@ -147,9 +147,9 @@ def funnel_section(folder: Folder, files: Files, counts: Row, is_given: bool, un
         "not_applied": [
             {
                 "threshold": named(row.get("threshold")),
-                "value": shown(row.get("value")),
+                "value": format_value(row.get("value")),
                 "scorer": named(row.get("scorer")),
-                "reason": said(without_home(str(row.get("reason") or "")), 300),
+                "reason": clean_text(without_home(str(row.get("reason") or "")), 300),
             }
             for row in folder.objects("not_applied.json")
         ],
@@ -176,13 +176,13 @@ def cost_section(timings: Row) -> Row:
     steps = timings.get("steps")
     if not isinstance(steps, Mapping) or not steps:
         return {"absent": "There is no timings.json, or it names no step."}
-    seconds = {name: finite_number(found(step, "seconds")) or 0.0 for name, step in steps.items()}
+    seconds = {name: finite_number(value_at(step, "seconds")) or 0.0 for name, step in steps.items()}
     longest, total = max(seconds.values()) or 1.0, sum(seconds.values())
     rows = []
     for name in sorted(steps, key=lambda name: (-seconds[name], name)):
         audio_s, calls = (
-            finite_number(found(steps[name], "audio_s")) or 0.0,
-            finite_number(found(steps[name], "calls")),
+            finite_number(value_at(steps[name], "audio_s")) or 0.0,
+            finite_number(value_at(steps[name], "calls")),
         )
         rows.append(
             {
@@ -195,34 +195,38 @@ def cost_section(timings: Row) -> Row:
                 "speed": audio_s / seconds[name] if seconds[name] > 0 and audio_s > 0 else None,
             }
         )
-    return {"rows": rows, "total_s": total, "speed": _speed(timings)}
+    return {"rows": rows, "total_s": total, "speed": _measure_speed(timings)}
 
 
 # ---------------------------------------------------------------------------------------------------- bars
 
 
 def _file_bars(counts: Row) -> Row:
-    seen = count_of(counts, "files_seen")
+    num_seen = count_of(counts, "files_seen")
     bars = []
     if "files_seen" in counts:
-        bars.append(_bar("seen", seen, seen, ""))
+        bars.append(_build_funnel_bar("seen", num_seen, num_seen, ""))
     if "audio_files" in counts:
         note = f"{count_of(counts, 'not_audio'):,} not audio"
-        bars.append(_bar("audio", count_of(counts, "audio_files"), seen, note))
+        bars.append(_build_funnel_bar("audio", count_of(counts, "audio_files"), num_seen, note))
     if "files_kept" in counts:
         parts = [f"{count_of(counts, f'files_{status}'):,} {status}" for status in ("filtered", "failed")]
-        bars.append(_bar("kept", count_of(counts, "files_kept"), seen, ", ".join(parts)))
+        bars.append(_build_funnel_bar("kept", count_of(counts, "files_kept"), num_seen, ", ".join(parts)))
     return {"title": "Files", "unit": "files", "bars": bars}
 
 
 def _second_bars(counts: Row, unit: str) -> Row:
-    seen = finite_number(counts.get("seconds_seen")) or 0.0
+    seconds_seen = finite_number(counts.get("seconds_seen")) or 0.0
     bars = []
     for key, title in _SECONDS.items():
         seconds = finite_number(counts.get(key))
-        if seconds is not None and seen:
+        if seconds is not None and seconds_seen:
             title = title.format(unit=unit)
-            bars.append(_bar(title, duration(seconds), seen, percent_or_dash(seconds / seen), seconds))
+            bars.append(
+                _build_funnel_bar(
+                    title, duration(seconds), seconds_seen, percent_or_dash(seconds / seconds_seen), seconds
+                )
+            )
     return {"title": "Audio", "unit": "audio", "bars": bars}
 
 
@@ -231,7 +235,7 @@ def _part_bars(counts: Row, unit: str) -> Row:
     total = count_of(counts, "segments_found") or count_of(counts, "segments")
     bars = []
     if "segments_found" in counts:
-        bars.append(_bar("found", total, total, ""))
+        bars.append(_build_funnel_bar("found", total, total, ""))
     stages = counts.get("stages")
     for stage in stages if isinstance(stages, list) else ():
         if isinstance(stage, Mapping):
@@ -239,7 +243,7 @@ def _part_bars(counts: Row, unit: str) -> Row:
     if "segments" in counts and total:
         seconds = finite_number(counts.get("seconds"))
         note = f"{duration(seconds)} of audio" if seconds is not None else ""
-        bars.append(_bar("kept", count_of(counts, "segments"), total, note))
+        bars.append(_build_funnel_bar("kept", count_of(counts, "segments"), total, note))
     return {"title": unit.capitalize(), "unit": unit, "bars": bars}
 
 
@@ -259,10 +263,10 @@ def _stage_bar(stage: Row, total: int) -> Row:
     limit = stage.get("threshold")
     lost = before - after
     note = f"{lost:,} dropped, {duration(max(lost_s, 0.0))}" if lost else "none dropped"
-    bar = _bar(title, after, total, note)
+    bar = _build_funnel_bar(title, after, total, note)
     return bar | {
         "lost_percent": max(0.0, min(100.0 - bar["percent"], 100.0 * lost / total)) if total else 0.0,
-        "limit": "" if limit is None else shown(limit),
+        "limit": "" if limit is None else format_value(limit),
         "step": named(stage.get("step") or "", 60),
     }
 
@@ -271,8 +275,8 @@ def _counted_stages(survey: PartSurvey, rules: list[Comparison]) -> list[Row]:
     """Counts per stage from the dropped rows, in the order of the rules."""
     order = {(rule.step, rule.name): place for place, rule in enumerate(rules)}
     limits = {(rule.step, rule.name): rule.threshold for rule in rules}
-    segments = survey.kept.segments + survey.dropped.segments
-    seconds = survey.kept.seconds + survey.dropped.seconds
+    segments = survey.kept_sum.segments + survey.dropped_sum.segments
+    seconds = survey.kept_sum.seconds + survey.dropped_sum.seconds
     stages = []
     for key in sorted(survey.reasons, key=lambda key: (order.get(key, len(order)), key)):
         dropped = survey.reasons[key].dropped
@@ -292,7 +296,7 @@ def _counted_stages(survey: PartSurvey, rules: list[Comparison]) -> list[Row]:
     return stages
 
 
-def _bar(title: str, value: Any, of: float, note: str, size: float | None = None) -> Row:
+def _build_funnel_bar(title: str, value: Any, of: float, note: str, size: float | None = None) -> Row:
     size = value if size is None else size
     text = f"{value:,}" if isinstance(value, int) else value
     width = max(0.0, min(100.0, 100.0 * size / of)) if of else 0.0
@@ -325,9 +329,9 @@ def _cpu_note(steps_s: float, timings: Row) -> str:
 
 def _cost_tiles(timings: Row) -> list[Row]:
     tiles = []
-    speed = _speed(timings)
+    speed = _measure_speed(timings)
     if speed is not None:
-        cpu_s = sum(finite_number(found(step, "seconds")) or 0.0 for step in timings["steps"].values())
+        cpu_s = sum(finite_number(value_at(step, "seconds")) or 0.0 for step in timings["steps"].values())
         value = f"{speed:,.0f} h" if speed >= 100 else f"{speed:.1f} h"
         tiles.append(_tile(value, "of audio an hour of one core", _cpu_note(cpu_s, timings)))
     wall_s = finite_number(timings.get("wall_s"))
@@ -342,13 +346,13 @@ def _cost_tiles(timings: Row) -> list[Row]:
     return tiles
 
 
-def _speed(timings: Row) -> float | None:
+def _measure_speed(timings: Row) -> float | None:
     """Seconds of audio per second of one core, all steps together."""
     steps = timings.get("steps")
     audio_s = finite_number(timings.get("audio_s"))
     if not isinstance(steps, Mapping) or not audio_s:
         return None
-    total = sum(finite_number(found(step, "seconds")) or 0.0 for step in steps.values())
+    total = sum(finite_number(value_at(step, "seconds")) or 0.0 for step in steps.values())
     return audio_s / total if total > 0 else None
 
 

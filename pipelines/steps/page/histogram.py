@@ -11,7 +11,7 @@ BINS = 32
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 264.0, 136.0, 36.0, 6.0, 18.0, 18.0
 _DIGIT_WIDTH = 6.4
 """Of the texts, in the widest of the fonts."""
-_LEAST = 1e-9
+_RELATIVE_TOLERANCE = 1e-9
 """Relative difference below which numbers are drawn as equal."""
 _LAYERS = (
     (1, "kept", "kept"),
@@ -31,7 +31,7 @@ def draw_histogram(
         fates: of each value 0 (dropped for another reason), 1 (kept) or 2 (dropped by a rule on this value).
         title: what it shows, for those who hear the page.
     """
-    low, high, bins = _range(values, limits)
+    low, high, bins = _choose_bins(values, limits)
     counts = [[0, 0, 0] for _ in range(bins)]
     for value, fate in zip(values, fates, strict=True):
         place = min(bins - 1, max(0, math.floor(bins * (value - low) / (high - low))))
@@ -41,7 +41,7 @@ def draw_histogram(
     scale = (_HEIGHT - _TOP - _BOTTOM) / highest
     parts = [*_count_axis(highest, scale), *_value_axis(low, high)]
     for place, column in enumerate(counts):
-        parts += _column(
+        parts += _draw_bin(
             column,
             _LEFT + place * width,
             width,
@@ -56,7 +56,7 @@ def draw_histogram(
     return Markup(head + "".join(parts) + "</svg>")
 
 
-def _range(values: Sequence[float], limits: Sequence[float]) -> tuple[float, float, int]:
+def _choose_bins(values: Sequence[float], limits: Sequence[float]) -> tuple[float, float, int]:
     """The range and number of bins: a few far values go into the outermost bins, near thresholds are included."""
     ordered = sorted(values)
     low, high = ordered[0], ordered[-1]
@@ -64,54 +64,56 @@ def _range(values: Sequence[float], limits: Sequence[float]) -> tuple[float, flo
     if inner_high > inner_low and high - low > 2 * (inner_high - inner_low):
         low, high = inner_low, inner_high
     size = max(abs(low), abs(high))
-    size = size if size > _LEAST else 1.0
-    span = high - low if high - low > _LEAST * size else size
+    size = size if size > _RELATIVE_TOLERANCE else 1.0
+    span = high - low if high - low > _RELATIVE_TOLERANCE * size else size
     for limit in limits:
         if low - span <= limit <= high + span:
             low, high = min(low, limit), max(high, limit)
     if high - low < BINS and abs(high) < 1e6 and all(value == round(value) for value in (*ordered, *limits)):
         low, high = math.floor(low) - 0.5, math.ceil(high) + 0.5
         return low, high, round(high - low)
-    if high - low <= _LEAST * size:
+    if high - low <= _RELATIVE_TOLERANCE * size:
         return low - 0.5 * span, high + 0.5 * span, BINS
     margin = 0.02 * (high - low)
     return low if 0 <= low < margin else low - margin, high + margin, BINS
 
 
-def _column(
-    counts: Sequence[int], left: float, width: float, scale: float, start: float, step: float
+def _draw_bin(
+    counts: Sequence[int], x_left: float, width: float, scale: float, start: float, step: float
 ) -> list[str]:
     bars, base = [], _HEIGHT - _BOTTOM
-    said = ", ".join(f"{counts[fate]:,} {name}" for fate, _, name in _LAYERS if counts[fate])
+    counts_text = ", ".join(f"{counts[fate]:,} {name}" for fate, _, name in _LAYERS if counts[fate])
     for fate, name, _ in _LAYERS:
         height = counts[fate] * scale
         if height:
             base -= height
             bars.append(
-                f'<rect class="{name}" x="{left + 0.5:.1f}" y="{base:.1f}" width="{max(width - 1, 0.5):.1f}" '
+                f'<rect class="{name}" x="{x_left + 0.5:.1f}" y="{base:.1f}" width="{max(width - 1, 0.5):.1f}" '
                 f'height="{max(height, 0.6):.1f}"/>'
             )
     if not bars:
         return []
-    return [f"<g><title>{_short(start)} to {_short(start + step)}: {said}</title>{''.join(bars)}</g>"]
+    return [
+        f"<g><title>{_format_tick(start)} to {_format_tick(start + step)}: {counts_text}</title>{''.join(bars)}</g>"
+    ]
 
 
 def _count_axis(highest: int, scale: float) -> list[str]:
     parts = []
-    for count in _ticks(0, highest, 3):
+    for count in _choose_ticks(0, highest, 3):
         if count == round(count):
             y = _HEIGHT - _BOTTOM - count * scale
             parts.append(
                 f'<path class="grid" d="M{_LEFT:g} {y:.1f}H{_WIDTH - _RIGHT:g}"/>'
-                f'<text x="{_LEFT - 4:g}" y="{y + 3:.1f}" text-anchor="end">{_short(count)}</text>'
+                f'<text x="{_LEFT - 4:g}" y="{y + 3:.1f}" text-anchor="end">{_format_tick(count)}</text>'
             )
     return parts
 
 
 def _value_axis(low: float, high: float) -> list[str]:
     """Ticks under the axis, with as many digits as tell them apart, and as many as have room."""
-    ticks = _ticks(low, high, 5)
-    texts = [_short(tick) for tick in ticks]
+    ticks = _choose_ticks(low, high, 5)
+    texts = [_format_tick(tick) for tick in ticks]
     if len(set(texts)) < len(texts):
         texts = [f"{tick:.6g}" for tick in ticks]
     room = _DIGIT_WIDTH * (2 + max(map(len, texts), default=0))
@@ -119,18 +121,18 @@ def _value_axis(low: float, high: float) -> list[str]:
     parts = []
     for tick, text in list(zip(ticks, texts, strict=True))[::stride]:
         x = _across(tick, low, high)
-        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 4:g}" text-anchor="{_anchor(x)}">{text}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 4:g}" text-anchor="{_anchor_text(x)}">{text}</text>')
     return parts
 
 
 def _limit(limit: float, x: float) -> str:
     return (
         f'<path class="limit" d="M{x:.1f} {_TOP - 3:g}V{_HEIGHT - _BOTTOM:g}"/>'
-        f'<text class="limit" x="{x:.1f}" y="{_TOP - 6:g}" text-anchor="{_anchor(x)}">{_short(limit)}</text>'
+        f'<text class="limit" x="{x:.1f}" y="{_TOP - 6:g}" text-anchor="{_anchor_text(x)}">{_format_tick(limit)}</text>'
     )
 
 
-def _anchor(x: float) -> str:
+def _anchor_text(x: float) -> str:
     """The side of a text that stands at `x`: near an end of the axis it would be cut if it were centred."""
     return "start" if x < _LEFT + 20 else "end" if x > _WIDTH - _RIGHT - 20 else "middle"
 
@@ -139,7 +141,7 @@ def _across(value: float, low: float, high: float) -> float:
     return _LEFT + (_WIDTH - _LEFT - _RIGHT) * (value - low) / (high - low)
 
 
-def _ticks(low: float, high: float, count: int) -> list[float]:
+def _choose_ticks(low: float, high: float, count: int) -> list[float]:
     """About `count` round numbers in a range."""
     step = (high - low) / count
     size = 10.0 ** math.floor(math.log10(step))
@@ -148,7 +150,7 @@ def _ticks(low: float, high: float, count: int) -> list[float]:
     return [step * (first + place) for place in range(math.floor(high / step) - first + 1)]
 
 
-def _short(value: float) -> str:
+def _format_tick(value: float) -> str:
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= (1e4 if letter == "k" else size):
             return f"{value / size:.3g}{letter}"

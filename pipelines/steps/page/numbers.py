@@ -19,7 +19,7 @@ _MAX_LABELS = 40
 _MAX_DEPTH = 3
 _MAX_NUMBER = 1e12
 """Numbers beyond it are taken for accidents and left out: they would flatten a histogram."""
-OTHER, KEPT, DROPPED = 0, 1, 2
+FATE_OTHER, FATE_KEPT, FATE_DROPPED = 0, 1, 2
 """The fate of a segment: dropped for another reason, kept, or dropped by a rule on this number."""
 TITLES = {
     "duration_s": "duration",
@@ -103,7 +103,7 @@ class Comparison:
         """The demand of the rule: `≥ 3 dB`."""
         if self.op == "is":
             return "none" if self.threshold else "anything"
-        return f"{_SIGNS.get(self.op, self.op)} {shown(self.threshold, self.unit)}"
+        return f"{_SIGNS.get(self.op, self.op)} {format_value(self.threshold, self.unit)}"
 
 
 def read_rules(rows: Sequence[Row]) -> list[Comparison]:
@@ -137,7 +137,7 @@ class Numbers:
     high: float = float("-inf")
     beyond: list[int] = field(init=False)
     """Segments that break each rule, whichever rule dropped them."""
-    asked: list[int] = field(init=False)
+    applicable: list[int] = field(init=False)
     """Segments that each rule applies to: sounds without speech may be exempt."""
     labels: Counter[str] = field(default_factory=Counter)
     """Counts of a value that is a word, not a number."""
@@ -146,13 +146,13 @@ class Numbers:
     _stride: int = 1
 
     def __post_init__(self) -> None:
-        self.beyond, self.asked = [0] * len(self.rules), [0] * len(self.rules)
+        self.beyond, self.applicable = [0] * len(self.rules), [0] * len(self.rules)
 
     def add(self, value: Any, fate: int, is_sound: bool = False) -> None:
         """Add one segment's value, the segment's fate, and whether it is without speech."""
         for place, rule in enumerate(self.rules):
             if rule.sounds or not is_sound:
-                self.asked[place] += 1
+                self.applicable[place] += 1
                 self.beyond[place] += bool(rule.broken_by(value))
         figure = finite_number(value)
         self.count += 1
@@ -193,18 +193,18 @@ class Numbers:
             ],
             "n": self.count,
             "sampled": count if self._stride > 1 else None,
-            "median": None if middle is None else shown(middle, unit),
-            "range": None if middle is None else f"{shown(self.low)} to {shown(self.high, unit)}",
+            "median": None if middle is None else format_value(middle, unit),
+            "range": None if middle is None else f"{format_value(self.low)} to {format_value(self.high, unit)}",
             "rules": [
                 {
                     "demand": rule.demand,
                     "beyond": beyond,
-                    "asked": asked,
-                    "share": beyond / asked if asked else None,
+                    "asked": applicable,
+                    "share": beyond / applicable if applicable else None,
                     "sounds": rule.sounds,
                     "name": rule.name,
                 }
-                for rule, beyond, asked in zip(self.rules, self.beyond, self.asked, strict=True)
+                for rule, beyond, applicable in zip(self.rules, self.beyond, self.applicable, strict=True)
             ],
         }  # fmt: skip
 
@@ -219,13 +219,13 @@ class NumberTally:
         self._rules: dict[str, list[Comparison]] = {}
         for rule in rules:
             self._rules.setdefault(rule.value, []).append(rule)
-        self._asked = list(dict.fromkeys([*self._rules, *TITLES]))
-        self._found: dict[str, Numbers] = {}
+        self._ordered_paths = list(dict.fromkeys([*self._rules, *TITLES]))
+        self._numbers: dict[str, Numbers] = {}
 
     def add(self, row: Row, dropped_by: str | None) -> None:
         """Add the numbers of one segment; `dropped_by` is the rule that dropped it, None if it is kept."""
         is_sound = row.get("kind") == "sound"
-        for path in self._asked:
+        for path in self._ordered_paths:
             value = measured(row, path)
             if finite_number(value) is not None or (value is not None and path in self._rules):
                 self._put(path, value, dropped_by, is_sound)
@@ -234,36 +234,36 @@ class NumberTally:
                 self._put(path, value, dropped_by, is_sound)
 
     def _put(self, path: str, value: Any, dropped_by: str | None, is_sound: bool) -> None:
-        numbers = self._found.get(path)
+        numbers = self._numbers.get(path)
         if numbers is None:
-            if len(self._found) >= MAX_NUMBERS and path not in self._rules and path not in TITLES:
+            if len(self._numbers) >= MAX_NUMBERS and path not in self._rules and path not in TITLES:
                 return
-            numbers = self._found[path] = Numbers(path, self._rules.get(path, ()))
+            numbers = self._numbers[path] = Numbers(path, self._rules.get(path, ()))
         if dropped_by is None:
-            numbers.add(value, KEPT, is_sound)
+            numbers.add(value, FATE_KEPT, is_sound)
         else:
             ours = any(rule.name == dropped_by for rule in numbers.rules)
-            numbers.add(value, DROPPED if ours else OTHER, is_sound)
+            numbers.add(value, FATE_DROPPED if ours else FATE_OTHER, is_sound)
 
     def get(self, path: str) -> Numbers | None:
-        return self._found.get(path)
+        return self._numbers.get(path)
 
     def ruled(self) -> list[Numbers]:
         """The numbers that a rule compares, in the order of the rules."""
-        return [self._found[path] for path in self._rules if path in self._found]
+        return [self._numbers[path] for path in self._rules if path in self._numbers]
 
-    def known(self) -> list[Numbers]:
+    def titled(self) -> list[Numbers]:
         """The numbers of `TITLES` without a rule."""
-        return [self._found[path] for path in TITLES if path in self._found and path not in self._rules]
+        return [self._numbers[path] for path in TITLES if path in self._numbers and path not in self._rules]
 
-    def others(self) -> list[Numbers]:
+    def untitled(self) -> list[Numbers]:
         """All other measured numbers, by name."""
-        rest = sorted(path for path in self._found if path not in self._rules and path not in TITLES)
-        return [self._found[path] for path in rest]
+        paths = sorted(path for path in self._numbers if path not in self._rules and path not in TITLES)
+        return [self._numbers[path] for path in paths]
 
     def never_measured(self) -> list[Comparison]:
         """Rules whose value no segment has."""
-        return [rule for path, rules in self._rules.items() if path not in self._found for rule in rules]
+        return [rule for path, rules in self._rules.items() if path not in self._numbers for rule in rules]
 
 
 def title_of(path: str) -> str:
@@ -281,7 +281,7 @@ def unit_of(path: str) -> str:
     return next((unit for ending, unit in _UNITS.items() if path.endswith(ending)), "")
 
 
-def shown(value: Any, unit: str = "") -> str:
+def format_value(value: Any, unit: str = "") -> str:
     """A value of any kind as a short text."""
     if isinstance(value, bool):
         text = "yes" if value else "no"
@@ -295,7 +295,7 @@ def shown(value: Any, unit: str = "") -> str:
             else f"{figure:.3g}"
         )
     elif isinstance(value, (list, tuple, set)):
-        text = ", ".join(shown(item) for item in list(value)[:12]) + (", …" if len(value) > 12 else "")
+        text = ", ".join(format_value(item) for item in list(value)[:12]) + (", …" if len(value) > 12 else "")
     elif value is None:
         return "–"
     else:

@@ -233,7 +233,7 @@ def test_an_archive_that_unpacks_to_too_much_is_cut_off_and_named(tmp_path: Path
             tar.addfile(about, io.BytesIO(bytes(about.size)))
     assert archive.stat().st_size < 100_000
     found = collect_recordings([str(archive)], tmp_path / "fetched", lambda name: None, max_unpacked_gb=0.015)
-    assert [item.name for item in found.found][:1] == ["bomb.tar.gz/a.wav"]
+    assert [item.name for item in found.files][:1] == ["bomb.tar.gz/a.wav"]
     assert found.unpacked_bytes < 15e6
     assert sum(path.stat().st_size for path in (tmp_path / "fetched").rglob("*.wav")) == found.unpacked_bytes
     (row,) = found.rejected

@@ -44,7 +44,7 @@ def test_sounds_are_free_of_rules_about_speech() -> None:
     numbers = Numbers(rule.value, [rule])
     for value, is_sound in ((5.0, False), (5.0, True), (20.0, False)):
         numbers.add(value, 1, is_sound)
-    assert (numbers.beyond, numbers.asked, numbers.count) == ([1], [2], 3)
+    assert (numbers.beyond, numbers.applicable, numbers.count) == ([1], [2], 3)
 
 
 @pytest.mark.parametrize(

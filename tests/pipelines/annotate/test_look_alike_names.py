@@ -24,7 +24,7 @@ def test_a_name_in_other_characters_is_the_same_file_and_speaker(
         f"path,text,speaker\n{in_table}.wav,caf\u0065\u0301 \u00adbar,{in_table}\n", encoding="utf-8"
     )
     inputs = collect_recordings([str(tmp_path / "in")], tmp_path / "fetched", lambda name: None)
-    sources = match_sources(inputs, {item.path: "digest" for item in inputs.found}, str(table), None)
+    sources = match_sources(inputs, {item.path: "digest" for item in inputs.files}, str(table), None)
     assert not sources.orphans
     assert [(source.given.text, source.given.speaker) for source in sources.found] == [("caf\u00e9 bar", NFC)]
 
@@ -36,9 +36,9 @@ def test_two_files_that_look_the_same_are_told_apart_by_their_characters(tmp_pat
     table = tmp_path / "t.csv"
     table.write_text(f"path,text\n{NFC}.wav,one\n{NFD}.wav,two\n", encoding="utf-8")
     inputs = collect_recordings([str(tmp_path / "in")], tmp_path / "fetched", lambda name: None)
-    if len(inputs.found) != 2:
+    if len(inputs.files) != 2:
         pytest.skip("this file system takes both names for one")
-    sources = match_sources(inputs, {item.path: "digest" for item in inputs.found}, str(table), None)
+    sources = match_sources(inputs, {item.path: "digest" for item in inputs.files}, str(table), None)
     assert {source.name: source.given.text for source in sources.found} == {
         f"{NFC}.wav": "one",
         f"{NFD}.wav": "two",

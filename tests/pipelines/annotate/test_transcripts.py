@@ -174,7 +174,7 @@ def test_malformed_transcripts_name_file_and_line(
 
 def _sources(folder: Path, table: Path, test: str | None) -> Sources:
     inputs = collect_recordings([str(folder)], folder.parent / "fetched", lambda name: None)
-    return match_sources(inputs, {item.path: "digest" for item in inputs.found}, str(table), test)
+    return match_sources(inputs, {item.path: "digest" for item in inputs.files}, str(table), test)
 
 
 @pytest.fixture
@@ -246,13 +246,17 @@ def test_an_output_within_the_input_is_not_read(folder: Path) -> None:
     for name in ("clip.wav", "notes.txt"):
         (folder / "in/out/report" / name).write_bytes(b"RIFF")
     inputs = collect_recordings([str(folder / "in")], folder / "in/out/fetched", lambda name: None)
-    assert [each.name for each in inputs.found] == ["a.wav", "ann/b.wav", "c.wav"] and inputs.others == 1
+    assert [each.name for each in inputs.files] == [
+        "a.wav",
+        "ann/b.wav",
+        "c.wav",
+    ] and inputs.num_other_files == 1
 
 
 def _voices(folder: Path, *inputs: object) -> list[tuple[str, str | None, str, str | None, str | None]]:
     """File, text, speaker, language and split of each recording."""
     found = collect_recordings([str(text) for text in inputs], folder / "fetched", lambda name: None)
-    sources = match_sources(found, {item.path: "digest" for item in found.found}, None, None)
+    sources = match_sources(found, {item.path: "digest" for item in found.files}, None, None)
     return [
         (Path(s.name).name, s.given.text, s.given.speaker or s.folder, s.given.language, s.split)
         for s in sources.found
@@ -363,7 +367,7 @@ def test_folders_that_name_no_speakers_are_warned_of(tmp_path: Path, files: list
         (tmp_path / "in" / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / file).write_bytes(b"RIFF....WAVEfmt ")
     inputs = collect_recordings([str(tmp_path / "in")], tmp_path / "fetched", lambda name: None)
-    digests = {item.path: "0" for item in inputs.found}
+    digests = {item.path: "0" for item in inputs.files}
     warning = speaker_warning(match_sources(inputs, digests, None, None).found)
     assert (problem in warning and "steps.speakers" in warning) if problem else warning == ""
     named = match_sources(inputs, digests, "{text}_{speaker}.wav", None) if "_" in files[0] else None
