@@ -50,9 +50,9 @@ class Annotation:
     vote_share: list[float] = field(default_factory=list)
     texts: dict[Span, str] = field(default_factory=dict)
     """Normalized texts of the kept segments."""
-    given: dict[Span, str] = field(default_factory=dict)
+    reference_texts: dict[Span, str] = field(default_factory=dict)
     """Given texts, by segment."""
-    heard: dict[str, dict[Span, str]] = field(default_factory=dict)
+    hypotheses: dict[str, dict[Span, str]] = field(default_factory=dict)
     """Recognizer (and `consensus`) -> what it made of segments whose text is known."""
 
 
@@ -71,7 +71,7 @@ def run_comparison(config: ComparisonConfig, context: Context) -> dict[str, Any]
             exit_code=2,
         )
     if config.first_scores is not None and config.second_scores is not None:
-        scores = [_numbers(read_json(path)) for path in (config.first_scores, config.second_scores)]
+        scores = [_flatten_figures(read_json(path)) for path in (config.first_scores, config.second_scores)]
         compared["scores"] = {
             name: {"first": scores[0][name], "second": scores[1][name]}
             for name in scores[0]
@@ -79,28 +79,28 @@ def run_comparison(config: ComparisonConfig, context: Context) -> dict[str, Any]
         }
     write_json(context.folder / "compare.json", compared)
     write_text(context.folder / "compare.md", as_markdown(compared))
-    for line in told(compared):
+    for line in describe_comparison(compared):
         context.say(line)
     return {name: value for name, value in compared.items() if name != "differing"}
 
 
 def read_annotation(segments: Path) -> Annotation:
     """The figures of one pass: of `segments.jsonl` and of `filtered.jsonl` beside it, row by row."""
-    found = Annotation()
-    for row in _rows(segments):
-        span = _span(row)
-        found.segments += 1
-        found.seconds += row["end_s"] - row["start_s"]
+    annotation = Annotation()
+    for row in _read_annotation_rows(segments):
+        span = _read_span(row)
+        annotation.segments += 1
+        annotation.seconds += row["end_s"] - row["start_s"]
         if text := comparison_form(row.get("text") or "", row.get("language")):
-            found.texts[span] = text
-        _add_measured(found, row)
-        _add_heard(found, span, row)
-    for row in _rows(segments.parent / "filtered.jsonl"):
+            annotation.texts[span] = text
+        _add_measured(annotation, row)
+        _add_heard(annotation, span, row)
+    for row in _read_annotation_rows(segments.parent / "filtered.jsonl"):
         dropped = row.get("dropped") or {}
-        found.dropped[dropped.get("kind") or dropped.get("rule") or "not said"] += 1
+        annotation.dropped[dropped.get("kind") or dropped.get("rule") or "not said"] += 1
         # errors are compared on all that both have heard, not on what each has kept
-        _add_heard(found, _span(row), row)
-    return found
+        _add_heard(annotation, _read_span(row), row)
+    return annotation
 
 
 def compare(first: Annotation, second: Annotation, examples: int) -> dict[str, Any]:
@@ -109,21 +109,21 @@ def compare(first: Annotation, second: Annotation, examples: int) -> dict[str, A
     same = sum(first.texts[span] == second.texts[span] for span in both)
     differing = sorted(
         (
-            (_word_errors([first.texts[span]], [second.texts[span]]) or 0.0, span)
+            (_compute_word_errors([first.texts[span]], [second.texts[span]]) or 0.0, span)
             for span in both
             if first.texts[span] != second.texts[span]
         ),
-        key=lambda each: (-each[0], each[1]),
+        key=lambda item: (-item[0], item[1]),
     )
     return {
-        "first": _figures(first, second),
-        "second": _figures(second, first),
+        "first": _annotation_figures(first, second),
+        "second": _annotation_figures(second, first),
         "both": {
             "spans": len(both),
             "only_first": len(first.texts.keys() - second.texts.keys()),
             "only_second": len(second.texts.keys() - first.texts.keys()),
             "same_text": round(same / len(both), 4) if both else None,
-            "word_differences": _word_errors(
+            "word_differences": _compute_word_errors(
                 [first.texts[span] for span in both], [second.texts[span] for span in both]
             ),
         },
@@ -137,7 +137,7 @@ def compare(first: Annotation, second: Annotation, examples: int) -> dict[str, A
     }  # fmt: skip
 
 
-def told(compared: Mapping[str, Any]) -> list[str]:
+def describe_comparison(compared: Mapping[str, Any]) -> list[str]:
     """The comparison in a few sentences."""
     first, second, both = compared["first"], compared["second"], compared["both"]
     lines = [
@@ -146,14 +146,14 @@ def told(compared: Mapping[str, Any]) -> list[str]:
         f"{both['spans']} segments with words in both: {both['same_text']:.0%} with the same text, "
         f"{both['word_differences']:.1%} of the words differ",
     ]
-    agreements = [each["pairwise_wer"] for each in (first, second)]
+    agreements = [figures["pairwise_wer"] for figures in (first, second)]
     if any(value is not None for value in agreements):
         lines.append(
             "recognizers differ by "
             + ", then ".join("nothing to compare" if v is None else f"{v:.1%}" for v in agreements)
         )
     for name in sorted(first["word_errors"].keys() | second["word_errors"].keys()):
-        rates = [each["word_errors"].get(name) for each in (first, second)]
+        rates = [figures["word_errors"].get(name) for figures in (first, second)]
         lines.append(
             f"word errors of {name}: "
             + ", then ".join("not there" if v is None else f"{v:.1%}" for v in rates)
@@ -170,21 +170,26 @@ def told(compared: Mapping[str, Any]) -> list[str]:
 def as_markdown(compared: Mapping[str, Any]) -> str:
     """Format the comparison for people, with the drops and the texts that differ most."""
     first, second = compared["first"], compared["second"]
-    lines = ["# Two annotations of the same recordings", "", *(f"- {line}" for line in told(compared)), ""]
+    lines = [
+        "# Two annotations of the same recordings",
+        "",
+        *(f"- {line}" for line in describe_comparison(compared)),
+        "",
+    ]
     kinds = sorted(first["dropped"].keys() | second["dropped"].keys())
     if kinds:
         lines += ["| dropped | first | second |", "|---|---|---|"]
         lines += [
-            f"| {_cell(kind)} | {first['dropped'].get(kind, 0)} | {second['dropped'].get(kind, 0)} |"
+            f"| {_escape_cell(kind)} | {first['dropped'].get(kind, 0)} | {second['dropped'].get(kind, 0)} |"
             for kind in kinds
         ]
         lines.append("")
     if compared["differing"]:
         lines += ["| recording | first | second |", "|---|---|---|"]
         lines += [
-            f"| {_cell(Path(each['path']).name)} {each['start_s']:.2f} s | {_cell(each['first'])} "
-            f"| {_cell(each['second'])} |"
-            for each in compared["differing"]
+            f"| {_escape_cell(Path(row['path']).name)} {row['start_s']:.2f} s | {_escape_cell(row['first'])} "
+            f"| {_escape_cell(row['second'])} |"
+            for row in compared["differing"]
         ]
         lines.append("")
     return "\n".join(lines)
@@ -197,86 +202,92 @@ def plan_comparison(config: ComparisonConfig, plans: Mapping[str, StagePlan]) ->
 # ---------------------------------------------------------------------------------------------- private
 
 
-def _figures(own: Annotation, other: Annotation) -> dict[str, Any]:
+def _annotation_figures(annotation: Annotation, other_annotation: Annotation) -> dict[str, Any]:
     return {
-        "segments": own.segments,
-        "hours": round(own.seconds / 3600, 5),
-        "dropped": dict(sorted(own.dropped.items())),
-        "described": own.described,
-        "refused": own.refused,
-        "pairwise_wer": round(fmean(own.pairwise_wer), 4) if own.pairwise_wer else None,
-        "vote_share": round(fmean(own.vote_share), 4) if own.vote_share else None,
-        "word_errors": _errors_by_recognizer(own, other),
+        "segments": annotation.segments,
+        "hours": round(annotation.seconds / 3600, 5),
+        "dropped": dict(sorted(annotation.dropped.items())),
+        "described": annotation.described,
+        "refused": annotation.refused,
+        "pairwise_wer": round(fmean(annotation.pairwise_wer), 4) if annotation.pairwise_wer else None,
+        "vote_share": round(fmean(annotation.vote_share), 4) if annotation.vote_share else None,
+        "word_errors": _errors_by_recognizer(annotation, other_annotation),
     }
 
 
-def _errors_by_recognizer(own: Annotation, other: Annotation) -> dict[str, float]:
+def _errors_by_recognizer(annotation: Annotation, other_annotation: Annotation) -> dict[str, float]:
     """Against the texts that were known, on the segments that both passes have heard."""
-    found = {}
-    for name, texts in sorted(own.heard.items()):
-        spans = sorted(span for span in texts if span in own.given and span in other.given)
-        rate = _word_errors([own.given[span] for span in spans], [texts[span] for span in spans])
+    rates = {}
+    for name, texts in sorted(annotation.hypotheses.items()):
+        spans = sorted(
+            span
+            for span in texts
+            if span in annotation.reference_texts and span in other_annotation.reference_texts
+        )
+        rate = _compute_word_errors(
+            [annotation.reference_texts[span] for span in spans], [texts[span] for span in spans]
+        )
         if rate is not None:
-            found[name] = rate
-    return found
+            rates[name] = rate
+    return rates
 
 
-def _add_measured(found: Annotation, row: Mapping[str, Any]) -> None:
+def _add_measured(annotation: Annotation, row: Mapping[str, Any]) -> None:
     measured = row.get("measured") or {}
     consensus = measured.get("consensus") or {}
     for name in ("pairwise_wer", "vote_share"):
         if consensus.get(name) is not None:
-            getattr(found, name).append(consensus[name])
+            getattr(annotation, name).append(consensus[name])
     if gate := (measured.get("description") or {}).get("gate"):
-        found.described += bool(gate["accepted"])
-        found.refused += not gate["accepted"]
+        annotation.described += bool(gate["accepted"])
+        annotation.refused += not gate["accepted"]
 
 
-def _add_heard(found: Annotation, span: Span, row: Mapping[str, Any]) -> None:
+def _add_heard(annotation: Annotation, span: Span, row: Mapping[str, Any]) -> None:
     if row.get("text_source") != "given" or not (
         text := comparison_form(row.get("text") or "", row.get("language"))
     ):
         return
     consensus = ((row.get("measured") or {}).get("consensus") or {}).get("text")
-    heard = dict(row.get("heard") or {})
-    if consensus is not None and len(heard) > 1:
-        heard["consensus"] = consensus
-    if heard:
-        found.given[span] = text
-    for name, words in heard.items():
-        found.heard.setdefault(name, {})[span] = comparison_form(words, row.get("language"))
+    hypotheses = dict(row.get("heard") or {})
+    if consensus is not None and len(hypotheses) > 1:
+        hypotheses["consensus"] = consensus
+    if hypotheses:
+        annotation.reference_texts[span] = text
+    for name, words in hypotheses.items():
+        annotation.hypotheses.setdefault(name, {})[span] = comparison_form(words, row.get("language"))
 
 
-def _word_errors(asked: Sequence[str], heard: Sequence[str]) -> float | None:
+def _compute_word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> float | None:
     from audiollm.evaluate.report.text_errors import word_error_rate
 
-    rate = word_error_rate(asked, heard)
+    rate = word_error_rate(references, hypotheses)
     return None if rate is None else round(rate, 4)
 
 
 ROW_KEYS: Mapping[str, Kinds] = {"path": str, "start_s": NUMBER, "end_s": NUMBER}
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+def _read_annotation_rows(path: Path) -> Iterator[dict[str, Any]]:
     if path.exists():
         yield from read_jsonl(path, "run the stage annotate again", ROW_KEYS)
 
 
-def _span(row: Mapping[str, Any]) -> Span:
+def _read_span(row: Mapping[str, Any]) -> Span:
     recording = str(row.get("file") or row["path"])
     return recording, round(row["start_s"] * 100), round(row["end_s"] * 100)
 
 
-def _numbers(value: Any, prefix: str = "") -> dict[str, float]:
+def _flatten_figures(value: Any, prefix: str = "") -> dict[str, float]:
     """All numbers of nested figures by their dotted names."""
     if isinstance(value, Mapping):
-        parts = (_numbers(inner, f"{prefix}{name}.") for name, inner in value.items())
-        return {name: number for part in parts for name, number in part.items()}
+        parts = (_flatten_figures(inner, f"{prefix}{name}.") for name, inner in value.items())
+        return {name: number for figures in parts for name, number in figures.items()}
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return {prefix.rstrip("."): float(value)} if is_number else {}
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
 
 

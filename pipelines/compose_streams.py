@@ -51,8 +51,8 @@ class AlignConfig(BaseModel):
         if bool(self.command) == (self.model is not None):
             raise ValueError("align takes either a command or a model")
         of_other = {"command": ("codec", "prompt", "layers", "min_logprob"), "model": ("timeout_s",)}
-        own, owner = ("command", "model") if self.command else ("model", "command")
-        for name in of_other[own]:
+        setting, owner = ("command", "model") if self.command else ("model", "command")
+        for name in of_other[setting]:
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"align.{name} is of align.{owner}: leave it out")
         return self
@@ -113,7 +113,7 @@ class ComposeStreamsConfig(StageConfig):
         return self
 
 
-def _run(config: ComposeStreamsConfig, context: Context) -> dict[str, Any]:
+def _compose_streams(config: ComposeStreamsConfig, context: Context) -> dict[str, Any]:
     from pydantic import ValidationError
 
     from audiollm.data.records.aligned_recording import AlignedRecording
@@ -159,13 +159,13 @@ def _run(config: ComposeStreamsConfig, context: Context) -> dict[str, Any]:
         raise StageError("no recording can be made a stream", "see set_aside.jsonl", 2)
     write_samples(context.folder / OUTPUT, samples)
     actions = [action for sample in samples for action in sample.messages[-1].actions()]
-    spoken = sum(len(action) > 1 or bool(getattr(action[0], "text", "")) for action in actions)
+    num_spoken = sum(len(action) > 1 or bool(getattr(action[0], "text", "")) for action in actions)
     return {
         "streams": len(samples),
         "hours": seconds / 3600,
         "chunks": len(actions),
-        "segments": spoken,
-        "speech_hours": sum(sum(each.metadata.get("durations_s", ())) for each in samples) / 3600,
+        "segments": num_spoken,
+        "speech_hours": sum(sum(sample.metadata.get("durations_s", ())) for sample in samples) / 3600,
         "set_aside": len(set_aside.rows),
     }
 
@@ -203,7 +203,7 @@ class _Composer:
             target, its = self._probed(recording, recording.target_audio, where)
             check_times(recording, recording.target_words, its.num_samples / its.sample_rate, where)
             placed = placed.model_copy(update={"target_audio": str(target)})
-        placed = placed.model_copy(update={"segments": self._said(recording, where)})
+        placed = placed.model_copy(update={"segments": self._resolve_speech_paths(recording, where)})
         try:
             due = self._due(placed, path, duration_s, where)
             resampled = math.ceil(info.num_samples * SAMPLE_RATE / info.sample_rate)
@@ -231,7 +231,7 @@ class _Composer:
             return wait_k_due(recording, config.wait_k)
         return segments_due(recording, config.speaker_tags)
 
-    def _said(self, recording: AlignedRecording, where: str) -> list[Any]:
+    def _resolve_speech_paths(self, recording: AlignedRecording, where: str) -> list[Any]:
         """Return the segments with the paths of their speech as seen from anywhere."""
         segments = []
         for segment in recording.segments:
@@ -293,22 +293,22 @@ def _spoken_targets(config: ComposeStreamsConfig, folder: Path) -> SpokenTargets
     return SpokenTargets(generator, folder, config.seed, sampling, config.speak.max_duration_s)
 
 
-def _plan(config: ComposeStreamsConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+def _plan_streams(config: ComposeStreamsConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     how = "by segments" if config.wait_k is None else f"wait-{config.wait_k}"
     if config.align is not None:
         how = f"aligned by {config.align.command or config.align.model}"
-    spoken = "" if config.speak is None else f", spoken by {config.speak.model}"
+    voice_note = "" if config.speak is None else f", spoken by {config.speak.model}"
     return StagePlan(
         core_seconds=2.0,
-        note=f"chunks of {config.chunk_s:g} s, {how}{spoken}, lag {config.lag[0]} to {config.lag[1]} chunks",
+        note=f"chunks of {config.chunk_s:g} s, {how}{voice_note}, lag {config.lag[0]} to {config.lag[1]} chunks",
     )
 
 
 STAGE = Stage(
     kind="compose_streams",
     config=ComposeStreamsConfig,
-    run=_run,
+    run=_compose_streams,
     artifacts={"streams": OUTPUT},
     help="make streams of an interpreter from recordings and their translations",
-    plan=_plan,
+    plan=_plan_streams,
 )

@@ -127,7 +127,7 @@ def plan_talks(
         if not count:
             continue
         takes = _takes_of(rows, split)
-        sayable = {speaker: _sayable(phrases, own) for speaker, own in takes.items()}
+        sayable = {speaker: _sayable(phrases, takes_by_word) for speaker, takes_by_word in takes.items()}
         speakers = sorted(speaker for speaker, lengths in sayable.items() if lengths)
         if not speakers:
             raise StageError(
@@ -136,11 +136,11 @@ def plan_talks(
                 2,
             )
         for number in range(count):
-            drawn = random.Random(f"{config.seed}/{split}/{number}")
+            rng = random.Random(f"{config.seed}/{split}/{number}")
             speaker = speakers[number % len(speakers)]
             talks.append(
-                _talk(
-                    f"{split}-{number:05d}", split, speaker, takes[speaker], sayable[speaker], drawn, config
+                _draw_talk(
+                    f"{split}-{number:05d}", split, speaker, takes[speaker], sayable[speaker], rng, config
                 )
             )
     return talks
@@ -157,37 +157,37 @@ def _takes_of(rows: Sequence[SegmentRow], split: str) -> dict[str, dict[str, lis
 
 def _sayable(phrases: Sequence[Phrase], takes: Mapping[str, Sequence[SegmentRow]]) -> dict[int, list[Phrase]]:
     """Phrases by their number of words, whose words all have takes."""
-    found: dict[int, list[Phrase]] = defaultdict(list)
+    by_length: dict[int, list[Phrase]] = defaultdict(list)
     for phrase in phrases:
         if all(word in takes for word in phrase.words):
-            found[len(phrase.words)].append(phrase)
-    return dict(sorted(found.items()))
+            by_length[len(phrase.words)].append(phrase)
+    return dict(sorted(by_length.items()))
 
 
-def _talk(
+def _draw_talk(
     id: str,
     split: str,
     speaker: str,
     takes: Mapping[str, Sequence[SegmentRow]],
     sayable: Mapping[int, Sequence[Phrase]],
-    drawn: random.Random,
+    rng: random.Random,
     config: ComposeTalksConfig,
 ) -> PlannedTalk:
     lengths = list(sayable)
     slow, fast = config.speed if split == "train" else (1.0, 1.0)
-    speed = slow + (fast - slow) * drawn.randrange(SPEEDS) / (SPEEDS - 1) if slow < fast else slow
-    now_s = drawn.uniform(*config.gap_s)
-    said: list[tuple[Phrase, list[PlacedWord]]] = []
-    for _ in range(drawn.randint(*config.phrases_per_talk)):
-        phrase = drawn.choice(sayable[drawn.choice(lengths)])
+    speed = slow + (fast - slow) * rng.randrange(SPEEDS) / (SPEEDS - 1) if slow < fast else slow
+    now_s = rng.uniform(*config.gap_s)
+    placed_phrases: list[tuple[Phrase, list[PlacedWord]]] = []
+    for _ in range(rng.randint(*config.phrases_per_talk)):
+        phrase = rng.choice(sayable[rng.choice(lengths)])
         words: list[PlacedWord] = []
         for word in phrase.words:
-            now_s += drawn.uniform(*config.pause_s) if words else 0.0
-            words.append(PlacedWord(drawn.choice(takes[word]), now_s, speed))
+            now_s += rng.uniform(*config.pause_s) if words else 0.0
+            words.append(PlacedWord(rng.choice(takes[word]), now_s, speed))
             now_s = words[-1].end_s
-        said.append((phrase, words))
-        now_s += drawn.uniform(*config.gap_s)
-    return PlannedTalk(id, speaker, split, said, said[-1][1][-1].end_s + config.tail_s)
+        placed_phrases.append((phrase, words))
+        now_s += rng.uniform(*config.gap_s)
+    return PlannedTalk(id, speaker, split, placed_phrases, placed_phrases[-1][1][-1].end_s + config.tail_s)
 
 
 def aligned_record(talk: PlannedTalk, phrases: Sequence[Phrase], longest_pause_s: float) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def talk_samples(talk: PlannedTalk, sounds: Mapping[str, Tensor]) -> Tensor:
     return samples_1N
 
 
-def _run(config: ComposeTalksConfig, context: Context) -> dict[str, Any]:
+def _compose_talks(config: ComposeTalksConfig, context: Context) -> dict[str, Any]:
     from audiollm.audio import AudioError, load, save
     from audiollm.errors import BadSample
     from audiollm.evaluate.report.lists import read_records
@@ -257,9 +257,14 @@ def _run(config: ComposeTalksConfig, context: Context) -> dict[str, Any]:
         context.folder / SEGMENTS, [row for talk in talks for row in _segment_rows(talk, context.folder)]
     )
     seconds = sum(talk.duration_s for talk in talks)
-    said = sum(len(talk.phrases) for talk in talks)
-    context.say(f"{len(talks)} talks of {seconds / 60:.1f} minutes, {said} phrases")
-    return {"talks": len(talks), "hours": seconds / 3600, "phrases": said, "set_aside": len(set_aside.rows)}
+    num_phrases = sum(len(talk.phrases) for talk in talks)
+    context.say(f"{len(talks)} talks of {seconds / 60:.1f} minutes, {num_phrases} phrases")
+    return {
+        "talks": len(talks),
+        "hours": seconds / 3600,
+        "phrases": num_phrases,
+        "set_aside": len(set_aside.rows),
+    }
 
 
 def _segment_rows(talk: PlannedTalk, folder: Path) -> list[dict[str, Any]]:
@@ -280,24 +285,24 @@ def _segment_rows(talk: PlannedTalk, folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _plan(config: ComposeTalksConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+def _plan_talk_stage(config: ComposeTalksConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     low, high = config.phrases_per_talk
     talks = config.talks + config.test_talks
-    said = talks * (low + high) / 2
+    num_phrases = talks * (low + high) / 2
     return StagePlan(
         memory_mb=500,
         disk_mb=talks * 0.3,
         core_seconds=1 + 0.006 * talks,
         note=f"{talks} talks of {low} to {high} phrases",
-        facts={"clips": said, "audio_s": said},  # about a second of speech each
+        facts={"clips": num_phrases, "audio_s": num_phrases},  # about a second of speech each
     )
 
 
 STAGE = Stage(
     kind="compose_talks",
     config=ComposeTalksConfig,
-    run=_run,
+    run=_compose_talks,
     artifacts={"recordings": RECORDINGS, "segments": SEGMENTS},
     help="join short segments into recordings with aligned translations, for compose_streams",
-    plan=_plan,
+    plan=_plan_talk_stage,
 )

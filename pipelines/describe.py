@@ -14,7 +14,7 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
 from pipelines.compose.rows import SegmentRow, read_segments
 
-OWN = frozenset({"id", "path", "file", "start_s", "end_s", "speaker", "split", "duration_s"})
+SEGMENT_COLUMNS = frozenset({"id", "path", "file", "start_s", "end_s", "speaker", "split", "duration_s"})
 """Columns that identify a segment and do not describe its sound; answers cannot replace them."""
 
 
@@ -39,7 +39,7 @@ class DescribeConfig(StageConfig):
     @classmethod
     def _are_about_content(cls, columns: dict[str, str]) -> dict[str, str]:
         for name, question in columns.items():
-            if name in OWN or not name.isidentifier():
+            if name in SEGMENT_COLUMNS or not name.isidentifier():
                 raise ValueError(f"{name!r} is not a valid column name for an answer")
             if not question.strip():
                 raise ValueError(f"{name}: the question is empty")
@@ -54,14 +54,15 @@ def run_description(config: DescribeConfig, context: Context) -> dict[str, Any]:
 
     segments, bad = read_segments(config.segments)
     subject = load_answerer(str(config.model), config.codec, config.max_tokens)
-    asked = [
+    questions = [
         (segment, name, question)
         for segment in segments
         for name, question in config.columns.items()
-        if config.replace or not _value(segment, name)
+        if config.replace or not _read_column(segment, name)
     ]
     inquiries = [
-        Inquiry(f"{s.id} {name}", Path(s.path), question, s.start_s, s.end_s) for s, name, question in asked
+        Inquiry(f"{s.id} {name}", Path(s.path), question, s.start_s, s.end_s)
+        for s, name, question in questions
     ]
     with context.progress("describing", len(inquiries)) as bar:
         store = RowStore(context.folder / "kept.jsonl")
@@ -70,8 +71,8 @@ def run_description(config: DescribeConfig, context: Context) -> dict[str, Any]:
             write, subject.fingerprint, inquiries, store, lambda _: bar.advance(bar.task_ids[0])
         )
     answers: dict[str, dict[str, str]] = {}
-    failed: list[Row] = [row_of(each, "describe") for each in bad]
-    for (segment, name, _), inquiry in zip(asked, inquiries, strict=True):
+    failed: list[Row] = [row_of(bad_row, "describe") for bad_row in bad]
+    for (segment, name, _), inquiry in zip(questions, inquiries, strict=True):
         reply = replies[inquiry.id]
         text = " ".join(reply.text.split())
         if text:
@@ -79,11 +80,11 @@ def run_description(config: DescribeConfig, context: Context) -> dict[str, Any]:
         else:
             reason = reply.problem or "an empty answer"
             failed.append(set_aside_row("describe", segment.path, f"no {name}", reason, segment.id))
-    made = [segment.model_dump() | answers.get(segment.id, {}) for segment in segments]
+    described_rows = [segment.model_dump() | answers.get(segment.id, {}) for segment in segments]
     by = {"model": subject.name, "columns": sorted(config.columns)}
     write_jsonl(
         context.folder / "segments.jsonl",
-        [row | {"described_by": by} if row["id"] in answers else row for row in made],
+        [row | {"described_by": by} if row["id"] in answers else row for row in described_rows],
     )
     write_jsonl(context.folder / "set_aside.jsonl", failed)
     answered = sum(map(len, answers.values()))
@@ -104,7 +105,7 @@ def plan_description(config: DescribeConfig, plans: Mapping[str, StagePlan]) -> 
     )
 
 
-def _value(segment: SegmentRow, name: str) -> Any:
+def _read_column(segment: SegmentRow, name: str) -> Any:
     return segment.text if name == "text" else (segment.model_extra or {}).get(name)
 
 

@@ -59,14 +59,14 @@ def run_harvest(config: HarvestConfig, context: Context) -> dict[str, Any]:
     write_jsonl(context.folder / "segments.jsonl", segments)
     write_jsonl(context.folder / "set_aside.jsonl", refused)
     reasons = dict(sorted(Counter(row["kind"] for row in refused).items()))
-    told = ", ".join(f"{count} {kind}" for kind, count in reasons.items()) or "there was none"
+    reasons_text = ", ".join(f"{count} {kind}" for kind, count in reasons.items()) or "there was none"
     if not segments:
         raise StageError(
-            f"harvest: no clip of {config.clips} can be used: {told}",
+            f"harvest: no clip of {config.clips} can be used: {reasons_text}",
             "train the model that speaks for longer, or name the judges that count",
             2,
         )
-    context.say(f"{len(segments)} clips to train on" + (f"; refused: {told}" if refused else ""))
+    context.say(f"{len(segments)} clips to train on" + (f"; refused: {reasons_text}" if refused else ""))
     return {"segments": len(segments), "refused": reasons}
 
 
@@ -79,11 +79,11 @@ def refusal(row: Mapping[str, Any], config: HarvestConfig) -> str:
     if row["duration_s"] < config.min_duration_s:
         return "too short"
     correct = {name: right for name, right in row["correct"].items() if right is not None}
-    wanted = config.judges or sorted(correct)
-    missing = [name for name in wanted if name not in correct]
-    if missing or not wanted:
+    judges = config.judges or sorted(correct)
+    missing = [name for name in judges if name not in correct]
+    if missing or not judges:
         return f"not judged by {missing[0]}" if missing else "not judged"
-    wrong = [name for name in wanted if not correct[name]]
+    wrong = [name for name in judges if not correct[name]]
     return f"not what was asked for, says {wrong[0]}" if wrong else ""
 
 

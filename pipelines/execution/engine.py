@@ -128,7 +128,7 @@ def run_walks(
         FailedOnEveryItem: a step fails on every item for one reason; where the run is watched (`watched_failures`),
             one of few items is judged when the watch ends.
     """
-    answered = on_answer or (lambda call, outcome, known: None)
+    answered = on_answer or (lambda call, outcome, is_cached: None)
     with shared_watch() as watch:
         try:
             _Schedule(iter(walks), pools, backend, ledger, answered, watch).run()
@@ -174,12 +174,14 @@ class _Lane:
         size = self.pool.batch_sizes.get(first.call.step, 1)
         if size == 1 or first.alone:
             return [first]
-        alike = [other for other in self.queue if other.call.step == first.call.step and not other.alone]
-        alike.sort(key=lambda other: abs(other.call.size - first.call.size))
-        chosen = alike[: size - 1]
-        for other in chosen:
-            self.queue.remove(other)
-        return sorted([first, *chosen], key=lambda waiting: waiting.call.size)
+        alike = [
+            waiting for waiting in self.queue if waiting.call.step == first.call.step and not waiting.alone
+        ]
+        alike.sort(key=lambda waiting: abs(waiting.call.size - first.call.size))
+        closest = alike[: size - 1]
+        for member in closest:
+            self.queue.remove(member)
+        return sorted([first, *closest], key=lambda waiting: waiting.call.size)
 
 
 class _Schedule:
@@ -226,11 +228,11 @@ class _Schedule:
             if self._children:
                 walk = self._children.popleft()
             else:
-                found = None if self._exhausted else next(self._walks, None)
-                if found is None:
+                next_walk = None if self._exhausted else next(self._walks, None)
+                if next_walk is None:
                     self._exhausted = True
                     return
-                walk = found
+                walk = next_walk
             self._advance(walk, None)
 
     def _advance(self, walk: Walk, outcome: Outcome | None) -> None:

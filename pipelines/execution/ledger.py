@@ -97,16 +97,16 @@ class Ledger:
         except sqlite3.DatabaseError as error:
             raise LedgerError(f"{self._path}: {error}") from None
 
-    def learn(self, other: Ledger) -> int:
+    def learn(self, source: Ledger) -> int:
         """Copy the outcomes that only another ledger has, but no failures; return their number."""
         before = self._database.total_changes
         try:
-            known = other._database.execute("select * from calls where error is null")
+            rows = source._database.execute("select * from calls where error is null")
             self._database.execute("begin")
-            self._database.executemany("insert or ignore into calls values (?, ?, ?, ?, ?)", known)
+            self._database.executemany("insert or ignore into calls values (?, ?, ?, ?, ?)", rows)
             self._database.execute("commit")
         except sqlite3.DatabaseError as error:
-            raise LedgerError(f"{self._path}, learning from {other._path}: {error}") from None
+            raise LedgerError(f"{self._path}, learning from {source._path}: {error}") from None
         return self._database.total_changes - before
 
     def forget_errors(self) -> int:

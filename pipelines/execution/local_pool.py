@@ -79,7 +79,7 @@ class LocalProcesses:
         number = next(self._numbers)
         ours, theirs = self._context.Pipe()
         environment = {**os.environ, **ONE_THREAD, **self._gpu_of(pool)}
-        process = self._context.Process(target=_serve, args=(theirs, environment), daemon=True)
+        process = self._context.Process(target=_serve_calls, args=(theirs, environment), daemon=True)
         with tempfile.NamedTemporaryFile() as file:
             file.write(self._worker)
             file.flush()
@@ -131,7 +131,7 @@ class LocalProcesses:
         return {GPUS: names[device]}
 
 
-def _serve(connection: Connection, environment: dict[str, str]) -> None:
+def _serve_calls(connection: Connection, environment: dict[str, str]) -> None:
     """Run a worker process: answer calls until the connection ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()  # of the process that it was forked from, which may have been there before this run

@@ -149,7 +149,7 @@ def _types(children: list[Any]) -> frozenset[str]:
     return frozenset(child.type for child in children if isinstance(child, Token))
 
 
-def _flat(children: list[Any], kind: type[Any]) -> list[Any]:
+def _flatten_children(children: list[Any], kind: type[Any]) -> list[Any]:
     """The children of a kind, those of lists among them included."""
     items = [item for child in children for item in (child if isinstance(child, list) else [child])]
     return [item for item in items if isinstance(item, kind)]
@@ -175,10 +175,10 @@ class _ClauseReader(Transformer[Token, Any]):
         return children
 
     def start(self, children: list[Any]) -> list[Clause]:
-        return _flat(children, Clause)
+        return _flatten_children(children, Clause)
 
     def replacement(self, children: list[Any]) -> list[Clause]:
-        return [self._clause("replacement", children), *_flat(children, Clause)]
+        return [self._clause("replacement", children), *_flatten_children(children, Clause)]
 
     def second_replacement(self, children: list[Any]) -> Clause:
         return self._clause("replacement", children)
@@ -195,7 +195,7 @@ class _ClauseReader(Transformer[Token, Any]):
     # sounds
 
     def noun(self, children: list[Any]) -> list[Token]:
-        return _flat(children, Token)
+        return _flatten_children(children, Token)
 
     event_name = noun
 
@@ -212,14 +212,14 @@ class _ClauseReader(Transformer[Token, Any]):
         return orders
 
     def targets(self, children: list[Any]) -> list[Target]:
-        return _flat(children, Target)
+        return _flatten_children(children, Target)
 
     def target(self, children: list[Any]) -> Target:
-        places = [*children[0].places, *_flat(children[1:], Place)]
+        places = [*children[0].places, *_flatten_children(children[1:], Place)]
         return replace(children[0], places=tuple(places))
 
     def all_but(self, children: list[Any]) -> Target:
-        return replace(children[0], excepted=tuple(_flat(children[1:], Target)))
+        return replace(children[0], excepted=tuple(_flatten_children(children[1:], Target)))
 
     def _target(self, rule: str, children: list[Any]) -> Target:
         tokens = [child for child in children if isinstance(child, Token) and child.type == "POSSESSIVE"]
@@ -247,7 +247,7 @@ class _ClauseReader(Transformer[Token, Any]):
         return self._target(rule, children)
 
     def sound(self, children: list[Any]) -> NewSound:
-        tokens = _flat(children, Token)
+        tokens = _flatten_children(children, Token)
         if tokens[0].type == "IT" and len(tokens) == 1:
             return NewSound("")
         text = (
@@ -258,9 +258,9 @@ class _ClauseReader(Transformer[Token, Any]):
         return NewSound(text, is_single=tokens[0].type in ("A", "ONE", "NUM", "THE", "MORE"))
 
     def item(self, children: list[Any]) -> NewSound:
-        sound = _flat(children, NewSound)[0]
+        sound = _flatten_children(children, NewSound)[0]
         length = next((child.seconds() for child in children if isinstance(child, Time)), sound.length_s)
-        return NewSound(sound.text, tuple(_flat(children, Place)), length, sound.is_single)
+        return NewSound(sound.text, tuple(_flatten_children(children, Place)), length, sound.is_single)
 
     timed_item = item
 
@@ -281,7 +281,7 @@ class _ClauseReader(Transformer[Token, Any]):
         return numbers[0] + half if numbers else half or 1.0
 
     def duration(self, children: list[Any]) -> Time:
-        numbers = _flat(children, float)
+        numbers = _flatten_children(children, float)
         seconds = sum(amount * unit_s for amount, unit_s in zip(numbers[::2], numbers[1::2], strict=True))
         if "HALF" in _types(children):
             seconds += 0.5 * numbers[1]
@@ -296,8 +296,8 @@ class _ClauseReader(Transformer[Token, Any]):
         token = children[-1] if children[0].type == "SECOND" else children[0]
         if token.type == "CLOCK":
             seconds = 0.0
-            for part in token.split(":"):
-                seconds = 60 * seconds + float(part)
+            for number in token.split(":"):
+                seconds = 60 * seconds + float(number)
             return Time(seconds, 1.0)
         return Time(1.0 if token.type == "ONE" else float(token), 1.0 if len(children) > 1 else None)
 
@@ -325,7 +325,7 @@ class _ClauseReader(Transformer[Token, Any]):
 
     def event_edge(self, children: list[Any]) -> Moment:
         edge = next(iter(_types(children) & {"START", "MIDDLE", "END"}), "START")
-        return Moment(None, next(iter(_flat(children, Target)), None), edge)
+        return Moment(None, next(iter(_flatten_children(children, Target)), None), edge)
 
     event_start = start_edge = end_edge = event_edge
 
@@ -333,10 +333,10 @@ class _ClauseReader(Transformer[Token, Any]):
         return Time(1.0, children[0])
 
     def area(self, children: list[Any]) -> list[Place]:
-        return _flat(children, Place)
+        return _flatten_children(children, Place)
 
     def _place(self, rule: str, children: list[Any]) -> Place:
-        times = _flat(children, Time)
+        times = _flatten_children(children, Time)
         times += [Time(1.0, child) for child in children if isinstance(child, float)]
         if rule == "points" and not times:
             times = [
@@ -347,18 +347,25 @@ class _ClauseReader(Transformer[Token, Any]):
         units = [time.unit_s for time in times if time.unit_s is not None]
         shared = units[-1] if units else 1.0
         seconds = tuple(time.seconds(shared) for time in times)
-        targets, moments = tuple(_flat(children, Target)), tuple(_flat(children, Moment))
+        targets, moments = (
+            tuple(_flatten_children(children, Target)),
+            tuple(_flatten_children(children, Moment)),
+        )
         return Place(rule, seconds, targets, _types(children), moments)
 
     # clauses
 
     def _clause(self, rule: str, children: list[Any]) -> Clause:
-        lengths = _flat(children, Length)
+        lengths = _flatten_children(children, Length)
         lengths += [Length(False, time.seconds()) for time in children if isinstance(time, Time)]
         return Clause(
             rule,  # type: ignore[arg-type]
-            _flat(children, Target), _flat(children, Place), _flat(children, NewSound), lengths, _types(children),
-        )  # fmt: skip
+            _flatten_children(children, Target),
+            _flatten_children(children, Place),
+            _flatten_children(children, NewSound),
+            lengths,
+            _types(children),
+        )
 
 
 _PLACES = frozenset({

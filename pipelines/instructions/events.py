@@ -38,7 +38,7 @@ class NamedSounds:
 
 def name_stems(record: ThoughtRecord) -> frozenset[str]:
     """The stems of all words that name sounds of a record, by its own words or others for the same."""
-    names = frozenset(word for sound in _sounds(record) for word in _stems(sound))
+    names = frozenset(word for sound in _list_sounds(record) for word in _stems(sound))
     return names.union(*(group for group in _synonyms() if group & names))
 
 
@@ -53,12 +53,14 @@ def named_sounds(words: Sequence[str], record: ThoughtRecord) -> NamedSounds:
 
     All words must fit: "the loud bark on the left" is no other bark.
     """
-    wanted = _stems(" ".join(words))
-    if not wanted:
+    word_stems = _stems(" ".join(words))
+    if not word_stems:
         return NamedSounds()
     for fits in (_has_all, _has_head, _has_alike, _is_of_class):
-        events = tuple(event for event in record.events if fits(wanted, _stems(_description(event))))
-        background = next((sound for sound in record.background if fits(wanted, _stems(sound))), "")
+        events = tuple(
+            event for event in record.events if fits(word_stems, _stems(_describe_thought_event(event)))
+        )
+        background = next((sound for sound in record.background if fits(word_stems, _stems(sound))), "")
         if events or background:
             return NamedSounds(events, background)
     return NamedSounds()
@@ -74,11 +76,11 @@ def _synonyms() -> dict[frozenset[str], str]:
     return {frozenset(map(stem, line.split())): stem(line.split()[0]) for line in lines}
 
 
-def _sounds(record: ThoughtRecord) -> list[str]:
-    return [*map(_description, record.events), *record.background]
+def _list_sounds(record: ThoughtRecord) -> list[str]:
+    return [*map(_describe_thought_event, record.events), *record.background]
 
 
-def _description(event: ThoughtEvent) -> str:
+def _describe_thought_event(event: ThoughtEvent) -> str:
     return " ".join(filter(None, (event.manner, event.sound, event.source, event.place)))
 
 
@@ -87,18 +89,18 @@ def _stems(text: str) -> frozenset[str]:
     return frozenset(stem(word) for word in words if word and word not in _EMPTY)
 
 
-def _has_all(wanted: frozenset[str], present: frozenset[str]) -> bool:
-    return wanted.issubset(present)
+def _has_all(word_stems: frozenset[str], present: frozenset[str]) -> bool:
+    return word_stems.issubset(present)
 
 
-def _has_head(wanted: frozenset[str], present: frozenset[str]) -> bool:
+def _has_head(word_stems: frozenset[str], present: frozenset[str]) -> bool:
     """Whether words stand for a sound by the first word of their group: a cockerel is a rooster before it is a crow."""
-    return wanted <= present.union(*(group for group, head in _synonyms().items() if head in present))
+    return word_stems <= present.union(*(group for group, head in _synonyms().items() if head in present))
 
 
-def _has_alike(wanted: frozenset[str], present: frozenset[str]) -> bool:
-    return wanted <= present.union(*(group for group in _synonyms() if group & present))
+def _has_alike(word_stems: frozenset[str], present: frozenset[str]) -> bool:
+    return word_stems <= present.union(*(group for group in _synonyms() if group & present))
 
 
-def _is_of_class(wanted: frozenset[str], present: frozenset[str]) -> bool:
-    return wanted <= {"animal"} and bool(present & _ANIMALS)
+def _is_of_class(word_stems: frozenset[str], present: frozenset[str]) -> bool:
+    return word_stems <= {"animal"} and bool(present & _ANIMALS)

@@ -60,7 +60,7 @@ def read_instruction(
     names = name_stems(record)
     clauses = parse_clauses(plain, names)
     if clauses is None:
-        raise _unread(plain, names, record)
+        raise _build_unread_question(plain, names, record)
     return _Reader(record, duration_s, span, has_object).read(clauses)
 
 
@@ -74,7 +74,7 @@ def names_times(text: str) -> bool:
 _TIME_TOKENS = frozenset(["NUM", "CLOCK", "UNIT", "FIRST", "LAST", "START", "MIDDLE", "END"])
 
 
-def _unread(plain: str, names: frozenset[str], record: ThoughtRecord) -> InstructionQuestion:
+def _build_unread_question(plain: str, names: frozenset[str], record: ThoughtRecord) -> InstructionQuestion:
     tokens = instruction_tokens(plain, names)
     refused = [str(token) for token in tokens if token.type == "REFUSED"]
     if refused:
@@ -125,7 +125,7 @@ class _Reader:
             if target.excepted and target.kind in PLACELESS:
                 self._extraction(list(target.excepted), list(target.places))
             elif target.kind in ("remaining", "everything") and self._protected and not target.places:
-                self._extraction([replace(kept, places=()) for kept in self._protected], [])
+                self._extraction([replace(protected, places=()) for protected in self._protected], [])
                 self._protected = []
             elif target.kind == "remaining":
                 raise InstructionQuestion(
@@ -194,7 +194,7 @@ class _Reader:
             start_s, end_s = self._resolver.spans(places)[0] if places else self._resolver.selected_or_all()
             parts = [(0.0, start_s), (end_s, self._resolver.duration_s)]
             choices = [
-                " and ".join(f"mute {format_span(*part)}" for part in parts if part[1] - part[0] > LATE_S)
+                " and ".join(f"mute {format_span(*span)}" for span in parts if span[1] - span[0] > LATE_S)
             ]
             raise InstructionQuestion(
                 "The studio does not shorten a recording. What surrounds these seconds can be muted.", choices
@@ -283,7 +283,7 @@ class _Reader:
         if lengths or (not places and self._resolver.selection is not None and sound.length_s is None):
             self._add_edits(
                 "mute",
-                [Hit("", *part) for part in self._resolver.spans(places)]
+                [Hit("", *span) for span in self._resolver.spans(places)]
                 if places
                 else self._resolver.area_hits(()),
             )
@@ -291,7 +291,7 @@ class _Reader:
         spans = self._resolver.spans(places, sound.length_s) if places else []
         raise InstructionQuestion(
             "Silence cannot be put between two moments: a recording keeps its length. A part of it can be muted.",
-            [f"mute {format_span(*part)}" for part in spans],
+            [f"mute {format_span(*span)}" for span in spans],
         )
 
     def _extension(self, clause: Clause) -> None:
@@ -335,7 +335,7 @@ class _Reader:
         )
         raise InstructionQuestion(
             "The studio does not shorten a recording. A part of it can be muted, or filled with another sound.",
-            [f"{verb} {format_span(*part)}" for part in spans for verb in ("mute", "fill")],
+            [f"{verb} {format_span(*span)}" for span in spans for verb in ("mute", "fill")],
         )
 
     def _replaced_hits(self, clause: Clause) -> list[Hit]:

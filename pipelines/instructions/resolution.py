@@ -136,7 +136,7 @@ class SoundResolver:
                 spans = self.spans([place, *lasting], is_there=True)
                 if not (lasting or _says_seconds(place, sounds)):
                     raise self._not_there(target, sounds, spans)
-                hits_there = [Hit(self.name(target), *part) for part in spans]
+                hits_there = [Hit(self.name(target), *span) for span in spans]
             hits += hits_there
         if not hits:
             raise InstructionQuestion("Say from when to when, as in “remove the dog from 2 to 4 s”.")
@@ -156,7 +156,7 @@ class SoundResolver:
         if place.kind not in (*_OPEN_PLACES, "after", "before"):
             return []
         parts = self.spans([place, *lasting], is_there=True)
-        hits = [hit for part in parts for hit in self._hits_inside(sounds.events, part)]
+        hits = [hit for span in parts for hit in self._hits_inside(sounds.events, span)]
         is_near = place.kind in (
             "after",
             "before",
@@ -177,14 +177,14 @@ class SoundResolver:
         self, target: Target, sounds: NamedSounds, spans: Sequence[tuple[float, float]]
     ) -> InstructionQuestion:
         name = self.name(target)
-        choices = [f"remove the {name} from {format_span(*part)}" for part in spans]
+        choices = [f"remove the {name} from {format_span(*span)}" for span in spans]
         if not sounds.events:
             return self._unknown(target, choices)
         return self._which(f"There is no {name} there. Which is meant?", sounds.events, choices)
 
-    def _hits_inside(self, events: Sequence[ThoughtEvent], part: tuple[float, float]) -> list[Hit]:
+    def _hits_inside(self, events: Sequence[ThoughtEvent], span: tuple[float, float]) -> list[Hit]:
         """Events in some seconds, cut to them."""
-        spans = [(max(event.start_s, part[0]), min(event.end_s, part[1])) for event in events]
+        spans = [(max(event.start_s, span[0]), min(event.end_s, span[1])) for event in events]
         return [
             Hit(event.sound, start_s, end_s, event)
             for event, (start_s, end_s) in zip(events, spans, strict=True)
@@ -232,8 +232,8 @@ class SoundResolver:
             raise self._which(f"There are {len(events)} sounds of the name “{name}”. Which of them?", events)
         excepted = [
             hit.event
-            for part in target.excepted
-            for hit in self.hits(replace(part, words=part.words or self.nouns))
+            for excluded in target.excepted
+            for hit in self.hits(replace(excluded, words=excluded.words or self.nouns))
         ]
         return [event for event in events if event not in excepted]
 
@@ -278,10 +278,10 @@ class SoundResolver:
         lasting = [place for place in places if place.kind == "lasting"]
         if places:
             return [
-                Hit(self.name(place.targets[0]) if _is_part(place) else "", *part)
+                Hit(self.name(place.targets[0]) if _is_part(place) else "", *span)
                 for place in places
                 if place not in lasting or len(lasting) == len(places)
-                for part in self.spans([place, *lasting], is_there=True)
+                for span in self.spans([place, *lasting], is_there=True)
             ]
         if self.selection is None:
             raise InstructionQuestion(
@@ -338,7 +338,7 @@ class SoundResolver:
         spans: list[tuple[float, float]] = []
         for place in places:
             if place.kind != "lasting":
-                spans += [self._inside(*part) for part in self._spans_of(place, length_s, is_there)]
+                spans += [self._inside(*span) for span in self._spans_of(place, length_s, is_there)]
         if not spans:
             raise InstructionQuestion("From when on? Say “from 2 to 4 s”, or “at 2 s for two seconds”.")
         return spans
@@ -348,8 +348,8 @@ class SoundResolver:
         some_s = length_s or _DEFAULT_LENGTH_S
         if _is_part(place):
             return [
-                self._part_of(place, part, length_s, is_there)
-                for part in self._reference(place.targets, may_be_several=True)
+                self._part_of(place, span, length_s, is_there)
+                for span in self._reference(place.targets, may_be_several=True)
             ]
         match place.kind:
             case "span":
@@ -402,14 +402,14 @@ class SoundResolver:
         return {"START": start_s, "MIDDLE": (start_s + end_s) / 2, "END": end_s}[moment.edge]
 
     def _part_of(
-        self, place: Place, part: tuple[float, float], length_s: float | None, is_there: bool
+        self, place: Place, span: tuple[float, float], length_s: float | None, is_there: bool
     ) -> tuple[float, float]:
         """The seconds at an edge of an event, or a half of it.
 
         Raises:
             InstructionQuestion: the words do not say how many.
         """
-        start_s, end_s = part
+        start_s, end_s = span
         if place.kind == "half":
             middle_s = (start_s + end_s) / 2
             return (start_s, middle_s) if "FIRST" in place.words else (middle_s, end_s)

@@ -72,7 +72,7 @@ def instruction_tokens(text: str, names: Collection[str]) -> list[Token]:
     while place < len(lexemes):
         kind, count = _longest_phrase(lexemes, place, names)
         if kind != "DROPPED":
-            tokens.append(_token(lexemes, place, count, kind, tokens, names))
+            tokens.append(_make_token(lexemes, place, count, kind, tokens, names))
         place += count
     return _without_counting(_without_copulas(tokens))
 
@@ -137,7 +137,7 @@ def _longest_phrase(lexemes: Sequence[re.Match[str]], place: int, names: Collect
     return "WORD", 1
 
 
-def _token(
+def _make_token(
     lexemes: Sequence[re.Match[str]],
     place: int,
     count: int,
@@ -163,7 +163,7 @@ def _token(
     elif kind == "WORD" and value.endswith("'s"):
         kind = "POSSESSIVE"
     elif kind == "WORD":
-        kind, value = _corrected(value, before, names)
+        kind, value = _correct_word(value, before, names)
     return Token(kind, value, start_pos=first.start(), end_pos=last.end())
 
 
@@ -189,7 +189,7 @@ def _is_amount(lexeme: re.Match[str]) -> bool:
     return bool(lexeme["number"] or lexeme["clock"] or lexeme[0] in NUMBER_WORDS or lexeme[0] in words)
 
 
-def _corrected(word: str, before: Sequence[Token], names: Collection[str]) -> tuple[str, str]:
+def _correct_word(word: str, before: Sequence[Token], names: Collection[str]) -> tuple[str, str]:
     """The token of a word that is in no phrase: a name, a misspelt verb, unit or name, or another word."""
     if stem(word) in names:
         return "NAME", word

@@ -41,21 +41,23 @@ def make_scene(
     """
     scene = folder / plan.id
     scene.mkdir(parents=True, exist_ok=True)
-    tracks, ends_s = _tracks(plan, config)
+    tracks, ends_s = _mix_tracks(plan, config)
     for name, track_CN in tracks.items():
-        _save(scene / f"{name}.flac", track_CN, config.sample_rate)
+        _save_track(scene / f"{name}.flac", track_CN, config.sample_rate)
     mixture_CN: NDArray[np.int32] = np.stack(list(tracks.values())).sum(axis=0, dtype=np.int32)
-    _save(scene / "mixture.flac", mixture_CN, config.sample_rate)
+    _save_track(scene / "mixture.flac", mixture_CN, config.sample_rate)
     sound = Waveform(torch.from_numpy((mixture_CN / 32768).astype(np.float32)), config.sample_rate)
     frames = draw_scene(plan, looks, config.duration_s, config.frame_rate, config.side)
     write_video(scene / "video.mp4", frames, config.frame_rate, sound)
-    return _record(plan, config, ends_s)
+    return _build_scene_sample(plan, config, ends_s)
 
 
 # Private
 
 
-def _tracks(plan: ScenePlan, config: ComposeScenesConfig) -> tuple[dict[str, NDArray[np.int32]], list[float]]:
+def _mix_tracks(
+    plan: ScenePlan, config: ComposeScenesConfig
+) -> tuple[dict[str, NDArray[np.int32]], list[float]]:
     """Tracks `[C, N]` by name, in 16-bit units, and the second at which each event ends."""
     samples = round(config.duration_s * config.sample_rate)
     tracks_CN: dict[str, NDArray[np.float32]] = {}
@@ -94,11 +96,11 @@ def _panned(
     return np.stack([track_N * np.float32(math.cos(angle)), track_N * np.float32(math.sin(angle))])
 
 
-def _save(path: Path, track_CN: NDArray[np.int32], sample_rate: int) -> None:
+def _save_track(path: Path, track_CN: NDArray[np.int32], sample_rate: int) -> None:
     save(path, torch.from_numpy((track_CN / 32768).astype(np.float32)), sample_rate)
 
 
-def _record(plan: ScenePlan, config: ComposeScenesConfig, ends_s: list[float]) -> Sample:
+def _build_scene_sample(plan: ScenePlan, config: ComposeScenesConfig, ends_s: list[float]) -> Sample:
     caption = caption_of(plan)
     events: list[dict[str, Any]] = [
         {
@@ -137,7 +139,7 @@ def _record(plan: ScenePlan, config: ComposeScenesConfig, ends_s: list[float]) -
 
 def _region(plan: ScenePlan, event: PlannedEvent, config: ComposeScenesConfig) -> list[Region]:
     """Boxes of an object over time, within the picture."""
-    found = []
+    boxes = []
     for time_s in frame_times(0.0, config.duration_s, _REGIONS_PER_S):
         placed = place_at(plan, event, time_s, config.side)
         left, top = max(0.0, placed.x - placed.half_width), max(0.0, placed.y - placed.half_height)
@@ -150,5 +152,5 @@ def _region(plan: ScenePlan, event: PlannedEvent, config: ComposeScenesConfig) -
             width=round(right - left, 2),
             height=round(bottom - top, 2),
         )
-        found.append(box)
-    return found
+        boxes.append(box)
+    return boxes

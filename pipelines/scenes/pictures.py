@@ -70,14 +70,14 @@ def draw_scene(
         for event in plan.events:
             placed = place_at(plan, event, time_s, side * _FINE)
             look = looks[event.sound.label]
-            _draw_object(pen, _SHAPES[look % len(_SHAPES)], _colour(look, 0.85, 1.0), placed)
+            _draw_object(pen, _SHAPES[look % len(_SHAPES)], _pick_colour(look, 0.85, 1.0), placed)
         yield np.asarray(picture.resize((side, side), Image.Resampling.BOX))
 
 
 # Private
 
 
-def _colour(look: int, saturation: float, value: float) -> tuple[int, int, int]:
+def _pick_colour(look: int, saturation: float, value: float) -> tuple[int, int, int]:
     red, green, blue = colorsys.hsv_to_rgb((look * _GOLDEN) % 1.0, saturation, value)
     return round(255 * red), round(255 * green), round(255 * blue)
 
@@ -90,7 +90,7 @@ def _backdrop(look: int | None, side: int) -> NDArray[np.uint8]:
         rows, columns = np.mgrid[:size, :size] / size
         phase = (3 + look % 4) * (columns + (look % 3 - 1) * rows)
         stripes = 0.75 + 0.25 * np.sin(2 * np.pi * np.round(phase * 8) / 8)
-        picture_HWC = (stripes[:, :, None] * np.array(_colour(look, 0.5, 0.45))).astype(np.uint8)
+        picture_HWC = (stripes[:, :, None] * np.array(_pick_colour(look, 0.5, 0.45))).astype(np.uint8)
     ground = round((_GROUND + _RADIUS) * size)
     picture_HWC[ground : ground + max(2, size // 40)] = 200
     return picture_HWC

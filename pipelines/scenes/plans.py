@@ -65,8 +65,8 @@ def plan_scene(
     """
     seed = (config.seed, int(held_out), number)
     draw = np.random.default_rng(seed)
-    most = min(config.max_events, len(events), _most_that_fit(config))
-    count = int(draw.integers(1, most + 1))
+    max_count = min(config.max_events, len(events), _most_that_fit(config))
+    count = int(draw.integers(1, max_count + 1))
     labels = [list(events)[n] for n in draw.permutation(len(events))[:count]]
     spare = config.duration_s - _FIRST_S - _LAST_S - (count - 1) * config.apart_s
     onsets = _FIRST_S + np.sort(draw.uniform(0, max(0.0, spare), count)) + np.arange(count) * config.apart_s
@@ -81,8 +81,12 @@ def plan_scene(
         for label, onset, lane in zip(labels, onsets, lanes, strict=True)
     ]
     names = [None, *backdrops]
-    chosen = names[int(draw.integers(len(names)))]
-    backdrop = None if chosen is None else backdrops[chosen][int(draw.integers(len(backdrops[chosen])))]
+    backdrop_label = names[int(draw.integers(len(names)))]
+    backdrop = (
+        None
+        if backdrop_label is None
+        else backdrops[backdrop_label][int(draw.integers(len(backdrops[backdrop_label])))]
+    )
     return ScenePlan(number, held_out, tuple(planned), backdrop, (*seed, 1))
 
 

@@ -51,7 +51,7 @@ def find_sounds(sources: Sequence[SoundSource], key: str, needs_held_out: bool =
     Raises:
         ConfigError: a folder without recordings, a label that no recording has, or no held-out ones that are needed.
     """
-    found: list[LabelledSound] = []
+    all_sounds: list[LabelledSound] = []
     for number, source in enumerate(sources):
         where = f"{key}[{number}]"
         paths = find_audio(source.folder)[0]
@@ -63,14 +63,14 @@ def find_sounds(sources: Sequence[SoundSource], key: str, needs_held_out: bool =
         for label in source.labels or ():
             if label not in labels:
                 raise ConfigError(f"{where}.labels: no recording of {label!r}", "", suggestion(label, labels))
-        kept = [sound for sound in sounds if source.labels is None or sound.label in source.labels]
+        matching = [sound for sound in sounds if source.labels is None or sound.label in source.labels]
         for held_out, which in ((True, "held-out recordings"), (False, "recordings to train on")):
             is_needed = needs_held_out or not held_out
-            if is_needed and not any(sound.held_out is held_out for sound in kept):
+            if is_needed and not any(sound.held_out is held_out for sound in matching):
                 remedy = "see `label` and `held_out`"
                 raise ConfigError(f"{where}.folder: {source.folder} has no {which}", "", remedy)
-        found += kept
-    return found
+        all_sounds += matching
+    return all_sounds
 
 
 def by_label(sounds: Iterable[LabelledSound]) -> dict[str, list[LabelledSound]]:
@@ -97,8 +97,8 @@ def load_event(path: Path, sample_rate: int, longest_s: float) -> NDArray[np.flo
     if not levels.max() > _SILENCE:
         raise AudioError(path, "is silent: leave it out")
     loud = np.flatnonzero(levels > _LOUD * levels.max())
-    kept = np.flatnonzero(levels > _QUIET * levels.max())
-    start, end = (first + int(loud[0])) * step, (first + int(kept[-1]) + 1) * step
+    audible = np.flatnonzero(levels > _QUIET * levels.max())
+    start, end = (first + int(loud[0])) * step, (first + int(audible[-1]) + 1) * step
     part_N = samples_N[start : min(end, start + longest)].astype(np.float32)
     fade = min(len(part_N) // 2, round(_FADE_S * sample_rate))
     part_N[len(part_N) - fade :] *= np.linspace(1, 0, fade, dtype=np.float32)

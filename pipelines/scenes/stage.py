@@ -39,16 +39,16 @@ def run_compose_scenes(config: ComposeScenesConfig, context: Context) -> dict[st
     backdrops = find_sounds(sources[1], "backdrops", tests)
     labels = sorted({sound.label for sound in events + backdrops})
     looks = {label: number for number, label in enumerate(labels)}
-    asked = [(False, number) for number in range(config.scenes)]
-    asked += [(True, number) for number in range(config.held_out_scenes)]
+    scene_numbers = [(False, number) for number in range(config.scenes)]
+    scene_numbers += [(True, number) for number in range(config.held_out_scenes)]
     samples: list[Sample] = []
     refused: dict[str, dict[str, Any]] = {}
     groups = {
         held_out: [by_label(s for s in sounds if s.held_out is held_out) for sounds in (events, backdrops)]
         for held_out in (False, True)
     }
-    with context.progress("composing scenes", len(asked)) as bar:
-        for held_out, number in asked:
+    with context.progress("composing scenes", len(scene_numbers)) as bar:
+        for held_out, number in scene_numbers:
             plan = plan_scene(config, groups[held_out][0], groups[held_out][1], number, held_out)
             record = context.folder / plan.id / "scene.json"
             try:

@@ -72,10 +72,10 @@ def open_studio(
     )
 
     console = Console()
-    for each in data or ():
-        if not each.is_dir():
+    for path in data or ():
+        if not path.is_dir():
             raise ConfigError(
-                f"{each}: no such folder", "--data", "give the output of `annotate` or `audiocot`"
+                f"{path}: no such folder", "--data", "give the output of `annotate` or `audiocot`"
             )
     limits = StudioLimits(upload_mb=upload_mb, duration_s=60 * minutes)
     listening = bound_socket(port)

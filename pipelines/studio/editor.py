@@ -154,14 +154,14 @@ class SoundEditor:
                 "or write it into the table."
             )
 
-        known = self.store.thought(project)  # a person may go on writing while this waits
+        previous = self.store.thought(project)  # a person may go on writing while this waits
 
         def work(job: Job) -> dict[str, Any]:
-            asked = ThoughtRequest(source, region=tuple(region), check_stop=job.check_stop)
-            answer = self._thinker.think(asked)
+            thought_request = ThoughtRequest(source, region=tuple(region), check_stop=job.check_stop)
+            answer = self._thinker.think(thought_request)
             job.check_stop()
             if not region:
-                self.store.keep_thought(project, answer.record, known)
+                self.store.keep_thought(project, answer.record, previous)
             return {
                 "record": record_json(answer.record),
                 "caption": caption_of_record(answer.record),
@@ -185,15 +185,17 @@ class SoundEditor:
             span: the selected seconds, which count where the words name none.
             has_object: whether an object in the pictures is pointed at.
         """
-        heard = self.store.sound(project, version)
+        sound = self.store.sound(project, version)
         video = self.store.source(project) if project.has_pictures else None
         writer = None if version.duration_s > self._limits.made_s else self._thinker
 
         def work(job: Job) -> dict[str, Any]:
-            asked = ThoughtRequest(heard, instruction=instruction, check_stop=job.check_stop, video=video)
+            thought_request = ThoughtRequest(
+                sound, instruction=instruction, check_stop=job.check_stop, video=video
+            )
             record = self.store.thought(project)
             try:
-                plans = understand(asked, record, version.duration_s, writer, span, has_object)
+                plans = understand(thought_request, record, version.duration_s, writer, span, has_object)
             except InstructionQuestion as question:
                 return question_json(question)
             job.check_stop()
@@ -201,7 +203,7 @@ class SoundEditor:
 
         return self._submit(project, work, owner, "understanding the instruction")
 
-    def generate(self, project: StoredProject, owner: str, asked: MakeRequest) -> Job:
+    def generate(self, project: StoredProject, owner: str, request: MakeRequest) -> Job:
         """Make a sound for the project's pictures, words and chain of thought: a new root of the tree.
 
         Raises:
@@ -213,8 +215,8 @@ class SoundEditor:
         check_thought(record, project.duration_s)
         if duration_s < project.duration_s:
             record = record.cut(0.0, duration_s)
-        video = self._video(project, asked.region)
-        caption = asked.caption.strip() or caption_of_record(record)
+        video = self._video(project, request.region)
+        caption = request.caption.strip() or caption_of_record(record)
         if not (caption or record.events or video):
             raise StudioRefusal(
                 "There is nothing to make a sound from: write a caption or a chain of thought."
@@ -223,14 +225,14 @@ class SoundEditor:
         cot = record if record.events or record.background else ""
         prose = prose_of(record) if cot else ""
         order = SoundOrder(caption, duration_s, cot, video, project.name)
-        settings = self._settings(asked.steps)
+        settings = self._settings(request.steps)
 
         def work(job: Job) -> dict[str, Any]:
-            clip = make_ordered(generator, order, job.watched(settings), f"{asked.seed}/sound")
+            clip = make_ordered(generator, order, job.watched(settings), f"{request.seed}/sound")
             job.check_stop()
             with self.store.new_version(project) as (number, path):
                 save(path, clip.samples_CN, generator.sample_rate)
-                facts = _facts(asked, caption, prose, EditPlace(self.key(job)))
+                facts = _describe_version(request, caption, prose, EditPlace(self.key(job)))
                 title = f"made: {caption or 'from the pictures'}"
                 self.store.finish(project, number, None, "generate", title, None, facts)
             return {"version": number, "remarks": clip.remarks()}
@@ -238,10 +240,10 @@ class SoundEditor:
         return self._submit(project, work, owner, "generating")
 
     def edit(
-        self, project: StoredProject, owner: str, version: SoundVersion, kind: EditKind, asked: MakeRequest
+        self, project: StoredProject, owner: str, version: SoundVersion, kind: EditKind, request: MakeRequest
     ) -> Job:
         """Edit a version: see `edit_in_turn`."""
-        return self.edit_in_turn(project, owner, version, [(kind, asked)])
+        return self.edit_in_turn(project, owner, version, [(kind, request)])
 
     def edit_in_turn(
         self,
@@ -260,11 +262,11 @@ class SoundEditor:
             ConfigError: there is no model, and an edit needs one.
         """
         duration_s = version.duration_s
-        for kind, asked in edits:
+        for kind, request in edits:
             if kind != "mute":
-                self._settings(asked.steps)
-            self._check_edit(kind, asked)
-            span_s = self._span(duration_s, version.sample_rate, kind, asked)
+                self._settings(request.steps)
+            self._check_edit(kind, request)
+            span_s = self._span(duration_s, version.sample_rate, kind, request)
             duration_s = max(duration_s, span_s[1])
         title = " and ".join(dict.fromkeys(_DOING[kind] for kind, _ in edits))
 
@@ -275,10 +277,10 @@ class SoundEditor:
                     self.store.version(project, job.result["version"]),
                     job.result["applied"],
                 )
-            for number, (kind, asked) in enumerate(edits[num_applied:], start=num_applied + 1):
+            for number, (kind, request) in enumerate(edits[num_applied:], start=num_applied + 1):
                 place = EditPlace(self.key(job), number, len(edits))
-                span_s = self._span(edited.duration_s, edited.sample_rate, kind, asked)
-                edited = self._edited(job, project, edited, kind, asked, span_s, place)
+                span_s = self._span(edited.duration_s, edited.sample_rate, kind, request)
+                edited = self._edited(job, project, edited, kind, request, span_s, place)
                 job.result = {"version": edited.id, "applied": number}
             return {**job.result, "remarks": job.remarks}
 
@@ -347,14 +349,14 @@ class SoundEditor:
 
         return self.service.submit(checked, owner, title, project.id)
 
-    def _check_edit(self, kind: EditKind, asked: MakeRequest) -> None:
+    def _check_edit(self, kind: EditKind, request: MakeRequest) -> None:
         """
         Raises:
             StudioRefusal: nothing says which sound, or which seconds, are meant.
         """
-        if kind in ("add", "remove", "extract") and not (asked.caption.strip() or asked.region):
+        if kind in ("add", "remove", "extract") and not (request.caption.strip() or request.region):
             raise StudioRefusal(f"Say which sound to {kind}, or click its object in the picture.")
-        if kind != "extend" and not asked.region and asked.start_s is None and asked.end_s is None:
+        if kind != "extend" and not request.region and request.start_s is None and request.end_s is None:
             raise StudioRefusal(
                 f"Select the seconds to {_DONE_TO[kind]} on the waveform, or say them in words and read them first."
             )
@@ -365,22 +367,22 @@ class SoundEditor:
         project: StoredProject,
         version: SoundVersion,
         kind: EditKind,
-        asked: MakeRequest,
+        request: MakeRequest,
         span_s: tuple[float, float],
         place: EditPlace,
     ) -> SoundVersion:
         """A new version below another one."""
         if kind == "mute":
-            return self._muted(job, project, version, asked, span_s, place)
-        settings = self._settings(asked.steps)
+            return self._muted(job, project, version, request, span_s, place)
+        settings = self._settings(request.steps)
         if kind == "extract":
-            return self._extracted(job, project, version, asked, settings, span_s, place)
-        operation, caption, generator = find_operation(kind), asked.caption.strip(), self.service.generator
+            return self._extracted(job, project, version, request, settings, span_s, place)
+        operation, caption, generator = find_operation(kind), request.caption.strip(), self.service.generator
         sound = self.store.sound(project, version)
         rate, frames = version.sample_rate, soundfile.info(sound).frames
         first = max(0, round((span_s[0] - _AROUND_S) * rate))
         last = min(frames, round((span_s[1] + _AROUND_S) * rate))
-        video = self._video(project, asked.region, first / rate)
+        video = self._video(project, request.region, first / rate)
         if video is not None and max(version.duration_s, span_s[1]) > project.shown_s + _PICTURE_LATE_S:
             if span_s[1] < project.shown_s - _SEAM_S:
                 last = min(last, round(project.shown_s * rate))
@@ -392,16 +394,22 @@ class SoundEditor:
         span = find_span(track, operation, begin_s, min(span_s[1] - offset_s, 1e9))
         order = EditRequest(operation, caption, span.start / rate, span.end / rate, "", video)
         result = edit_ordered(
-            generator, track, order, span, job.watched(settings), f"{asked.seed}/edit", project.name
+            generator, track, order, span, job.watched(settings), f"{request.seed}/edit", project.name
         )
         job.check_stop()
         job.remarks += result.remarks()
-        whole = EditSpan(first + span.start, first + span.end)
+        track_span = EditSpan(first + span.start, first + span.end)
         with self.store.new_version(project, version) as (number, path):
-            splice(sound, path, whole.start, result.track.samples_NC[span.start : span.end])
-            title = _title(f"{kind} {caption or ('this' if asked.region else '')}".strip(), span_s)
+            splice(sound, path, track_span.start, result.track.samples_NC[span.start : span.end])
+            title = _title_version(f"{kind} {caption or ('this' if request.region else '')}".strip(), span_s)
             return self.store.finish(
-                project, number, version, kind, title, whole, _facts(asked, caption, "", place)
+                project,
+                number,
+                version,
+                kind,
+                title,
+                track_span,
+                _describe_version(request, caption, "", place),
             )
 
     def _muted(
@@ -409,7 +417,7 @@ class SoundEditor:
         job: Job,
         project: StoredProject,
         version: SoundVersion,
-        asked: MakeRequest,
+        request: MakeRequest,
         span_s: tuple[float, float],
         place: EditPlace,
     ) -> SoundVersion:
@@ -426,9 +434,9 @@ class SoundEditor:
                 number,
                 version,
                 "mute",
-                _title("mute", span_s),
+                _title_version("mute", span_s),
                 EditSpan(first, last),
-                _facts(asked, "", "", place),
+                _describe_version(request, "", "", place),
             )
 
     def _extracted(
@@ -436,7 +444,7 @@ class SoundEditor:
         job: Job,
         project: StoredProject,
         version: SoundVersion,
-        asked: MakeRequest,
+        request: MakeRequest,
         settings: SamplerSettings,
         span_s: tuple[float, float],
         place: EditPlace,
@@ -445,25 +453,31 @@ class SoundEditor:
         generator, sound, caption = (
             self.service.generator,
             self.store.sound(project, version),
-            asked.caption.strip(),
+            request.caption.strip(),
         )
         first, last = (round(second * version.sample_rate) for second in span_s)
         track = read_part(sound, first, last)
-        video = self._video(project, asked.region, span_s[0])
+        video = self._video(project, request.region, span_s[0])
         if span_s[1] > project.shown_s + _PICTURE_LATE_S:
             _check_named(bool(caption))
             video = None
         order = SoundOrder(caption or "this", track.duration_s, "", video, project.name)
-        clip = extract_ordered(generator, track, order, [], job.watched(settings), f"{asked.seed}/extract")
+        clip = extract_ordered(generator, track, order, [], job.watched(settings), f"{request.seed}/extract")
         job.check_stop()
         job.remarks += clip.remarks()
         back_CN = track.fitted(clip.samples_CN, generator.sample_rate)
         with self.store.new_version(project, version) as (number, path):
             part_NC = track.stored(back_CN[:, : track.num_samples])
             splice(sound, path, first, part_NC, is_silent_elsewhere=True)
-            title = _title(f"extract {caption or 'this'}", span_s)
+            title = _title_version(f"extract {caption or 'this'}", span_s)
             return self.store.finish(
-                project, number, version, "extract", title, None, _facts(asked, caption, "", place)
+                project,
+                number,
+                version,
+                "extract",
+                title,
+                None,
+                _describe_version(request, caption, "", place),
             )
 
     def _check_length(self, seconds: float, what: str, remedy: str) -> None:
@@ -491,7 +505,7 @@ class SoundEditor:
         return SamplerSettings(steps=steps, guidance=default_guidance(self.service.generator))
 
     def _span(
-        self, duration_s: float, sample_rate: int, kind: EditKind, asked: MakeRequest
+        self, duration_s: float, sample_rate: int, kind: EditKind, request: MakeRequest
     ) -> tuple[float, float]:
         """The seconds of an edit of a sound of some length.
 
@@ -499,25 +513,25 @@ class SoundEditor:
             StudioRefusal: they do not fit the track or the operation.
         """
         if kind == "extend":
-            span_s = self._extension_span(duration_s, asked)
+            span_s = self._extension_span(duration_s, request)
         else:
-            span_s = self._inner_span(duration_s, sample_rate, kind, asked)
+            span_s = self._inner_span(duration_s, sample_rate, kind, request)
         if kind != "mute":
             self._check_length(span_s[1] - span_s[0], "span", "select less of the waveform")
         return span_s
 
-    def _extension_span(self, duration_s: float, asked: MakeRequest) -> tuple[float, float]:
-        if asked.end_s is None or asked.end_s <= duration_s:
+    def _extension_span(self, duration_s: float, request: MakeRequest) -> tuple[float, float]:
+        if request.end_s is None or request.end_s <= duration_s:
             raise StudioRefusal(f"Give an end after {duration_s:.2f} s, where the sound ends now.")
         longest_s = self._limits.duration_s + self._limits.made_s
-        if asked.end_s > longest_s:
+        if request.end_s > longest_s:
             raise StudioRefusal(f"A sound may last {told_length(longest_s)}: give an earlier end.")
-        return duration_s, asked.end_s
+        return duration_s, request.end_s
 
     def _inner_span(
-        self, duration_s: float, sample_rate: int, kind: EditKind, asked: MakeRequest
+        self, duration_s: float, sample_rate: int, kind: EditKind, request: MakeRequest
     ) -> tuple[float, float]:
-        start_s, end_s = asked.start_s or 0.0, duration_s if asked.end_s is None else asked.end_s
+        start_s, end_s = request.start_s or 0.0, duration_s if request.end_s is None else request.end_s
         end_s = min(end_s, duration_s) if end_s <= duration_s + 0.05 else end_s
         if kind == "inpaint" and (start_s <= 0 and end_s >= duration_s):
             raise StudioRefusal(
@@ -553,7 +567,10 @@ def sentence_of(error: Exception) -> str:
     """An error as a person reads it: without the server's paths and numbers of errors."""
     text = str(error)
     if isinstance(error, ConfigError):
-        text = ". ".join(part.strip().rstrip(".") for part in (error.message, error.remedy) if part) + "."
+        text = (
+            ". ".join(sentence.strip().rstrip(".") for sentence in (error.message, error.remedy) if sentence)
+            + "."
+        )
     text = _ERRNO.sub("", " ".join(text.split())) or type(error).__name__
     cause: BaseException | None = error
     while cause is not None:
@@ -589,7 +606,7 @@ def _check_named(is_named: bool) -> None:
         raise StudioRefusal("There are no pictures to these seconds: name the sound.")
 
 
-def _title(words: str, span_s: tuple[float, float]) -> str:
+def _title_version(words: str, span_s: tuple[float, float]) -> str:
     if span_s[1] < 60:
         return f"{words}, {span_s[0]:.1f} to {span_s[1]:.1f} s"
     return f"{words}, {_clock(span_s[0])} to {_clock(span_s[1])}"
@@ -602,8 +619,8 @@ def _clock(seconds: float) -> str:
     return f"{minutes // 60}:{text}" if minutes >= 60 else text
 
 
-def _facts(asked: MakeRequest, caption: str, cot: str, place: EditPlace) -> dict[str, Any]:
+def _describe_version(request: MakeRequest, caption: str, cot: str, place: EditPlace) -> dict[str, Any]:
     return {
-        "caption": caption[:MAX_CAPTION], "cot": cot[:MAX_COT], "seed": asked.seed, "steps": asked.steps,
-        "region": asked.region[:2000], **vars(place),
+        "caption": caption[:MAX_CAPTION], "cot": cot[:MAX_COT], "seed": request.seed, "steps": request.steps,
+        "region": request.region[:2000], **vars(place),
     }  # fmt: skip

@@ -81,12 +81,14 @@ class StudioGate:
             await _send_on(send, f"http://{_ADDRESS}{match[1] or ''}/", scope.get("query_string", b""))
             return
         if not _LOCAL.fullmatch(host):
-            await _refuse(send, 421, "The studio answers on the local address alone: open http://127.0.0.1.")
+            await _send_refusal(
+                send, 421, "The studio answers on the local address alone: open http://127.0.0.1."
+            )
             return
         if not is_allowed(path):
-            await _refuse(send, 403, "The studio does not serve this address.")
+            await _send_refusal(send, 403, "The studio does not serve this address.")
             return
-        token, is_new = _token(headers), False
+        token, is_new = _read_cookie_token(headers), False
         if token is None and is_page and headers.get(b"sec-fetch-site") in _FROM_ELSEWHERE:
             await _load_again(send)
             return
@@ -94,26 +96,26 @@ class StudioGate:
             token, is_new = secrets.token_urlsafe(32), True
         is_report = path.startswith(REPORT_PREFIX)
         if token is None and not path.startswith(_FOR_ALL) and path not in ("/favicon.ico", "/robots.txt"):
-            await _refuse(send, 401, "Open the studio's page first.")
+            await _send_refusal(send, 401, "Open the studio's page first.")
             return
         if method not in ("GET", "HEAD") and (problem := _unsafe_problem(headers, path, scope)):
-            await _refuse(send, *problem)
+            await _send_refusal(send, *problem)
             return
         if token is not None:
             scope[OWNER] = owner_of(token)
 
         async def send_safely(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                own = list(message.get("headers", ()))
-                names = {name.lower() for name, _ in own}
-                own += [(name, value) for name, value in _SILENT.items() if name not in names]
+                headers_to_send = list(message.get("headers", ()))
+                names = {name.lower() for name, _ in headers_to_send}
+                headers_to_send += [(name, value) for name, value in _SILENT.items() if name not in names]
                 if not is_report:
-                    own.append((b"content-security-policy", _PAGE_POLICY.encode()))
-                    own.append((b"cross-origin-resource-policy", b"same-origin"))
+                    headers_to_send.append((b"content-security-policy", _PAGE_POLICY.encode()))
+                    headers_to_send.append((b"cross-origin-resource-policy", b"same-origin"))
                 if is_new:
                     cookie = f"{COOKIE}={token}; Max-Age={_YEAR_S}; Path=/; HttpOnly; SameSite=Strict"
-                    own.append((b"set-cookie", cookie.encode()))
-                message = {**message, "headers": own}
+                    headers_to_send.append((b"set-cookie", cookie.encode()))
+                message = {**message, "headers": headers_to_send}
             await send(message)
 
         await self._app(scope, receive, send_safely)
@@ -129,10 +131,10 @@ def is_allowed(path: str) -> bool:
 # Private
 
 
-def _token(headers: Mapping[bytes, bytes]) -> str | None:
+def _read_cookie_token(headers: Mapping[bytes, bytes]) -> str | None:
     # not http.cookies: it drops all cookies where another server on this machine has set one that breaks its grammar
-    for part in headers.get(b"cookie", b"").decode("latin-1").split(";"):
-        name, _, value = part.strip().partition("=")
+    for cookie in headers.get(b"cookie", b"").decode("latin-1").split(";"):
+        name, _, value = cookie.strip().partition("=")
         if name == COOKIE and _TOKEN.fullmatch(value):
             return value
     return None
@@ -175,7 +177,7 @@ async def _load_again(send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def _refuse(send: Any, status: int, sentence: str) -> None:
+async def _send_refusal(send: Any, status: int, sentence: str) -> None:
     body = json.dumps({"sentence": sentence}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*headers, *_SILENT.items()]})

@@ -70,10 +70,10 @@ class SourceFacts:
 def shown_name(name: str) -> str:
     """A file's name as it is shown: printable, without folders, never empty. No file on the disk is called so."""
     text = unicodedata.normalize("NFC", name.replace("\\", "/").rsplit("/", 1)[-1])
-    kept = "".join(
+    printable = "".join(
         letter for letter in text if letter.isprintable() and unicodedata.category(letter)[0] != "C"
     )
-    return " ".join(kept.split())[:_NAME_CHARACTERS] or "untitled"
+    return " ".join(printable.split())[:_NAME_CHARACTERS] or "untitled"
 
 
 def source_ending(path: Path) -> str:
@@ -129,17 +129,17 @@ def check_source(path: Path, limits: StudioLimits) -> SourceFacts:
         raise StudioRefusal(
             "The video does not tell its length: copy it into an .mp4 (ffmpeg -i IN -c copy OUT.mp4)."
         )
-    shown = pictures is not None
+    has_pictures = pictures is not None
     return SourceFacts(
         duration_s,
         info is not None,
-        shown,
+        has_pictures,
         pictures.width if pictures else 0,
         pictures.height if pictures else 0,
         (pictures.frame_rate or 0.0) if pictures else 0.0,
         info.sample_rate if info else 0,
         info.num_channels if info else 0,
-        _pictures_end(path, duration_s) if shown else 0.0,
+        _pictures_end(path, duration_s) if has_pictures else 0.0,
         info,
     )
 
@@ -183,16 +183,16 @@ def write_sound(source: Path, target: Path, limits: StudioLimits) -> float:
         raise StudioRefusal(f"The sound cannot be read: {_DAMAGED}", 415) from None
 
 
-def check_room(folder: Path, wanted: float, limits: StudioLimits) -> None:
+def check_room(folder: Path, num_bytes: float, limits: StudioLimits) -> None:
     """Refuse what would fill the disk.
 
     Raises:
         StudioRefusal: less than the spare room would be left.
     """
     free = shutil.disk_usage(folder).free
-    if free - wanted < limits.spare_mb * MB:
+    if free - num_bytes < limits.spare_mb * MB:
         raise StudioRefusal(
-            f"The disk has {free / MB:.0f} MB left, and {wanted / MB:.0f} are needed: delete projects or make room.",
+            f"The disk has {free / MB:.0f} MB left, and {num_bytes / MB:.0f} are needed: delete projects or make room.",
             507,
         )
 
@@ -235,7 +235,7 @@ def _copy_lossless(source: Path, target: Path, limits: StudioLimits) -> float:
     if info.subtype not in _INTEGERS and info.subtype not in ("FLOAT", "DOUBLE"):
         raise OSError("not plain samples")
     subtype = _INTEGERS.get(info.subtype, "FLOAT")
-    return _write(
+    return _write_blocks(
         target, info.samplerate, info.channels, subtype, _dtyped(source, info.subtype in _INTEGERS), limits
     )
 
@@ -243,10 +243,10 @@ def _copy_lossless(source: Path, target: Path, limits: StudioLimits) -> float:
 def _dtyped(source: Path, is_integer: bool) -> Any:
     with soundfile.SoundFile(source) as file:
         while len(block_NC := file.read(1 << 18, dtype="int32" if is_integer else "float64", always_2d=True)):
-            yield block_NC if is_integer else _finite(block_NC)
+            yield block_NC if is_integer else _require_finite_block(block_NC)
 
 
-def _finite(block_NC: Any) -> Any:
+def _require_finite_block(block_NC: Any) -> Any:
     """
     Raises:
         StudioRefusal: NaN or infinite samples.
@@ -278,14 +278,16 @@ def _decode(source: Path, target: Path, limits: StudioLimits) -> float:
             if subtype != "FLOAT":
                 yield np.round(block_NC.astype(np.float64) * 2**31).astype(np.int32)
             elif is_lossless:
-                yield _finite(block_NC)
+                yield _require_finite_block(block_NC)
             else:
                 yield np.nan_to_num(block_NC, posinf=1, neginf=-1)  # peaks of an MP3 may be above 1
 
-    return _write(target, rate, samples_CN.shape[0], subtype, all_blocks(), limits)
+    return _write_blocks(target, rate, samples_CN.shape[0], subtype, all_blocks(), limits)
 
 
-def _write(target: Path, rate: int, channels: int, subtype: str, blocks: Any, limits: StudioLimits) -> float:
+def _write_blocks(
+    target: Path, rate: int, channels: int, subtype: str, blocks: Any, limits: StudioLimits
+) -> float:
     """
     Raises:
         StudioRefusal: more samples than are allowed, or than the disk has room for: a file whose header lies.

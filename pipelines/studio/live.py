@@ -94,9 +94,9 @@ class LiveDesk:
         with talk.lock, self._one_at_a_time:
             self._talk(owner, name)  # it may have ended while this piece waited
             talk.heard_s += len(samples_N) / self.sample_rate
-            said = _said(talk.session.hear(torch.from_numpy(samples_N)[None].clamp(-1, 1)))
+            events = _speech_events(talk.session.hear(torch.from_numpy(samples_N)[None].clamp(-1, 1)))
             talk.last_s = self._clock()
-        return said
+        return events
 
     def finish(self, owner: str, name: str) -> list[dict[str, Any]]:
         """End a talk; what the model still says."""
@@ -104,7 +104,7 @@ class LiveDesk:
         with talk.lock, self._one_at_a_time:
             with self._guard:
                 ended = self._talks.pop(name, None)
-            return _said(talk.session.finish()) if ended is talk else []
+            return _speech_events(talk.session.finish()) if ended is talk else []
 
     def _drop_quiet(self) -> None:
         """Let go of the talks whose windows were closed."""
@@ -127,16 +127,16 @@ class LiveDesk:
                 self._start_timer()
 
     def _talk(self, owner: str, name: str) -> _Talk:
-        found = self._talks.get(name)
-        if found is None or found.owner != owner:
+        talk = self._talks.get(name)
+        if talk is None or talk.owner != owner:
             raise StudioRefusal("This talk has ended: begin it anew.", 404)
-        return found
+        return talk
 
 
 # Private
 
 
-def _said(actions: Any) -> list[dict[str, Any]]:
+def _speech_events(actions: Any) -> list[dict[str, Any]]:
     return [
         {
             "heard_s": round(action.heard_s, 2),

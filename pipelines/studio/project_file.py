@@ -44,9 +44,9 @@ _PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 def write_project_file(store: ProjectStore, project: StoredProject, path: Path) -> None:
     """Write a project as a ZIP; sound and pictures are stored as they are."""
     folder = store.place(project)
-    shown = {**project.model_dump(mode="json"), "owner": "0" * 64}  # whose it was, is nobody's business
+    exported = {**project.model_dump(mode="json"), "owner": "0" * 64}  # whose it was, is nobody's business
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-        archive.writestr("project.json", json.dumps(shown, ensure_ascii=False, indent=2))
+        archive.writestr("project.json", json.dumps(exported, ensure_ascii=False, indent=2))
         archive.writestr("thought.json", json.dumps(record_json(store.thought(project)), ensure_ascii=False))
         if project.source is not None:
             archive.write(folder / project.source, project.source)
@@ -67,9 +67,9 @@ def open_project_file(store: ProjectStore, owner: str, upload: Path, limits: Stu
             raise StudioRefusal(f"There are {limits.projects} projects already: delete some.", 507)
         _check_directory(upload)
         with zipfile.ZipFile(upload) as archive:
-            _unpack(archive, folder, limits)
+            _unpack_project(archive, folder, limits)
         upload.unlink()
-        return store.adopt(folder, _checked(folder, owner, limits))
+        return store.adopt(folder, _check_unpacked(folder, owner, limits))
     except (
         zipfile.BadZipFile,
         zipfile.LargeZipFile,
@@ -111,7 +111,7 @@ def _check_directory(upload: Path) -> None:
         raise StudioRefusal("The project file holds too many files: export it anew.", 415)
 
 
-def _unpack(archive: zipfile.ZipFile, folder: Path, limits: StudioLimits) -> None:
+def _unpack_project(archive: zipfile.ZipFile, folder: Path, limits: StudioLimits) -> None:
     members = archive.infolist()
     names = [member.filename for member in members]
     if len(members) > _MOST_MEMBERS or len(set(names)) != len(names):
@@ -122,29 +122,29 @@ def _unpack(archive: zipfile.ZipFile, folder: Path, limits: StudioLimits) -> Non
             raise StudioRefusal(
                 "The project file holds something that is no part of a project: it was not opened.", 415
             )
-    left = limits.upload_mb * MB
-    check_room(folder, min(left, sum(member.file_size for member in members)), limits)
+    remaining_bytes = limits.upload_mb * MB
+    check_room(folder, min(remaining_bytes, sum(member.file_size for member in members)), limits)
     (folder / "versions").mkdir()
     for member in members:
-        most = min(left, _MOST_JSON) if member.filename.endswith(".json") else left
+        max_bytes = min(remaining_bytes, _MOST_JSON) if member.filename.endswith(".json") else remaining_bytes
         size = 0
         with archive.open(member) as packed, (folder / member.filename).open("xb") as out:
             while block := packed.read(1 << 20):  # counted here: a header may lie about the size
                 size += len(block)
-                if size > most:
+                if size > max_bytes:
                     raise StudioRefusal(
                         f"The project file unpacks to more than {limits.upload_mb:g} MB: it was not opened.",
                         413,
                     )
                 out.write(block)
-        left -= size
+        remaining_bytes -= size
 
 
-def _checked(folder: Path, owner: str, limits: StudioLimits) -> StoredProject:
+def _check_unpacked(folder: Path, owner: str, limits: StudioLimits) -> StoredProject:
     """Check every file, and write the JSON files anew from what was understood."""
     try:
-        given: dict[str, Any] = json.loads((folder / "project.json").read_text(encoding="utf-8"))
-        old = StoredProject.model_validate(given)
+        content: dict[str, Any] = json.loads((folder / "project.json").read_text(encoding="utf-8"))
+        old = StoredProject.model_validate(content)
         record = ThoughtRecord.model_validate_json((folder / "thought.json").read_text(encoding="utf-8"))
         versions = [
             SoundVersion.model_validate_json(path.read_text(encoding="utf-8"))
@@ -161,31 +161,31 @@ def _checked(folder: Path, owner: str, limits: StudioLimits) -> StoredProject:
     for version in versions:
         measured = measured_anew(folder / "versions" / f"{version.id}.wav", version)
         write_json(folder / "versions" / f"{version.id}.json", measured.model_dump(mode="json"))
-    shown = facts or SourceFacts(0.0, False, False)
+    source_facts = facts or SourceFacts(0.0, False, False)
     project = StoredProject(
         id=secrets.token_hex(8),
         name=shown_name(old.name),
         owner=owner,
         created=time.time(),
         source=old.source if facts is not None else None,
-        duration_s=_duration_s(facts, versions),
-        pictures_s=shown.pictures_s,
-        has_pictures=shown.has_pictures,
-        width=shown.width,
-        height=shown.height,
-        frame_rate=shown.frame_rate,
+        duration_s=_measure_project_s(facts, versions),
+        pictures_s=source_facts.pictures_s,
+        has_pictures=source_facts.has_pictures,
+        width=source_facts.width,
+        height=source_facts.height,
+        frame_rate=source_facts.frame_rate,
     )
     write_json(folder / "project.json", project.model_dump(mode="json"))
     write_json(folder / "thought.json", record_json(record))
     return project
 
 
-def _duration_s(facts: SourceFacts | None, versions: list[SoundVersion]) -> float:
+def _measure_project_s(facts: SourceFacts | None, versions: list[SoundVersion]) -> float:
     """The length of a project: that of its sound as it was opened, or of the film around it."""
-    found = [version.duration_s for version in versions if version.kind == "original"][:1]
-    if facts is not None and (facts.has_pictures or not found):
-        found.append(facts.duration_s)
-    return max(found or [version.duration_s for version in versions])
+    durations = [version.duration_s for version in versions if version.kind == "original"][:1]
+    if facts is not None and (facts.has_pictures or not durations):
+        durations.append(facts.duration_s)
+    return max(durations or [version.duration_s for version in versions])
 
 
 def _check_versions(folder: Path, versions: list[SoundVersion], limits: StudioLimits) -> None:
@@ -204,7 +204,7 @@ def _check_versions(folder: Path, versions: list[SoundVersion], limits: StudioLi
             "export it anew.",
             413,
         )
-    known = {version.id for version in versions}
+    ids = {version.id for version in versions}
     for version in versions:
         damaged = StudioRefusal(f"Version {version.id} of the project file is damaged: export it anew.", 415)
         path = folder / "versions" / f"{version.id}.wav"
@@ -219,7 +219,7 @@ def _check_versions(folder: Path, versions: list[SoundVersion], limits: StudioLi
         if abs(info.frames / info.samplerate - version.duration_s) > 0.01:
             raise damaged
         if version.duration_s > limits.duration_s + limits.made_s or (
-            version.parent is not None and not (version.parent in known and version.parent < version.id)
+            version.parent is not None and not (version.parent in ids and version.parent < version.id)
         ):
             raise StudioRefusal(
                 f"Version {version.id} of the project file cannot be used: export it anew.", 415

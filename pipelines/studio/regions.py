@@ -87,7 +87,7 @@ class RegionFinder:
             VideoError: the video cannot be read.
         """
         with self._one_at_a_time:
-            return self._follow(video, duration_s, sorted(clicks, key=lambda each: each.at_s))
+            return self._follow(video, duration_s, sorted(clicks, key=lambda click: click.at_s))
 
     def _follow(self, video: Path, duration_s: float, clicks: Sequence[PictureClick]) -> list[Region]:
         if not clicks:
@@ -95,7 +95,7 @@ class RegionFinder:
         start_s = max(0.0, clicks[0].at_s - AROUND_S)
         end_s = min(duration_s, clicks[-1].at_s + AROUND_S)
         steps = np.arange(start_s, max(end_s - 0.02, start_s + 0.01), 1 / FRAMES_PER_SECOND)
-        exact = np.array([min(each.at_s, max(0.0, duration_s - 0.05)) for each in clicks])
+        exact = np.array([min(click.at_s, max(0.0, duration_s - 0.05)) for click in clicks])
         times = np.unique(np.round(np.concatenate([steps, exact]), 4))
         pictures, scale = _small_pictures(video, times)
         height, width = pictures[0].shape[:2]
@@ -103,13 +103,17 @@ class RegionFinder:
         for click, at_s in zip(clicks, np.round(exact, 4), strict=True):
             number = int(np.searchsorted(times, at_s))
             anchors[number] = _clicked_box(pictures[number], click, scale)
-        found = dict(anchors)
+        boxes_by_picture = dict(anchors)
         ordered = sorted(anchors)
         for first, stop, step in _stretches(ordered, len(pictures)):
-            part = range(first, stop, step)
-            tracked = self._track([pictures[n] for n in part], anchors[first])
-            found.update({n: box for n, box in zip(part, tracked, strict=False) if n not in anchors})
-        boxes = [(float(times[n]), *_grown(found[n], width, height)) for n in sorted(found)]
+            numbers = range(first, stop, step)
+            tracked = self._track([pictures[n] for n in numbers], anchors[first])
+            boxes_by_picture.update(
+                {n: box for n, box in zip(numbers, tracked, strict=False) if n not in anchors}
+            )
+        boxes = [
+            (float(times[n]), *_grown(boxes_by_picture[n], width, height)) for n in sorted(boxes_by_picture)
+        ]
         return [
             Region(
                 at_s=at_s,
@@ -124,13 +128,13 @@ class RegionFinder:
     def _track(self, pictures: Sequence[NDArray[np.uint8]], box: PictureBox) -> list[PictureBox]:
         """The object's box in each picture, until it is lost."""
         if self._tracker is not None:
-            own = self._tracker.track(pictures, 0, [box])[0]
-            kept: list[PictureBox] = []
+            boxes_by_number = self._tracker.track(pictures, 0, [box])[0]
+            boxes: list[PictureBox] = []
             for number in range(len(pictures)):
-                if number not in own:
+                if number not in boxes_by_number:
                     break
-                kept.append(own[number])
-            return kept
+                boxes.append(boxes_by_number[number])
+            return boxes
         return correlated_boxes(pictures, box)
 
 
@@ -146,9 +150,9 @@ def correlated_boxes(pictures: Sequence[NDArray[np.uint8]], box: PictureBox) -> 
     height = min(opening_HWC.shape[0], max(top + 4, round(box[3] * scale + edge))) - top
     begun_x, begun_y = left, top
     first_hwC = opening_HWC[top : top + height, left : left + width]
-    latest_hwC, kept = first_hwC, [box]
+    latest_hwC, boxes = first_hwC, [box]
     moved_x, moved_y = 0, 0
-    for picture in (_resized(each, scale) for each in pictures[1:]):
+    for picture in (_resized(frame, scale) for frame in pictures[1:]):
         reach = max(8, round(1.2 * max(width, height)))
         x0, y0 = max(0, left + moved_x - reach), max(0, top + moved_y - reach)
         x1, y1 = left + moved_x + width + reach, top + moved_y + height + reach
@@ -163,8 +167,8 @@ def correlated_boxes(pictures: Sequence[NDArray[np.uint8]], box: PictureBox) -> 
         moved_x, moved_y, left, top = new_left - left, new_top - top, new_left, new_top
         latest_hwC = 0.8 * latest_hwC + 0.2 * picture[top : top + height, left : left + width]
         x, y = (left - begun_x) / scale, (top - begun_y) / scale
-        kept.append((box[0] + x, box[1] + y, box[2] + x, box[3] + y))
-    return kept
+        boxes.append((box[0] + x, box[1] + y, box[2] + x, box[3] + y))
+    return boxes
 
 
 def correlation(area_HWC: NDArray[Any], template_hwC: NDArray[Any]) -> NDArray[np.float64]:
@@ -193,12 +197,12 @@ def correlation(area_HWC: NDArray[Any], template_hwC: NDArray[Any]) -> NDArray[n
 
 def _small_pictures(video: Path, times: NDArray[np.float64]) -> tuple[list[NDArray[np.uint8]], float]:
     """Pictures at the times, scaled down, and by how much."""
-    found: list[NDArray[np.uint8]] = []
+    pictures: list[NDArray[np.uint8]] = []
     scale = 1.0
     for picture in read_frames(video, times.tolist()):
         scale = min(1.0, _SIDE / max(picture.shape[:2]))
-        found.append(_resized(picture, scale).astype(np.uint8))
-    return found, scale
+        pictures.append(_resized(picture, scale).astype(np.uint8))
+    return pictures, scale
 
 
 def _resized(picture_HWC: NDArray[np.uint8], scale: float) -> NDArray[np.float64]:
@@ -211,11 +215,11 @@ def _resized(picture_HWC: NDArray[np.uint8], scale: float) -> NDArray[np.float64
 
 def _stretches(anchors: Sequence[int], count: int) -> list[tuple[int, int, int]]:
     """Runs of pictures (first, stop, step), each of which begins at an anchor."""
-    found = [(anchors[0], -1, -1), (anchors[-1], count, 1)]
+    stretches = [(anchors[0], -1, -1), (anchors[-1], count, 1)]
     for early, late in itertools.pairwise(anchors):
         middle = (early + late) // 2
-        found += [(early, middle + 1, 1), (late, middle, -1)]
-    return found
+        stretches += [(early, middle + 1, 1), (late, middle, -1)]
+    return stretches
 
 
 def _clicked_box(picture: NDArray[np.uint8], click: PictureClick, scale: float) -> PictureBox:

@@ -78,9 +78,9 @@ def studio_app(editor: SoundEditor, runs: Path, data: tuple[Path, ...] = (), liv
     gradio = import_gradio()
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     add_routes(app, editor)
-    shown = ShownFiles()
-    add_shown_routes(app, shown, LiveDesk(LiveModel.load(live)) if live is not None else None)
-    tabs = studio_page(StudioFolders(runs, data, live is not None), shown)
+    shown_files = ShownFiles()
+    add_shown_routes(app, shown_files, LiveDesk(LiveModel.load(live)) if live is not None else None)
+    tabs = studio_page(StudioFolders(runs, data, live is not None), shown_files)
     app = gradio.mount_gradio_app(
         app,
         tabs,
@@ -122,16 +122,16 @@ def bound_socket(port: int) -> socket.socket:
     Raises:
         ConfigError: the port is taken.
     """
-    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((ADDRESS, port))
+        listener.bind((ADDRESS, port))
     except OSError as error:
-        found.close()
+        listener.close()
         raise ConfigError(
             f"port {port} cannot be used ({error.strerror})", "--port", "give another, or 0 for any"
         ) from None
-    return found
+    return listener
 
 
 def run_server(app: Any, listening: socket.socket) -> None:

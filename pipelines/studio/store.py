@@ -152,8 +152,8 @@ class ProjectStore:
             (folder / "versions").mkdir()
             duration_s = facts.duration_s
             if facts.has_sound:
-                wanted = max(facts.duration_s, 1) * facts.sample_rate * facts.channels * 4
-                check_room(folder, wanted, self.limits)
+                num_bytes = max(facts.duration_s, 1) * facts.sample_rate * facts.channels * 4
+                check_room(folder, num_bytes, self.limits)
                 sound_s = write_sound(source, folder / "versions" / "1.wav", self.limits)
                 duration_s = max(duration_s, sound_s) if facts.has_pictures else sound_s
                 difference = facts.sound.difference(sound_s) if facts.sound else None
@@ -176,12 +176,12 @@ class ProjectStore:
 
     def projects(self, owner: str) -> list[StoredProject]:
         """The projects of an owner, the newest first; damaged ones are left out."""
-        found = []
+        projects = []
         for folder in self._projects.iterdir():
             if _ID.fullmatch(folder.name):
                 with contextlib.suppress(StudioRefusal):
-                    found.append(self.project(owner, folder.name))
-        return sorted(found, key=lambda each: -each.created)
+                    projects.append(self.project(owner, folder.name))
+        return sorted(projects, key=lambda project: -project.created)
 
     def project(self, owner: str, id: str) -> StoredProject:
         """
@@ -195,10 +195,10 @@ class ProjectStore:
         )
         if not _ID.fullmatch(id):
             raise missing
-        found = self._read_project(id)
-        if found is None or found.owner != owner:
+        project = self._read_project(id)
+        if project is None or project.owner != owner:
             raise missing
-        return found
+        return project
 
     def projects_of_others(self, owner: str) -> list[StoredProject]:
         """The projects of all browsers but the owner's, the newest first."""
@@ -275,18 +275,18 @@ class ProjectStore:
             return ThoughtRecord()
 
     def keep_thought(
-        self, project: StoredProject, record: ThoughtRecord, known: ThoughtRecord | None = None
+        self, project: StoredProject, record: ThoughtRecord, previous: ThoughtRecord | None = None
     ) -> None:
         """Store a chain of thought.
 
         Args:
-            known: the one that it was to replace; None: it replaces any.
+            previous: the one that it was to replace; None: it replaces any.
 
         Raises:
             StudioRefusal: it was changed since.
         """
         with self.writing(project):
-            if known is not None and self.thought(project) not in (known, record):
+            if previous is not None and self.thought(project) not in (previous, record):
                 raise StudioRefusal(
                     "The chain of thought was changed meanwhile, and stays as it is: open the project again to see it, "
                     "and repeat what you did.",
@@ -299,18 +299,18 @@ class ProjectStore:
     def versions(self, project: StoredProject) -> list[SoundVersion]:
         """Finished versions, in the order of their numbers."""
         paths = (self.place(project) / "versions").glob("*.json")
-        found = [version for version in map(_read_version, paths) if version is not None]
-        return sorted(found, key=lambda each: each.id)
+        versions = [version for version in map(_read_version, paths) if version is not None]
+        return sorted(versions, key=lambda version: version.id)
 
     def version(self, project: StoredProject, id: int) -> SoundVersion:
         """
         Raises:
             StudioRefusal: there is none with that number.
         """
-        found = _read_version(self.place(project) / "versions" / f"{id}.json")
-        if found is None:
+        version = _read_version(self.place(project) / "versions" / f"{id}.json")
+        if version is None:
             raise StudioRefusal(f"There is no version {id} in this project.", 404)
-        return found
+        return version
 
     def is_of_source(self, project: StoredProject, version: SoundVersion) -> bool:
         """Whether a version was edited from the sound that was opened, and not from one that was made."""
@@ -327,9 +327,9 @@ class ProjectStore:
         """The waveform of a version `[B, 2]`, see `measure_peaks`; measured anew where its file is damaged."""
         path = self.place(project) / "versions" / f"{version.id}.npy"
         try:
-            found: NDArray[np.int16] = np.load(path, mmap_mode="r", allow_pickle=False)
-            if found.ndim == 2 and found.shape[1] == 2:
-                return found
+            peaks: NDArray[np.int16] = np.load(path, mmap_mode="r", allow_pickle=False)
+            if peaks.ndim == 2 and peaks.shape[1] == 2:
+                return peaks
         except (OSError, ValueError):
             pass
         measured = measure_peaks(self.sound(project, version))
@@ -354,14 +354,14 @@ class ProjectStore:
             if parent is not None and parent not in self.versions(project):
                 raise StudioRefusal(f"Version {parent.id} was deleted meanwhile: nothing was kept.", 404)
             folder = self.place(project) / "versions"
-            taken = [int(path.stem) for path in folder.glob("*.*") if path.stem.isdecimal()]
+            numbers = [int(path.stem) for path in folder.glob("*.*") if path.stem.isdecimal()]
             if len(self.versions(project)) >= self.limits.versions:
                 raise StudioRefusal(
                     f"The project has {self.limits.versions} versions: delete some, or open it anew."
                 )
             largest = max((path.stat().st_size for path in folder.glob("*.wav")), default=0)
             check_room(folder, largest + 10 * MB, self.limits)
-            number = max(taken, default=0) + 1
+            number = max(numbers, default=0) + 1
             path = folder / f"{number}.wav"
             try:
                 yield number, path
@@ -434,15 +434,15 @@ class ProjectStore:
             kind=kind,
             title=title[:200],
             created=time.time(),
-            **{**facts, **_measured(path, compared, span)},
+            **{**facts, **_measure_version(path, compared, span)},
         )
         write_json(path.with_suffix(".json"), version.model_dump(mode="json"))
         return version
 
     def _clear_leftovers(self) -> None:
         """Delete what a server that was killed has left of files that came in, and of versions that it was making."""
-        for left in self._projects.glob(".new-*"):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in self._projects.glob(".new-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         for folder in self._projects.iterdir():
             if not _ID.fullmatch(folder.name):
                 continue
@@ -463,7 +463,7 @@ def measured_anew(path: Path, version: SoundVersion) -> SoundVersion:
     if version.span is not None and version.parent is not None:
         begin, end = (round(second * soundfile.info(path).samplerate) for second in version.span)
         span, parent = (begin, end), path.with_name(f"{version.parent}.wav")
-    return SoundVersion.model_validate({**version.model_dump(), **_measured(path, parent, span)})
+    return SoundVersion.model_validate({**version.model_dump(), **_measure_version(path, parent, span)})
 
 
 def owner_of(token: str) -> str:
@@ -483,12 +483,12 @@ def _read_version(path: Path) -> SoundVersion | None:
     return version if path.stem == str(version.id) and path.with_suffix(".wav").is_file() else None
 
 
-def _measured(path: Path, parent: Path | None, span: tuple[int, int] | None) -> dict[str, Any]:
+def _measure_version(path: Path, parent: Path | None, span: tuple[int, int] | None) -> dict[str, Any]:
     """The facts of a sound that are measured; its waveform to draw is written beside it."""
     info = soundfile.info(path)
     rate = info.samplerate
     _save_peaks(path.with_suffix(".npy"), measure_peaks(path))
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "duration_s": info.frames / rate,
         "sample_rate": rate,
         "channels": info.channels,
@@ -499,10 +499,10 @@ def _measured(path: Path, parent: Path | None, span: tuple[int, int] | None) -> 
         "is_same_outside": None,
     }
     if parent is None or span is None:
-        return found
+        return facts
     compared = compare_tracks(parent, path, span)
     return {
-        **found,
+        **facts,
         "span": (span[0] / rate, span[1] / rate),
         "changed": compared.changed_s[:_MOST_CHANGES],
         "checked_samples": compared.samples_outside,

@@ -71,16 +71,16 @@ def studio_theme() -> Any:
     return gradio.themes.Default(font=fonts, font_mono=["ui-monospace", "monospace"], primary_hue="cyan")
 
 
-def studio_page(folders: StudioFolders, shown: ShownFiles) -> Any:
+def studio_page(folders: StudioFolders, shown_files: ShownFiles) -> Any:
     """The page with its tabs."""
     gradio = import_gradio()
     with gradio.Blocks(title="audiollm studio", analytics_enabled=False) as page, gradio.Tabs():
         with gradio.Tab("Sound", render_children=True):
             _static(gradio, "editor.html")
         with gradio.Tab("Data", render_children=True):
-            _data_tab(gradio, folders, shown)
+            _data_tab(gradio, folders, shown_files)
         with gradio.Tab("Runs", render_children=True):
-            _runs_tab(gradio, folders, shown)
+            _runs_tab(gradio, folders, shown_files)
         with gradio.Tab("Live", render_children=True):
             if folders.has_live:
                 _static(gradio, "live.html")
@@ -109,7 +109,7 @@ def _hidden_text(gradio: Any, value: str = "") -> Any:
     return gradio.Textbox(value, visible="hidden", show_label=False, container=False)
 
 
-def _runs_tab(gradio: Any, folders: StudioFolders, shown: ShownFiles) -> None:
+def _runs_tab(gradio: Any, folders: StudioFolders, shown_files: ShownFiles) -> None:
     names = run_names(folders.runs)
     hint = gradio.Markdown(
         f"There is no run in `{folders.runs}`: start the studio with `--runs FOLDER`, or run a recipe.",
@@ -122,17 +122,17 @@ def _runs_tab(gradio: Any, folders: StudioFolders, shown: ShownFiles) -> None:
         """The parts of the page in their order: state, report, curves, sounds."""
         return (
             state_html(folder),
-            report_html(shown, folder),
+            report_html(shown_files, folder),
             curves_html(folder),
-            samples_html(shown, folder),
+            samples_html(shown_files, folder),
         )
 
     choice = gradio.Dropdown(names, value=first, label="Run")
-    parts = [_shown_html(gradio, part) for part in parts_of(start)]
+    parts = [_shown_html(gradio, content) for content in parts_of(start)]
     timer = gradio.Timer(_REFRESH_S)
-    mark, known = _hidden_text(gradio, run_mark(start)), _hidden_text(gradio, "\n".join(sorted(names)))
+    mark, listed_names = _hidden_text(gradio, run_mark(start)), _hidden_text(gradio, "\n".join(sorted(names)))
 
-    def chosen(name: str | None) -> tuple[str, ...]:
+    def select_run(name: str | None) -> tuple[str, ...]:
         folder = run_folder(folders.runs, name)
         return (*parts_of(folder), run_mark(folder))
 
@@ -151,15 +151,15 @@ def _runs_tab(gradio: Any, folders: StudioFolders, shown: ShownFiles) -> None:
         return (*parts_of(folder), mark_now, *choices)
 
     quiet = {"api_visibility": "private", "show_progress": "hidden"}
-    choice.change(chosen, choice, [*parts, mark], **quiet)
-    timer.tick(grown, [choice, mark, known], [*parts, mark, choice, hint, known], **quiet)
+    choice.change(select_run, choice, [*parts, mark], **quiet)
+    timer.tick(grown, [choice, mark, listed_names], [*parts, mark, choice, hint, listed_names], **quiet)
 
 
-def _data_tab(gradio: Any, folders: StudioFolders, shown: ShownFiles) -> None:
+def _data_tab(gradio: Any, folders: StudioFolders, shown_files: ShownFiles) -> None:
     names = {str(folder): folder for folder in folders.data}
     first = next(iter(names), None)
     has_data = bool(names)
-    listed, counted = clips_html(shown, names.get(first or ""), ClipFilter())
+    listed, counted = clips_html(shown_files, names.get(first or ""), ClipFilter())
     with gradio.Row():
         folder = gradio.Dropdown(
             [(path.name, key) for key, path in names.items()], value=first, label="Folder", visible=has_data
@@ -176,13 +176,13 @@ def _data_tab(gradio: Any, folders: StudioFolders, shown: ShownFiles) -> None:
         order = gradio.Radio(list(_ORDERS), value=_ORDERS[0], label="Order", visible=has_data)
         number = gradio.Number(1, label="Page", precision=0, minimum=1, visible=has_data)
     with gradio.Column(visible=False) as review:  # above the list, which may be long
-        asked = _shown_html(gradio)
+        review_clip = _shown_html(gradio)
         current = _hidden_text(gradio)
         with gradio.Column() as verdict_form:
             note = gradio.Textbox(label="Note", placeholder="what is wrong")
             with gradio.Row():
                 accept, reject, skip = (gradio.Button(text) for text in ("Accept", "Reject", "Skip"))
-    told = gradio.Markdown(counted)
+    count_text = gradio.Markdown(counted)
     clips = _shown_html(gradio, listed)
 
     def filtered(
@@ -198,11 +198,11 @@ def _data_tab(gradio: Any, folders: StudioFolders, shown: ShownFiles) -> None:
         choice = ClipFilter(
             state_or_first, reason or "", words, int(page or 1), sort or "", order == _ORDERS[1]
         )
-        return clips_html(shown, names.get(name or ""), choice)
+        return clips_html(shown_files, names.get(name or ""), choice)
 
     def reviewed(folder: Path | None, row: dict[str, Any] | None) -> tuple[str, str, Any]:
         """A clip to review; without one there is nothing to judge."""
-        text = _clip_to_review(shown, row) if row else _nothing_to_review(folder)
+        text = _clip_to_review(shown_files, row) if row else _nothing_to_review(folder)
         return text, row["id"] if row else "", gradio.update(visible=row is not None)
 
     def switched(name: str | None, state: str) -> tuple[Any, ...]:
@@ -223,22 +223,22 @@ def _data_tab(gradio: Any, folders: StudioFolders, shown: ShownFiles) -> None:
             give_verdict(folder, id, verdict, text)
         return (*reviewed(folder, review_next(folder, id)), "")
 
-    given = [folder, state, reason, words, sort, order, number]
+    controls = [folder, state, reason, words, sort, order, number]
     quiet = {"api_visibility": "private", "show_progress": "hidden"}
     for control in (folder, state):
         control.change(
-            switched, [folder, state], [reason, sort, review, asked, current, verdict_form], **quiet
-        ).then(filtered, given, [clips, told], **quiet)
+            switched, [folder, state], [reason, sort, review, review_clip, current, verdict_form], **quiet
+        ).then(filtered, controls, [clips, count_text], **quiet)
     for control in (reason, words, sort, order, number):
-        control.change(filtered, given, [clips, told], **quiet)
+        control.change(filtered, controls, [clips, count_text], **quiet)
     for button, verdict in ((accept, "accepted"), (reject, "rejected"), (skip, "")):
 
         def judge(name: str | None, id: str, text: str, verdict: str = verdict) -> tuple[Any, ...]:
             return judged(name, id, text, verdict)
 
-        button.click(judge, [folder, current, note], [asked, current, verdict_form, note], **quiet).then(
-            filtered, given, [clips, told], **quiet
-        )
+        button.click(
+            judge, [folder, current, note], [review_clip, current, verdict_form, note], **quiet
+        ).then(filtered, controls, [clips, count_text], **quiet)
 
 
 def _sort_choices(folder: Path | None, state: str) -> list[tuple[str, str]]:
@@ -256,5 +256,5 @@ def _nothing_to_review(folder: Path | None) -> str:
     return f'<p class="st-quiet">{sentence}</p>'
 
 
-def _clip_to_review(shown: ShownFiles, row: dict[str, Any]) -> str:
-    return f'<div class="st-review">{clip_html(shown, row)}</div>'
+def _clip_to_review(shown_files: ShownFiles, row: dict[str, Any]) -> str:
+    return f'<div class="st-review">{clip_html(shown_files, row)}</div>'

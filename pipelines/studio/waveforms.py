@@ -50,13 +50,13 @@ def wav_blocks(path: Path, start: int = 0, end: int | None = None) -> Iterator[N
     """Blocks `[N, C]` of a WAV file: int32 for integer samples, float64 for others, as `Track` holds them."""
     with soundfile.SoundFile(path) as file:
         dtype = "int32" if file.subtype in _INTEGER_SUBTYPES else "float64"
-        left = (file.frames if end is None else min(end, file.frames)) - start
+        remaining = (file.frames if end is None else min(end, file.frames)) - start
         file.seek(min(start, file.frames))
-        while left > 0:
-            block_NC = file.read(min(_BLOCK, left), dtype=dtype, always_2d=True)
+        while remaining > 0:
+            block_NC = file.read(min(_BLOCK, remaining), dtype=dtype, always_2d=True)
             if not len(block_NC):
                 return
-            left -= len(block_NC)
+            remaining -= len(block_NC)
             yield block_NC
 
 
@@ -68,18 +68,18 @@ def measure_peaks(path: Path) -> NDArray[np.int16]:
     """
     rate = soundfile.info(path).samplerate
     size = bucket_size(rate)
-    found: list[NDArray[np.int16]] = []
+    extremes: list[NDArray[np.int16]] = []
     rest_NC: NDArray[Any] | None = None
     for block_NC in wav_blocks(path):
         values_NC = _as_float(block_NC)
         joined_NC = values_NC if rest_NC is None else np.concatenate([rest_NC, values_NC])
-        whole = len(joined_NC) // size * size
-        rest_NC = joined_NC[whole:]
-        if whole:
-            found.append(_extremes(joined_NC[:whole].reshape(whole // size, -1)))
+        num_whole = len(joined_NC) // size * size
+        rest_NC = joined_NC[num_whole:]
+        if num_whole:
+            extremes.append(_extremes(joined_NC[:num_whole].reshape(num_whole // size, -1)))
     if rest_NC is not None and len(rest_NC):
-        found.append(_extremes(rest_NC.reshape(1, -1)))
-    return np.concatenate(found) if found else np.zeros((0, 2), np.int16)
+        extremes.append(_extremes(rest_NC.reshape(1, -1)))
+    return np.concatenate(extremes) if extremes else np.zeros((0, 2), np.int16)
 
 
 def drawn_columns(
@@ -126,7 +126,7 @@ def compare_tracks(before: Path, after: Path, span: tuple[int, int]) -> TrackCom
     rate = soundfile.info(after).samplerate
     before_blocks, position = wav_blocks(before), 0
     rest_NC: NDArray[Any] | None = None
-    found: list[list[int]] = []
+    changes: list[list[int]] = []
     is_same, outside, gap = True, 0, rate // 100
     for block_NC in wav_blocks(after):
         while rest_NC is None or len(rest_NC) < len(block_NC):
@@ -148,30 +148,30 @@ def compare_tracks(before: Path, after: Path, span: tuple[int, int]) -> TrackCom
             for first, last in zip(
                 places[np.r_[0, cuts + 1]].tolist(), places[np.r_[cuts, -1]].tolist(), strict=True
             ):
-                if found and first - found[-1][1] <= gap:
-                    found[-1][1] = last + 1
+                if changes and first - changes[-1][1] <= gap:
+                    changes[-1][1] = last + 1
                 else:
-                    found.append([first, last + 1])
+                    changes.append([first, last + 1])
         position += len(block_NC)
     if (rest_NC is not None and len(rest_NC)) or next(before_blocks, None) is not None:
         is_same = False  # the track became shorter
-    return TrackComparison(tuple((a / rate, b / rate) for a, b in found), outside, is_same)
+    return TrackComparison(tuple((a / rate, b / rate) for a, b in changes), outside, is_same)
 
 
 def measure_loudness(path: Path) -> float | None:
     """Integrated loudness in LUFS; None: silence. More than five channels are mixed down."""
     info = soundfile.info(path)
-    part = round(_LOUDNESS_S * info.samplerate)
-    found = []
-    for start in range(0, info.frames, part):
-        blocks = [_as_float(block) for block in wav_blocks(path, start, start + part)]
+    window = round(_LOUDNESS_S * info.samplerate)
+    loudness = []
+    for start in range(0, info.frames, window):
+        blocks = [_as_float(block) for block in wav_blocks(path, start, start + window)]
         samples_CN = torch.from_numpy(np.concatenate(blocks).T.astype(np.float32))
         waveform = Waveform(samples_CN.contiguous(), info.samplerate)
         waveform = waveform.resample(max(info.samplerate, _LOUDNESS_HZ))
         value = integrated_loudness_lufs(waveform.mono() if info.channels > 5 else waveform)
         if math.isfinite(value):
-            found.append(value)
-    return round(float(np.median(found)), 2) if found else None
+            loudness.append(value)
+    return round(float(np.median(loudness)), 2) if loudness else None
 
 
 def read_part(path: Path, start: int = 0, end: int | None = None) -> Track:

@@ -48,8 +48,8 @@ def measures_of(row: Mapping[str, Any]) -> dict[str, float]:
     """The numbers that were measured of a clip, by name: its own columns, then those of the steps."""
     columns = {key: value for key, value in row.items() if key not in ("measured", "dropped", "text_refused")}
     measured = row.get("measured")
-    numbers = dict(_numbers(columns, ""))
-    for name, value in _numbers(measured if isinstance(measured, dict) else {}, ""):
+    numbers = dict(_flatten_numbers(columns, ""))
+    for name, value in _flatten_numbers(measured if isinstance(measured, dict) else {}, ""):
         numbers.setdefault(name, value)
     return numbers
 
@@ -94,13 +94,13 @@ def has_words(row: Mapping[str, Any], words: str) -> bool:
 # Private
 
 
-def _numbers(columns: Mapping[str, Any], place: str, depth: int = 0) -> Iterator[tuple[str, float]]:
+def _flatten_numbers(columns: Mapping[str, Any], place: str, depth: int = 0) -> Iterator[tuple[str, float]]:
     """Numbers below a mapping with their names: "quality.dnsmos.ovr"."""
     for key, value in columns.items():
         if key in _NO_MEASURES:
             continue
         name = f"{place}.{key}" if place else str(key)
         if isinstance(value, dict) and depth < _DEEPEST:
-            yield from _numbers(value, name, depth + 1)
+            yield from _flatten_numbers(value, name, depth + 1)
         elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
             yield name, value

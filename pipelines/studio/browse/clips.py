@@ -62,33 +62,33 @@ def drop_reasons(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
     return Counter(drop_of(row)[0] for row in rows if drop_of(row)[0]).most_common()
 
 
-def clips_html(shown: ShownFiles, folder: Path | None, wanted: ClipFilter) -> tuple[str, str]:
+def clips_html(shown_files: ShownFiles, folder: Path | None, clip_filter: ClipFilter) -> tuple[str, str]:
     """The clips that fit, as a list to see and hear, and a sentence that counts them."""
     if folder is None:
         return (
             "",
             "Start the studio with --data FOLDER, the output of `audiollm annotate` or `audiollm audiocot`.",
         )
-    rows = [row for row in listed_clips(folder, wanted.state) if _fits(row, wanted)]
-    rows = sorted_rows(rows, wanted.sort, wanted.is_descending)
+    rows = [row for row in listed_clips(folder, clip_filter.state) if _passes_filter(row, clip_filter)]
+    rows = sorted_rows(rows, clip_filter.sort, clip_filter.is_descending)
     pages = max(1, -(-len(rows) // CLIPS_PER_PAGE))
-    page = min(max(1, wanted.page), pages)
-    part = rows[(page - 1) * CLIPS_PER_PAGE : page * CLIPS_PER_PAGE]
-    if wanted.state == "to review":
-        part = _with_pictures(folder, part)
-    listed = "".join(f"<li>{clip_html(shown, row)}</li>" for row in part)
+    page = min(max(1, clip_filter.page), pages)
+    page_rows = rows[(page - 1) * CLIPS_PER_PAGE : page * CLIPS_PER_PAGE]
+    if clip_filter.state == "to review":
+        page_rows = _with_pictures(folder, page_rows)
+    listed = "".join(f"<li>{clip_html(shown_files, row)}</li>" for row in page_rows)
     counted = f"{len(rows):,} {'clip' if len(rows) == 1 else 'clips'}; page {page} of {pages}."
     return f'<ul class="st-clips">{listed}</ul>', counted
 
 
-def clip_html(shown: ShownFiles, row: Mapping[str, Any]) -> str:
+def clip_html(shown_files: ShownFiles, row: Mapping[str, Any]) -> str:
     """One clip: its picture or film and player, its texts and speaker, why it or its text was refused, its measures."""
     name = html.escape(str(row.get("id", "")))
     clip = _clip_of(row)
-    player = audio_html(shown, clip, str(row.get("id", ""))) if clip is not None else ""
+    player = audio_html(shown_files, clip, str(row.get("id", ""))) if clip is not None else ""
     picture = ""
     if clip is not None and clip.video is not None:
-        place = f"/studio/api/clips/{shown.clip(clip)}"
+        place = f"/studio/api/clips/{shown_files.clip(clip)}"
         picture = f'<img loading="lazy" alt="Picture of {name}" src="{place}/picture">'
         if clip.video.suffix.lower() in FILM_KINDS:
             span = f"{clip.start_s:g}" if clip.end_s is None else f"{clip.start_s:g},{clip.end_s:g}"
@@ -119,8 +119,8 @@ def review_next(folder: Path | None, after: str = "") -> dict[str, Any] | None:
     rows = listed_clips(folder, "to review") if folder is not None else []
     ids = [row.get("id") for row in rows]
     begin = ids.index(after) + 1 if after in ids else 0
-    left = [row for row in [*rows[begin:], *rows[:begin]] if not row.get("verdict")]
-    return _with_pictures(folder, left[:1])[0] if folder is not None and left else None
+    unjudged = [row for row in [*rows[begin:], *rows[:begin]] if not row.get("verdict")]
+    return _with_pictures(folder, unjudged[:1])[0] if folder is not None and unjudged else None
 
 
 def give_verdict(folder: Path, id: str, verdict: str, note: str) -> None:
@@ -148,8 +148,10 @@ def give_verdict(folder: Path, id: str, verdict: str, note: str) -> None:
 # Private
 
 
-def _fits(row: Mapping[str, Any], wanted: ClipFilter) -> bool:
-    return (not wanted.reason or drop_of(row)[0] == wanted.reason) and has_words(row, wanted.words)
+def _passes_filter(row: Mapping[str, Any], clip_filter: ClipFilter) -> bool:
+    return (not clip_filter.reason or drop_of(row)[0] == clip_filter.reason) and has_words(
+        row, clip_filter.words
+    )
 
 
 def _hypotheses_html(row: Mapping[str, Any]) -> str:

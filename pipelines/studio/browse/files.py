@@ -57,10 +57,10 @@ class ShownFiles:
         Raises:
             StudioRefusal: there is no such token.
         """
-        found = self._clips.get(token)
-        if found is None:
+        clip = self._clips.get(token)
+        if clip is None:
             raise StudioRefusal("This clip is no longer shown: choose it anew.", 404)
-        return found
+        return clip
 
     def report_file(self, token: str, name: str) -> tuple[Path, str]:
         """A file of a report and its kind.
@@ -71,37 +71,37 @@ class ShownFiles:
         missing = StudioRefusal("There is no such file in the report.", 404)
         folder = self._reports.get(token)
         path = Path(name)
-        if folder is None or path.is_absolute() or any(part.startswith(".") for part in path.parts):
+        if folder is None or path.is_absolute() or any(component.startswith(".") for component in path.parts):
             raise missing
-        found = (folder / path).resolve()
-        kind = _REPORT_KINDS.get(found.suffix.lower())
-        if kind is None or not found.is_relative_to(folder.resolve()) or not found.is_file():
+        file = (folder / path).resolve()
+        kind = _REPORT_KINDS.get(file.suffix.lower())
+        if kind is None or not file.is_relative_to(folder.resolve()) or not file.is_file():
             raise missing
-        return found, kind
+        return file, kind
 
-    def _named(self, value: Any, known: dict[str, Any]) -> str:
+    def _named(self, value: Any, registry: dict[str, Any]) -> str:
         with self._guard:
             token = self._tokens.get(value)
             if token is None:
                 token = self._tokens[value] = secrets.token_urlsafe(18)
-                known[token] = value
-            while len(known) > _MOST_TOKENS:
-                self._tokens.pop(known.pop(next(iter(known))), None)
+                registry[token] = value
+            while len(registry) > _MOST_TOKENS:
+                self._tokens.pop(registry.pop(next(iter(registry))), None)
             return token
 
 
 def report_policy(base_url: str) -> str:
     """Content-Security-Policy of a report: its scripts run in an origin of their own, and reach its files alone."""
-    own = base_url.rstrip("/")
+    studio_url = base_url.rstrip("/")
     return (
-        f"sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline' {own}/studio/reports/; "
-        f"style-src 'unsafe-inline' {own}/studio/reports/; img-src data: {own}/studio/reports/; "
-        f"media-src data: {own}/studio/reports/; font-src data:; connect-src 'none'; form-action 'none'; "
+        f"sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline' {studio_url}/studio/reports/; "
+        f"style-src 'unsafe-inline' {studio_url}/studio/reports/; img-src data: {studio_url}/studio/reports/; "
+        f"media-src data: {studio_url}/studio/reports/; font-src data:; connect-src 'none'; form-action 'none'; "
         "base-uri 'none'; frame-ancestors 'self'"
     )
 
 
-def audio_html(shown: ShownFiles, clip: ShownClip, name: str, preload: str = "metadata") -> str:
+def audio_html(shown_files: ShownFiles, clip: ShownClip, name: str, preload: str = "metadata") -> str:
     """A player of a clip.
 
     Args:
@@ -109,5 +109,5 @@ def audio_html(shown: ShownFiles, clip: ShownClip, name: str, preload: str = "me
     """
     return (
         f'<audio controls preload="{preload}" aria-label="{html.escape(name)}" '
-        f'src="/studio/api/clips/{shown.clip(clip)}/sound.wav"></audio>'
+        f'src="/studio/api/clips/{shown_files.clip(clip)}/sound.wav"></audio>'
     )

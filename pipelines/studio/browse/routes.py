@@ -21,7 +21,7 @@ from pipelines.studio.routes.answers import jpeg_bytes
 _PICTURE_SIDE = 240
 
 
-def add_shown_routes(app: FastAPI, shown: ShownFiles, desk: LiveDesk | None) -> None:
+def add_shown_routes(app: FastAPI, shown_files: ShownFiles, desk: LiveDesk | None) -> None:
     """Add the addresses to an app.
 
     Args:
@@ -30,10 +30,10 @@ def add_shown_routes(app: FastAPI, shown: ShownFiles, desk: LiveDesk | None) -> 
     router = APIRouter(prefix="/studio")
 
     def owner_of_request(request: Request) -> str:
-        found: str | None = request.scope.get(OWNER)
-        if found is None:
+        owner: str | None = request.scope.get(OWNER)
+        if owner is None:
             raise StudioRefusal("Open the studio's page first.", 401)
-        return found
+        return owner
 
     Owner = Annotated[str, Depends(owner_of_request)]
 
@@ -46,13 +46,13 @@ def add_shown_routes(app: FastAPI, shown: ShownFiles, desk: LiveDesk | None) -> 
 
     @router.get("/api/clips/{token}/sound.wav")
     def clip_sound(token: str, owner: Owner) -> Response:
-        clip = shown.found_clip(token)
+        clip = shown_files.found_clip(token)
         waveform = load(clip.path, clip.start_s, clip.end_s)
         return Response(encode_bytes(waveform.samples_CN[:2], waveform.sample_rate), media_type="audio/wav")
 
     @router.get("/api/clips/{token}/picture")
     def clip_picture(token: str, owner: Owner) -> Response:
-        clip = shown.found_clip(token)
+        clip = shown_files.found_clip(token)
         if clip.video is None:
             raise StudioRefusal("The clip has no pictures.", 404)
         middle_s = clip.start_s if clip.end_s is None else (clip.start_s + clip.end_s) / 2
@@ -62,7 +62,7 @@ def add_shown_routes(app: FastAPI, shown: ShownFiles, desk: LiveDesk | None) -> 
 
     @router.get("/api/clips/{token}/film")
     def clip_film(token: str, owner: Owner) -> Response:
-        clip = shown.found_clip(token)
+        clip = shown_files.found_clip(token)
         kind = None if clip.video is None else FILM_KINDS.get(clip.video.suffix.lower())
         if clip.video is None or kind is None or not clip.video.is_file():
             raise StudioRefusal("The clip has no film that a browser plays.", 404)
@@ -70,9 +70,9 @@ def add_shown_routes(app: FastAPI, shown: ShownFiles, desk: LiveDesk | None) -> 
 
     @router.get("/reports/{token}/{name:path}")
     def report_file(token: str, name: str, request: Request) -> Response:
-        found, kind = shown.report_file(token, name)
+        path, kind = shown_files.report_file(token, name)
         policy = {"content-security-policy": report_policy(str(request.base_url))}
-        return FileResponse(Path(found), media_type=kind, headers=policy)
+        return FileResponse(Path(path), media_type=kind, headers=policy)
 
     @router.post("/api/live")
     def begin_talk(owner: Owner, live: Desk) -> dict[str, Any]:

@@ -103,19 +103,19 @@ def _remaining_s(
 
 
 def _last_row(path: Path) -> Mapping[str, Any]:
-    rows = [row for row in _rows(path) if isinstance(row.get("step"), int)]
+    rows = [row for row in _read_state_rows(path) if isinstance(row.get("step"), int)]
     return rows[-1] if rows else {}
 
 
 def _alarms(path: Path) -> tuple[StageAlarm, ...]:
     return tuple(
         StageAlarm(row["step"], str(row.get("kind", "")), str(row.get("text", "")))
-        for row in _rows(path)
+        for row in _read_state_rows(path)
         if isinstance(row.get("step"), int)
     )
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def _read_state_rows(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     return [row for row in read_whole_lines(path).rows if isinstance(row, dict)]

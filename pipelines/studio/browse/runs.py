@@ -30,8 +30,8 @@ def run_names(runs: Path) -> list[str]:
     """The runs below a folder, the newest first."""
     if not runs.is_dir():
         return []
-    found = [path for path in runs.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    return [path.name for path in sorted(found, key=lambda path: -path.stat().st_mtime)]
+    folders = [path for path in runs.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    return [path.name for path in sorted(folders, key=lambda path: -path.stat().st_mtime)]
 
 
 def run_folder(runs: Path, name: str | None) -> Path | None:
@@ -39,7 +39,7 @@ def run_folder(runs: Path, name: str | None) -> Path | None:
     return runs / name if name is not None and name in run_names(runs) else None
 
 
-def report_html(shown: ShownFiles, folder: Path | None) -> str:
+def report_html(shown_files: ShownFiles, folder: Path | None) -> str:
     """The report of a run or of data, in a frame that its scripts cannot leave."""
     if folder is None:
         return ""
@@ -51,7 +51,7 @@ def report_html(shown: ShownFiles, folder: Path | None) -> str:
     name = html.escape(folder.name)
     return (
         f'<iframe class="st-report" sandbox="allow-scripts" title="Report of {name}" '
-        f'src="/studio/reports/{shown.report(folder)}/report.html"></iframe>'
+        f'src="/studio/reports/{shown_files.report(folder)}/report.html"></iframe>'
     )
 
 
@@ -78,10 +78,10 @@ def run_mark(folder: Path | None) -> str:
     if folder is None:
         return ""
     names = ("*/metrics.jsonl", "*/performance.jsonl", "*/alarms.jsonl", "*/answers.jsonl", "*/listening/*")
-    written = [path for name in names for path in folder.glob(name)]
-    written += folder.glob("report.html")
-    written += [path for kind in _EXAMPLES for path in folder.glob(f"*/{kind}")]
-    facts = [(path, path.stat()) for path in sorted(written)]
+    paths = [path for name in names for path in folder.glob(name)]
+    paths += folder.glob("report.html")
+    paths += [path for kind in _EXAMPLES for path in folder.glob(f"*/{kind}")]
+    facts = [(path, path.stat()) for path in sorted(paths)]
     states = [(status.name, status.state) for status in stage_statuses(folder)]
     return repr([states, *((str(path), fact.st_size, fact.st_mtime) for path, fact in facts)])
 
@@ -103,28 +103,30 @@ def state_html(folder: Path | None) -> str:
     )
 
 
-def samples_html(shown: ShownFiles, folder: Path | None) -> str:
+def samples_html(shown_files: ShownFiles, folder: Path | None) -> str:
     """Answers and sounds of a run's stages as grids of prompts and steps, the newest step first; other examples."""
     if folder is None:
         return ""
-    parts = [_answers_html(shown, path, folder) for path in sorted(folder.glob("*/answers.jsonl"))]
+    parts = [_answers_html(shown_files, path, folder) for path in sorted(folder.glob("*/answers.jsonl"))]
     for listening in sorted(folder.glob("*/listening")):
         texts = _prompt_texts(listening / "prompts.jsonl")
         cells: dict[str, dict[int, str]] = {}
         for step, place in _evaluations(listening)[:_MOST_STEPS]:
             for path in sorted(place.iterdir()):
-                if _is_sound(path, folder):
+                if _is_sound_inside(path, folder):
                     name = texts.get(path.stem) or path.stem
-                    player = audio_html(shown, ShownClip(path, 0.0, None), f"{name}, step {step:,}", "none")
+                    player = audio_html(
+                        shown_files, ShownClip(path, 0.0, None), f"{name}, step {step:,}", "none"
+                    )
                     cells.setdefault(name, {})[step] = player
         rows = [(html.escape(name), players) for name, players in cells.items()]
-        parts.append(_grid(f"{listening.parent.name}: sounds by prompt and step", rows))
+        parts.append(_render_grid(f"{listening.parent.name}: sounds by prompt and step", rows))
     examples = [
-        path for kind in _EXAMPLES for path in folder.glob(f"*/{kind}/**/*") if _is_sound(path, folder)
+        path for kind in _EXAMPLES for path in folder.glob(f"*/{kind}/**/*") if _is_sound_inside(path, folder)
     ]
     newest = sorted(examples, key=lambda path: -path.stat().st_mtime)[:_MOST_SAMPLES]
     if newest:
-        parts.append(_sound_list(shown, [(path, str(path.relative_to(folder))) for path in newest]))
+        parts.append(_sound_list(shown_files, [(path, str(path.relative_to(folder))) for path in newest]))
     return "".join(parts)
 
 
@@ -139,19 +141,19 @@ def _charts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     )
     for key in ordered[:_MOST_CURVES]:
         series = [series_of(rows, key, "training"), series_of(rows, f"evaluation/{key}", "held out", True)]
-        drawn = curve_chart(series, key, f"{key} over the training steps")
-        if drawn is not None:
-            yield f'<figure class="st-curve"><figcaption>{html.escape(key)}</figcaption>{drawn}</figure>'
+        chart = curve_chart(series, key, f"{key} over the training steps")
+        if chart is not None:
+            yield f'<figure class="st-curve"><figcaption>{html.escape(key)}</figcaption>{chart}</figure>'
 
 
 def _evaluations(listening: Path) -> list[tuple[int, Path]]:
     """Steps at which a stage `train` spoke its prompts, and their folders, the newest first."""
-    found = [
+    evaluations = [
         (int(match[1]), path)
         for path in listening.glob("step-*")
         if (match := _STEP.fullmatch(path.name)) and path.is_dir()
     ]
-    return sorted(found, reverse=True)
+    return sorted(evaluations, reverse=True)
 
 
 def _prompt_texts(path: Path) -> dict[str, str]:
@@ -165,8 +167,8 @@ def _run_sentence(statuses: Sequence[StageStatus]) -> str:
     warned = f" {alarms} {'alarm' if alarms == 1 else 'alarms'}." if alarms else ""
     last = next((status for status in statuses if status.state != "done"), statuses[-1])
     if last.state == "running":
-        left = f", about {duration(last.remaining_s)} left" if last.remaining_s is not None else ""
-        return f"Running: {last.name}{left}.{warned}"
+        remaining = f", about {duration(last.remaining_s)} left" if last.remaining_s is not None else ""
+        return f"Running: {last.name}{remaining}.{warned}"
     if last.state == "failed":
         return f"Failed in {last.name}: {last.error}{warned}"
     if last.state == "interrupted":
@@ -178,7 +180,7 @@ def _stage_row(status: StageStatus) -> str:
     steps = "" if status.step is None else f"{status.step:,}"
     if steps and status.steps is not None:
         steps += f" of {status.steps:,}"
-    left = "" if status.remaining_s is None else duration(status.remaining_s)
+    remaining = "" if status.remaining_s is None else duration(status.remaining_s)
     notes = "".join(
         f'<p class="st-dropped">alarm at step {alarm.step:,}, {html.escape(alarm.kind)}: {html.escape(alarm.text)}</p>'
         for alarm in status.alarms
@@ -189,7 +191,7 @@ def _stage_row(status: StageStatus) -> str:
         f'<span class="st-state-{status.state}">{status.state}</span>',
         duration(status.seconds),
         steps,
-        left,
+        remaining,
     )
     return (
         f'<tr><th scope="row">{html.escape(status.name)}{notes}</th>'
@@ -197,7 +199,7 @@ def _stage_row(status: StageStatus) -> str:
     )
 
 
-def _grid(title: str, rows: Iterable[tuple[str, Mapping[int, str]]]) -> str:
+def _render_grid(title: str, rows: Iterable[tuple[str, Mapping[int, str]]]) -> str:
     """A table of a row for each prompt and a column for each step, the newest first.
 
     Args:
@@ -218,22 +220,22 @@ def _grid(title: str, rows: Iterable[tuple[str, Mapping[int, str]]]) -> str:
     )
 
 
-def _is_sound(path: Path, folder: Path) -> bool:
+def _is_sound_inside(path: Path, folder: Path) -> bool:
     """Whether a path is a sound file inside of a folder, wherever links on its way lead."""
     is_file = path.suffix in _SOUND_KINDS and path.is_file() and not path.is_symlink()
     return is_file and path.resolve().is_relative_to(folder.resolve())
 
 
-def _sound_list(shown: ShownFiles, sounds: Sequence[tuple[Path, str]]) -> str:
+def _sound_list(shown_files: ShownFiles, sounds: Sequence[tuple[Path, str]]) -> str:
     """Sounds to hear, each under its name."""
     rows = []
     for path, name in sounds:
-        player = audio_html(shown, ShownClip(path, 0.0, None), name, "none")
+        player = audio_html(shown_files, ShownClip(path, 0.0, None), name, "none")
         rows.append(f"<li><span>{html.escape(name)}</span>{player}</li>")
     return f'<ul class="st-clips">{"".join(rows)}</ul>'
 
 
-def _answers_html(shown: ShownFiles, path: Path, folder: Path) -> str:
+def _answers_html(shown_files: ShownFiles, path: Path, folder: Path) -> str:
     """A model's own answers to held-out prompts by step, with the sounds of the prompts, where these lie in the run."""
     prompts: dict[str, str] = {}
     answers: dict[str, dict[int, str]] = {}
@@ -242,16 +244,18 @@ def _answers_html(shown: ShownFiles, path: Path, folder: Path) -> str:
             continue
         texts, players = [], []
         for message in row.get("messages", ()):
-            for part in message.get("content", ()):
-                texts += [html.escape(str(part["text"]))] if "text" in part else []
-                if "path" in part and _is_sound(sound := path.parent / str(part["path"]), folder):
+            for content_part in message.get("content", ()):
+                texts += [html.escape(str(content_part["text"]))] if "text" in content_part else []
+                if "path" in content_part and _is_sound_inside(
+                    sound := path.parent / str(content_part["path"]), folder
+                ):
                     players.append(
-                        audio_html(shown, ShownClip(sound, 0.0, None), str(row.get("id", "")), "none")
+                        audio_html(shown_files, ShownClip(sound, 0.0, None), str(row.get("id", "")), "none")
                     )
         key = json.dumps([row.get("id"), row.get("messages")])
         prompts[key] = f"{' '.join(texts)}{''.join(players)}"
         answers.setdefault(key, {})[row["step"]] = html.escape(str(row.get("answer", "")))
-    chosen = list(answers)[:_MOST_ANSWERS]
-    return _grid(
-        f"{path.parent.name}: answers by prompt and step", [(prompts[key], answers[key]) for key in chosen]
+    newest = list(answers)[:_MOST_ANSWERS]
+    return _render_grid(
+        f"{path.parent.name}: answers by prompt and step", [(prompts[key], answers[key]) for key in newest]
     )

@@ -15,6 +15,6 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
     app.state.editor, app.state.windows = editor, OpenWindows(editor)
     # few are followed at a time: more would take the server's threads
     app.state.following = threading.Semaphore(editor.store.limits.waiting)
-    for part in (projects, pictures, versions, requests):
-        app.include_router(part.router)
+    for module in (projects, pictures, versions, requests):
+        app.include_router(module.router)
     add_refusals(app)

@@ -38,7 +38,7 @@ class MakeBody(StudioBody):
     steps: int = 24
     """Checked where the sampler's settings are made, in a sentence that says what to do."""
 
-    def asked(self) -> MakeRequest:
+    def to_request(self) -> MakeRequest:
         """The request without the window that made it."""
         return MakeRequest(self.caption, tuple(self.region), self.start_s, self.end_s, self.seed, self.steps)
 

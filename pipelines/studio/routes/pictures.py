@@ -86,10 +86,10 @@ def post_region(body: RegionBody, project: Project, editor: Editor, request: Req
     if not following.acquire(blocking=False):
         raise StudioRefusal("Other objects are being followed: click again in a moment.", 429)
     try:
-        found = editor.regions.follow(editor.store.source(project), project.shown_s, clicks)
+        regions = editor.regions.follow(editor.store.source(project), project.shown_s, clicks)
     finally:
         following.release()
-    return {"region": [box.model_dump() for box in found]}
+    return {"region": [box.model_dump() for box in regions]}
 
 
 # Private

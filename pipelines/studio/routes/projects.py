@@ -62,14 +62,14 @@ def post_recover(body: RecoverBody, owner: Owner, editor: Editor) -> dict[str, A
 async def post_project(request: Request, owner: Owner, editor: Editor, name: str = "") -> dict[str, Any]:
     """Open an uploaded recording, video or project file."""
     limits = editor.store.limits
-    most = limits.upload_mb * MB
+    max_bytes = limits.upload_mb * MB
     length = request.headers.get("content-length", "")
     too_large = StudioRefusal(
         f"The file is larger than {limits.upload_mb:g} MB: cut or compress it, or start the studio with a larger "
         "--upload-mb.",
         413,
     )
-    if length.isdigit() and int(length) > most:
+    if length.isdigit() and int(length) > max_bytes:
         raise too_large
     await run_in_threadpool(check_room, editor.store.folder, int(length) if length.isdigit() else 0, limits)
     folder = await run_in_threadpool(editor.store.incoming)
@@ -78,7 +78,7 @@ async def post_project(request: Request, owner: Owner, editor: Editor, name: str
         with upload.open("wb") as file:
             async for block in request.stream():
                 size += len(block)
-                if size > most:
+                if size > max_bytes:
                     raise too_large
                 await run_in_threadpool(file.write, block)
         is_new = not await run_in_threadpool(is_project_file, upload)
@@ -89,10 +89,10 @@ async def post_project(request: Request, owner: Owner, editor: Editor, name: str
     finally:
         if folder.exists():
             await run_in_threadpool(shutil.rmtree, folder, True)
-    found = await run_in_threadpool(project_detail, editor.store, project)
+    detail = await run_in_threadpool(project_detail, editor.store, project)
     # the chain of thought of a project file is a person's: it is not written anew
-    thinks = is_new and bool(found["versions"]) and project.duration_s <= limits.made_s
-    return {**found, "thinks": thinks}
+    thinks = is_new and bool(detail["versions"]) and project.duration_s <= limits.made_s
+    return {**detail, "thinks": thinks}
 
 
 @router.get("/api/projects/{id}")

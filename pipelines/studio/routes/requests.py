@@ -20,7 +20,7 @@ _MOST_JOBS = 50
 @router.post("/api/projects/{id}/think")
 def post_think(body: ThinkBody, project: Project, owner: Owner, editor: Editor) -> dict[str, Any]:
     """Write the chain of thought anew."""
-    window = _window_of(owner, body.page)
+    window = _build_window_key(owner, body.page)
     _check_queue(editor, window)
     return job_json(editor.think(project, window, body.region), editor)
 
@@ -28,7 +28,7 @@ def post_think(body: ThinkBody, project: Project, owner: Owner, editor: Editor) 
 @router.post("/api/projects/{id}/plan")
 def post_plan(body: PlanBody, project: Project, owner: Owner, editor: Editor) -> dict[str, Any]:
     """Read an instruction: edits, a question, or a request to the model that writes."""
-    window = _window_of(owner, body.page)
+    window = _build_window_key(owner, body.page)
     version = editor.store.version(project, body.version)
     span = None if body.start_s is None or body.end_s is None else (body.start_s, body.end_s)
     try:
@@ -47,24 +47,24 @@ def post_plan(body: PlanBody, project: Project, owner: Owner, editor: Editor) ->
 @router.post("/api/projects/{id}/generate")
 def post_generate(body: MakeBody, project: Project, owner: Owner, editor: Editor) -> dict[str, Any]:
     """Make a sound."""
-    window = _window_of(owner, body.page)
+    window = _build_window_key(owner, body.page)
     _check_queue(editor, window)
-    return job_json(editor.generate(project, window, body.asked()), editor)
+    return job_json(editor.generate(project, window, body.to_request()), editor)
 
 
 @router.post("/api/projects/{id}/edit")
 def post_edit(body: EditBody, project: Project, owner: Owner, editor: Editor) -> dict[str, Any]:
     """Edit a version."""
-    window = _window_of(owner, body.page)
+    window = _build_window_key(owner, body.page)
     _check_queue(editor, window)
     version = editor.store.version(project, body.version)
-    return job_json(editor.edit(project, window, version, body.kind, body.asked()), editor)
+    return job_json(editor.edit(project, window, version, body.kind, body.to_request()), editor)
 
 
 @router.post("/api/projects/{id}/edits")
 def post_edits(body: EditsBody, project: Project, owner: Owner, editor: Editor) -> dict[str, Any]:
     """Edit a version, and each result in turn."""
-    window = _window_of(owner, body.page)
+    window = _build_window_key(owner, body.page)
     _check_queue(editor, window)
     version = editor.store.version(project, body.version)
     return job_json(editor.edit_in_turn(project, window, version, body.requests()), editor)
@@ -74,7 +74,7 @@ def post_edits(body: EditsBody, project: Project, owner: Owner, editor: Editor) 
 async def get_jobs(owner: Owner, page: PageId, editor: Editor, windows: Windows) -> dict[str, Any]:
     """The requests of a window, which asks again and again: ten windows of one browser share six connections, so
     that none may keep one open."""
-    window = _window_of(owner, page)
+    window = _build_window_key(owner, page)
     windows.ask(window)
     return {
         "run": editor.run,
@@ -85,7 +85,7 @@ async def get_jobs(owner: Owner, page: PageId, editor: Editor, windows: Windows)
 @router.post("/api/jobs/{number}/stop")
 def post_stop(number: int, owner: Owner, page: PageId, editor: Editor) -> dict[str, Any]:
     """Stop a request of this window."""
-    for job in editor.service.jobs(_window_of(owner, page)):
+    for job in editor.service.jobs(_build_window_key(owner, page)):
         if job.number == number:
             editor.service.stop_job(job)
             return job_json(job, editor)
@@ -95,14 +95,14 @@ def post_stop(number: int, owner: Owner, page: PageId, editor: Editor) -> dict[s
 @router.post("/api/close")
 def post_close(owner: Owner, page: PageId, windows: Windows) -> dict[str, Any]:
     """The window is closed or loaded again."""
-    windows.leave(_window_of(owner, page))
+    windows.leave(_build_window_key(owner, page))
     return {}
 
 
 # Private
 
 
-def _window_of(owner: str, page: str) -> str:
+def _build_window_key(owner: str, page: str) -> str:
     return f"{owner}/{page}"
 
 
@@ -111,7 +111,9 @@ def _check_queue(editor: SoundEditor, window: str) -> None:
     Raises:
         StudioRefusal: the window has as many requests as are allowed.
     """
-    most = editor.store.limits.waiting
+    max_waiting = editor.store.limits.waiting
     active = [job for job in editor.service.jobs(window) if job.state in ("waiting", "running")]
-    if len(active) >= most:
-        raise StudioRefusal(f"{most} of your requests wait already: let them finish, or stop some.", 429)
+    if len(active) >= max_waiting:
+        raise StudioRefusal(
+            f"{max_waiting} of your requests wait already: let them finish, or stop some.", 429
+        )
