@@ -67,11 +67,11 @@ def main() -> None:
 
 def speech(data: Path, count: int) -> list[str]:
     """Recordings of 4 s and more, spread over those that are there."""
-    found = [path for name in SPEECH for path in sorted((data / name).rglob("*.flac"))]
-    found += [path for name in SPEECH for path in sorted((data / name).rglob("*.wav"))]
-    if len(found) < count:
+    paths = [path for name in SPEECH for path in sorted((data / name).rglob("*.flac"))]
+    paths += [path for name in SPEECH for path in sorted((data / name).rglob("*.wav"))]
+    if len(paths) < count:
         raise SystemExit(f"fewer than {count} recordings in {data}: give the folder of real data with --data")
-    return [str(path) for path in found[:: len(found) // count][:count]]
+    return [str(path) for path in paths[:: len(paths) // count][:count]]
 
 
 def report_costs(clips: Sequence[str], folder: Path) -> None:
@@ -81,13 +81,13 @@ def report_costs(clips: Sequence[str], folder: Path) -> None:
     annotate(folder / "one", {**STEPS, "input": list(clips)})
     timings = json.loads((folder / "one" / "timings.json").read_text())
     took = timings["driver_cpu_s"]
-    own = sum(step["seconds"] for step in timings["steps"].values())
-    line("overhead", took, own, own / took, "CPU-seconds of a run (peer: of its steps alone)")
+    steps_s = sum(step["seconds"] for step in timings["steps"].values())
+    line("overhead", took, steps_s, steps_s / took, "CPU-seconds of a run (peer: of its steps alone)")
     for name, step in timings["steps"].items():
         if step["seconds"]:
             hours = step["audio_s"] / step["seconds"]
             line(f"step {name}", round(hours, 1), None, None, "hours of audio an hour of one core")
-    total = timings["audio_s"] / own
+    total = timings["audio_s"] / steps_s
     line("all steps", round(total, 2), None, None, "hours of audio an hour of one core")
 
 
@@ -97,21 +97,22 @@ def report_workers(clips: Sequence[str], folder: Path, pairs: int) -> None:
     Each is a command of its own. Wall-clock is that of the engine, the start of its workers included; CPU-seconds are
     those of whole commands. What two runs by hand take more is the machine's doing: its cores share caches and memory.
     """
-    ways = {
+    cases = {
         "one": [(clips, 1)],
         "two": [(clips, 2)],
         "apart": [(clips[::2], 1), (clips[1::2], 1)],
     }
-    walls: dict[str, list[float]] = {way: [] for way in ways}
-    cpus: dict[str, list[float]] = {way: [] for way in ways}
+    walls: dict[str, list[float]] = {case: [] for case in cases}
+    cpus: dict[str, list[float]] = {case: [] for case in cases}
     for pair in range(pairs):
-        for way in sorted(ways, reverse=bool(pair % 2)):
-            wall_s, cpu_s = side_by_side(ways[way], folder / f"{pair}-{way}")
-            walls[way].append(wall_s)
-            cpus[way].append(cpu_s)
-    ratio = median(one / two for one, two in zip(walls["one"], walls["two"], strict=True))
+        for case in sorted(cases, reverse=bool(pair % 2)):
+            wall_s, cpu_s = side_by_side(cases[case], folder / f"{pair}-{case}")
+            walls[case].append(wall_s)
+            cpus[case].append(cpu_s)
+    ratio = median(single / two for single, two in zip(walls["one"], walls["two"], strict=True))
     grown, apart = (
-        median(cpu / one for cpu, one in zip(cpus[way], cpus["one"], strict=True)) for way in ("two", "apart")
+        median(cpu / single for cpu, single in zip(cpus[case], cpus["one"], strict=True))
+        for case in ("two", "apart")
     )
     load_now = os.getloadavg()[0]
     line(
@@ -136,9 +137,9 @@ def side_by_side(runs: Sequence[tuple[Sequence[str], int]], folder: Path) -> tup
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )
     for process in processes:
-        said = process.communicate()[0]
+        output = process.communicate()[0]
         if process.returncode:
-            raise SystemExit(f"a run of {folder.name} failed:\n{said}")
+            raise SystemExit(f"a run of {folder.name} failed:\n{output}")
     # what a run's workers are forked from ends after it, and is counted, too
     with suppress(ChildProcessError):
         while True:
@@ -199,10 +200,10 @@ class PeakMemory:
         self._thread.join()
 
     def _look(self) -> None:
-        own = psutil.Process()
+        parent = psutil.Process()
         while not self._ends.wait(0.1):
             held = 0
-            for process in (own, *own.children(recursive=True)):
+            for process in (parent, *parent.children(recursive=True)):
                 try:
                     held += process.memory_full_info().pss
                 except psutil.Error:
@@ -211,9 +212,9 @@ class PeakMemory:
 
 
 def line(case: str, ours: float, peer: float | None, ratio: float | None, unit: str) -> None:
-    found = {"bench": "annotate", "case": case, "ours": ours, "peer": peer}
+    entries = {"bench": "annotate", "case": case, "ours": ours, "peer": peer}
     print(
-        json.dumps({**found, "ratio": None if ratio is None else round(ratio, 3), "unit": unit}), flush=True
+        json.dumps({**entries, "ratio": None if ratio is None else round(ratio, 3), "unit": unit}), flush=True
     )
 
 

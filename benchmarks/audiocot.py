@@ -83,14 +83,14 @@ def recordings(data: Path, count: int, folder: Path) -> list[str]:
 
     Compressed ones are decoded in a process beside the run, whose CPU-seconds are in no figure.
     """
-    found = sorted((data / "esc10").rglob("*.ogg"))
-    if len(found) < count:
+    paths = sorted((data / "esc10").rglob("*.ogg"))
+    if len(paths) < count:
         raise SystemExit(f"fewer than {count} recordings in {data / 'esc10'}: give the folder with --data")
     copies = [
         folder / "recordings" / f"{path.parent.name}-{path.stem}.wav"
-        for path in found[:: len(found) // count][:count]
+        for path in paths[:: len(paths) // count][:count]
     ]
-    for path, copy in zip(found[:: len(found) // count], copies, strict=False):
+    for path, copy in zip(paths[:: len(paths) // count], copies, strict=False):
         if not copy.exists():
             copy.parent.mkdir(exist_ok=True)
             sound = load(path)
@@ -114,14 +114,20 @@ def report_costs(files: Sequence[str], settings: dict[str, Any], folder: Path) -
     think(folder / "warm", {**settings, "input": list(files[:1])})
     think(folder / "one", {**settings, "input": list(files)})
     timings = json.loads((folder / "one" / "timings.json").read_text())
-    took, own = timings["walk_cpu_s"], sum(step["seconds"] for step in timings["steps"].values())
-    line("overhead", took, round(own, 3), own / took, "CPU-seconds of the walks (peer: of their steps alone)")
+    took, steps_s = timings["walk_cpu_s"], sum(step["seconds"] for step in timings["steps"].values())
+    line(
+        "overhead",
+        took,
+        round(steps_s, 3),
+        steps_s / took,
+        "CPU-seconds of the walks (peer: of their steps alone)",
+    )
     for name, step in timings["steps"].items():
         if step["seconds"]:
             hours = step["audio_s"] / step["seconds"]
             line(f"step {name}", round(hours, 1), None, None, "hours of sound an hour of one core")
-    rest = timings["driver_cpu_s"] - took
-    line("the rest", round(rest, 2), None, None, "CPU-seconds of made sounds, samples and shards")
+    remainder_s = timings["driver_cpu_s"] - took
+    line("the rest", round(remainder_s, 2), None, None, "CPU-seconds of made sounds, samples and shards")
 
 
 def report_patches() -> None:
@@ -137,8 +143,8 @@ def report_patches() -> None:
             began = time.process_time()
             layer(patches).square().mean().backward()
             took[name].append(time.process_time() - began)
-    own, peer = (median(took[name][1:]) for name in took)
-    line("patches of a writer", round(own, 4), round(peer, 4), peer / own, "CPU-seconds, 1,536 patches")
+    ours_s, peer = (median(took[name][1:]) for name in took)
+    line("patches of a writer", round(ours_s, 4), round(peer, 4), peer / ours_s, "CPU-seconds, 1,536 patches")
 
 
 def report_workers(files: Sequence[str], settings: dict[str, Any], folder: Path, pairs: int) -> None:
@@ -150,8 +156,8 @@ def report_workers(files: Sequence[str], settings: dict[str, Any], folder: Path,
             wall_s, cpu_s = command(files, settings, folder / f"{pair}-{workers}", workers)
             walls[workers].append(wall_s)
             cpus[workers].append(cpu_s)
-    ratio = median(one / two for one, two in zip(walls[1], walls[2], strict=True))
-    grown = median(two / one for one, two in zip(cpus[1], cpus[2], strict=True))
+    ratio = median(single / two for single, two in zip(walls[1], walls[2], strict=True))
+    grown = median(two / single for single, two in zip(cpus[1], cpus[2], strict=True))
     line(
         "two workers", round(median(walls[2]), 2), round(median(walls[1]), 2), ratio,
         f"wall-clock seconds (peer: one worker); CPU-seconds x {grown:.3f}; load {os.getloadavg()[0]:.1f}",
@@ -182,33 +188,35 @@ def report_truth(data: Path, settings: dict[str, Any], folder: Path, scenes: int
     for case, use_truth in (("with the truth", True), ("with YAMNet and onsets", False)):
         out = folder / f"records-{use_truth}"
         think(out, {**plain, "use_truth": use_truth})
-        wanted = timed = named = equal = clips = 0
+        num_events = timed = named = equal = clips = 0
         for text in (out / "clips.jsonl").read_text().splitlines():
             clip = json.loads(text)
             facts = json.loads((Path(clip["path"]).parent / "scene.json").read_text())["metadata"]
-            found = clip["record"]["events"]
-            heard = [(each["sound"], each["start_s"], each["end_s"], each.get("place")) for each in found]
+            events = clip["record"]["events"]
+            recorded_events = [
+                (entry["sound"], entry["start_s"], entry["end_s"], entry.get("place")) for entry in events
+            ]
             wanted_events = [
                 (event["name"], event["start_s"], event["end_s"], event["where"])
                 for event in sorted(facts["events"], key=lambda event: event["start_s"])
             ]
             behind = [facts["backdrop"]["name"]] if facts["backdrop"] else []
-            equal += (heard, clip["record"].get("background", [])) == (wanted_events, behind)
+            equal += (recorded_events, clip["record"].get("background", [])) == (wanted_events, behind)
             clips += 1
             for event in facts["events"]:
-                near = [each for each in found if abs(each["start_s"] - event["start_s"]) <= NEAR_S]
+                near = [entry for entry in events if abs(entry["start_s"] - event["start_s"]) <= NEAR_S]
                 right = {event["name"], *EVENTS[event["label"]]}
-                wanted += 1
+                num_events += 1
                 timed += bool(near)
-                named += any(each["sound"] in right for each in near)
+                named += any(entry["sound"] in right for entry in near)
         line(
             f"events found in time {case}",
-            round(timed / wanted, 3),
+            round(timed / num_events, 3),
             None,
             None,
-            f"share of {wanted}, within {NEAR_S} s",
+            f"share of {num_events}, within {NEAR_S} s",
         )
-        line(f"and named right {case}", round(named / wanted, 3), None, None, f"share of {wanted}")
+        line(f"and named right {case}", round(named / num_events, 3), None, None, f"share of {num_events}")
         line(f"records equal to the truth, {case}", round(equal / clips, 3), None, None, f"share of {clips}")
 
 
@@ -217,23 +225,23 @@ def command(
 ) -> tuple[float, float]:
     """Run `audiollm audiocot`; return its wall-clock, and the CPU-seconds of all of its processes."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    used, own = cpu_seconds(), {child.pid for child in psutil.Process().children()}
-    listed, chosen = folder.with_suffix(".csv"), folder.with_suffix(".yaml")
+    used, known_pids = cpu_seconds(), {child.pid for child in psutil.Process().children()}
+    listed, settings_path = folder.with_suffix(".csv"), folder.with_suffix(".yaml")
     listed.write_text("\n".join(["path", *files]))
-    chosen.write_text(json.dumps(settings))
+    settings_path.write_text(json.dumps(settings))
     program = str(Path(sys.executable).parent / "audiollm")
     call = [program, "audiocot", str(listed), "-o", str(folder), "--workers", str(workers)]
-    done = subprocess.run([*call, "--settings", str(chosen)], capture_output=True, text=True)
+    done = subprocess.run([*call, "--settings", str(settings_path)], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"a run of {folder.name} failed:\n{done.stdout}{done.stderr}")
-    wait_for_adopted(own)  # what workers are forked from ends after the run
+    wait_for_adopted(known_pids)  # what workers are forked from ends after the run
     return json.loads((folder / "timings.json").read_text())["wall_s"], cpu_seconds() - used
 
 
-def wait_for_adopted(own: Collection[int]) -> None:
+def wait_for_adopted(known_pids: Collection[int]) -> None:
     """Wait for the ends of all child processes but those known before: decoders of this process outlive each run."""
-    while others := [child.pid for child in psutil.Process().children() if child.pid not in own]:
-        for process in others:
+    while adopted := [child.pid for child in psutil.Process().children() if child.pid not in known_pids]:
+        for process in adopted:
             with suppress(ChildProcessError):
                 os.waitpid(process, 0)
 
@@ -255,9 +263,9 @@ def cpu_seconds() -> float:
 
 
 def line(case: str, ours: float, peer: float | None, ratio: float | None, unit: str) -> None:
-    found = {"bench": "audiocot", "case": case, "ours": ours, "peer": peer}
+    entries = {"bench": "audiocot", "case": case, "ours": ours, "peer": peer}
     print(
-        json.dumps({**found, "ratio": None if ratio is None else round(ratio, 3), "unit": unit}), flush=True
+        json.dumps({**entries, "ratio": None if ratio is None else round(ratio, 3), "unit": unit}), flush=True
     )
 
 

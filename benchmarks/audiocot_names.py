@@ -82,15 +82,15 @@ def report(rows: Sequence[Mapping[str, Any]], num_questions: int, folds: str) ->
     exact, every_name = [], []
     for row in rows:
         name = Path(row["path"]).parent.name.split(" - ")[1]
-        own = {whole_name(label) for label in CLASSES[name]}
+        class_names = {whole_name(label) for label in CLASSES[name]}
         above = {whole_name(label) for child in CLASSES[name] for label in classes_above(child) - ONE_WAY}
         loudest = [
             sound for sound in loudest_sounds(record_of(row), row["measured"]["levels"]) if is_named(sound)
         ]
-        every_name += [sound in own | above for sound in record_of(row).sounds() if is_named(sound)]
+        every_name += [sound in class_names | above for sound in record_of(row).sounds() if is_named(sound)]
         if loudest:
-            right[name].append(set(loudest) <= own | above)
-            exact.append(set(loudest) <= own)
+            right[name].append(set(loudest) <= class_names | above)
+            exact.append(set(loudest) <= class_names)
     for name in CLASSES:
         line(f"{name}: name or parent right, of clips with a name", right[name], folds)
     with_name = [hit for hits in right.values() for hit in hits]

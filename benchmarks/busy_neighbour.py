@@ -82,7 +82,7 @@ def main() -> None:
                 (cpu_seconds(recipe, waiting, busy=False), cpu_seconds(recipe, waiting, busy=True))
                 for _ in range(options.pairs)
             ]
-            alone, beside = (statistics.median(each) for each in zip(*pairs, strict=True))
+            alone, beside = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
             row = {
                 "bench": "busy_neighbour", "case": f"{options.steps} steps, {waiting}", "ours": round(beside, 1),
                 "peer": round(alone, 1), "ratio": round(alone / beside, 3), "unit": "CPU-seconds beside / alone",

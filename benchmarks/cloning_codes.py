@@ -32,7 +32,7 @@ class RandomCodes(NamedTuple):
     samples: int
     words: tuple[int, int]
     """Least and largest number of words of a reference; n has a chance of 1 / n."""
-    said: int
+    num_spoken: int
     """Number of the reference's words that are spoken."""
     frames: tuple[int, int]
     """Least and largest number of frames of a word."""
@@ -47,30 +47,30 @@ def write_codes(folder: Path, like: Path, kind: RandomCodes) -> None:
     codec = read_index(like)["codec"]
     books, size = codec["num_codebooks"], codec["codebook_size"]
     random = np.random.default_rng([*kind.words, *kind.frames])
-    own = {word: random.integers(0, size, (books, kind.frames[1])) for word in WORDS}
+    typical_codes = {word: random.integers(0, size, (books, kind.frames[1])) for word in WORDS}
     counts = np.arange(kind.words[0], kind.words[1] + 1)
     writer = ShardWriter(folder, SAMPLES_PER_SHARD)
     for number in track(range(kind.samples + HELD_OUT), description=f"random codes: {folder.name}"):
-        known = random.permutation(WORDS)[: random.choice(counts, p=(1 / counts) / (1 / counts).sum())]
+        vocabulary = random.permutation(WORDS)[: random.choice(counts, p=(1 / counts) / (1 / counts).sum())]
         codes = {
             str(word): random.integers(0, size, (books, _length(random, *kind.frames))).astype(np.int16)
-            for word in known
+            for word in vocabulary
         }
         by_heart = number >= HELD_OUT and random.random() < kind.by_heart
         if by_heart:
             for word, codes_KT in codes.items():
                 kept_T = random.random(codes_KT.shape[1]) < OWN_FRAMES
-                codes_KT[:, kept_T] = own[word][:, : codes_KT.shape[1]][:, kept_T]
-        words = random.choice(known, kind.said).tolist()
-        heard = [] if by_heart else list(codes)
+                codes_KT[:, kept_T] = typical_codes[word][:, : codes_KT.shape[1]][:, kept_T]
+        words = random.choice(vocabulary, kind.num_spoken).tolist()
+        reference_words = [] if by_heart else list(codes)
         messages = [
-            *([Message(role="system", content=_after_words(heard))] if heard else []),
+            *([Message(role="system", content=_after_words(reference_words))] if reference_words else []),
             Message(role="user", content=[TextPart(text=f" {' '.join(words)}")]),
             Message(role="assistant", content=_after_words(words)),
         ]
         metadata = {"split": "test" if number < HELD_OUT else "train", "speaker": str(number)}
         sample = Sample(id=str(number), messages=messages, task="clone", metadata=metadata)
-        writer.write(number, sample, [[codes[word] for word in [*heard, *words]]])
+        writer.write(number, sample, [[codes[word] for word in [*reference_words, *words]]])
     writer.close({"codec": codec})
 
 
@@ -80,4 +80,8 @@ def _length(random: np.random.Generator, shortest: int, longest: int) -> int:
 
 
 def _after_words(words: list[str]) -> list[TextPart | AudioPart]:
-    return [part for word in words for part in (TextPart(text=f" {word}"), AudioPart(path=f"{word}.wav"))]
+    return [
+        content_part
+        for word in words
+        for content_part in (TextPart(text=f" {word}"), AudioPart(path=f"{word}.wav"))
+    ]

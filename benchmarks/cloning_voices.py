@@ -73,7 +73,7 @@ class Manner(NamedTuple):
     @classmethod
     def draw(cls, random: np.random.Generator) -> Manner:
         pitch = float(np.exp(random.uniform(*np.log(PITCH))))
-        return cls(pitch, *(float(random.uniform(*each)) for each in (FORMANTS, TILT_DB, NOISE_DBFS)))
+        return cls(pitch, *(float(random.uniform(*bounds)) for bounds in (FORMANTS, TILT_DB, NOISE_DBFS)))
 
 
 class Take:
@@ -82,7 +82,7 @@ class Take:
     def __init__(self, word: str, number: int, samples_N: Sound) -> None:
         self.word, self.number, self.samples_N = word, number, samples_N
 
-    def made(self, manner: Manner, random: np.random.Generator) -> Sound:
+    def synthesize(self, manner: Manner, random: np.random.Generator) -> Sound:
         """The same word in another voice: pitch and the frequencies of the spectral envelope times a factor each."""
         import pyworld
 
@@ -111,10 +111,10 @@ class Take:
 
 def speakers(recordings: Path) -> dict[str, list[Path]]:
     """Everybody's takes, by name, in a fixed order."""
-    found: dict[str, list[Path]] = {}
+    takes: dict[str, list[Path]] = {}
     for path in sorted(recordings.glob("*_*_*.wav")):
-        found.setdefault(path.stem.split("_")[1], []).append(path)
-    return found
+        takes.setdefault(path.stem.split("_")[1], []).append(path)
+    return takes
 
 
 def write_group(folder: Path, name: str, recordings: Sequence[Path]) -> None:
@@ -129,8 +129,10 @@ def write_group(folder: Path, name: str, recordings: Sequence[Path]) -> None:
     for split, pool, count in (("train", train, REAL_UTTERANCES), ("test", test, TEST_UTTERANCES)):
         by_word = _by_word(pool)
         for number in range(count):
-            known = {word: _drawn(by_word[word], random) for word in random.permutation(WORDS).tolist()}
-            sounds = {word: _fitted(take.samples_N) for word, take in known.items()}
+            take_by_word = {
+                word: _draw_take(by_word[word], random) for word in random.permutation(WORDS).tolist()
+            }
+            sounds = {word: _fitted(take.samples_N) for word, take in take_by_word.items()}
             words = random.choice(WORDS, DIGITS).tolist()
             rows.append(_write(folder, f"{name}_{split}{number}", name, sounds, words) | {"split": split})
     rows += _write_made(folder, name, train, MADE_VOICES, random)
@@ -146,7 +148,7 @@ def write_synthetic(folder: Path) -> None:
         random = np.random.default_rng([1, place])
         with Synthesizer() as synthesizer:
             takes = [
-                Take(word, number, _spoken(synthesizer, word, espeak, pitch, random))
+                Take(word, number, _speak_word(synthesizer, word, espeak, pitch, random))
                 for word in WORDS
                 for number in range(DELIVERIES)
             ]
@@ -185,7 +187,7 @@ def _by_word(takes: Sequence[Take]) -> dict[str, list[Take]]:
     return {word: [take for take in takes if take.word == word] for word in WORDS}
 
 
-def _drawn(takes: Sequence[Take], random: np.random.Generator) -> Take:
+def _draw_take(takes: Sequence[Take], random: np.random.Generator) -> Take:
     return takes[int(random.integers(len(takes)))]
 
 
@@ -197,15 +199,17 @@ def _write_made(
     for voice in range(voices):
         manner = Manner.draw(random)
         count = int(random.choice(counts, p=(1 / counts) / (1 / counts).sum()))
-        known = random.permutation(WORDS)[:count].tolist()
-        sounds = {word: _fitted(_drawn(by_word[word], random).made(manner, random)) for word in known}
-        words = random.choice(known, random.integers(1, WORDS_SAID * count, endpoint=True)).tolist()
-        own = f"{name}-{voice}"
-        rows.append(_write(folder, own, own, sounds, words) | {"split": "train"})
+        vocabulary = random.permutation(WORDS)[:count].tolist()
+        sounds = {
+            word: _fitted(_draw_take(by_word[word], random).synthesize(manner, random)) for word in vocabulary
+        }
+        words = random.choice(vocabulary, random.integers(1, WORDS_SAID * count, endpoint=True)).tolist()
+        voice_name = f"{name}-{voice}"
+        rows.append(_write(folder, voice_name, voice_name, sounds, words) | {"split": "train"})
     return rows
 
 
-def _spoken(
+def _speak_word(
     synthesizer: Synthesizer, word: str, voice: str, pitch: int, random: np.random.Generator
 ) -> Sound:
     rate, bend = 150 + int(random.integers(-25, 26)), 50 + int(random.integers(-20, 21))
@@ -219,18 +223,18 @@ def _write(
     folder: Path, name: str, voice: str, sounds: Mapping[str, Sound], words: Sequence[str]
 ) -> dict[str, Any]:
     """A reference, which has these sounds in their order, and an utterance of some of its words."""
-    heard, said = (folder / "audio" / f"{name}{which}.wav" for which in ("_reference", ""))
-    _save(heard, sounds.values())
-    _save(said, [sounds[word] for word in words])
+    reference_path, utterance_path = (folder / "audio" / f"{name}{which}.wav" for which in ("_reference", ""))
+    _save(reference_path, sounds.values())
+    _save(utterance_path, [sounds[word] for word in words])
     ends = [end / SAMPLE_RATE for end in itertools.accumulate(map(len, sounds.values()))]
-    part = {"type": "audio", "path": str(heard.resolve())}
+    audio_part = {"type": "audio", "path": str(reference_path.resolve())}
     parts = {
-        word: {**part, "start_s": start_s, "end_s": end_s}
+        word: {**audio_part, "start_s": start_s, "end_s": end_s}
         for word, start_s, end_s in zip(sounds, [0.0, *ends], ends, strict=False)
     }
     return {
         "id": name,
-        "path": str(said.resolve()),
+        "path": str(utterance_path.resolve()),
         "start_s": 0.0,
         "end_s": sum(len(sounds[word]) for word in words) / SAMPLE_RATE,
         "speaker": voice,
@@ -246,7 +250,11 @@ def _save(path: Path, sounds: Iterable[Sound]) -> None:
 
 def _after_words(words: Iterable[str], recordings: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """The recording of each word after it, as a message holds them."""
-    return [part for word in words for part in ({"type": "text", "text": f" {word}"}, recordings[word])]
+    return [
+        content_part
+        for word in words
+        for content_part in ({"type": "text", "text": f" {word}"}, recordings[word])
+    ]
 
 
 def _fitted(sound_N: Sound) -> Sound:

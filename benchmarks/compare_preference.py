@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 from learn_preference import (
-    ASKED,
     FEW,
     FIRST,
     HEARING,
+    MAX_QUESTIONS,
     SEEDS,
     SOURCES,
     data_sources,
@@ -92,20 +92,22 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--part", choices=("methods", "length", "both"), default="both")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    folder = given.runs / "learn_preference"
-    asked = read_asked(given.data)
-    write_data(folder, asked, given.seeds)
+    folder = arguments.runs / "learn_preference"
+    recordings = read_asked(arguments.data)
+    write_data(folder, recordings, arguments.seeds)
     console = Console(stderr=True)
-    questions = [record for name in SOURCES for record in evenly_picked(asked[name], ASKED[name])]
-    if given.part != "length":
-        run_stages(folder, methods_of(folder, given.seeds), console, name=BENCH)
-        report_methods(folder, questions, given.seeds, console)
-    if given.part != "methods":
-        write_lengths(folder, asked)
-        run_stages(folder, lengths_of(folder, given.seeds), console, name="lengths")
-        report_lengths(folder, questions, given.seeds, console)
+    questions = [
+        record for name in SOURCES for record in evenly_picked(recordings[name], MAX_QUESTIONS[name])
+    ]
+    if arguments.part != "length":
+        run_stages(folder, methods_of(folder, arguments.seeds), console, name=BENCH)
+        report_methods(folder, questions, arguments.seeds, console)
+    if arguments.part != "methods":
+        write_lengths(folder, recordings)
+        run_stages(folder, lengths_of(folder, arguments.seeds), console, name="lengths")
+        report_lengths(folder, questions, arguments.seeds, console)
 
 
 def methods_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
@@ -122,9 +124,9 @@ def methods_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
     return {"name": "learn_preference", "size": "tiny", "stages": stages}
 
 
-def write_lengths(folder: Path, asked: dict[str, list[AskedRecording]]) -> None:
+def write_lengths(folder: Path, recordings: dict[str, list[AskedRecording]]) -> None:
     """Write few answered questions in every wording, and pairs whose chosen answer is more often longer than right."""
-    for name, records in asked.items():
+    for name, records in recordings.items():
         trained = [record for record in records if not record.is_held_out]
         held_out = [record for record in records if record.is_held_out]
         dice = random.Random(f"wordings/{name}")
@@ -167,12 +169,12 @@ def report_methods(
             for stage in stages
         ]
         figures = [read_json(folder / stage / "stage.json")["figures"] for stage in stages]
-        ordered = [each["accuracy"] for each in figures if "accuracy" in each]
+        ordered = [row["accuracy"] for row in figures if "accuracy" in row]
         words = [
             mean_words(folder / stage / "model", questions, seed)
             for stage, seed in zip(stages, seeds, strict=True)
         ]
-        spent = [each["cpu_seconds"] for each in figures]
+        spent = [row["cpu_seconds"] for row in figures]
         table.add_row(method, f"{_mean(right):.3f}", f"{_mean(ordered):.3f}" if ordered else "",
                       f"{_mean(words):.2f}", f"{_mean(spent):.0f}")  # fmt: skip
         print_case(f"{method}: answers right", right, None, BENCH)
@@ -200,8 +202,10 @@ def report_lengths(
             score(folder / stage / "model", questions, folder / "answers" / stage)["accuracy"]
             for stage in stages
         ]
-        grown = [own - first for own, first in zip(words[method], words["worded"], strict=True)]
-        fewer = [dpo - own for own, dpo in zip(words[method], words.get("dpo", words[method]), strict=True)]
+        grown = [after - first for after, first in zip(words[method], words["worded"], strict=True)]
+        fewer = [
+            dpo - after for after, dpo in zip(words[method], words.get("dpo", words[method]), strict=True)
+        ]
         table.add_row(method, f"{_mean(words[method]):.2f}", f"{_mean(grown):+.2f}", f"{_mean(fewer):+.2f}",
                       f"{_mean(right):.3f}")  # fmt: skip
         print_case(f"length, {method}: words of an answer", words[method], None, BENCH, "words")
@@ -216,8 +220,11 @@ def mean_words(model: Path, questions: Sequence[AskedRecording], seed: int) -> f
     """Mean number of words of an answer to each question, drawn at temperature 1."""
     sampler = load_sampler(model, None)
     sampling = AnswerSampling(temperature=1.0, top_p=1.0, max_tokens=64, seed=seed)
-    asked = [Sample(id=each.question.id, task="audio-qa", messages=conversation(each)) for each in questions]
-    answers = [sampler.sample(sample, [0], sampling)[0] for sample in asked]
+    prompts = [
+        Sample(id=recording.question.id, task="audio-qa", messages=conversation(recording))
+        for recording in questions
+    ]
+    answers = [sampler.sample(sample, [0], sampling)[0] for sample in prompts]
     return _mean([len(answer.split()) for answer in answers])
 
 

@@ -52,7 +52,7 @@ GRADIENTS: dict[str, dict[str, Any]] = {
     "ppo": {"advantage": "gae", "objective": "clip", "critic": {}},
 }
 METHODS: dict[str, dict[str, Any]] = {
-    **{name: {**HELD, **own} for name, own in GRADIENTS.items()},
+    **{name: {**HELD, **settings} for name, settings in GRADIENTS.items()},
     "online_dpo": {"objective": {"name": "online_dpo", "beta": 0.1}},
     "rft": {"objective": {"name": "online_rft", "least": sum(OUTCOME.values())}},
 }
@@ -83,30 +83,36 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of each training")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    folder = (given.runs / "learn_grpo").resolve()
-    questions = write_data(folder / "data", given.data)
+    folder = (arguments.runs / "learn_grpo").resolve()
+    questions = write_data(folder / "data", arguments.data)
     console = Console(stderr=True)
-    for part in given.parts:
-        run_stages(folder, recipe_of(folder, part, given.seeds, given.steps), console, name=part)
-        PARTS[part](folder, questions, given.seeds, given.steps, console)
+    for part_name in arguments.parts:
+        run_stages(
+            folder, recipe_of(folder, part_name, arguments.seeds, arguments.steps), console, name=part_name
+        )
+        PARTS[part_name](folder, questions, arguments.seeds, arguments.steps, console)
 
 
-def recipe_of(folder: Path, part: str, seeds: Sequence[int], steps: int) -> dict[str, Any]:
+def recipe_of(folder: Path, part_name: str, seeds: Sequence[int], steps: int) -> dict[str, Any]:
     """The first model, and every training of a part from it."""
     data = folder / "data"
     stages = first_of(data)
     shared = {"model": "${first.checkpoint}", "samples": str(data / "many.jsonl"), **SHARED, "steps": steps}
-    for name, seed in ((name, seed) for seed in seeds for name in TRAININGS[part]):
-        own = {**shared, **TRAININGS[part][name], "seed": seed}
-        stages.append({"name": stage_name(part, name, seed), "train_policy": own})
+    for name, seed in ((name, seed) for seed in seeds for name in TRAININGS[part_name]):
+        settings = {**shared, **TRAININGS[part_name][name], "seed": seed}
+        stages.append({"name": stage_name(part_name, name, seed), "train_policy": settings})
     return {"name": "learn_grpo", "size": "tiny", "stages": stages}
 
 
-def stage_name(part: str, name: str, seed: int) -> str:
+def stage_name(part_name: str, name: str, seed: int) -> str:
     """The name of a training; GRPO on the outcome alone is one of the methods, and is trained once."""
-    return f"methods_grpo_{seed}" if (part, name) == ("process", "outcome") else f"{part}_{name}_{seed}"
+    return (
+        f"methods_grpo_{seed}"
+        if (part_name, name) == ("process", "outcome")
+        else f"{part_name}_{name}_{seed}"
+    )
 
 
 def report_methods(
@@ -118,10 +124,12 @@ def report_methods(
         table.add_column(column)
     for name in ("first", *METHODS):
         stages = [name] if name == "first" else [f"methods_{name}_{seed}" for seed in seeds]
-        found = [score(folder / each / "model", questions, folder / "answers" / each) for each in stages]
-        right = [each["accuracy"] for each in found]
-        formed = [each["well_formed"]["accuracy"] for each in found]
-        spent = [read_json(folder / each / "stage.json")["figures"]["cpu_seconds"] for each in stages]
+        stage_scores = [
+            score(folder / stage / "model", questions, folder / "answers" / stage) for stage in stages
+        ]
+        right = [row["accuracy"] for row in stage_scores]
+        formed = [row["well_formed"]["accuracy"] for row in stage_scores]
+        spent = [read_json(folder / stage / "stage.json")["figures"]["cpu_seconds"] for stage in stages]
         cells = (f"{statistics.mean(right):.3f}", f"{statistics.mean(formed):.3f}")
         table.add_row(name, *cells, f"{statistics.mean(spent):.0f}")
         print_case(f"{name}: answers right", right, None, BENCH)
@@ -156,7 +164,7 @@ def report_process(
         stages = [folder / stage_name("process", name, seed) for seed in seeds]
         needed = [answers_until(stage, TARGET_ACCURACY) for stage in stages]
         right = [
-            score(each / "model", questions, folder / "answers" / each.name)["accuracy"] for each in stages
+            score(stage / "model", questions, folder / "answers" / stage.name)["accuracy"] for stage in stages
         ]
         cells = ["not reached" if count is None else str(count) for count in needed]
         table.add_row(name, *cells, f"{statistics.mean(right):.3f}")
@@ -176,8 +184,8 @@ def report_kl(
         table.add_column(column)
     for name in KL:
         rows = [rows_of(folder / f"kl_{name}_{seed}", "kl")[-LAST_STEPS:] for seed in seeds]
-        ends = [statistics.mean(row["kl"] for row in own) for own in rows]
-        weight = statistics.mean(own[-1]["kl_weight"] for own in rows)
+        ends = [statistics.mean(row["kl"] for row in seed_rows) for seed_rows in rows]
+        weight = statistics.mean(seed_rows[-1]["kl_weight"] for seed_rows in rows)
         table.add_row(name, f"{statistics.mean(ends):.3f}", f"{weight:.4f}")
         print_case(f"{name} KL at the end", ends, None, BENCH, "nats an answer")
         if name == "adaptive":

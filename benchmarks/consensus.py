@@ -36,7 +36,7 @@ RATES = ((0.08, 0.03, 0.02), (0.06, 0.04, 0.04), (0.10, 0.02, 0.03))
 """Substitutions, deletions and insertions a word, of each simulated recognizer."""
 SPEEDS = (1.0, 1.08, 0.92)
 LIBRIVOX = "pocketsphinx/test/data/librivox"
-KNOWN = {
+TRANSCRIPTS = {
     "whisper/tests/jfk.flac": "And so, my fellow Americans, ask not what your country can do for you, ask what "
     "you can do for your country.",
     "onnxruntime-extensions/test/data/1272-141231-0002.flac": "a man said to the universe sir i exist",
@@ -66,34 +66,37 @@ def main() -> None:
     torch.set_num_threads(1)
     sentences = read_sentences(arguments.data, arguments.sentences)
     for alike in (False, True):
-        heard = [simulate(sentences, rates, alike, seed) for seed, rates in enumerate(RATES)]
+        hypotheses = [simulate(sentences, rates, alike, seed) for seed, rates in enumerate(RATES)]
         kind = "simulated, alike errors" if alike else "simulated, independent errors"
-        compare(kind, sentences, heard)
+        compare(kind, sentences, hypotheses)
     if arguments.clips:
         clips = read_clips(arguments.data)[: arguments.clips]
         decoded = decode([path for path, _ in clips])
         compare("real, three speeds of Pocketsphinx", [text for _, text in clips], decoded)
 
 
-def compare(case: str, texts: Sequence[str], heard: Sequence[Sequence[Hypothesis]]) -> None:
+def compare(case: str, texts: Sequence[str], hypotheses: Sequence[Sequence[Hypothesis]]) -> None:
     """Print a line for each way to vote.
 
     Args:
-        heard: of each recognizer, what it heard of each text.
+        hypotheses: of each recognizer, what it heard of each text.
     """
     forms = [_form(text) for text in texts]
     words_N = np.array([len(form.split()) for form in forms])
     singles_RN = np.array(
-        [[_errors(form, each.text) for form, each in zip(forms, one, strict=True)] for one in heard]
+        [
+            [_errors(form, hypothesis.text) for form, hypothesis in zip(forms, outputs, strict=True)]
+            for outputs in hypotheses
+        ]
     )
     best_N = singles_RN[singles_RN.sum(axis=1).argmin()]
-    for way, confidences in VOTES.items():
-        found = [vote(together, "en", confidences) for together in zip(*heard, strict=True)]
-        errors_N = np.array([_errors(form, each.text) for form, each in zip(forms, found, strict=True)])
+    for method, confidences in VOTES.items():
+        voted = [vote(together, "en", confidences) for together in zip(*hypotheses, strict=True)]
+        errors_N = np.array([_errors(form, outcome.text) for form, outcome in zip(forms, voted, strict=True)])
         low, high = ratio_interval(best_N, errors_N)
         line = {
             "bench": "consensus",
-            "case": f"{case}, {way}",
+            "case": f"{case}, {method}",
             "ours": round(errors_N.sum() / words_N.sum(), 4),
             "peer": round(best_N.sum() / words_N.sum(), 4),
             "ratio": round(best_N.sum() / max(errors_N.sum(), 1), 3),
@@ -101,7 +104,7 @@ def compare(case: str, texts: Sequence[str], heard: Sequence[Sequence[Hypothesis
             "low": round(low, 3),
             "high": round(high, 3),
             "singles": [round(float(errors.sum() / words_N.sum()), 4) for errors in singles_RN],
-            "pairwise_wer": round(float(np.mean([each.pairwise_wer or 0.0 for each in found])), 4),
+            "pairwise_wer": round(float(np.mean([outcome.pairwise_wer or 0.0 for outcome in voted])), 4),
             "texts": len(texts),
             "words": int(words_N.sum()),
         }
@@ -111,9 +114,9 @@ def compare(case: str, texts: Sequence[str], heard: Sequence[Sequence[Hypothesis
 def ratio_interval(peer_N: np.ndarray, ours_N: np.ndarray, draws: int = 2000) -> tuple[float, float]:
     """The 95 % percentile interval of the ratio of both sums when texts are drawn anew (Bisani and Ney, 2004)."""
     generator = np.random.default_rng(0)
-    drawn = generator.integers(len(peer_N), size=(draws, len(peer_N)))
+    indices = generator.integers(len(peer_N), size=(draws, len(peer_N)))
     low, high = np.percentile(
-        peer_N[drawn].sum(axis=1) / np.maximum(ours_N[drawn].sum(axis=1), 1), [2.5, 97.5]
+        peer_N[indices].sum(axis=1) / np.maximum(ours_N[indices].sum(axis=1), 1), [2.5, 97.5]
     )
     return float(low), float(high)
 
@@ -136,22 +139,22 @@ def simulate(
     words = sorted({word for sentence in sentences for word in sentence.split()})
     generator = random.Random(seed)
     substitution, deletion, insertion = rates
-    heard = []
+    hypotheses = []
     for sentence in sentences:
-        said: list[tuple[str, float | None]] = []
+        recognized: list[tuple[str, float | None]] = []
         for word in sentence.split():
-            drawn = generator.random()
-            if drawn < substitution:
+            chance = generator.random()
+            if chance < substitution:
                 place = (
                     words.index(word) + generator.randint(1, 3) if alike else generator.randrange(len(words))
                 )
-                said.append((words[place % len(words)], generator.betavariate(2, 3)))
-            elif drawn >= substitution + deletion:
-                said.append((word, generator.betavariate(5, 2)))
+                recognized.append((words[place % len(words)], generator.betavariate(2, 3)))
+            elif chance >= substitution + deletion:
+                recognized.append((word, generator.betavariate(5, 2)))
             if generator.random() < insertion:
-                said.append((generator.choice(words), generator.betavariate(2, 3)))
-        heard.append(Hypothesis(" ".join(word for word, _ in said), said))
-    return heard
+                recognized.append((generator.choice(words), generator.betavariate(2, 3)))
+        hypotheses.append(Hypothesis(" ".join(word for word, _ in recognized), recognized))
+    return hypotheses
 
 
 # ---------------------------------------------------------------------------------------------------- real
@@ -163,7 +166,7 @@ def read_clips(data: Path) -> list[tuple[Path, str]]:
     with (lj / "metadata.csv").open(newline="") as file:
         rows = list(csv.reader(file, delimiter="|", quoting=csv.QUOTE_NONE))
     clips = [(lj / "wavs" / f"{row[0]}.flac", row[2]) for row in rows]
-    clips += [(read / path, text) for path, text in KNOWN.items()]
+    clips += [(read / path, text) for path, text in TRANSCRIPTS.items()]
     for line in (read / LIBRIVOX / "transcription").read_text().splitlines():
         text, _, name = line.rpartition(" (")
         clips.append(
@@ -175,23 +178,23 @@ def read_clips(data: Path) -> list[tuple[Path, str]]:
 def decode(paths: Sequence[Path]) -> list[list[Hypothesis]]:
     """Transcribe each recording at each speed with Pocketsphinx."""
     recognizer = PocketsphinxRecognizer()
-    heard: list[list[Hypothesis]] = [[] for _ in SPEEDS]
+    hypotheses_by_speed: list[list[Hypothesis]] = [[] for _ in SPEEDS]
     for path in paths:
         sound = load(path)
-        for one, speed in zip(heard, SPEEDS, strict=True):
+        for hypotheses, speed in zip(hypotheses_by_speed, SPEEDS, strict=True):
             words = recognizer.recognize_words(sound.samples_CN, round(sound.sample_rate * speed))
-            one.append(
+            hypotheses.append(
                 Hypothesis(" ".join(word.word for word in words), [(word.word, word.score) for word in words])
             )
-    return heard
+    return hypotheses_by_speed
 
 
 def _form(text: str) -> str:
     return comparison_form(text, "en")
 
 
-def _errors(form: str, heard: str) -> int:
-    return count_errors(form, _form(heard)).total
+def _errors(form: str, hypothesis: str) -> int:
+    return count_errors(form, _form(hypothesis)).total
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ class Setting:
     """`fp32` or `bf16`, by autocast."""
 
     @property
-    def told(self) -> dict[str, Any]:
+    def printed_entries(self) -> dict[str, Any]:
         """Entries of a printed line."""
         return {
             "checkpointed": self.checkpointed,
@@ -205,37 +205,37 @@ def around(model: Any, tokenizer: Any) -> tuple[Any, Any]:
         text_config=model.config.to_dict(),
         audio_token_index=tokenizer.convert_tokens_to_ids(marks[1]),
     )
-    whole = transformers.Qwen2AudioForConditionalGeneration(config)
+    audio_llm = transformers.Qwen2AudioForConditionalGeneration(config)
     weights = {f"model.language_model.{key}": value for key, value in model.model.named_parameters()}
     weights |= {"lm_head.weight": model.lm_head.weight}
-    known = dict(whole.named_parameters())
-    if missing := weights.keys() - known.keys():
+    parameters = dict(audio_llm.named_parameters())
+    if missing := weights.keys() - parameters.keys():
         raise RuntimeError(f"Qwen2-Audio has no parameters {sorted(missing)[:3]}")
-    whole.load_state_dict(weights, strict=False, assign=True)
-    whole.generation_config.eos_token_id = model.config.eos_token_id
+    audio_llm.load_state_dict(weights, strict=False, assign=True)
+    audio_llm.generation_config.eos_token_id = model.config.eos_token_id
     extractor = transformers.WhisperFeatureExtractor(feature_size=bins, chunk_length=window_s)
-    return whole, transformers.Qwen2AudioProcessor(extractor, tokenizer, chat_template=CHAT_TEMPLATE)
+    return audio_llm, transformers.Qwen2AudioProcessor(extractor, tokenizer, chat_template=CHAT_TEMPLATE)
 
 
 def word_tokenizer() -> Tokenizer:
     """Byte-level BPE in which each of `spoken_words`, with the space before it, is one token."""
     consonants, vowels = "bcdfghjklmnpqrstvwxyz", "aeiou"
     syllables = [c + v for c in consonants for v in vowels]
-    words = [one + other for one in syllables for other in syllables]
+    words = [first + second for first in syllables for second in syllables]
     merges = [(s[0], s[1]) for s in syllables]
     merges += [(word[:2], word[2:]) for word in words] + [("Ġ", word) for word in words]
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     entries = [*letters, *syllables, *words, *(f"Ġ{word}" for word in words)]
-    made = Tokenizer(models.BPE({token: number for number, token in enumerate(entries)}, merges))
+    tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(entries)}, merges))
     line_ends = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [line_ends, pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    made.decoder = decoders.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel()
     marks = (END_OF_TEXT, "<|im_start|>", END_OF_TURN)
-    made.add_special_tokens([AddedToken(token, special=True) for token in marks])
-    add_special_tokens(made, "chatml")
-    return made
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in marks])
+    add_special_tokens(tokenizer, "chatml")
+    return tokenizer
 
 
 def write_records(path: Path, lengths: Sequence[int]) -> None:
@@ -245,8 +245,8 @@ def write_records(path: Path, lengths: Sequence[int]) -> None:
     words.sort()
 
     def text(tokens: int) -> TextPart:
-        drawn = torch.randint(len(words), (tokens,), generator=generator).tolist()
-        return TextPart(text="".join(words[place] for place in drawn).replace("Ġ", " "))
+        indices = torch.randint(len(words), (tokens,), generator=generator).tolist()
+        return TextPart(text="".join(words[place] for place in indices).replace("Ġ", " "))
 
     samples = []
     for number, pair in enumerate(zip(lengths[::2], lengths[1::2], strict=True)):
@@ -254,8 +254,8 @@ def write_records(path: Path, lengths: Sequence[int]) -> None:
             RatedAnswer(content=[text(tokens - PROMPT_TOKENS)], score=1.0 - place)
             for place, tokens in enumerate(pair)
         ]
-        asked = [Message(role="user", content=[text(PROMPT_TOKENS)])]
-        samples.append(Sample(id=f"pair{number}", messages=asked, task="question", answers=answers))
+        prompt = [Message(role="user", content=[text(PROMPT_TOKENS)])]
+        samples.append(Sample(id=f"pair{number}", messages=prompt, task="question", answers=answers))
     write_samples(path, samples)
 
 
@@ -292,7 +292,7 @@ class Peer(DPOTrainer):
         output: Path,
         setting: Setting,
     ) -> None:
-        self.seen: list[Step] = []
+        self.steps_taken: list[Step] = []
         self.between: Callable[[], None] = lambda: None
         self._losses: list[float] = []
         batch = setting.peer_batch or len(rows)
@@ -320,14 +320,14 @@ class Peer(DPOTrainer):
         self.add_callback(Between(self))
         self.remove_callback(transformers.PrinterCallback)
 
-    def training_step(self, *args: Any, **given: Any) -> Tensor:
-        loss: Tensor = super().training_step(*args, **given)
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        loss: Tensor = super().training_step(*args, **kwargs)
         self._losses.append(float(loss))
         return loss
 
     def _clip_grad_norm(self, model: Any) -> Any:
         norm = super()._clip_grad_norm(model)
-        self.seen.append(Step(sum(self._losses), float(norm)))
+        self.steps_taken.append(Step(sum(self._losses), float(norm)))
         self._losses.clear()
         return norm
 
@@ -338,7 +338,7 @@ class Between(transformers.TrainerCallback):
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
 
-    def on_step_end(self, *_: Any, **given: Any) -> None:
+    def on_step_end(self, *_: Any, **kwargs: Any) -> None:
         self._peer.between()
 
 
@@ -395,14 +395,14 @@ def compare_time(folder: Path, case: str, rounds: int, setting: Setting) -> None
     """Time TRL, ours and the adapter, after a first step that must be equal."""
     seconds, first = in_turns(folder, case, rounds, setting)
     check_equal(case, first)
-    medians = {side: statistics.median(each) for side, each in seconds.items()}
+    medians = {side: statistics.median(values) for side, values in seconds.items()}
     for kind in OURS:
         ours, peer = medians[kind], medians["peer"]
         line: dict[str, Any] = {"bench": "dpo", "case": f"{'time' if kind == 'ours' else kind}, {case}"}
         line |= {"ours": round(ours, 2), "peer": round(peer, 2)}
         if kind == "ours":
             line |= {"ratio": round(peer / ours, 2), "bar": round(1 / BARS[case], 2)}
-        print(json.dumps({**line, "unit": "CPU-s", **setting.told}), flush=True)
+        print(json.dumps({**line, "unit": "CPU-s", **setting.printed_entries}), flush=True)
 
 
 def in_turns(
@@ -423,18 +423,18 @@ def in_turns(
     def turn() -> None:
         nonlocal started
         seconds["peer"].append(time.process_time() - started)
-        first.setdefault("peer", peer.seen[0])
+        first.setdefault("peer", peer.steps_taken[0])
         for kind, side in sides.items():
             started = time.process_time()
-            taken = side.step()
+            step = side.step()
             seconds[kind].append(time.process_time() - started)
-            first.setdefault(kind, taken)
+            first.setdefault(kind, step)
         started = time.process_time()
 
     peer.between = turn
     started = time.process_time()
     peer.train()
-    return {side: each[1:] for side, each in seconds.items()}, first
+    return {side: values[1:] for side, values in seconds.items()}, first
 
 
 def peer_of(folder: Path, case: str, rows: Sequence[dict[str, str]], steps: int, setting: Setting) -> Peer:
@@ -450,11 +450,16 @@ def check_equal(case: str, first: Mapping[str, Step]) -> None:
     """
     peer = first["peer"]
     for kind in OURS:
-        differences = [abs(one - other) / abs(other) for one, other in zip(first[kind], peer, strict=True)]
+        differences = [
+            abs(ours - theirs) / abs(theirs) for ours, theirs in zip(first[kind], peer, strict=True)
+        ]
         line = {"bench": "dpo", "case": f"first step, {kind}, {case}", "loss": [first[kind].loss, peer.loss]}
         line |= {"gradient norm": [first[kind].norm, peer.norm]}
-        print(json.dumps(line | {"difference": [float(f"{each:.2g}") for each in differences]}), flush=True)
-        if not all(each <= TOLERANCE for each in differences):  # NaN differs too
+        print(
+            json.dumps(line | {"difference": [float(f"{difference:.2g}") for difference in differences]}),
+            flush=True,
+        )
+        if not all(difference <= TOLERANCE for difference in differences):  # NaN differs too
             raise SystemExit(f"{kind} and TRL differ by more than {TOLERANCE:g}: {first[kind]}, {peer}")
 
 
@@ -468,7 +473,7 @@ def compare_memory(folder: Path, case: str, setting: Setting) -> None:
             peaks[side] = pool.apply(peak_memory, (folder, case, side, rows, setting))
     line = {"bench": "dpo", "case": f"memory, {case}", **{side: round(mb) for side, mb in peaks.items()}}
     line |= {"ratio": round(peaks["peer"] / peaks["ours"], 2), "bar": round(1 / BARS[case], 2)}
-    print(json.dumps({**line, "unit": "MB at the peak", **setting.told}), flush=True)
+    print(json.dumps({**line, "unit": "MB at the peak", **setting.printed_entries}), flush=True)
 
 
 def peak_memory(
@@ -490,17 +495,17 @@ def peak_memory(
 
 def compare_heads(targets: int, hidden: int, vocabulary: int) -> None:
     """Measure the heads, each in a process of its own; their gradients must be equal."""
-    found: dict[str, tuple[float, float, list[float]]] = {}
+    costs: dict[str, tuple[float, float, list[float]]] = {}
     for side in HEADS:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            found[side] = pool.apply(head_cost, (side, targets, hidden, vocabulary))
-    for side, (_, _, norms) in found.items():
-        if any(abs(a - b) > TOLERANCE * b for a, b in zip(norms, found["dense"][2], strict=True)):
+            costs[side] = pool.apply(head_cost, (side, targets, hidden, vocabulary))
+    for side, (_, _, norms) in costs.items():
+        if any(abs(a - b) > TOLERANCE * b for a, b in zip(norms, costs["dense"][2], strict=True)):
             raise SystemExit(
-                f"head: gradient norms {norms} of {side}, {found['dense'][2]} of the dense formula"
+                f"head: gradient norms {norms} of {side}, {costs['dense'][2]} of the dense formula"
             )
-    memory = {side: round(megabytes, 1) for side, (megabytes, _, _) in found.items()}
-    seconds = {side: round(spent, 1) for side, (_, spent, _) in found.items()}
+    memory = {side: round(megabytes, 1) for side, (megabytes, _, _) in costs.items()}
+    seconds = {side: round(spent, 1) for side, (_, spent, _) in costs.items()}
     for what, values, unit in (("memory", memory, "MB at the peak"), ("time", seconds, "CPU-s")):
         line = {"bench": "dpo", "case": f"head, {what}, {targets} targets, vocabulary {vocabulary}"}
         print(json.dumps({**line, **values, "unit": unit}))
@@ -533,10 +538,10 @@ def our_head(hidden_XC: Tensor, weight_VC: Tensor, target_X: Tensor) -> Tensor:
 
 def trl_head(hidden_XC: Tensor, weight_VC: Tensor, target_X: Tensor) -> Tensor:
     outputs = ("log_probs", "entropy", "mean_logits", "is_top1")  # those of DPOTrainer's policy
-    found: Tensor = ChunkedLogProbFunction.apply(
+    log_probs: Tensor = ChunkedLogProbFunction.apply(
         hidden_XC, weight_VC, None, target_X, 1.0, _CHUNKED_LOGPROB_CHUNK_SIZE, None, 1.0, outputs
     )[0]
-    return found
+    return log_probs
 
 
 def dense_head(hidden_XC: Tensor, weight_VC: Tensor, target_X: Tensor) -> Tensor:

@@ -76,14 +76,14 @@ def compare(
         seconds = in_turns(sides, precision, device, arguments.rounds)
         dual, single = (seconds[name] for name in ("dual", "single"))
         on_gpu = device.type == "cuda"
-        spent = {name: each.clock if on_gpu else each.cpu for name, each in seconds.items()}
+        spent = {name: times.clock if on_gpu else times.cpu for name, times in seconds.items()}
         line: dict[str, Any] = {"bench": "dual_ffn_overhead", "case": f"{size}, {precision}"}
         line |= {name: round(spent[name] / len(packs), 4) for name in sides}
         line |= {"unit": f"{'seconds' if on_gpu else 'CPU-seconds'} a step"}
         line |= {"ratio": round(spent["dual"] / spent["single"], 3), "bar": BAR}
         line |= {"clock ratio": round(dual.clock / single.clock, 3)}
         if on_gpu and (peak := peak_flops(device)):
-            line |= {f"mfu {name}": round(flops / each.clock / peak, 3) for name, each in seconds.items()}
+            line |= {f"mfu {name}": round(flops / times.clock / peak, 3) for name, times in seconds.items()}
         print(json.dumps(line | {"threads": arguments.threads}), flush=True)
     text = sum(batch.num_text for batch in packs) / sum(len(batch.positions_S) for batch in packs)
     print(json.dumps({"size": size, "parameters": parameters, "tokens a step": round(trained / len(packs)),

@@ -56,8 +56,8 @@ def main() -> None:
         ("speech of 6 s", speech),
         ("spoken digits", [p for p in digits if p.stem.endswith("_1")]),
     ):
-        for coding, (found, of) in rates(paths[:: max(1, len(paths) // arguments.clips)]).items():
-            report(f"{name}: {coding}", found / of, 1.0, "share of pairs found", pairs=of)
+        for coding, (num_found, of) in rates(paths[:: max(1, len(paths) // arguments.clips)]).items():
+            report(f"{name}: {coding}", num_found / of, 1.0, "share of pairs found", pairs=of)
     takes = [row(path.stem, bits(load(path).mono())) for path in digits]
     report(
         "other takes of a digit by its speaker",
@@ -72,13 +72,13 @@ def main() -> None:
 
 def rates(paths: list[Path]) -> dict[str, tuple[int, int]]:
     """Coding -> pairs found, and how many there are."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for path in paths:
         wave = load(path).mono()
         wave = Waveform(wave.samples_CN[:, : 6 * wave.sample_rate], wave.sample_rate)
-        for name, other in versions(wave).items():
-            found[name] += len(find_duplicates([row("a", bits(wave)), row("b", bits(other))]))
-    return {name: (found[name], len(paths)) for name in versions(wave)}
+        for name, version in versions(wave).items():
+            counts[name] += len(find_duplicates([row("a", bits(wave)), row("b", bits(version))]))
+    return {name: (counts[name], len(paths)) for name in versions(wave)}
 
 
 def versions(wave: Waveform) -> dict[str, Waveform]:
@@ -111,39 +111,39 @@ def coded(wave: Waveform, codec: str, container: str, bitrate: int, rate: int) -
 def speed(real_A: Bits, count: int) -> None:
     """Ours on all rows; both on the first few."""
     random = np.random.default_rng(0)
-    rows = [made(real_A, random) for _ in range(count)]
+    rows = [make_row(real_A, random) for _ in range(count)]
     rows += [again(rows[index], random) for index in range(count // 20)]
-    numbered = [row(f"{index:07d}", each) for index, each in enumerate(rows)]
+    numbered = [row(f"{index:07d}", row_bits) for index, row_bits in enumerate(rows)]
     started = time.process_time()
-    found = find_duplicates(numbered)
+    matches = find_duplicates(numbered)
     ours_s = time.process_time() - started
     planted = {f"{count + index:07d}": f"{index:07d}" for index in range(count // 20)}
-    right = sum({copy: of, of: copy}.get(stays) == id for id, stays in found.items() for copy, of in
+    right = sum({copy: of, of: copy}.get(stays) == id for id, stays in matches.items() for copy, of in
                 [(max(id, stays), planted.get(max(id, stays), ""))])  # fmt: skip
     started = time.process_time()
     few = rows[:PEER_ROWS]
-    for index, one in enumerate(few):
-        for other in few[:index]:
-            bit_errors(one, other)
+    for index, first in enumerate(few):
+        for second in few[:index]:
+            bit_errors(first, second)
     # the pairs grow with the square of the rows
     peer_s = (time.process_time() - started) * (len(rows) / PEER_ROWS) ** 2
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     report(
         f"{len(rows)} rows", round(ours_s, 2), round(peer_s, 1), "CPU-seconds", ratio=peer_s / ours_s,
-        planted=len(planted), planted_found=right, others_found=len(found) - right, peak_mb=round(peak),
+        planted=len(planted), planted_found=right, others_found=len(matches) - right, peak_mb=round(peak),
         peer_measured_on_rows=PEER_ROWS,
     )  # fmt: skip
 
 
-def made(real_A: Bits, random: np.random.Generator) -> Bits:
+def make_row(real_A: Bits, random: np.random.Generator) -> Bits:
     frames = int(random.integers(3, 16) * 62.5) if random.random() < 0.8 else int(random.integers(20, 60))
     parts: list[Bits] = []
     while sum(map(len, parts)) < frames:
         start = random.integers(len(real_A) - 80)
         parts.append(real_A[start : start + random.integers(20, 80)])
-    whole = np.concatenate(parts)[:frames]
+    joined = np.concatenate(parts)[:frames]
     wrong = np.repeat(random.random((frames // 8 + 1, 16)) < 0.2, 8, axis=0)[:frames]
-    return whole ^ packed(wrong)
+    return joined ^ packed(wrong)
 
 
 def again(bits_F: Bits, random: np.random.Generator) -> Bits:
@@ -167,8 +167,8 @@ def row(id: str, bits_F: Bits) -> dict[str, Any]:
 
 def report(case: str, ours: float, peer: float, unit: str, ratio: float | None = None, **more: Any) -> None:
     line = {"bench": "duplicates", "case": case, "ours": round(ours, 4), "peer": peer}
-    shown = None if ratio is None and not peer else round(ours / peer if ratio is None else ratio, 3)
-    print(json.dumps({**line, "ratio": shown, "unit": unit, **more}), flush=True)
+    rounded_ratio = None if ratio is None and not peer else round(ours / peer if ratio is None else ratio, 3)
+    print(json.dumps({**line, "ratio": rounded_ratio, "unit": unit, **more}), flush=True)
 
 
 if __name__ == "__main__":

@@ -105,11 +105,11 @@ def first_by_mean(tagger: TfliteTagger, samples_N: np.ndarray) -> list[str]:
     """The model's first three classes, nothing left out."""
     window = round(tagger.window_s * tagger.sample_rate)
     padded_N = np.pad(samples_N, (0, max(window - len(samples_N), 0)))
-    heard = tagger.hear(
+    tagged = tagger.hear(
         padded_N[start : start + window] for start in window_starts(len(samples_N), window, window // 2)
     )
-    order = np.argsort(-heard.scores_FK.mean(axis=0), kind="stable")
-    return [heard.labels[place] for place in order[:TOP]]
+    order = np.argsort(-tagged.scores_FK.mean(axis=0), kind="stable")
+    return [tagged.labels[place] for place in order[:TOP]]
 
 
 def _print(case: str, ours: list[bool], plain: list[bool]) -> None:

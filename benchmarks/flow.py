@@ -92,7 +92,7 @@ def compare(released: Any, width: int, arguments: argparse.Namespace) -> None:
     check_velocity(peer, ours, full)
     real = [real_conditions(index) for index in range(DRAWS)]
     dropout, dice = ConditionDropout(), torch.Generator().manual_seed(0)
-    hidden = [hide(each, dropout.draw(each, dice)) for each in real]
+    hidden = [hide(conditions, dropout.draw(conditions, dice)) for conditions in real]
     packs = [pack_conditions(hidden[first : first + clips], device) for first in range(0, DRAWS, clips)]
     unhidden = pack_conditions(real[:clips], device)
     latents = rows_of([LATENTS] * clips, device)
@@ -114,12 +114,12 @@ def compare(released: Any, width: int, arguments: argparse.Namespace) -> None:
     for name, (mine, theirs) in cases.items():
         if name not in arguments.cases.split(","):
             continue
-        taken: dict[str, list[float]] = {"ours": [], "peer": []}
+        seconds: dict[str, list[float]] = {"ours": [], "peer": []}
         for _ in range(arguments.rounds + 1):
             for side, work in (("ours", mine), ("peer", theirs)):
-                taken[side].append(seconds_of(work, device))
+                seconds[side].append(seconds_of(work, device))
         steps = len(packs) if name == "train real" else 1
-        medians = {side: statistics.median(rounds[1:]) / steps for side, rounds in taken.items()}
+        medians = {side: statistics.median(rounds[1:]) / steps for side, rounds in seconds.items()}
         tell(f"{name} {width}", medians["ours"], medians["peer"], "CPU-s" if device.type == "cpu" else "s")
     if device.type == "cpu" and "memory" in arguments.cases.split(","):
         peaks = {side: peak_elsewhere(arguments, width, side) for side in ("ours", "peer")}
@@ -158,30 +158,30 @@ def models_of(released: Any, width: int) -> tuple[Any, ThinkSound, MMDiT]:
 def full_batch(clips: int, device: torch.device) -> dict[str, Any]:
     dice = torch.Generator().manual_seed(1)
 
-    def drawn(*shape: int) -> Tensor:
+    def draw_normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=dice).to(device)
 
-    given = {
-        "x": drawn(clips, 64, LATENTS),
-        "frames": drawn(clips, FRAMES, 1024),
-        "sync": drawn(clips, SYNC, 768),
-        "caption": drawn(clips, TEXT, 1024),
-        "cot": drawn(clips, TEXT, 2048),
+    tensors = {
+        "x": draw_normal(clips, 64, LATENTS),
+        "frames": draw_normal(clips, FRAMES, 1024),
+        "sync": draw_normal(clips, SYNC, 768),
+        "caption": draw_normal(clips, TEXT, 1024),
+        "cot": draw_normal(clips, TEXT, 2048),
     }
     conditions: list[Conditions] = [
         {
-            "frames": Features(given["frames"][n], torch.arange(FRAMES) / 8),
-            "sync": Features(given["sync"][n], torch.arange(SYNC) / 24),
-            "caption": Features(given["caption"][n]),
-            "cot": Features(given["cot"][n]),
+            "frames": Features(tensors["frames"][n], torch.arange(FRAMES) / 8),
+            "sync": Features(tensors["sync"][n], torch.arange(SYNC) / 24),
+            "caption": Features(tensors["caption"][n]),
+            "cot": Features(tensors["cot"][n]),
         }
         for n in range(clips)
     ]
     latents = rows_of([LATENTS] * clips, device)
-    x_LD = given["x"].transpose(1, 2).flatten(0, 1).contiguous()
+    x_LD = tensors["x"].transpose(1, 2).flatten(0, 1).contiguous()
     t_B = torch.full((clips,), 0.375, device=device)
     return {
-        **given,
+        **tensors,
         "packed": pack_conditions(conditions, device),
         "latents": latents,
         "x_LD": x_LD,
@@ -214,10 +214,10 @@ def peer_velocity(
 def check_velocity(peer: Any, ours: ThinkSound, full: dict[str, Any]) -> None:
     for name, tensor in peer.state_dict().items():
         assert torch.equal(tensor, ours.state_dict()[name]), name
-    wanted = peer_velocity(peer, full)
+    expected = peer_velocity(peer, full)
     found_LD = -ours(full["x_LD"], 1 - full["t"], full["packed"], full["latents"])
-    found = found_LD.unflatten(0, (len(wanted), -1)).transpose(1, 2)
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-3)
+    velocity = found_LD.unflatten(0, (len(expected), -1)).transpose(1, 2)
+    torch.testing.assert_close(velocity, expected, atol=1e-4, rtol=1e-3)
 
 
 def trainer(model: ThinkSound, full: dict[str, Any]) -> Callable[[], None]:
@@ -251,13 +251,13 @@ def native_trainer(
 def peer_trainer(peer: Any, full: dict[str, Any], dropout: float, steps: int = 1) -> Callable[[], None]:
     optimizer = torch.optim.AdamW([p for p in peer.parameters() if p.requires_grad], 1e-9)
 
-    def taken() -> None:
+    def run_steps() -> None:
         for _ in range(steps):
             optimizer.zero_grad(set_to_none=True)
             (peer_velocity(peer, full, dropout) - full["x"]).square().mean().backward()
             optimizer.step()
 
-    return taken
+    return run_steps
 
 
 @torch.no_grad()

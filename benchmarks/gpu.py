@@ -149,20 +149,20 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def timed(work: Callable[[int], Any], seconds: float, warm: int = 2, least: int = 3) -> float:
+def timed(work: Callable[[int], Any], seconds: float, warm: int = 2, min_calls: int = 3) -> float:
     """Median seconds of `work`, which is given the number of its call, called until the time is over."""
     for number in range(warm):
         work(number)
-    found: list[float] = []
+    times: list[float] = []
     synchronize()
     began = time.perf_counter()
     for number in count(warm):
         started = time.perf_counter()
         work(number)
         synchronize()
-        found.append(time.perf_counter() - started)
-        if len(found) >= least and time.perf_counter() - began > seconds:
-            return statistics.median(found)
+        times.append(time.perf_counter() - started)
+        if len(times) >= min_calls and time.perf_counter() - began > seconds:
+            return statistics.median(times)
     raise AssertionError
 
 
@@ -199,14 +199,14 @@ def folder_in_memory() -> tempfile.TemporaryDirectory[str]:
 class FlowStep:
     """A batch of clips as a training step of the flow takes it."""
 
-    given: tuple[Any, ...]
+    inputs: tuple[Any, ...]
     """Latents on the way, times, conditions and the layout of the latents."""
     target_LD: Tensor
 
     def loss(self, model: torch.nn.Module) -> Tensor:
         from audiollm.flow.model.objective import velocity_loss
 
-        velocity_LD = model(*self.given)
+        velocity_LD = model(*self.inputs)
         wanted_L = torch.ones(len(velocity_LD), dtype=torch.bool, device=velocity_LD.device)
         return velocity_loss(velocity_LD, self.target_LD, wanted_L, float(len(velocity_LD)))
 
@@ -234,7 +234,9 @@ def flow_steps(clips: int, number: int) -> list[FlowStep]:
     steps = []
     for place in range(number):
         real = [real_conditions(place * clips + clip) for clip in range(clips)]
-        packed = pack_conditions([hide(each, dropout.draw(each, dice)) for each in real], device)
+        packed = pack_conditions(
+            [hide(conditions, dropout.draw(conditions, dice)) for conditions in real], device
+        )
         latents = rows_of([LATENTS] * clips, device)
         noise_LD, data_LD = (torch.randn(latents.total, 64, generator=dice).to(device) for _ in range(2))
         t_B = TimeDensity().draw([LATENTS] * clips, dice).to(device)
@@ -244,12 +246,12 @@ def flow_steps(clips: int, number: int) -> list[FlowStep]:
 
 
 @torch.no_grad()
-def forward_operations(model: torch.nn.Module, given: tuple[Any, ...]) -> float:
+def forward_operations(model: torch.nn.Module, inputs: tuple[Any, ...]) -> float:
     """Operations of the products of a forward pass; in float32, whose attention torch can count."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter:
-        model(*given)
+        model(*inputs)
     return float(counter.get_total_flops())
 
 
@@ -261,7 +263,7 @@ def flow(scale: Scale, compiled: bool = False) -> None:
     optimizer = build_optimizer(model.named_parameters(), 0.01, (0.9, 0.95))
     for place, clips in enumerate(sizes):
         steps = flow_steps(clips, 4)
-        operations = 3 * statistics.mean(forward_operations(model, step.given) for step in steps)
+        operations = 3 * statistics.mean(forward_operations(model, step.inputs) for step in steps)
         if compiled and not place:
             model.compile()  # as the training loop does
         forget_peak()
@@ -271,11 +273,11 @@ def flow(scale: Scale, compiled: bool = False) -> None:
             optimizer_step(loss, optimizer, "bf16", device)
 
         # four shapes: each is met once before it counts
-        seconds = timed(step, scale.seconds / len(sizes), warm=len(steps) + 1, least=len(steps))
+        seconds = timed(step, scale.seconds / len(sizes), warm=len(steps) + 1, min_calls=len(steps))
         name = f"flow {scale.name}, {clips} clips of 9 s{', compiled' if compiled else ''}"
         more: dict[str, Any] = {"clips per second": rounded(clips / seconds), "mfu": mfu(operations, seconds)}
         more |= {"tflop per step": rounded(operations / 1e12), "peak gb": peak_gb()}
-        parameters = sum(each.numel() for each in model.parameters())
+        parameters = sum(weight.numel() for weight in model.parameters())
         tell(name, "steps per second", 1 / seconds, **more, parameters=parameters)
 
 
@@ -362,7 +364,7 @@ def write_click_models(folder: Path, scale: Scale) -> None:
         name: condition_facts(kind="words", width=width)
         for name, width in (("caption", shape.caption_dim), ("cot", shape.cot_dim))
     }
-    seen = {
+    pictures = {
         name: condition_facts(
             kind="pictures",
             made_by=f"pictures of 32 x 32 at {rate:g} per second",
@@ -374,7 +376,7 @@ def write_click_models(folder: Path, scale: Scale) -> None:
     }
     config = SoundModelConfig(
         "native", vars(shape), load_autoencoder(str(folder / "vae")).digest, vae.sample_rate, vae.channels,
-        vae.hop_samples, words | seen, ("�", *sorted(set(CLICK_COT.lower().split()))), 0.1, 0.1, True, CLICK_S,
+        vae.hop_samples, words | pictures, ("�", *sorted(set(CLICK_COT.lower().split()))), 0.1, 0.1, True, CLICK_S,
     )  # fmt: skip
     SoundModel(config).save_pretrained(folder / "flow" / "model")
 
@@ -397,7 +399,7 @@ def llm_train(scale: Scale) -> None:
 
     def rate(work: Callable[[int], None], groups: Sequence[Sequence[Any]]) -> tuple[float, float]:
         """Trained tokens per second, and seconds of a step, over the groups in turn."""
-        seconds = timed(work, scale.seconds / 3, warm=len(groups), least=len(groups))
+        seconds = timed(work, scale.seconds / 3, warm=len(groups), min_calls=len(groups))
         return statistics.mean(sum(map(len, group)) for group in groups) / seconds, seconds
 
     def ours_on(groups: Sequence[Sequence[Any]]) -> tuple[float, float]:
@@ -414,27 +416,27 @@ def llm_train(scale: Scale) -> None:
     tokens_each = 1024 if scale.tiny else STEP_TOKENS
     groups = bench.in_order(streams, tokens_each)[: 2 if scale.tiny else 4]
     forget_peak()
-    own, own_mfu = ours_on(groups)
+    ours_rate, own_mfu = ours_on(groups)
     own_gb = peak_gb()
     try:
-        other, peer_gb, difference = peer_rate(bench, losses, template, groups, optimizer, rate)
+        theirs_rate, peer_gb, difference = peer_rate(bench, losses, template, groups, optimizer, rate)
     except Exception as error:  # ours stands without it
         complain("llm_train, peer", error)
-        other, peer_gb, difference = None, None, None
+        theirs_rate, peer_gb, difference = None, None, None
     more: dict[str, Any] = {
         "mfu": own_mfu,
         "peak gb": own_gb,
-        "peer mfu": other and rounded(own_mfu * other / own),
+        "peer mfu": theirs_rate and rounded(own_mfu * theirs_rate / ours_rate),
     }
     more |= {"peer peak gb": peer_gb, "losses differ by": difference}
     case = f"llm train {scale.name}, packed against padded, {tokens_each} tokens per step"
-    tell(case, "trained tokens per second", own, other, **more)
+    tell(case, "trained tokens per second", ours_rate, theirs_rate, **more)
     larger = 2048 if scale.tiny else MORE_TOKENS
     forget_peak()
-    own, own_mfu = ours_on(bench.in_order(streams, larger))
+    ours_rate, own_mfu = ours_on(bench.in_order(streams, larger))
     case = f"llm train {scale.name}, ours alone, {larger} tokens per step"
     more = {"mfu": own_mfu, "peak gb": peak_gb()}
-    tell(case, "trained tokens per second", own, **more)
+    tell(case, "trained tokens per second", ours_rate, **more)
 
 
 def peer_rate(
@@ -452,8 +454,8 @@ def peer_rate(
     peer.load_state_dict(losses.model.state_dict(keep_vars=True), assign=True)
     inputs = [bench.padded_inputs(group, template, device) for group in groups]
     with torch.no_grad(), autocast("bf16", device):
-        own = float(bench.loss_of(losses, bench.packed(groups[0]).to(device)))
-        other = float(bench.loss_of_peer(peer, inputs[0]))
+        ours_loss = float(bench.loss_of(losses, bench.packed(groups[0]).to(device)))
+        peer_loss = float(bench.loss_of_peer(peer, inputs[0]))
     forget_peak()
 
     def step(number: int) -> None:
@@ -461,7 +463,7 @@ def peer_rate(
         bench.optimizer_step(loss, optimizer, "bf16", device)
 
     tokens, _ = rate(step, groups)
-    return tokens, peak_gb(), rounded(abs(own - other) / abs(other))
+    return tokens, peak_gb(), rounded(abs(ours_loss - peer_loss) / abs(peer_loss))
 
 
 def llm_generate(scale: Scale) -> None:
@@ -490,13 +492,13 @@ def llm_generate(scale: Scale) -> None:
         def ours(number: int, engine: Any = engine, requests: Any = requests) -> Any:
             return engine.run(requests)
 
-        own = batch * frames / timed(ours, scale.seconds / 6, warm=1, least=2)
-        other = None
+        ours_rate = batch * frames / timed(ours, scale.seconds / 6, warm=1, min_calls=2)
+        theirs_rate = None
         if peer is not None:
             theirs = partial(peer_generates, peer, template, requests, frames)
-            other = batch * frames / timed(theirs, scale.seconds / 6, warm=1, least=2)
+            theirs_rate = batch * frames / timed(theirs, scale.seconds / 6, warm=1, min_calls=2)
         case = f"llm generate {scale.name}, batch {batch}"
-        tell(case, "audio frames per second", own, other, frames=frames)
+        tell(case, "audio frames per second", ours_rate, theirs_rate, frames=frames)
     first = bench.first_sound(model, template, 2 if scale.tiny else 5)
     case = f"llm generate {scale.name}, first audio"
     more: dict[str, Any] = {"first frame ms": first["first frame ms"]}
@@ -522,7 +524,7 @@ def interpret(scale: Scale, speaks: bool) -> None:
     model.to(torch.bfloat16)
     chunk_s = bench.CHUNK_FRAMES / bench.FRAME_RATE
     name = f"interpret {'speech' if speaks else 'text'} {scale.name}"
-    most, ended = 0, "all were tried"
+    max_streams, ended = 0, "all were tried"
     began = time.perf_counter()
     for streams in (1, 2) if scale.tiny else STREAMS:
         try:
@@ -541,11 +543,11 @@ def interpret(scale: Scale, speaks: bool) -> None:
         if slowest > chunk_s:
             ended = f"{streams} are too slow"
             break
-        most = streams
+        max_streams = streams
         if time.perf_counter() - began > scale.seconds:
             ended = "no time for more"
             break
-    tell(f"{name}, real-time streams", "streams", most, ended=ended)
+    tell(f"{name}, real-time streams", "streams", max_streams, ended=ended)
 
 
 # ------------------------------------------------------------------------------------------------ dpo
@@ -563,15 +565,15 @@ def dpo(scale: Scale) -> None:
     device = default_device()
     setting = bench.Setting(device=device, precision="bf16")
     shape = bench.Shape(2048, 8192, 16, 32)
-    most = bench.MAX_TOKENS
+    max_tokens = bench.MAX_TOKENS
     if scale.tiny:
-        shape, most = bench.Shape(32, 64, 1, 2), 48
+        shape, max_tokens = bench.Shape(32, 64, 1, 2), 48
     with folder_in_memory() as name:
         folder, case = Path(name), "long tail"
         bench.write_models(folder, shape, with_audio=False, device=device)
         (folder / case).mkdir()
         records = folder / case / "records.jsonl"
-        bench.write_records(records, bench.long_tail(2 * bench.PAIRS, most))
+        bench.write_records(records, bench.long_tail(2 * bench.PAIRS, max_tokens))
         policy = bench.policy_of(folder, "ours")
         rows = bench.rows_for_trl(folder, policy, records)
         forget_peak()
@@ -593,11 +595,11 @@ def dpo(scale: Scale) -> None:
             theirs, peer_gb = None, None
     more: dict[str, Any] = {"mfu": mfu(operations, seconds), "seconds per step": rounded(seconds)}
     more |= {"peer seconds per step": theirs and rounded(theirs), "peak gb": own_gb, "peer peak gb": peer_gb}
-    more |= {"first loss": [rounded(each) for each in losses], "tokens per step": tokens}
-    told = f"dpo {scale.name}, {bench.PAIRS} pairs, long tail"
-    tell(told, "tokens per second", tokens / seconds, theirs and tokens / theirs, **more)
+    more |= {"first loss": [rounded(value) for value in losses], "tokens per step": tokens}
+    title = f"dpo {scale.name}, {bench.PAIRS} pairs, long tail"
+    tell(title, "tokens per second", tokens / seconds, theirs and tokens / theirs, **more)
     if own_gb and peer_gb:
-        tell(f"{told}, memory", "GB at the peak", own_gb, peer_gb, less=True)
+        tell(f"{title}, memory", "GB at the peak", own_gb, peer_gb, less=True)
 
 
 def one_step(step: Callable[[], Any], number: int) -> None:
@@ -623,7 +625,7 @@ def peer_dpo(
     peer.between = between
     with suppress(Enough):
         peer.train()
-    return statistics.median(b - a for a, b in pairwise(ends[1:])), peer.seen[0].loss
+    return statistics.median(b - a for a, b in pairwise(ends[1:])), peer.steps_taken[0].loss
 
 
 # ------------------------------------------------------------------------------------------------ grpo
@@ -649,16 +651,16 @@ def grpo(scale: Scale) -> None:
         settings = {"batch_size": prompts, "max_answer_tokens": new, "max_tokens": MORE_TOKENS}
         step = bench.steps_of(folder, "hearing", "audio", settings, "bf16")
         forget_peak()
-        found: list[dict[str, float]] = []
+        phase_seconds: list[dict[str, float]] = []
 
-        def taken(number: int) -> None:
+        def take_step(number: int) -> None:
             step()
-            found.append(step.seconds)
+            phase_seconds.append(step.seconds)
 
-        seconds = timed(taken, scale.seconds, warm=1)
-        packs = [each.batch.pack for each in step.batch.packs]
-        generated = sum(each.tokens.num_actions for each in step.batch.made.rollouts)
-    phases = {key: statistics.median(each[key] for each in found[1:]) for key in found[0]}
+        seconds = timed(take_step, scale.seconds, warm=1)
+        packs = [micro.batch.pack for micro in step.batch.packs]
+        generated = sum(rollout.tokens.num_actions for rollout in step.batch.made.rollouts)
+    phases = {key: statistics.median(row[key] for row in phase_seconds[1:]) for key in phase_seconds[0]}
     root: Any = step.modules["policy"]
     config = root.model.config
     assert config.audio_encoder is not None

@@ -202,32 +202,35 @@ def write_models(
     noise = 0.1 * np.random.default_rng(0).standard_normal(16_000 * SECONDS_HEARD)
     soundfile.write(folder / "noise.wav", noise, 16_000, subtype="PCM_16")
     write_samples(folder / "text.jsonl", [prompt(number) for number in range(PROMPTS)])
-    heard = AudioPart(path=str(folder / "noise.wav"))
-    write_samples(folder / "audio.jsonl", [prompt(number, heard) for number in range(PROMPTS)])
+    recording = AudioPart(path=str(folder / "noise.wav"))
+    write_samples(folder / "audio.jsonl", [prompt(number, recording) for number in range(PROMPTS)])
     write_samples(folder / "long.jsonl", [prompt(0, words=LONG_PROMPT_WORDS)])
 
 
 def prompt_tokenizer(vocabulary: int) -> Tokenizer:
     """Byte-level BPE, trained on the words of prompts, with the special tokens that a DualFFN has."""
-    made = Tokenizer(models.BPE())
+    tokenizer = Tokenizer(models.BPE())
     line_ends = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [line_ends, pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    made.decoder = decoders.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=vocabulary - 32, initial_alphabet=alphabet, show_progress=False)
-    made.train_from_iterator(CORPUS, trainer)
+    tokenizer.train_from_iterator(CORPUS, trainer)
     marks = (END_OF_TEXT, "<|im_start|>", END_OF_TURN)
-    made.add_special_tokens([AddedToken(token, special=True) for token in marks])
-    add_special_tokens(made, "chatml")
-    return made
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in marks])
+    add_special_tokens(tokenizer, "chatml")
+    return tokenizer
 
 
-def prompt(number: int, heard: AudioPart | None = None, words: int = 0) -> Sample:
+def prompt(number: int, recording: AudioPart | None = None, words: int = 0) -> Sample:
     """A question with its answer key."""
-    asked = f"Which animal makes sound {number}? ['dog','cat'] final answer in <answer> </answer>."
-    content = [*([heard] if heard else []), TextPart(text=asked + " Which animal makes the sound?" * words)]
+    question = f"Which animal makes sound {number}? ['dog','cat'] final answer in <answer> </answer>."
+    content = [
+        *([recording] if recording else []),
+        TextPart(text=question + " Which animal makes the sound?" * words),
+    ]
     key = Message(role="assistant", content=[TextPart(text=KEY)])
     asks = Message(role="user", content=content)
     return Sample(id=f"prompt{number}", messages=[asks, key], task="question", metadata={"choices": []})
@@ -291,15 +294,15 @@ def steps_of(
         more: settings of the stage.
     """
     config, context = stage_of(folder, kind, prompts, more=more)
-    found: list[Task] = []
+    tasks: list[Task] = []
 
-    def taken(task: Task, *_: Any) -> NoReturn:
-        found.append(task)
+    def catch_task(task: Task, *_: Any) -> NoReturn:
+        tasks.append(task)
         raise Assembled
 
-    with mock.patch.object(run, "train", taken), suppress(Assembled):
+    with mock.patch.object(run, "train", catch_task), suppress(Assembled):
         run.train_policy(config, context)
-    return TaskSteps(found[0], LEARNING_RATE, device=default_device(), precision=precision)
+    return TaskSteps(tasks[0], LEARNING_RATE, device=default_device(), precision=precision)
 
 
 def stage_of(
@@ -364,9 +367,9 @@ class Peer(GRPOTrainer):
         self.generated: list[int] = []
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        made = super()._generate_and_score_completions(inputs)
-        self.generated.append(int(made["completion_mask"].sum()))
-        return made
+        completions = super()._generate_and_score_completions(inputs)
+        self.generated.append(int(completions["completion_mask"].sum()))
+        return completions
 
 
 class Between(transformers.TrainerCallback):
@@ -375,7 +378,7 @@ class Between(transformers.TrainerCallback):
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
 
-    def on_step_end(self, *_: Any, **given: Any) -> None:
+    def on_step_end(self, *_: Any, **kwargs: Any) -> None:
         self._peer.between()
 
 
@@ -403,14 +406,14 @@ def rows_for_trl(folder: Path) -> list[dict[str, str]]:
 
 def prompt_ids(policy: Policy[Any, Any, Any], loaded: Any) -> list[int]:
     """The tokens of a prompt."""
-    asked = loaded.sample.model_copy(update={"messages": loaded.sample.messages[:-1]})
-    taken = policy.take(type(loaded)(asked, loaded.encodings, loaded.audio), [])
+    prompt_sample = loaded.sample.model_copy(update={"messages": loaded.sample.messages[:-1]})
+    prompted = policy.take(type(loaded)(prompt_sample, loaded.encodings, loaded.audio), [])
     if isinstance(policy, ListenerPolicy):
-        ids: list[int] = encode_prompt(policy.processor, taken).tokens["input_ids"].tolist()
+        ids: list[int] = encode_prompt(policy.processor, prompted).tokens["input_ids"].tolist()
         return ids
     assert isinstance(policy, DualFFNPolicy)
-    own: list[int] = policy.template.text_prompt(taken.prompt, taken.audio).text_ids_S.tolist()
-    return own
+    text_ids: list[int] = policy.template.text_prompt(prompted.prompt, prompted.audio).text_ids_S.tolist()
+    return text_ids
 
 
 # Measurements
@@ -438,9 +441,9 @@ def compare_time(folder: Path, shape: Shape, rounds: int) -> None:
     started = time.process_time()
     peer.train()
     generated = [[*peer.generated]] + [tokens_generated(folder, kind, rounds + 1) for kind in OURS]
-    if any(count != GROUP * NEW_TOKENS for each in generated for count in each):
+    if any(count != GROUP * NEW_TOKENS for counts in generated for count in counts):
         raise SystemExit(f"unequal counts of generated tokens: {generated}")
-    medians = {side: statistics.median(each[1:]) for side, each in seconds.items()}
+    medians = {side: statistics.median(values[1:]) for side, values in seconds.items()}
     for kind in OURS:
         is_ours = kind == "ours"
         line: dict[str, Any] = {"bench": "grpo", "case": f"{'time' if is_ours else 'adapter'}, {shape.name}"}
@@ -451,11 +454,11 @@ def compare_time(folder: Path, shape: Shape, rounds: int) -> None:
                 "bar": round(1 / BARS["time"], 2),
             }
         print(json.dumps({**line, "unit": "CPU-s a step"}), flush=True)
-        found = {
-            name: round(statistics.median(each[name] for each in phases[kind][1:]), 3)
+        phase_medians = {
+            name: round(statistics.median(row[name] for row in phases[kind][1:]), 3)
             for name in phases[kind][0]
         }
-        line = {"bench": "grpo", "case": f"phases of {kind}, {shape.name}", **found}
+        line = {"bench": "grpo", "case": f"phases of {kind}, {shape.name}", **phase_medians}
         print(json.dumps({**line, "unit": "CPU-s"}), flush=True)
 
 
@@ -498,19 +501,19 @@ def compare_group(folder: Path, shape: Shape, rounds: int) -> None:
     policy = load_policy(folder / "dual_ffn")
     engine = policy.rollout_engine()
     loaded = ManifestSource(folder / "long.jsonl")[0]
-    asked = loaded.sample.model_copy(update={"messages": loaded.sample.messages[:-1]})
-    taken = policy.take(type(loaded)(asked, loaded.encodings, loaded.audio), [])
+    prompt_sample = loaded.sample.model_copy(update={"messages": loaded.sample.messages[:-1]})
+    prompted = policy.take(type(loaded)(prompt_sample, loaded.encodings, loaded.audio), [])
     seconds: dict[str, list[float]] = {"ours": [], "single": []}
     for step in range(rounds + 1):
         settings = RolloutSettings(0, step, max_text_tokens=NEW_TOKENS)
         for name, parts in (("ours", [range(GROUP)]), ("single", [[number] for number in range(GROUP)])):
             began = time.process_time()
-            for part in parts:
-                engine.sample([taken], [list(part)], settings)
+            for numbers in parts:
+                engine.sample([prompted], [list(numbers)], settings)
             seconds[name].append(time.process_time() - began)
     tokens = len(prompt_ids(policy, loaded))
     line: dict[str, Any] = {"bench": "grpo", "case": f"group, a prompt of {tokens} tokens, {shape.name}"}
-    line |= {name: round(statistics.median(each[1:]), 3) for name, each in seconds.items()}
+    line |= {name: round(statistics.median(values[1:]), 3) for name, values in seconds.items()}
     print(json.dumps({**line, "unit": "CPU-s"}), flush=True)
 
 
@@ -524,7 +527,7 @@ def measure_audio(folder: Path, shape: Shape, rounds: int) -> None:
             side()
             seconds[name].append(time.process_time() - began)
     line: dict[str, Any] = {"bench": "grpo", "case": f"audio of {SECONDS_HEARD} s, {shape.name}"}
-    line |= {name: round(statistics.median(each[1:]), 3) for name, each in seconds.items()}
+    line |= {name: round(statistics.median(values[1:]), 3) for name, values in seconds.items()}
     print(json.dumps({**line, "unit": "CPU-s a step"}), flush=True)
 
 

@@ -25,7 +25,10 @@ JUDGE_VARIABLE = "AUDIOLLM_DIGIT_JUDGE"
 def words(batch: RewardBatch) -> list[float | None]:
     """1 where Pocketsphinx hears the digit that was asked for, else 0."""
     recognizer = _recognizer()
-    return [_heard(answer, lambda w: recognizer.recognize(w.samples_CN, w.sample_rate)) for answer in batch]
+    return [
+        _score_heard_digit(answer, lambda w: recognizer.recognize(w.samples_CN, w.sample_rate))
+        for answer in batch
+    ]
 
 
 def shuffled_words(batch: RewardBatch) -> list[float | None]:
@@ -36,10 +39,13 @@ def shuffled_words(batch: RewardBatch) -> list[float | None]:
 def classifier(batch: RewardBatch) -> list[float | None]:
     """1 where the classifier hears the digit that was asked for, else 0."""
     judge = _classifier(os.environ[JUDGE_VARIABLE])
-    return [_heard(answer, lambda w: judge.predict(w.samples_CN, w.sample_rate)[0]) for answer in batch]
+    return [
+        _score_heard_digit(answer, lambda w: judge.predict(w.samples_CN, w.sample_rate)[0])
+        for answer in batch
+    ]
 
 
-def _heard(answer: SampledAnswer, hear: Callable[[Waveform], str]) -> float:
+def _score_heard_digit(answer: SampledAnswer, hear: Callable[[Waveform], str]) -> float:
     wave = answer.recording
     if wave is None or not wave.num_samples:
         return 0.0

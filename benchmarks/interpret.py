@@ -58,7 +58,7 @@ BARS = {"live text": 2.0, "live speech": 1.5, "rollout": 2.0}
 BOOKS, CODES, WORDS = 8, 1024, 4096
 FRAME_RATE, PEER_FRAME_RATE = 25.0, 12.5
 """Frames per second of our codec, and of Mimi, with which the peers were trained."""
-CHUNK_FRAMES, WRITTEN, SPOKEN = 24, 3, 24
+CHUNK_FRAMES, TEXT_TOKENS, SPEECH_FRAMES = 24, 3, 24
 """Heard frames of a chunk, tokens of an action in text, and frames of an action in speech."""
 PAD, END = 0, 1
 """Tokens of the Llama."""
@@ -131,15 +131,15 @@ def live(case: str, shape: Shape, chunks: int, rounds: int) -> None:
     line = {"bench": "interpret", "case": case, "ours": round(ours_s, 4), "peer": round(peer_s, 4)}
     line |= {"ratio": round(peer_s / ours_s, 2), "unit": "CPU-s per s of sound", "bar": BARS[case]}
     print(json.dumps(line), flush=True)
-    chunk_ms = sorted(1000 * each for each in times["ours"])
-    told = {
+    chunk_ms = sorted(1000 * seconds for seconds in times["ours"])
+    per_chunk = {
         "bench": "interpret",
         "case": f"{case}, per chunk",
         "unit": "ms of CPU",
         "median": round(statistics.median(chunk_ms), 1),
         "p95": round(chunk_ms[int(0.95 * len(chunk_ms))], 1),
     }
-    print(json.dumps(told), flush=True)
+    print(json.dumps(per_chunk), flush=True)
 
 
 class LiveLoop:
@@ -152,7 +152,7 @@ class LiveLoop:
     def __init__(self, model: DualFFN, template: Template, speaks: bool) -> None:
         window = model.config.sliding_window or 0
         self._engine = Engine(model, template, 1, window + 100)
-        limits = Limits(max_frames=SPOKEN, max_text_tokens=WRITTEN)
+        limits = Limits(max_frames=SPEECH_FRAMES, max_text_tokens=TEXT_TOKENS)
         request = OpenRequest(SYSTEM, 0, (), GREEDY, limits, "any" if speaks else "text")
         self._number = self._engine.open(request)
         self._speaks, self._draw, self._chunk = speaks, torch.Generator().manual_seed(1), 0
@@ -169,11 +169,11 @@ class LiveLoop:
             self._engine.feed(self._number, codes_KT)
             acted = None
             while acted is None:
-                acted = next((each for each in self._engine.step() if isinstance(each, Acted)), None)
+                acted = next((event for event in self._engine.step() if isinstance(event, Acted)), None)
             seconds.append(time.process_time() - began)
             self._chunk += 1
-            frames = sum(part.shape[1] for part in acted.parts if isinstance(part, Tensor))
-            if self._speaks and frames != (SPOKEN if self._chunk % 2 else 0):
+            frames = sum(piece.shape[1] for piece in acted.parts if isinstance(piece, Tensor))
+            if self._speaks and frames != (SPEECH_FRAMES if self._chunk % 2 else 0):
                 raise SystemExit(f"chunk {self._chunk} was answered with {frames} frames")
             if not self._speaks and acted.reason != "length":
                 raise SystemExit(f"chunk {self._chunk} was answered with {acted.text!r}")
@@ -237,9 +237,9 @@ def kyutai_loop(shape: Shape) -> Callable[[int], list[float]]:
         nonlocal state
         seconds = []
         for _ in range(steps):
-            heard = torch.randint(CODES, (1, 1, BOOKS), generator=draw)
+            input_codes = torch.randint(CODES, (1, 1, BOOKS), generator=draw)
             began = time.process_time()
-            out = model(input_ids=torch.cat([state, heard], dim=2), cache=cache, use_cache=True)
+            out = model(input_ids=torch.cat([state, input_codes], dim=2), cache=cache, use_cache=True)
             state = out.logits[:, -1:].argmax(-1, keepdim=True)
             seconds.append(time.process_time() - began)
         return seconds
@@ -270,36 +270,40 @@ def moshi_loop(shape: Shape) -> Callable[[int], list[float]]:
     cache = transformers.DynamicCache(config=config)
     draw = torch.Generator().manual_seed(1)
     word = torch.zeros(1, 1, dtype=torch.long)
-    said = torch.full((1, BOOKS, 1), CODES)
+    output_codes = torch.full((1, BOOKS, 1), CODES)
     step = 0
 
     @torch.inference_mode()
     def run(steps: int) -> list[float]:
-        nonlocal word, said, step
+        nonlocal word, output_codes, step
         seconds = []
         for _ in range(steps):
-            heard = torch.randint(CODES, (1, BOOKS, 1), generator=draw)
+            input_codes = torch.randint(CODES, (1, BOOKS, 1), generator=draw)
             began = time.process_time()
             out = model(
-                input_ids=word, moshi_audio_codes=said, user_audio_codes=heard, cache=cache, use_cache=True
+                input_ids=word,
+                moshi_audio_codes=output_codes,
+                user_audio_codes=input_codes,
+                cache=cache,
+                use_cache=True,
             )
             word = out.logits[:, -1:].argmax(-1)
             # the last hidden state of the decoder, from which the depth decoder draws 8 codes, one after the other
             if step // CHUNK_FRAMES % 2 == 0:
                 depth = transformers.DynamicCache(config=model.depth_decoder.config)
-                token, drawn = word, []
+                token, frame_codes = word, []
                 for _ in range(BOOKS):
-                    found = model.depth_decoder(
+                    depth_out = model.depth_decoder(
                         input_ids=token,
                         last_hidden_state=out.last_hidden_state[:, -1:],
                         cache=depth,
                         use_cache=True,
                     )
-                    token = found.logits[:, -1:].argmax(-1)
-                    drawn.append(token)
-                said = torch.stack(drawn, dim=1)
+                    token = depth_out.logits[:, -1:].argmax(-1)
+                    frame_codes.append(token)
+                output_codes = torch.stack(frame_codes, dim=1)
             else:
-                said = torch.full((1, BOOKS, 1), CODES)
+                output_codes = torch.full((1, BOOKS, 1), CODES)
             step += 1
             seconds.append(time.process_time() - began)
         return seconds
@@ -328,26 +332,34 @@ def rollout(shape: Shape, rounds: int) -> None:
     system = template.stream_prompt(SYSTEM)
     for case, share in (("rollout", SPEAKING_SHARE), ("rollout, all speak", 1.0)):
         speaks_BT = torch.rand(STREAMS, ROLLOUT_CHUNKS, generator=torch.Generator().manual_seed(0)) < share
-        prompts = [stream_prompt(number, own) for number, own in enumerate(speaks_BT.tolist())]
-        settings = RolloutSettings(0, 0, answer="text", max_text_tokens=WRITTEN)
+        prompts = [stream_prompt(number, speaks) for number, speaks in enumerate(speaks_BT.tolist())]
+        settings = RolloutSettings(0, 0, answer="text", max_text_tokens=TEXT_TOKENS)
 
         def ours(
             prompts: list[PromptedContents] = prompts,
             settings: RolloutSettings = settings,
-            wanted: Tensor = speaks_BT,
+            planned_BT: Tensor = speaks_BT,
         ) -> float:
             numbers = [[number] for number in range(STREAMS)]
-            found = sample_streams(
+            groups = sample_streams(
                 model, template, decoder, STREAMS, prompts, [[0]] * STREAMS, numbers, settings
             )
-            tokens = [group[0].tokens for group in found]
-            acted, drawn = sum(len(each.heard) for each in tokens), sum(each.num_actions for each in tokens)
-            if acted != wanted.numel() or abs(drawn / (wanted.numel() + 2 * int(wanted.sum())) - 1) > 0.02:
-                raise SystemExit(f"{acted} actions of {drawn} tokens for {int(wanted.sum())} that speak")
+            tokens = [group[0].tokens for group in groups]
+            acted, num_tokens = (
+                sum(len(answer.heard) for answer in tokens),
+                sum(answer.num_actions for answer in tokens),
+            )
+            if (
+                acted != planned_BT.numel()
+                or abs(num_tokens / (planned_BT.numel() + 2 * int(planned_BT.sum())) - 1) > 0.02
+            ):
+                raise SystemExit(
+                    f"{acted} actions of {num_tokens} tokens for {int(planned_BT.sum())} that speak"
+                )
             return acted
 
-        def theirs(wanted: Tensor = speaks_BT) -> float:
-            return generate_chunks(peer, len(system), wanted)
+        def theirs(planned_BT: Tensor = speaks_BT) -> float:
+            return generate_chunks(peer, len(system), planned_BT)
 
         ours_s, peer_s = in_turns(ours, theirs, rounds)
         line = {
@@ -399,12 +411,12 @@ def generate_chunks(peer: Any, positions: int, speaks_BT: Tensor) -> float:
     ids = torch.randint(2, WORDS, (STREAMS, positions), generator=draw)
     mask = torch.ones_like(ids)
     for chunk in range(ROLLOUT_CHUNKS):
-        heard = torch.randint(2, WORDS, (STREAMS, ROLLOUT_FRAMES), generator=draw)
-        ids, mask = torch.cat([ids, heard], dim=1), torch.cat([mask, torch.ones_like(heard)], dim=1)
+        input_ids = torch.randint(2, WORDS, (STREAMS, ROLLOUT_FRAMES), generator=draw)
+        ids, mask = torch.cat([ids, input_ids], dim=1), torch.cat([mask, torch.ones_like(input_ids)], dim=1)
         before = ids.shape[1]
         ends = transformers.LogitsProcessorList([EndsAsPlanned(before, speaks_BT[:, chunk])])
         ids = peer.generate(
-            ids, attention_mask=mask, past_key_values=cache, max_new_tokens=WRITTEN + 1, do_sample=True,
+            ids, attention_mask=mask, past_key_values=cache, max_new_tokens=TEXT_TOKENS + 1, do_sample=True,
             temperature=1.0, top_k=0, logits_processor=ends,
         )  # fmt: skip
         mask = torch.cat([mask, (ids[:, before:] != PAD).long()], dim=1)
@@ -418,8 +430,8 @@ class EndsAsPlanned:
         self._before, self._speaks_B = before, speaks_B
 
     def __call__(self, ids: Tensor, logits_BV: Tensor) -> Tensor:
-        written = ids.shape[1] - self._before
-        ends_B = torch.full_like(self._speaks_B, written >= WRITTEN) | ~self._speaks_B
+        num_new = ids.shape[1] - self._before
+        ends_B = torch.full_like(self._speaks_B, num_new >= TEXT_TOKENS) | ~self._speaks_B
         logits_BV = logits_BV.index_fill(1, torch.tensor([PAD, END]), -torch.inf)
         logits_BV[ends_B] = -torch.inf
         logits_BV[ends_B, END] = 0.0
@@ -452,10 +464,10 @@ def ppo_phases() -> None:
             prompt = stream_prompt(number, [place % 4 == 3 for place in range(ROLLOUT_CHUNKS)])
             save_part_codes(folder / f"{number}.safetensors", prompt.audio[0])  # type: ignore[arg-type]
             actions = [TextPart(text="one" if place % 4 == 3 else "") for place in range(ROLLOUT_CHUNKS)]
-            heard = AudioPart(path=f"{number}.wav", codes=f"{number}.safetensors")
+            recording = AudioPart(path=f"{number}.wav", codes=f"{number}.safetensors")
             messages = [
                 *SYSTEM,
-                Message(role="user", content=[heard]),
+                Message(role="user", content=[recording]),
                 Message(role="assistant", content=actions, chunk_frames=ROLLOUT_FRAMES),
             ]
             metadata: dict[str, Any] = {"source_ends": list(range(3, ROLLOUT_CHUNKS, 4))}
@@ -464,7 +476,7 @@ def ppo_phases() -> None:
         write_samples(folder / "streams.jsonl", samples)
         stage = {
             "samples": str(folder / "streams.jsonl"), "model": str(folder), "steps": 10, "batch_size": STREAMS,
-            "max_answer_tokens": WRITTEN, "precision": "fp32", "report_to": [], "evaluations": 1,
+            "max_answer_tokens": TEXT_TOKENS, "precision": "fp32", "report_to": [], "evaluations": 1,
             "checkpoint_seconds": 0,
         }  # fmt: skip
         recipe = {"name": "any", "size": "tiny", "seed": 1, "stages": [{"train_interpreter": stage}]}
@@ -501,7 +513,7 @@ def on_device(device: torch.device) -> None:
     with torch.no_grad():
         model.text_lm_head.weight[template.tokenizer.token_to_id(tokens.END_OF_TURN)] = 0
     chunk_s = CHUNK_FRAMES / FRAME_RATE
-    streams, most = 1, 0
+    streams, max_streams = 1, 0
     while streams <= 1024:
         try:
             slowest, median = device_chunks(model, template, streams, device)
@@ -518,10 +530,15 @@ def on_device(device: torch.device) -> None:
         print(json.dumps(line | {"device": torch.cuda.get_device_name(device)}), flush=True)
         if slowest > chunk_s:
             break
-        most, streams = streams, 2 * streams
+        max_streams, streams = streams, 2 * streams
     print(
         json.dumps(
-            {"bench": "interpret", "case": "real-time streams, 1 B in bf16", "ours": most, "unit": "streams"}
+            {
+                "bench": "interpret",
+                "case": "real-time streams, 1 B in bf16",
+                "ours": max_streams,
+                "unit": "streams",
+            }
         )
     )
 
@@ -537,7 +554,7 @@ def device_chunks(
     """
     window = model.config.sliding_window or 0
     engine = Engine(model, template, streams, window + 100)
-    limits = Limits(max_frames=SPOKEN, max_text_tokens=WRITTEN)
+    limits = Limits(max_frames=SPEECH_FRAMES, max_text_tokens=TEXT_TOKENS)
     answer: Literal["any", "text"] = "any" if speaks else "text"
     numbers = [engine.open(OpenRequest(SYSTEM, seed, (), GREEDY, limits, answer)) for seed in range(streams)]
     draw = torch.Generator().manual_seed(1)
@@ -545,21 +562,23 @@ def device_chunks(
     full = window // CHUNK_FRAMES + 2
     for chunk in range(full + 10):
         silent = chunk < full or chunk % 2 == 1
-        heard = [torch.randint(2, CODES, (BOOKS, CHUNK_FRAMES), generator=draw) for _ in numbers]
+        input_codes = [torch.randint(2, CODES, (BOOKS, CHUNK_FRAMES), generator=draw) for _ in numbers]
         if speaks:
-            for codes_KT in heard:
+            for codes_KT in input_codes:
                 codes_KT[:, -1] = int(silent)
         synchronize(device)
         began = time.perf_counter()
-        for number, codes_KT in zip(numbers, heard, strict=True):
+        for number, codes_KT in zip(numbers, input_codes, strict=True):
             engine.feed(number, codes_KT)
         acted: list[Acted] = []
         while engine.acting:
-            acted += [each for each in engine.step() if isinstance(each, Acted)]
+            acted += [event for event in engine.step() if isinstance(event, Acted)]
         synchronize(device)
         seconds.append(time.perf_counter() - began)
-        frames = {sum(part.shape[1] for part in each.parts if isinstance(part, Tensor)) for each in acted}
-        if speaks and frames != {0 if silent else SPOKEN}:
+        frames = {
+            sum(piece.shape[1] for piece in action.parts if isinstance(piece, Tensor)) for action in acted
+        }
+        if speaks and frames != {0 if silent else SPEECH_FRAMES}:
             raise SystemExit(f"chunk {chunk} was answered with {frames} frames")
     return max(seconds[-10:]), statistics.median(seconds[-10:])
 
@@ -576,9 +595,9 @@ def in_turns(ours: Callable[[], float], theirs: Callable[[], float], rounds: int
     """Median CPU-seconds per unit that each returns; the first round is thrown away."""
     spent: tuple[list[float], list[float]] = ([], [])
     for turn in range(rounds + 1):
-        for side, way in zip(spent, (ours, theirs), strict=True):
+        for side, run_side in zip(spent, (ours, theirs), strict=True):
             began = time.process_time()
-            units = way()
+            units = run_side()
             if turn:
                 side.append((time.process_time() - began) / units)
     return statistics.median(spent[0]), statistics.median(spent[1])

@@ -64,13 +64,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=120.0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    generator, chunk_frames, told = untrained(), 8, arguments.prompt
+    generator, chunk_frames, instruction = untrained(), 8, arguments.prompt
     if arguments.model is not None:
         generator = Generator.from_pretrained(arguments.model, arguments.codec)
         trained = read_trained(model_folder(arguments.model))
         chunk_frames = trained.chunk_frames or chunk_frames
-        told = trained.stream_prompt if told is None else told
-    prompt = [Message(role="system", content=[TextPart(text=told)])] if told else []
+        instruction = trained.stream_prompt if instruction is None else instruction
+    prompt = [Message(role="system", content=[TextPart(text=instruction)])] if instruction else []
     options = LiveOptions(chunk_frames, prompt, limits=Limits(max_text_tokens=8))
     session = LiveSession(generator.model, generator.template, generator.codec, options, time.process_time)
     course = Course(DigitTalk(arguments.data / "fsdd" / "recordings", 60.0 * arguments.minutes))
@@ -101,17 +101,17 @@ class DigitTalk:
         rest_1N = torch.zeros(1, 0)
         for sound_1N in self._sounds():
             rest_1N = torch.cat([rest_1N, sound_1N], dim=1)
-            whole = rest_1N.shape[1] // size * size
-            yield from rest_1N[:, :whole].split(size, dim=1)
-            rest_1N = rest_1N[:, whole:]
+            num_whole = rest_1N.shape[1] // size * size
+            yield from rest_1N[:, :num_whole].split(size, dim=1)
+            rest_1N = rest_1N[:, num_whole:]
 
     def _sounds(self) -> Iterator[Tensor]:
-        draw, made, takes = random.Random(0), 0, self._takes()
+        draw, num_samples, takes = random.Random(0), 0, self._takes()
         speaker, turn = "", -1
-        while made < self.duration_s * RATE:
-            if made // round(SPEAKER_S * RATE) != turn:
-                turn = made // round(SPEAKER_S * RATE)
-                speaker = draw.choice([other for other in sorted(takes) if other != speaker])
+        while num_samples < self.duration_s * RATE:
+            if num_samples // round(SPEAKER_S * RATE) != turn:
+                turn = num_samples // round(SPEAKER_S * RATE)
+                speaker = draw.choice([name for name in sorted(takes) if name != speaker])
             digits = [draw.choice(DIGITS)]
             if draw.random() < 0.5:  # a number of two digits begins with none of zero
                 digits.insert(0, draw.choice(DIGITS[1:]))
@@ -120,22 +120,22 @@ class DigitTalk:
                 parts += [silence(draw.uniform(0.05, 0.3))] if place else []
                 parts.append(draw.choice(takes[speaker][digit]))
             sound_1N = torch.cat(parts, dim=1)
-            self.groups.append(Group((made + sound_1N.shape[1]) / RATE, german(digits)))
+            self.groups.append(Group((num_samples + sound_1N.shape[1]) / RATE, german(digits)))
             sound_1N = torch.cat([sound_1N, silence(draw.uniform(0.6, 1.2))], dim=1)
-            made += sound_1N.shape[1]
+            num_samples += sound_1N.shape[1]
             yield sound_1N
 
     def _takes(self) -> dict[str, list[list[Tensor]]]:
         """Held-out takes at the loop's rate, by speaker and digit."""
-        found: dict[str, list[list[Tensor]]] = {}
+        takes: dict[str, list[list[Tensor]]] = {}
         for path in sorted(self.folder.glob("*.wav")):
             digit, speaker, take = path.stem.split("_")
             if int(take) < 5:
-                by_digit = found.setdefault(speaker, [[] for _ in DIGITS])
+                by_digit = takes.setdefault(speaker, [[] for _ in DIGITS])
                 by_digit[int(digit)].append(load(path, sample_rate=RATE, mono=True).samples_CN)
-        if not found:
+        if not takes:
             raise SystemExit(f"no spoken digits in {self.folder}: name the folder with --data")
-        return found
+        return takes
 
 
 @dataclass
@@ -143,7 +143,7 @@ class Course:
     """Runs the loop over a talk, and keeps a number per chunk."""
 
     talk: DigitTalk
-    said: list[tuple[float, str]] = field(default_factory=list)
+    spoken_texts: list[tuple[float, str]] = field(default_factory=list)
     chunk_s: list[tuple[float, float]] = field(default_factory=list)
     """Time heard, and CPU-seconds, of each chunk."""
     memory_mb: list[tuple[float, float]] = field(default_factory=list)
@@ -155,7 +155,7 @@ class Course:
             for action in session.hear(piece_1N):
                 self.chunk_s.append((action.heard_s, action.compute_s))
                 if action.speaks:
-                    self.said.append((action.heard_s, action.text.strip()))
+                    self.spoken_texts.append((action.heard_s, action.text.strip()))
                 if action.heard_s >= told_s:
                     self.memory_mb.append((action.heard_s, resident_mb()))
                     told_s += 10.0
@@ -164,7 +164,7 @@ class Course:
         """Print a line of JSON per figure."""
         end_s = self.chunk_s[-1][0]
         settled_s = min(SETTLED_S, end_s / 2)
-        settled = next(each for at_s, each in self.memory_mb if at_s >= settled_s)
+        settled = next(megabytes for at_s, megabytes in self.memory_mb if at_s >= settled_s)
         growth = self.memory_mb[-1][1] / settled
         early = statistics.median(s for at_s, s in self.chunk_s if settled_s <= at_s <= settled_s + PART_S)
         late = statistics.median(s for at_s, s in self.chunk_s if at_s >= end_s - PART_S)
@@ -186,11 +186,11 @@ class Course:
         groups = self.talk.groups
         for group, after in pairwise(groups):
             if start_s <= group.end_s < end_s:
-                own = [text for at_s, text in self.said if group.end_s <= at_s < after.end_s]
-                right.append(" ".join(own) == group.number)
+                texts = [text for at_s, text in self.spoken_texts if group.end_s <= at_s < after.end_s]
+                right.append(" ".join(texts) == group.number)
         return sum(right) / max(1, len(right))
 
-    def _print(self, case: str, ours: float, unit: str, **told: float) -> None:
+    def _print(self, case: str, ours: float, unit: str, **entries: float) -> None:
         line = {
             "bench": "interpret_long",
             "case": case,
@@ -198,7 +198,7 @@ class Course:
             "unit": unit,
             "bar": BARS.get(case),
         }
-        print(json.dumps(line | told), flush=True)
+        print(json.dumps(line | entries), flush=True)
 
 
 def german(digits: Sequence[int]) -> str:

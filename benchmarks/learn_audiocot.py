@@ -103,38 +103,42 @@ def main() -> None:
         "--smoke", action="store_true", help="everything at a toy size, one seed, made sounds"
     )
     parser.add_argument("overrides", nargs="*", help="settings of the recipe: writer_1.steps=100")
-    given = parser.parse_args()
-    if not given.smoke:
+    arguments = parser.parse_args()
+    if not arguments.smoke:
         for name in ("fsdd", "esc10"):
-            if not (given.data / name).is_dir():
-                raise SystemExit(f"no recordings in {given.data / name}: give their folder with --data")
-    data = None if given.smoke else given.data.resolve()
-    seeds = given.seeds[:1] if given.smoke else given.seeds
-    folder = given.runs / (f"{NAME}_smoke" if given.smoke else NAME)
+            if not (arguments.data / name).is_dir():
+                raise SystemExit(f"no recordings in {arguments.data / name}: give their folder with --data")
+    data = None if arguments.smoke else arguments.data.resolve()
+    seeds = arguments.seeds[:1] if arguments.smoke else arguments.seeds
+    folder = arguments.runs / (f"{NAME}_smoke" if arguments.smoke else NAME)
     folder.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
-    made = data_stages(data)
-    of_data = [each for each in given.overrides if each.split(".")[0] in ("scenes", "audiocot")]
-    _run({"name": folder.name, "stages": made}, folder, of_data, console)
+    first_stages = data_stages(data)
+    of_data = [
+        override for override in arguments.overrides if override.split(".")[0] in ("scenes", "audiocot")
+    ]
+    _run({"name": folder.name, "stages": first_stages}, folder, of_data, console)
     write_captions(folder)
     stages = [
-        *made,
-        *(stage for seed in seeds for stage in writer_stages(seed, folder.resolve(), given.smoke)),
+        *first_stages,
+        *(stage for seed in seeds for stage in writer_stages(seed, folder.resolve(), arguments.smoke)),
     ]
-    _run({"name": folder.name, "stages": [*stages, {"report": {}}]}, folder, given.overrides, console)
+    _run({"name": folder.name, "stages": [*stages, {"report": {}}]}, folder, arguments.overrides, console)
     report_answers(folder, seeds)
-    flow = _flow_folder(given.flow, folder, given.smoke)
+    flow = _flow_folder(arguments.flow, folder, arguments.smoke)
     if flow is None:
         print(json.dumps({"bench": NAME, "case": "end to end", "ours": None, "unit": "n/a: give --flow"}))
         return
     for seed in seeds:
         write_conditions(folder, seed)
-    stages += [stage for seed in seeds for stage in sound_stages(seed, folder.resolve(), flow, given.smoke)]
-    _run({"name": folder.name, "stages": [*stages, {"report": {}}]}, folder, given.overrides, console)
+    stages += [
+        stage for seed in seeds for stage in sound_stages(seed, folder.resolve(), flow, arguments.smoke)
+    ]
+    _run({"name": folder.name, "stages": [*stages, {"report": {}}]}, folder, arguments.overrides, console)
     judge = _judge(data, folder)
     report_sounds(folder, seeds, judge)
-    generator = SoundGenerator.load(*_flow_model(flow, seeds[0], given.smoke, folder))
-    report_edits(folder, seeds, generator, judge, 2 if given.smoke else 24)
+    generator = SoundGenerator.load(*_flow_model(flow, seeds[0], arguments.smoke, folder))
+    report_edits(folder, seeds, generator, judge, 2 if arguments.smoke else 24)
 
 
 # ---------------------------------------------------------------------------------------------- recipe
@@ -227,18 +231,20 @@ def sound_stages(seed: int, folder: Path, flow: Path, smoke: bool) -> list[dict[
             {"name": f"flow_{seed}", "train_flow": {"latents": "${encode_latents.shards}", **SMOKE["flow"]}},
         ]
     model, autoencoder = _flow_model(flow, seed, smoke, folder)
-    for way, conditions in WAYS.items():
+    for mode, conditions in WAYS.items():
         make = {
             "model": f"${{flow_{seed}.checkpoint}}" if smoke else str(model),
             "autoencoder": f"${{{AUTOENCODER}.checkpoint}}" if smoke else str(autoencoder),
-            "samples": str(folder / f"written_{seed}.jsonl") if way == "written CoT" else "${scenes.samples}",
+            "samples": str(folder / f"written_{seed}.jsonl")
+            if mode == "written CoT"
+            else "${scenes.samples}",
             "conditions": conditions,
             "max_samples": learn_flow.TEST_SCENES,
             "sampling": SAMPLING,
             "seed": seed,
             **(SMOKE["making"] if smoke else {}),
         }
-        stages.append({"name": _stage(way, seed), "generate_sound": make})
+        stages.append({"name": _stage(mode, seed), "generate_sound": make})
     return stages
 
 
@@ -248,37 +254,40 @@ def captions_alone(samples: Sequence[Sample], captions: Mapping[str, str]) -> li
     Args:
         captions: by the clip's id.
     """
-    found = []
+    rewritten = []
     for sample in samples:
-        asked, *answer = sample.messages
-        words = [part.text for part in asked.content if isinstance(part, TextPart)]
+        question, *answer = sample.messages
+        words = [content_part.text for content_part in question.content if isinstance(content_part, TextPart)]
         text = f"The sounds: {captions[sample.metadata['clip']]}. {' '.join(words)}"
         message = Message(role="user", content=[TextPart(text=text)])
-        found.append(sample.model_copy(update={"messages": [message, *answer]}))
-    return found
+        rewritten.append(sample.model_copy(update={"messages": [message, *answer]}))
+    return rewritten
 
 
 def write_captions(folder: Path) -> None:
     """Write `captions.jsonl`, the questions of `captions_alone`, and those of each kind (`CAPTIONS`)."""
     questions = read_samples(folder / "audiocot" / "thinking.jsonl")[0]
     captions = {row["id"]: row["caption"] for row in read_jsonl(folder / "audiocot" / "clips.jsonl")}
-    asked = captions_alone(questions, captions)
-    kinds = {name: [s for s in asked if s.metadata["question"] == kind] for kind, name in CAPTIONS.items()}
-    for name, samples in {"captions.jsonl": asked, **kinds}.items():
+    caption_questions = captions_alone(questions, captions)
+    kinds = {
+        name: [s for s in caption_questions if s.metadata["question"] == kind]
+        for kind, name in CAPTIONS.items()
+    }
+    for name, samples in {"captions.jsonl": caption_questions, **kinds}.items():
         rows = [sample.model_dump_json() for sample in samples]
         learn_flow._keep(folder / name, "\n".join(rows) + "\n")
 
 
 def write_conditions(folder: Path, seed: int) -> None:
     """Write `written_SEED.jsonl`: the asked scenes with the CoT that the writer wrote; without one, their caption."""
-    written = {
+    prose_by_clip = {
         row["clip"]: row["prose"]
         for row in read_jsonl(folder / f"writer_asked_{seed}" / "rows.jsonl")
         if row["question"] == "clip"
     }
     scenes = scenes_of_clips(folder)
     rows = []
-    for clip, prose in written.items():
+    for clip, prose in prose_by_clip.items():
         scene = scenes[clip]
         facts = {**scene.metadata, "thought": prose or scene.metadata["caption"]}
         rows.append(scene.model_copy(update={"metadata": facts}).model_dump_json())
@@ -299,30 +308,31 @@ def scenes_of_clips(folder: Path) -> dict[str, Sample]:
 
 def report_answers(folder: Path, seeds: Sequence[int]) -> None:
     """A line for each measure of each kind of question, by the writer, its controls, and the one of captions."""
-    for way in ("writer asked", *CONTROLS, "captions asked"):
+    for system in ("writer asked", *CONTROLS, "captions asked"):
         tables = [
-            json.loads((folder / _stage(way, seed) / "results.json").read_text())["tables"] for seed in seeds
+            json.loads((folder / _stage(system, seed) / "results.json").read_text())["tables"]
+            for seed in seeds
         ]
         for kind, table in tables[0].items():
             for measure in table:
-                values = [each[kind][measure]["accuracy"] for each in tables]
-                known = [value for value in values if value is not None]
-                bar = BARS.get((kind, measure)) if way == "writer asked" else None
-                _line(f"{way}: {kind}: {measure}", known, bar)
+                values = [figures[kind][measure]["accuracy"] for figures in tables]
+                present = [value for value in values if value is not None]
+                bar = BARS.get((kind, measure)) if system == "writer asked" else None
+                _line(f"{system}: {kind}: {measure}", present, bar)
 
 
 def report_sounds(folder: Path, seeds: Sequence[int], judge: ClipClassifier) -> None:
     """Sounds by the true CoT, by the written CoT with its ratio to the true one, and by the caption alone."""
     true: dict[str, float] = {}
-    for way in WAYS:
-        found = [
-            learn_flow.figures_of(read_generated(folder / _stage(way, seed) / "generated.jsonl"), judge)
+    for mode in WAYS:
+        figures = [
+            learn_flow.figures_of(read_generated(folder / _stage(mode, seed) / "generated.jsonl"), judge)
             for seed in seeds
         ]
-        for name in found[0].values:
-            values = [each.values[name] for each in found]
-            _line(f"sounds by {way}: {name}", values, true.get(name) if way == "written CoT" else None)
-            if way == "true CoT":
+        for name in figures[0].values:
+            values = [row.values[name] for row in figures]
+            _line(f"sounds by {mode}: {name}", values, true.get(name) if mode == "written CoT" else None)
+            if mode == "true CoT":
                 true[name] = float(np.nanmean(values)) if not np.isnan(values).all() else 0.0
 
 
@@ -343,10 +353,10 @@ def report_edits(
         if rows:
             untouched.append(sum(bool(row[UNTOUCHED]) for row in rows) / len(rows))
     _line("edits in plain words: done", done, 0.6)
-    for operation, found in by_operation.items():
+    for operation, outcomes in by_operation.items():
         _line(
             f"edits in plain words: {operation}: done, of those that were carried out",
-            [float(np.mean(found))],
+            [float(np.mean(outcomes))],
             None,
         )
     _line("edits in plain words: the rest of the track is unchanged", untouched, 1.0)
@@ -368,9 +378,16 @@ def carry_out_edits(folder: Path, seed: int, generator: SoundGenerator, steps: i
         question, scene = questions[answer["id"]], scenes[answer["clip"]]
         before = Path(question.audio("user")[0].path)
         before = before if before.is_absolute() else folder / "audiocot" / before
-        wanted = triples[answer["id"].removesuffix("-think")]
+        triple = triples[answer["id"].removesuffix("-think")]
         event = answer["truth"]["record"]["events"][0]
-        known = next((each for each in scene.metadata["events"] if each["name"] == event["sound"]), None)
+        match = next(
+            (
+                scene_event
+                for scene_event in scene.metadata["events"]
+                if scene_event["name"] == event["sound"]
+            ),
+            None,
+        )
         path = out / f"{answer['id'].replace('/', '_')}.flac"
         try:
             row = _carried_out(
@@ -379,7 +396,7 @@ def carry_out_edits(folder: Path, seed: int, generator: SoundGenerator, steps: i
         except (ConfigError, BadSample, ValueError):
             failed += 1
             continue
-        reference = Path(wanted.audio("assistant")[0].path)
+        reference = Path(triple.audio("assistant")[0].path)
         rows.append(
             {
                 **row,
@@ -389,7 +406,7 @@ def carry_out_edits(folder: Path, seed: int, generator: SoundGenerator, steps: i
                 "reference": str(
                     reference if reference.is_absolute() else (folder / "audiocot" / reference).resolve()
                 ),
-                "event": {**event, "label": event["sound"] if known is None else known["label"]},
+                "event": {**event, "label": event["sound"] if match is None else match["label"]},
             }
         )
     write_jsonl(out / "edited.jsonl", rows)
@@ -402,10 +419,10 @@ def plain_instructions(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
     for row in rows:
         if row["question"] == "instruction" and row["truth"]["record"]["events"]:
             by_operation.setdefault(row["truth"]["operation"], []).append(row)
-    found = []
+    answers = []
     for number in range(max(map(len, by_operation.values()), default=0)):
-        found += [each[number] for each in by_operation.values() if number < len(each)]
-    return found[:EDITS]
+        answers += [group[number] for group in by_operation.values() if number < len(group)]
+    return answers[:EDITS]
 
 
 def _carried_out(
@@ -424,9 +441,9 @@ def _carried_out(
     """
     if answer["problem"]:
         raise ValueError(answer["problem"])
-    said = json.loads(answer["answer"].strip().removeprefix("```json").removesuffix("```"))
-    record = ThoughtRecord.model_validate_json(json.dumps(said["record"]))
-    operation, (start_s, end_s) = said["operation"], said["span"]
+    reply = json.loads(answer["answer"].strip().removeprefix("```json").removesuffix("```"))
+    record = ThoughtRecord.model_validate_json(json.dumps(reply["record"]))
+    operation, (start_s, end_s) = reply["operation"], reply["span"]
     caption = caption_of_record(record)
     if operation in ("add", "remove") and not caption:
         raise ValueError("no sound is named")
@@ -452,7 +469,7 @@ def _carried_out(
 # --------------------------------------------------------------------------------------------- private
 
 
-def _flow_folder(given: Path | None, folder: Path, smoke: bool) -> Path | None:
+def _flow_folder(flow_run: Path | None, folder: Path, smoke: bool) -> Path | None:
     """The folder of a flow model's run; a smoke run trains its own.
 
     Raises:
@@ -460,20 +477,20 @@ def _flow_folder(given: Path | None, folder: Path, smoke: bool) -> Path | None:
     """
     if smoke:
         return folder
-    if given is not None and not (given / AUTOENCODER).is_dir():
+    if flow_run is not None and not (flow_run / AUTOENCODER).is_dir():
         raise SystemExit(
-            f"no run of learn_flow in {given}: run make -C benchmarks learn-flow, and give its folder with --flow"
+            f"no run of learn_flow in {flow_run}: run make -C benchmarks learn-flow, and give its folder with --flow"
         )
-    return given
+    return flow_run
 
 
 def _flow_model(flow: Path, seed: int, smoke: bool, folder: Path) -> tuple[Path, Path]:
     """The folders of model and autoencoder: the model of the seed, or the first that the run has."""
     if smoke:
         return folder / f"flow_{seed}", folder / AUTOENCODER
-    own = flow / f"flow_{seed}"
-    known = sorted(path for path in flow.glob("flow_*") if path.is_dir())
-    return (own if own.is_dir() else known[0]).resolve(), (flow / AUTOENCODER).resolve()
+    of_seed = flow / f"flow_{seed}"
+    models = sorted(path for path in flow.glob("flow_*") if path.is_dir())
+    return (of_seed if of_seed.is_dir() else models[0]).resolve(), (flow / AUTOENCODER).resolve()
 
 
 def _judge(data: Path | None, folder: Path) -> ClipClassifier:
@@ -483,27 +500,27 @@ def _judge(data: Path | None, folder: Path) -> ClipClassifier:
     return event_judge(folder / "scenes" / "scenes.jsonl", folder / "judge", 10)[0]
 
 
-def _stage(way: str, seed: int) -> str:
-    return f"{way.replace(' ', '_').lower()}_{seed}"
+def _stage(mode: str, seed: int) -> str:
+    return f"{mode.replace(' ', '_').lower()}_{seed}"
 
 
 def _run(recipe: Mapping[str, Any], folder: Path, overrides: Sequence[str], console: Console) -> None:
     path = folder / "recipe.yaml"
-    whole = {"size": "tiny", "seed": 0, **recipe}
-    path.write_text(yaml.safe_dump(whole, sort_keys=False), encoding="utf-8")
+    full_recipe = {"size": "tiny", "seed": 0, **recipe}
+    path.write_text(yaml.safe_dump(full_recipe, sort_keys=False), encoding="utf-8")
     run_recipe(load_recipe(path, list(overrides), name=folder.name, runs=folder.parent), console)
 
 
 def _line(case: str, values: Sequence[float], bar: float | None) -> None:
     """Print the mean over seeds with its interval, and its ratio to what is asked for."""
-    known = [value for value in values if not np.isnan(value)]
-    if not known:
+    present = [value for value in values if not np.isnan(value)]
+    if not present:
         print(json.dumps({"bench": NAME, "case": case, "ours": None, "unit": "n/a: no such case"}))
         return
-    mean = float(np.mean(known))
+    mean = float(np.mean(present))
     line: dict[str, Any] = {"bench": NAME, "case": case, "ours": round(mean, 4)}
-    if len(known) > 1:
-        half = float(stats.t.ppf(0.975, len(known) - 1) * np.std(known, ddof=1) / np.sqrt(len(known)))
+    if len(present) > 1:
+        half = float(stats.t.ppf(0.975, len(present) - 1) * np.std(present, ddof=1) / np.sqrt(len(present)))
         line |= {"low": round(mean - half, 4), "high": round(mean + half, 4)}
     if bar:
         line |= {"peer": bar, "ratio": round(mean / bar, 4)}

@@ -93,10 +93,10 @@ MODEL = {
 STEPS = {"names": 600, "words": 800, "voices": 600}
 CODES = {
     "names": RandomCodes(
-        STEPS["names"] * TRAINING["batch_size"], (4, 4), said=8, frames=(1, 2), by_heart=0.3
+        STEPS["names"] * TRAINING["batch_size"], (4, 4), num_spoken=8, frames=(1, 2), by_heart=0.3
     ),
     "words": RandomCodes(
-        STEPS["words"] * TRAINING["batch_size"], (1, len(WORDS)), said=DIGITS, frames=(3, 30)
+        STEPS["words"] * TRAINING["batch_size"], (1, len(WORDS)), num_spoken=DIGITS, frames=(3, 30)
     ),
 }
 TEMPERATURE = 0.3
@@ -129,15 +129,15 @@ def main() -> None:
 
 def write_corpus(data: Path, folder: Path) -> list[str]:
     """All voices and the tokenizer's training audio; the names of the real speakers."""
-    found = speakers(data / "fsdd" / "recordings")
+    recordings_by_name = speakers(data / "fsdd" / "recordings")
     with Progress() as bar, ProcessPoolExecutor(mp_context=get_context("spawn")) as processes:
         work = [processes.submit(write_synthetic, folder / "voices" / "synthetic")]
-        for name, recordings in found.items():
+        for name, recordings in recordings_by_name.items():
             work.append(processes.submit(write_group, folder / "voices" / name, name, recordings))
         for done in bar.track(as_completed(work), len(work), description="groups of voices"):
             done.result()
         write_speech(data, folder / "speech", bar)
-    return list(found)
+    return list(recordings_by_name)
 
 
 def train_tokenizer(folder: Path) -> None:
@@ -161,9 +161,9 @@ def train_tokenizer(folder: Path) -> None:
 def encode_group(folder: Path, group: str) -> None:
     """The codes of a group of voices; in a process of its own."""
     torch.set_num_threads(1)
-    own = folder / "groups" / group
-    own.mkdir(parents=True, exist_ok=True)
-    tasks = own / "tasks.yaml"
+    group_folder = folder / "groups" / group
+    group_folder.mkdir(parents=True, exist_ok=True)
+    tasks = group_folder / "tasks.yaml"
     if not tasks.exists():
         tasks.write_text(yaml.safe_dump(CLONE))
     segments = str(folder / "voices" / group / "segments.jsonl")
@@ -172,7 +172,11 @@ def encode_group(folder: Path, group: str) -> None:
     if group == "synthetic":
         compose |= {"split": "file", "test_share": 0.03}
     tokenize = {"samples": "${compose.samples}", "codec": str(folder / "codec"), "encodings": 1}
-    run([{"compose": compose}, {"tokenize": tokenize}], own, Console(stderr=True, force_terminal=False))
+    run(
+        [{"compose": compose}, {"tokenize": tokenize}],
+        group_folder,
+        Console(stderr=True, force_terminal=False),
+    )
 
 
 def learn_to_look_up(folder: Path, group: str) -> None:
@@ -194,8 +198,10 @@ def learn_to_look_up(folder: Path, group: str) -> None:
 def train_without(folder: Path, names: list[str], left_out: str) -> None:
     """A model that never heard a speaker, and what it says for him; in a process of its own."""
     torch.set_num_threads(1)
-    heard = [name for name in [*names, "synthetic"] if name != left_out]
-    voices = [{"path": str(folder / "groups" / name / "tokenize" / "shards"), "weight": 1} for name in heard]
+    trained_names = [name for name in [*names, "synthetic"] if name != left_out]
+    voices = [
+        {"path": str(folder / "groups" / name / "tokenize" / "shards"), "weight": 1} for name in trained_names
+    ]
     train = {
         # half of a step are random codes still, so that no voice is learned by heart
         "shards": [*voices, {"path": str(folder / "codes" / "words"), "weight": len(voices)}],
@@ -219,45 +225,47 @@ def run(stages: list[dict[str, Any]], folder: Path, console: Console) -> None:
     """The stages as a recipe in that folder."""
     folder.mkdir(parents=True, exist_ok=True)
     recipe = folder / "recipe.yaml"
-    whole = {"name": folder.name, "size": "tiny", "seed": 0, "stages": stages}
-    recipe.write_text(yaml.safe_dump(whole, sort_keys=False))
+    full_recipe = {"name": folder.name, "size": "tiny", "seed": 0, "stages": stages}
+    recipe.write_text(yaml.safe_dump(full_recipe, sort_keys=False))
     run_recipe(load_recipe(recipe, name=folder.name, runs=folder.parent), console)
 
 
 def report(folder: Path, names: list[str], processes: ProcessPoolExecutor) -> None:
     """A JSON line for every speaker left out, and one for all of them."""
-    every = {"clone": Heard(), "real": Heard()}
-    for name, own in zip(names, processes.map(partial(listen, folder, names), names), strict=True):
-        print(json.dumps(line(f"without {name}", own)), flush=True)
-        for kind, heard in own.items():
-            every[kind].voices += heard.voices
-            every[kind].words += heard.words
+    every = {"clone": JudgedClips(), "real": JudgedClips()}
+    for name, scores in zip(names, processes.map(partial(listen, folder, names), names), strict=True):
+        print(json.dumps(line(f"without {name}", scores)), flush=True)
+        for kind, judged in scores.items():
+            every[kind].voices += judged.voices
+            every[kind].words += judged.words
     print(json.dumps(line(f"all {len(names)}", every)))
 
 
-def listen(folder: Path, names: list[str], name: str) -> dict[str, Heard]:
+def listen(folder: Path, names: list[str], name: str) -> dict[str, JudgedClips]:
     """Score a speaker's clones and recordings with the judges, in a separate process."""
     torch.set_num_threads(1)
     judge = SpeakerJudge()
     listener = PocketsphinxRecognizer([" ".join(words) for words in itertools.product(WORDS, repeat=3)])
-    rows = {each: list(read_jsonl(folder / "voices" / each / "segments.jsonl")) for each in names}
+    rows = {speaker: list(read_jsonl(folder / "voices" / speaker / "segments.jsonl")) for speaker in names}
     references = [judge.mean([Path(r["path"]) for r in rows[n] if r["split"] == "test"]) for n in names]
-    made = folder / f"without_{name}" / "generate"
-    kept = [row for row in rows[name] if row["speaker"] == name and row["split"] == "train"][:REAL_CLIPS]
+    generated = folder / f"without_{name}" / "generate"
+    real_rows = [row for row in rows[name] if row["speaker"] == name and row["split"] == "train"][:REAL_CLIPS]
     clips = {
-        "clone": [(made / row["path"], row["text"]) for row in read_jsonl(made / "generated.jsonl")],
-        "real": [(Path(row["path"]), row["text"]) for row in kept],
+        "clone": [
+            (generated / row["path"], row["text"]) for row in read_jsonl(generated / "generated.jsonl")
+        ],
+        "real": [(Path(row["path"]), row["text"]) for row in real_rows],
     }
-    own = {kind: Heard() for kind in clips}
-    for kind, path, text in [(each, *clip) for each in clips for clip in clips[each]]:
+    scores = {kind: JudgedClips() for kind in clips}
+    for kind, path, text in [(group, *clip) for group in clips for clip in clips[group]]:
         nearest = names[int((torch.stack(references) @ judge.embed(path)).argmax())]
-        own[kind].voices.append(nearest == name)
-        own[kind].words += words_right(listener, path, text)
-    return own
+        scores[kind].voices.append(nearest == name)
+        scores[kind].words += words_right(listener, path, text)
+    return scores
 
 
 @dataclass
-class Heard:
+class JudgedClips:
     """Scores of the judges for several clips."""
 
     voices: list[bool] = field(default_factory=list)
@@ -265,8 +273,8 @@ class Heard:
     words: list[bool] = field(default_factory=list)
 
 
-def line(case: str, heard: dict[str, Heard]) -> dict[str, Any]:
-    clone, real = (share(heard[kind].voices) for kind in ("clone", "real"))
+def line(case: str, scores: dict[str, JudgedClips]) -> dict[str, Any]:
+    clone, real = (share(scores[kind].voices) for kind in ("clone", "real"))
     return {
         "bench": "learn_cloning",
         "case": case,
@@ -276,7 +284,9 @@ def line(case: str, heard: dict[str, Heard]) -> dict[str, Any]:
         "unit": "share nearest to its own speaker among six (peer: real recordings; chance: 0.167)",
         "interval": [round(clone["low"], 3), round(clone["high"], 3)],
         "n": clone["n"],
-        "words_right": {kind: round(sum(each.words) / len(each.words), 3) for kind, each in heard.items()},
+        "words_right": {
+            kind: round(sum(judged.words) / len(judged.words), 3) for kind, judged in scores.items()
+        },
     }
 
 
@@ -303,8 +313,10 @@ class SpeakerJudge:
 def words_right(listener: PocketsphinxRecognizer, path: Path, text: str) -> list[bool]:
     """Return for each word whether it is recognized at its place."""
     wave = load(path)
-    heard = listener.recognize(wave.samples_CN, wave.sample_rate).split()
-    return [right == said for right, said in itertools.zip_longest(text.split(), heard[: len(text.split())])]
+    recognized = listener.recognize(wave.samples_CN, wave.sample_rate).split()
+    return [
+        right == word for right, word in itertools.zip_longest(text.split(), recognized[: len(text.split())])
+    ]
 
 
 if __name__ == "__main__":

@@ -116,8 +116,8 @@ def main() -> None:
     folder = arguments.runs / "learn_flow"
     folder.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
-    whole = recipe_of(arguments.data.resolve(), arguments.seeds, folder.resolve(), arguments.controls)
-    composing = {**whole, "stages": whole["stages"][:1]}
+    full_recipe = recipe_of(arguments.data.resolve(), arguments.seeds, folder.resolve(), arguments.controls)
+    composing = {**full_recipe, "stages": full_recipe["stages"][:1]}
     of_scenes = [override for override in arguments.overrides if override.startswith("scenes.")]
     _run(composing, folder, of_scenes, console)
     samples = [
@@ -125,7 +125,7 @@ def main() -> None:
     ]
     rows = [sample.model_dump_json() for sample in exchanged(samples)]
     _keep(folder / "exchanged.jsonl", "\n".join(rows) + "\n")
-    _run(whole, folder, arguments.overrides, console)
+    _run(full_recipe, folder, arguments.overrides, console)
     report(folder, arguments.data, arguments.seeds, samples, arguments.controls)
 
 
@@ -165,10 +165,10 @@ def recipe_of(data: Path, seeds: Sequence[int], folder: Path, controls: bool) ->
     ]
     for seed in seeds:
         stages += _model_stages(f"flow_{seed}", seed, {})
-        for way in (*WAYS, EXCHANGED):
-            source = str(folder / "exchanged.jsonl") if way == EXCHANGED else "${scenes.samples}"
-            make = {"samples": source, "max_samples": TEST_SCENES, "conditions": WAYS.get(way)}
-            stages.append(_making(_stage(way, seed), f"flow_{seed}", seed, SAMPLING["guidance"], make))
+        for mode in (*WAYS, EXCHANGED):
+            source = str(folder / "exchanged.jsonl") if mode == EXCHANGED else "${scenes.samples}"
+            make = {"samples": source, "max_samples": TEST_SCENES, "conditions": WAYS.get(mode)}
+            stages.append(_making(_stage(mode, seed), f"flow_{seed}", seed, SAMPLING["guidance"], make))
     first = seeds[0]
     for scale in SCALES:
         make = {
@@ -226,16 +226,16 @@ def _making(name: str, model: str, seed: int, scale: float, settings: Mapping[st
 
 def exchanged(samples: Sequence[Sample]) -> list[Sample]:
     """Each scene with the video, caption and CoT of the next one, and with its own sounds."""
-    found = []
-    for own, other in zip(samples, [*samples[1:], samples[0]], strict=True):
+    swapped = []
+    for scene, next_scene in zip(samples, [*samples[1:], samples[0]], strict=True):
         metadata = {
-            **own.metadata,
-            "caption": other.metadata["caption"],
-            "thought": other.metadata["thought"],
+            **scene.metadata,
+            "caption": next_scene.metadata["caption"],
+            "thought": next_scene.metadata["thought"],
         }
-        messages = [other.messages[0], own.messages[-1]]
-        found.append(own.model_copy(update={"messages": messages, "metadata": metadata}))
-    return found
+        messages = [next_scene.messages[0], scene.messages[-1]]
+        swapped.append(scene.model_copy(update={"messages": messages, "metadata": metadata}))
+    return swapped
 
 
 def report(folder: Path, data: Path, seeds: Sequence[int], samples: Sequence[Sample], controls: bool) -> None:
@@ -255,19 +255,19 @@ def report(folder: Path, data: Path, seeds: Sequence[int], samples: Sequence[Sam
     chance = figures_of(_moved(read_generated(folder / "through_vae.jsonl")), judge)
     for name, value in chance.values.items():
         _line(f"real sounds of the next scene: {name}", [value], ceiling.values[name])
-    for way in (*WAYS, EXCHANGED):
-        known = training if way == "video and CoT" else []
-        found = [
-            figures_of(read_generated(folder / _stage(way, seed) / "generated.jsonl"), judge, known)
+    for mode in (*WAYS, EXCHANGED):
+        references = training if mode == "video and CoT" else []
+        figures = [
+            figures_of(read_generated(folder / _stage(mode, seed) / "generated.jsonl"), judge, references)
             for seed in seeds
         ]
-        for name in found[0].values:
-            _line(f"{way}: {name}", [each.values[name] for each in found], ceiling.values[name])
+        for name in figures[0].values:
+            _line(f"{mode}: {name}", [row.values[name] for row in figures], ceiling.values[name])
     _report_edits("edit", [folder / f"edits_flow_{seed}" for seed in seeds], judge)
     for name in CONTROLS if controls else ():
         stage = _stage(name, seeds[0])
-        own = figures_of(read_generated(folder / f"{stage}_sounds" / "generated.jsonl"), judge)
-        for measure, value in own.values.items():
+        control = figures_of(read_generated(folder / f"{stage}_sounds" / "generated.jsonl"), judge)
+        for measure, value in control.values.items():
             _line(f"{name}: {measure}", [value], ceiling.values[measure])
         _report_edits(f"{name}, edit", [folder / f"edits_{stage}"], judge)
     _sweep(folder, seeds[0], judge)
@@ -275,11 +275,13 @@ def report(folder: Path, data: Path, seeds: Sequence[int], samples: Sequence[Sam
 
 def _report_edits(title: str, folders: Sequence[Path], judge: ClipClassifier) -> None:
     """Each measure of each kind of edit, with what a perfect edit gets beside it where it is known."""
-    found = [judge_edits(read_edited(each / "edited.jsonl"), OwnClasses(judge)).result for each in folders]
-    for case in found[0]:
-        for measure, table in found[0][case].items():
+    results = [
+        judge_edits(read_edited(folder / "edited.jsonl"), OwnClasses(judge)).result for folder in folders
+    ]
+    for case in results[0]:
+        for measure, table in results[0][case].items():
             if table["n"]:
-                values = [each[case][measure]["accuracy"] for each in found]
+                values = [result[case][measure]["accuracy"] for result in results]
                 _line(f"{title}: {case}: {measure}", values, None)
 
 
@@ -313,17 +315,17 @@ def _sweep(folder: Path, seed: int, judge: ClipClassifier) -> None:
 def real_judge(data: Path, folder: Path) -> tuple[ClipClassifier, float]:
     """A classifier of single events, trained on the real training recordings, and its accuracy on the held-out ones."""
     events, _ = sound_sources(data)
-    found = find_sounds([SoundSource.model_validate(source) for source in events], "events")
-    cut = [(torch.from_numpy(load_event(s.path, RATE, EVENT_S) * 0.1)[None], RATE) for s in found]
-    train = [n for n, sound in enumerate(found) if not sound.held_out]
-    test = [n for n, sound in enumerate(found) if sound.held_out]
+    sounds = find_sounds([SoundSource.model_validate(source) for source in events], "events")
+    cut = [(torch.from_numpy(load_event(s.path, RATE, EVENT_S) * 0.1)[None], RATE) for s in sounds]
+    train = [n for n, sound in enumerate(sounds) if not sound.held_out]
+    test = [n for n, sound in enumerate(sounds) if sound.held_out]
     if (folder / "judge" / "classifier.json").exists():
         judge = ClipClassifier.load(folder / "judge")
     else:
-        judge = train_classifier([cut[n] for n in train], [found[n].label for n in train], JUDGE)
+        judge = train_classifier([cut[n] for n in train], [sounds[n].label for n in train], JUDGE)
         judge.save(folder / "judge")
-    said = judge.predict_many([cut[n] for n in test])
-    right = [label == found[n].label for n, (label, _) in zip(test, said, strict=True)]
+    predictions = judge.predict_many([cut[n] for n in test])
+    right = [label == sounds[n].label for n, (label, _) in zip(test, predictions, strict=True)]
     return judge, float(np.mean(right))
 
 
@@ -358,13 +360,13 @@ def right_order(sound: GeneratedSound, classes: OwnClasses) -> bool | None:
     if sound.events is None or len(sound.events) != 2 or sound.has_backdrop:
         return None
     first, second = (classes.labels.index(event.label) for event in sound.events)
-    made = load(sound.path)
+    waveform = load(sound.path)
     leanings = []
-    for onset_s in energy_onsets(made):
-        start = round(max(0.0, onset_s - 0.02) * made.sample_rate)
-        cut_CN = made.samples_CN[:, start : start + round(0.6 * made.sample_rate)]
+    for onset_s in energy_onsets(waveform):
+        start = round(max(0.0, onset_s - 0.02) * waveform.sample_rate)
+        cut_CN = waveform.samples_CN[:, start : start + round(0.6 * waveform.sample_rate)]
         try:
-            logits = classes.logits(Waveform(cut_CN.contiguous(), made.sample_rate))
+            logits = classes.logits(Waveform(cut_CN.contiguous(), waveform.sample_rate))
         except ValueError:
             continue
         leanings.append(float(logits[first] - logits[second]))
@@ -388,8 +390,10 @@ def _keep(path: Path, text: str) -> None:
 
 def _moved(sounds: Sequence[GeneratedSound]) -> list[GeneratedSound]:
     """Each scene with the sound of the next one: what chance gives."""
-    others = [*sounds[1:], sounds[0]]
-    return [replace(own, path=other.path) for own, other in zip(sounds, others, strict=True)]
+    next_sounds = [*sounds[1:], sounds[0]]
+    return [
+        replace(sound, path=next_sound.path) for sound, next_sound in zip(sounds, next_sounds, strict=True)
+    ]
 
 
 def _real(samples: Sequence[Sample], folder: Path, generator: SoundGenerator | None) -> list[GeneratedSound]:
@@ -410,8 +414,8 @@ def _real(samples: Sequence[Sample], folder: Path, generator: SoundGenerator | N
     return read_generated(listing)
 
 
-def _stage(way: str, seed: int) -> str:
-    return f"{way.replace(' ', '_').lower()}_{seed}"
+def _stage(mode: str, seed: int) -> str:
+    return f"{mode.replace(' ', '_').lower()}_{seed}"
 
 
 def _mean(result: Mapping[str, Any], name: str) -> float:

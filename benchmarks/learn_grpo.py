@@ -40,9 +40,9 @@ from audiollm.files.atomic import read_json
 
 SEEDS = (1, 2, 3)
 EXCHANGED_SEED = 1
-HEARD = {"digit": 3000, "sound": 1200, "first": 1000, "count": 400}
+NAMING_COUNTS = {"digit": 3000, "sound": 1200, "first": 1000, "count": 400}
 """Recordings of each kind, for the model that names what it hears."""
-FEW, MANY, ASKED = 10, 500, 60
+FEW, TRAIN_COUNT, HELD_OUT_COUNT = 10, 500, 60
 """Questions of each kind: answered ones for the first model, those of GRPO, held-out ones."""
 ANSWER_TOKENS = 40
 FIRST: dict[str, Any] = {
@@ -115,20 +115,20 @@ def write_data(folder: Path, data: Path) -> list[Question]:
     if not (data / "fsdd").is_dir() or not (data / "esc10").is_dir():
         raise SystemExit(f"no recordings in {data}: give the folder of real recordings with --data")
     train, test = (ReasoningMaker(data, folder / "joined", is_held_out) for is_held_out in (False, True))
-    heard = [each for kind, count in HEARD.items() for each in train.make(kind, count)]
-    many = {kind: train.make(kind, MANY) for kind in KINDS}
-    asked = [each for kind in KINDS for each in test.make(kind, ASKED)]
-    held_out = [each.sample(True) for each in asked]
-    named = [each.named(True) for each in asked if each.kind in HEARD]
-    write_once(folder / "heard.jsonl", [*(each.named(False) for each in heard), *named])
+    named_train = [reasoned for kind, count in NAMING_COUNTS.items() for reasoned in train.make(kind, count)]
+    train_questions = {kind: train.make(kind, TRAIN_COUNT) for kind in KINDS}
+    test_questions = [reasoned for kind in KINDS for reasoned in test.make(kind, HELD_OUT_COUNT)]
+    held_out = [reasoned.sample(True) for reasoned in test_questions]
+    named = [reasoned.named(True) for reasoned in test_questions if reasoned.kind in NAMING_COUNTS]
+    write_once(folder / "heard.jsonl", [*(reasoned.named(False) for reasoned in named_train), *named])
 
-    def write(name: str, made: Sequence[Reasoned]) -> None:
-        write_once(folder / f"{name}.jsonl", [*(each.sample(False) for each in made), *held_out])
+    def write(name: str, examples: Sequence[Reasoned]) -> None:
+        write_once(folder / f"{name}.jsonl", [*(reasoned.sample(False) for reasoned in examples), *held_out])
 
-    write("few", [each for kind in KINDS for each in many[kind][:FEW]])
-    write("many", [each for kind in KINDS for each in many[kind]])
-    write("exchanged", [each for kind in KINDS for each in exchanged(many[kind])])
-    return [each.question for each in asked]
+    write("few", [reasoned for kind in KINDS for reasoned in train_questions[kind][:FEW]])
+    write("many", [reasoned for kind in KINDS for reasoned in train_questions[kind]])
+    write("exchanged", [reasoned for kind in KINDS for reasoned in exchanged(train_questions[kind])])
+    return [reasoned.question for reasoned in test_questions]
 
 
 def stages_of(seeds: Sequence[int]) -> list[str]:
@@ -191,10 +191,10 @@ def report(folder: Path, scores: dict[str, dict[str, Any]], seeds: Sequence[int]
     table = Table(title="Held-out questions answered right")
     for column in ("model", "all", *names, "CPU-s"):
         table.add_column(column)
-    for stage, found in scores.items():
+    for stage, stage_scores in scores.items():
         spent = read_json(folder / stage / "stage.json")["figures"]["cpu_seconds"]
-        parts = [f"{found['by_task'][name]['accuracy']:.3f}" for name in names]
-        table.add_row(stage, f"{found['accuracy']:.3f}", *parts, f"{spent:.0f}")
+        parts = [f"{stage_scores['by_task'][name]['accuracy']:.3f}" for name in names]
+        table.add_row(stage, f"{stage_scores['accuracy']:.3f}", *parts, f"{spent:.0f}")
     console.print(table)
     before = scores["first"]["accuracy"]
     print_case("first: answers right", [before], None, "learn_grpo")

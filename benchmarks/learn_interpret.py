@@ -270,9 +270,9 @@ def _stages_of(seed: int, sizes: dict[str, Any]) -> list[dict[str, Any]]:
         **SFT, **sizes.get("sft", {}), "start": "${hearing.checkpoint}", "text_weight": 1.0, "seed": seed,
         "eval_audio_samples": 0, "evaluations": 4,
     }  # fmt: skip
-    found: list[dict[str, Any]] = []
+    stages: list[dict[str, Any]] = []
     for name, kind in (("sft", "late"), ("sft_punctual", "punctual")):
-        found.append(
+        stages.append(
             {"name": f"{name}_{seed}", "train": {**supervised, "shards": f"${{{kind}_codes.shards}}"}}
         )
     trainings: list[tuple[str, str, dict[str, float], bool]] = [
@@ -285,17 +285,20 @@ def _stages_of(seed: int, sizes: dict[str, Any]) -> list[dict[str, Any]]:
         ("fixed_2", "fixed_1", BOTH, False),
     ]
     for name, start, rewards, is_adaptive in trainings:
-        own = FOR_ACTIONS if rewards is STAGE_1 else FOR_STREAMS
-        adaptive = {"name": "proportional", "target": own["target"], "gain": GAIN}
-        controller = {**(adaptive if is_adaptive else {"name": "fixed"}), "coefficient": own["coefficient"]}
+        options = FOR_ACTIONS if rewards is STAGE_1 else FOR_STREAMS
+        adaptive = {"name": "proportional", "target": options["target"], "gain": GAIN}
+        controller = {
+            **(adaptive if is_adaptive else {"name": "fixed"}),
+            "coefficient": options["coefficient"],
+        }
         settings = {
             **PPO,
             **sizes.get("ppo", {}),
             "samples": "${late_codes.shards}",
             "model": f"${{{start}_{seed}.checkpoint}}",
             "rewards": rewards,
-            "similarity": own["similarity"],
-            "advantage": {"name": "gae", "steps": True, "lam": own["lam"]},
+            "similarity": options["similarity"],
+            "advantage": {"name": "gae", "steps": True, "lam": options["lam"]},
             "language": "de",
             "allowed_wait": 0,
             "steps": sizes.get("updates", FIRST_UPDATES if start == "sft" else SECOND_UPDATES),
@@ -305,24 +308,24 @@ def _stages_of(seed: int, sizes: dict[str, Any]) -> list[dict[str, Any]]:
             "evaluations": 1,
             "eval_prompts": 16,
         }
-        found.append({"name": f"{name}_{seed}", "train_interpreter": settings})
-    for name in ("sft", "sft_punctual", *(each[-1] for each in VARIANTS.values())):
-        for way, temperature in (("greedy", 0.0), ("drawn", 1.0)):
-            own = {"temperature": temperature, "seed": seed}
-            found.append(_evaluation(f"{name}_{seed}_{way}", f"{name}_{seed}", own))
+        stages.append({"name": f"{name}_{seed}", "train_interpreter": settings})
+    for name in ("sft", "sft_punctual", *(variant_stages[-1] for variant_stages in VARIANTS.values())):
+        for decoding, temperature in (("greedy", 0.0), ("drawn", 1.0)):
+            options = {"temperature": temperature, "seed": seed}
+            stages.append(_evaluation(f"{name}_{seed}_{decoding}", f"{name}_{seed}", options))
     for place, bias in enumerate(sizes.get("biases", BIASES)):
-        found.append(_evaluation(f"bias_{place}_{seed}", f"sft_{seed}", {"silence_bias": bias}))
-    return found
+        stages.append(_evaluation(f"bias_{place}_{seed}", f"sft_{seed}", {"silence_bias": bias}))
+    return stages
 
 
 def _evaluation(name: str, model: str, settings: dict[str, Any]) -> dict[str, Any]:
-    own = {
+    options = {
         "model": f"${{{model}.checkpoint}}",
         "samples": "${late_codes.shards}",
         "language": "de",
         "examples": 4,
     }
-    return {"name": name, "evaluate_interpreter": {**own, "max_answer_tokens": 8, **settings}}
+    return {"name": name, "evaluate_interpreter": {**options, "max_answer_tokens": 8, **settings}}
 
 
 # --------------------------------------------------------------------------------------------------- report
@@ -334,19 +337,19 @@ def report(folder: Path, seeds: Sequence[int], biases: Sequence[float]) -> None:
     for case, name in _cases().items():
         rows[case] = [figures_of(folder / name.format(seed=seed)) for seed in seeds]
     curve = [[figures_of(folder / f"bias_{place}_{seed}") for seed in seeds] for place in range(len(biases))]
-    for bias, each in zip(biases, curve, strict=True):
-        rows[f"start, silence {bias:+g}"] = each
+    for bias, figures in zip(biases, curve, strict=True):
+        rows[f"start, silence {bias:+g}"] = figures
     _print_table(rows)
     for line in bars(rows, curve, [kl_shares(folder, seed) for seed in seeds]):
         print(json.dumps(line))
     points = [
         QualityPoint(
             case,
-            statistics.mean(each["AL"] for each in own),
-            statistics.mean(each["chrF"] for each in own),
+            statistics.mean(row["AL"] for row in case_rows),
+            statistics.mean(row["chrF"] for row in case_rows),
             is_on_curve=case.startswith("start"),
         )
-        for case, own in rows.items()
+        for case, case_rows in rows.items()
         if "drawn" not in case
     ]
     picture = folder / "quality_latency.html"
@@ -359,17 +362,17 @@ def _cases() -> dict[str, str]:
     models = {"start": "sft", "supervised without lag": "sft_punctual"}
     models |= {variant: stages[-1] for variant, stages in VARIANTS.items()}
     return {
-        f"{case}, {way}": f"{name}_{{seed}}_{way}"
+        f"{case}, {decoding}": f"{name}_{{seed}}_{decoding}"
         for case, name in models.items()
-        for way in ("greedy", "drawn")
+        for decoding in ("greedy", "drawn")
     }
 
 
 def figures_of(folder: Path) -> dict[str, float]:
     """AL and LAAL in seconds, chrF, and the share of groups that are exactly right."""
-    found = read_json(folder / "figures.json")
-    times = {name: found[name] / 1000 for name in ("AL", "LAAL")}
-    return {**times, "chrF": found["chrF"], "right": found["right_segments"]["accuracy"]}
+    figures = read_json(folder / "figures.json")
+    times = {name: figures[name] / 1000 for name in ("AL", "LAAL")}
+    return {**times, "chrF": figures["chrF"], "right": figures["right_segments"]["accuracy"]}
 
 
 def bars(
@@ -381,24 +384,24 @@ def bars(
     start, ours = rows["start, greedy"], rows["two stages, greedy"]
     lines = []
     for variant in VARIANTS:
-        own = rows[f"{variant}, greedy"]
-        shares = [after["AL"] / before["AL"] for before, after in zip(start, own, strict=True)]
-        gained = [after["chrF"] - before["chrF"] for before, after in zip(start, own, strict=True)]
-        line = _line(f"{variant}: AL against the start", own, start, "AL", "s (peer: the start)")
+        after_rows = rows[f"{variant}, greedy"]
+        shares = [after["AL"] / before["AL"] for before, after in zip(start, after_rows, strict=True)]
+        gained = [after["chrF"] - before["chrF"] for before, after in zip(start, after_rows, strict=True)]
+        line = _line(f"{variant}: AL against the start", after_rows, start, "AL", "s (peer: the start)")
         line |= {"fewer": interval([1 - share for share in shares]), "chrF_gained": interval(gained)}
         met = statistics.mean(shares) <= 1 - FASTER and statistics.mean(gained) >= -WORSE
         lines.append(line | {"met": met} if variant == "two stages" else line)
     for latency in ("AL", "LAAL"):
-        found = []
+        gains = []
         for place, led in enumerate(ours):
-            points = sorted((each[place][latency], each[place]["chrF"]) for each in [start, *curve])
-            found.append(led["chrF"] - at(points, led[latency]))
+            points = sorted((row[place][latency], row[place]["chrF"]) for row in [start, *curve])
+            gains.append(led["chrF"] - at(points, led[latency]))
         case = f"two stages: chrF above the start with a constant on silence at the same {latency}"
-        low = interval(found).get("low")
+        low = interval(gains).get("low")
         met = low is not None and low > 0
-        lines.append({"bench": NAME, "case": case, "ours": interval(found), "unit": "points", "met": met})
+        lines.append({"bench": NAME, "case": case, "ours": interval(gains), "unit": "points", "met": met})
     for stage in VARIANTS["two stages"]:
-        shares = [each[stage] for each in kl]
+        shares = [seed_shares[stage] for seed_shares in kl]
         met = all(abs(share - 1) <= 0.25 for share in shares)
         line = {"bench": NAME, "case": f"{stage}: KL of the last third over its target"}
         lines.append(line | {"ours": interval(shares), "unit": "share", "met": met})
@@ -407,12 +410,12 @@ def bars(
 
 def kl_shares(folder: Path, seed: int) -> dict[str, float]:
     """The mean KL of the last third of each of the two stages, over its target."""
-    found = {}
+    shares = {}
     for stage in VARIANTS["two stages"]:
         kl = [row["kl"] for row in read_jsonl(folder / f"{stage}_{seed}" / "metrics.jsonl") if "kl" in row]
         target = (FOR_ACTIONS if stage == "stage_1" else FOR_STREAMS)["target"]
-        found[stage] = statistics.mean(kl[-max(1, len(kl) // 3) :]) / target
-    return found
+        shares[stage] = statistics.mean(kl[-max(1, len(kl) // 3) :]) / target
+    return shares
 
 
 def at(points: Sequence[tuple[float, float]], latency: float) -> float:
@@ -434,20 +437,20 @@ def interval(values: Sequence[float]) -> dict[str, float]:
     return {"mean": round(mean, 4), "low": round(mean - half, 4), "high": round(mean + half, 4)}
 
 
-def _line(case: str, own: Sequence[Any], peer: Sequence[Any], key: str, unit: str) -> dict[str, Any]:
-    ours, theirs = (statistics.mean(each[key] for each in rows) for rows in (own, peer))
+def _line(case: str, our_rows: Sequence[Any], peer: Sequence[Any], key: str, unit: str) -> dict[str, Any]:
+    ours, theirs = (statistics.mean(row[key] for row in rows) for rows in (our_rows, peer))
     values = {"ours": round(ours, 3), "peer": round(theirs, 3), "ratio": round(theirs / ours, 3)}
     return {"bench": NAME, "case": case, **values, "unit": unit}
 
 
 def _print_table(rows: dict[str, list[dict[str, float]]]) -> None:
     table = Table("", "AL, s", "LAAL, s", "chrF", "groups right", title="Held-out streams, mean over seeds")
-    for case, own in rows.items():
+    for case, case_rows in rows.items():
         cells = []
         for key, digits in (("AL", 2), ("LAAL", 2), ("chrF", 1), ("right", 3)):
-            found = interval([each[key] for each in own])
-            spread = f" ± {found['high'] - found['mean']:.{digits}f}" if "high" in found else ""
-            cells.append(f"{found['mean']:.{digits}f}{spread}")
+            bounds = interval([row[key] for row in case_rows])
+            spread = f" ± {bounds['high'] - bounds['mean']:.{digits}f}" if "high" in bounds else ""
+            cells.append(f"{bounds['mean']:.{digits}f}{spread}")
         table.add_row(case, *cells)
     Console(stderr=True, width=120).print(table)
 

@@ -119,7 +119,7 @@ class SpokenStream:
     truth: Sequence[str]
     """Its digits in German order."""
     length_s: float
-    said: Sequence[SaidDigit]
+    spoken_digits: Sequence[SaidDigit]
     text: str
     """Words that were written beside the speech."""
 
@@ -204,17 +204,19 @@ def spoken_talks(
     takes: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in segments:
         takes[row["speaker"], row["text"], row["split"]].append(row)
-    made = []
+    rewritten = []
     for talk in talks:
         draw = random.Random(talk["id"])
-        spoken = []
+        word_segments = []
         for segment in talk["segments"]:
             for word in segment["target"].split():
                 take = draw.choice(takes[segment["speaker"], word, talk["split"]])
-                said = {"path": take["path"], "start_s": 0.0, "end_s": take["end_s"]}
-                spoken.append({**segment, "target": word, "said": said})
-        made.append({**talk, "audio": str((folder / talk["audio"]).resolve()), "segments": spoken})
-    return made
+                take_span = {"path": take["path"], "start_s": 0.0, "end_s": take["end_s"]}
+                word_segments.append({**segment, "target": word, "said": take_span})
+        rewritten.append(
+            {**talk, "audio": str((folder / talk["audio"]).resolve()), "segments": word_segments}
+        )
+    return rewritten
 
 
 def recipe_of(stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -278,21 +280,21 @@ def _streams(name: str, talks: str, codec: str) -> list[dict[str, Any]]:
 
 
 def said_by_model(
-    prompt: StreamPrompt, actions: Sequence[Acted], codec: Codec, known: SpokenStream
+    prompt: StreamPrompt, actions: Sequence[Acted], codec: Codec, stream: SpokenStream
 ) -> SpokenStream:
     """Return a stream with what a model said over it.
 
     Args:
-        known: the same stream with anything said.
+        stream: the same stream with anything said.
     """
-    said = [
-        SaidDigit(codec.decode(part).float().cpu(), codec.sample_rate, end_s)
+    digits = [
+        SaidDigit(codec.decode(codes_KT).float().cpu(), codec.sample_rate, end_s)
         for action, end_s in zip(actions, prompt.chunk_ends_s, strict=True)
-        for part in action.parts
-        if isinstance(part, Tensor) and part.shape[1]
+        for codes_KT in action.parts
+        if isinstance(codes_KT, Tensor) and codes_KT.shape[1]
     ]
     text = " ".join(" ".join(action.text for action in actions).split())
-    return replace(known, said=said, text=text)
+    return replace(stream, spoken_digits=digits, text=text)
 
 
 def targets_of(prompt: StreamPrompt, talk: Mapping[str, Any]) -> SpokenStream:
@@ -301,39 +303,45 @@ def targets_of(prompt: StreamPrompt, talk: Mapping[str, Any]) -> SpokenStream:
     Args:
         talk: its row of `spoken_talks.jsonl`.
     """
-    said: list[SaidDigit] = []
+    digits: list[SaidDigit] = []
     for action, end_s in zip(prompt.sample.messages[-1].actions(), prompt.chunk_ends_s, strict=True):
-        for _ in range(sum(len(part.text.split()) for part in action if isinstance(part, TextPart))):
-            take = load(talk["segments"][len(said)]["said"]["path"], mono=True)
-            said.append(SaidDigit(take.samples_CN, take.sample_rate, end_s))
+        for _ in range(
+            sum(
+                len(content_part.text.split())
+                for content_part in action
+                if isinstance(content_part, TextPart)
+            )
+        ):
+            take = load(talk["segments"][len(digits)]["said"]["path"], mono=True)
+            digits.append(SaidDigit(take.samples_CN, take.sample_rate, end_s))
     truth = [segment["target"] for segment in talk["segments"]]
     speaker = talk["segments"][0]["speaker"]
     length_s = prompt.chunk_ends_s[-1]
-    return SpokenStream(talk["id"], Path(talk["audio"]), speaker, truth, length_s, said, " ".join(truth))
+    return SpokenStream(talk["id"], Path(talk["audio"]), speaker, truth, length_s, digits, " ".join(truth))
 
 
 @torch.inference_mode()
 def through_codec(stream: SpokenStream, codec: Codec) -> SpokenStream:
     """Return a stream whose speech was encoded and decoded."""
-    said = []
-    for each in stream.said:
-        samples_1N = resample(each.samples_1N, each.sample_rate, codec.sample_rate)
+    digits = []
+    for digit in stream.spoken_digits:
+        samples_1N = resample(digit.samples_1N, digit.sample_rate, codec.sample_rate)
         decoded_1N = codec.decode(codec.encode(samples_1N)).float().cpu()
-        said.append(SaidDigit(decoded_1N, codec.sample_rate, each.time_s))
-    return replace(stream, said=said)
+        digits.append(SaidDigit(decoded_1N, codec.sample_rate, digit.time_s))
+    return replace(stream, spoken_digits=digits)
 
 
 def logged(index: int, stream: SpokenStream, folder: Path) -> LoggedOutput:
     """Write the speech of a stream to a file, each piece where it is heard; return its line of the log."""
     speech = f"{stream.id}.wav"
-    rate = stream.said[0].sample_rate if stream.said else JUDGE_RATE
+    rate = stream.spoken_digits[0].sample_rate if stream.spoken_digits else JUDGE_RATE
     with closing(SpeechFile(folder / speech, rate)) as file:
-        for each in stream.said:
-            file.write(each.samples_1N, each.time_s)
+        for digit in stream.spoken_digits:
+            file.write(digit.samples_1N, digit.time_s)
         file.write(torch.zeros(1, 0), stream.length_s)
-    said = [SaidPiece("", each.time_s, None, each.duration_s) for each in stream.said]
+    pieces = [SaidPiece("", digit.time_s, None, digit.duration_s) for digit in stream.spoken_digits]
     source = HeardSource(index, stream.length_s, str(stream.source), " ".join(stream.truth), stream.id)
-    return logged_output(said, source, speech).model_copy(update={"transcript": stream.text})
+    return logged_output(pieces, source, speech).model_copy(update={"transcript": stream.text})
 
 
 # -------------------------------------------------------------------------------------------------- scores
@@ -352,21 +360,21 @@ def trained_judges(segments: Sequence[dict[str, Any]], config: ClassifierConfig)
 def heard_of(streams: Sequence[SpokenStream], judge: ClipClassifier) -> list[list[str]]:
     """Return the label of each digit that was said, by stream."""
     clips = [
-        (resample(each.samples_1N, each.sample_rate, JUDGE_RATE), JUDGE_RATE)
+        (resample(digit.samples_1N, digit.sample_rate, JUDGE_RATE), JUDGE_RATE)
         for stream in streams
-        for each in stream.said
+        for digit in stream.spoken_digits
     ]
     labels = iter([label for label, _ in judge.predict_many(clips)])
-    return [[next(labels) for _ in stream.said] for stream in streams]
+    return [[next(labels) for _ in stream.spoken_digits] for stream in streams]
 
 
-def digits_right(heard: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]) -> float:
+def digits_right(labels: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]) -> float:
     """Return the share of right digits: neither those that are left out nor those that are too many are free."""
     equal = longest = 0
-    for said, wanted in zip(heard, truth, strict=True):
-        found = Levenshtein.opcodes(list(wanted), list(said))
-        equal += sum(each.src_end - each.src_start for each in found if each.tag == "equal")
-        longest += max(len(said), len(wanted))
+    for hypothesis, reference in zip(labels, truth, strict=True):
+        opcodes = Levenshtein.opcodes(list(reference), list(hypothesis))
+        equal += sum(opcode.src_end - opcode.src_start for opcode in opcodes if opcode.tag == "equal")
+        longest += max(len(hypothesis), len(reference))
     return equal / max(1, longest)
 
 
@@ -389,7 +397,7 @@ def scores_of(streams: Sequence[SpokenStream], judges: Judges, folder: Path) -> 
         "exchanged": digits_right(digits, [*truth[1:], truth[0]]),
         "voice": sum(voices) / max(1, len(voices)),
         "said": len(voices) / sum(map(len, truth)),
-        **{name: _mean([each[name] for each in latencies]) / 1000 for name in ("LAAL", "ATD")},
+        **{name: _mean([latency[name] for latency in latencies]) / 1000 for name in ("LAAL", "ATD")},
         "gaps": len(gaps) / len(outputs),
         "gap_s": _mean(gaps) / 1000,
         "empty": sum(not output.delays for output in outputs),
@@ -418,14 +426,14 @@ def report(
     seeds = [seed * len(prompts) + number for number in range(len(prompts))]
     acted = interpret_streams(policy, prompts, seeds, SAMPLING, LIMITS, "any")
     with torch.inference_mode():
-        said = [
-            said_by_model(prompt, actions, codec, known)
-            for prompt, actions, known in zip(prompts, acted, targets, strict=True)
+        interpreted = [
+            said_by_model(prompt, actions, codec, target)
+            for prompt, actions, target in zip(prompts, acted, targets, strict=True)
         ]
     systems = {
         "targets, as recorded": targets,
         "targets, through the tokenizer": [through_codec(stream, codec) for stream in targets],
-        "the model": said,
+        "the model": interpreted,
     }
     out = folder / "said"
     scores = {
@@ -444,8 +452,10 @@ def real_accuracy(segments: Sequence[dict[str, Any]], judges: Judges) -> float:
     clips = [
         (load(row["path"], sample_rate=JUDGE_RATE, mono=True).samples_CN, JUDGE_RATE) for row in held_out
     ]
-    found = judges.digit.predict_many(clips)
-    return sum(label == row["text"] for (label, _), row in zip(found, held_out, strict=True)) / len(held_out)
+    predictions = judges.digit.predict_many(clips)
+    return sum(label == row["text"] for (label, _), row in zip(predictions, held_out, strict=True)) / len(
+        held_out
+    )
 
 
 def bars(scores: Mapping[str, float], real: float) -> list[dict[str, Any]]:
@@ -468,10 +478,10 @@ def _print_table(scores: Mapping[str, Mapping[str, float]]) -> None:
     shares = {"digits right": "digits", "exchanged": "exchanged", "voice": "voice", "said / asked": "said"}
     times = {"LAAL, s": "LAAL", "ATD, s": "ATD", "gaps per stream": "gaps", "mean gap, s": "gap_s"}
     table = Table("", *shares, *times, "empty", title="Held-out streams, answered in speech")
-    for name, each in scores.items():
-        cells = [f"{each[key]:.3f}" for key in shares.values()]
-        cells += [f"{each[key]:.2f}" for key in times.values()]
-        table.add_row(name, *cells, f"{each['empty']:.0f}")
+    for name, figures in scores.items():
+        cells = [f"{figures[key]:.3f}" for key in shares.values()]
+        cells += [f"{figures[key]:.2f}" for key in times.values()]
+        table.add_row(name, *cells, f"{figures['empty']:.0f}")
     Console(stderr=True, width=140).print(table)
 
 

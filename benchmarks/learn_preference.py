@@ -66,7 +66,7 @@ SOURCES: dict[str, dict[str, str]] = {
 }
 FEW = {"digits": 300, "sounds": 120}
 """Answered questions that the first models are trained on."""
-ASKED = {"digits": 100, "sounds": 80}
+MAX_QUESTIONS = {"digits": 100, "sounds": 80}
 """Held-out questions that are asked, at most, evenly picked."""
 WEIGHTS = {"digits": 2, "sounds": 1}
 HEARING: dict[str, Any] = {
@@ -102,13 +102,15 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     folder = arguments.runs / "learn_preference"
-    asked = read_asked(arguments.data)
-    write_data(folder, asked, arguments.seeds)
+    recordings = read_asked(arguments.data)
+    write_data(folder, recordings, arguments.seeds)
     console = Console(stderr=True)
     run_stages(folder, recipe_of(folder, arguments.seeds), console)
     run_stages(folder, further_of(folder, arguments.seeds), console, name="further")
     run_stages(folder, rewards_of(folder, arguments.seeds), console, name="rewards")
-    questions = [record for name in SOURCES for record in evenly_picked(asked[name], ASKED[name])]
+    questions = [
+        record for name in SOURCES for record in evenly_picked(recordings[name], MAX_QUESTIONS[name])
+    ]
     scores = {
         stage: score(folder / stage / "model", questions, folder / "answers" / stage)
         for stage in stages_of(arguments.seeds)
@@ -122,18 +124,18 @@ def read_asked(data: Path) -> dict[str, list[AskedRecording]]:
     Raises:
         SystemExit: the recordings are not there.
     """
-    found = {}
+    recordings = {}
     for name, source in SOURCES.items():
         audio = data / source["folder"]
         if not audio.is_dir():
             raise SystemExit(f"no recordings in {audio}: give the folder of real recordings with --data")
-        found[name] = ask(audio, source["pattern"], source["held_out"], source["question"])
-    return found
+        recordings[name] = ask(audio, source["pattern"], source["held_out"], source["question"])
+    return recordings
 
 
-def write_data(folder: Path, asked: dict[str, list[AskedRecording]], seeds: Sequence[int]) -> None:
+def write_data(folder: Path, recordings: dict[str, list[AskedRecording]], seeds: Sequence[int]) -> None:
     """Write the samples of every training, each file once."""
-    for name, records in asked.items():
+    for name, records in recordings.items():
         trained = [record for record in records if not record.is_held_out]
         held_out = [record for record in records if record.is_held_out]
         few = random.Random(0).sample(trained, FEW[name])
@@ -145,7 +147,9 @@ def write_data(folder: Path, asked: dict[str, list[AskedRecording]], seeds: Sequ
             shuffled = [_pair(r, not r.is_held_out and coins.random() < 0.5) for r in records]
             write_once(folder / "data" / f"shuffled{seed}-{name}.jsonl", shuffled)
         order = random.Random(1).sample(range(len(trained)), len(trained))
-        moved = [replace(own, path=trained[other].path) for own, other in zip(trained, order, strict=True)]
+        moved = [
+            replace(record, path=trained[index].path) for record, index in zip(trained, order, strict=True)
+        ]
         write_once(
             folder / "data" / f"exchanged-{name}.jsonl", [_pair(record) for record in [*moved, *held_out]]
         )
@@ -216,12 +220,14 @@ def report(folder: Path, scores: dict[str, dict[str, Any]], seeds: Sequence[int]
     table = Table(title="Held-out questions answered right, and held-out pairs ordered right")
     for column in ("model", "answers", "digits", "sounds", "pairs", "CPU-s"):
         table.add_column(column)
-    for stage, found in scores.items():
+    for stage, stage_scores in scores.items():
         figures = read_json(folder / stage / "stage.json")["figures"]
-        by_task = {row: found["by_task"][row]["accuracy"] for row in found["by_task"]}
+        by_task = {row: stage_scores["by_task"][row]["accuracy"] for row in stage_scores["by_task"]}
         pairs = f"{figures['accuracy']:.3f}" if "accuracy" in figures else ""
         parts = [f"{by_task[source['question']]:.3f}" for source in SOURCES.values()]
-        table.add_row(stage, f"{found['accuracy']:.3f}", *parts, pairs, f"{figures['cpu_seconds']:.0f}")
+        table.add_row(
+            stage, f"{stage_scores['accuracy']:.3f}", *parts, pairs, f"{figures['cpu_seconds']:.0f}"
+        )
     console.print(table)
     gains = {
         kind: [scores[f"{kind}_{seed}"]["accuracy"] - scores[f"first_{seed}"]["accuracy"] for seed in seeds]
@@ -241,8 +247,8 @@ def report(folder: Path, scores: dict[str, dict[str, Any]], seeds: Sequence[int]
     for kind in ("reward", "reward_shuffled"):
         trained = [read_json(folder / f"{kind}_{seed}" / "stage.json")["figures"] for seed in seeds]
         bar = BARS["pairs"] if kind == "reward" else None
-        print_case(f"{kind}: held-out pairs ranked right", [each["accuracy"] for each in trained], bar)
-        print_case(f"{kind}: calibration error", [each["calibration_error"] for each in trained], None)
+        print_case(f"{kind}: held-out pairs ranked right", [row["accuracy"] for row in trained], bar)
+        print_case(f"{kind}: calibration error", [row["calibration_error"] for row in trained], None)
     if (stage := f"exchanged_{EXCHANGED_SEED}") in scores:
         gained = scores[stage]["accuracy"] - scores[f"first_{EXCHANGED_SEED}"]["accuracy"]
         print_case("exchanged recordings: answers gained", [gained], None)
@@ -270,10 +276,10 @@ def data_sources(folder: Path, kind: str) -> list[dict[str, Any]]:
             for name in SOURCES]  # fmt: skip
 
 
-def evenly_picked(records: Sequence[AskedRecording], most: int) -> list[AskedRecording]:
+def evenly_picked(records: Sequence[AskedRecording], max_count: int) -> list[AskedRecording]:
     """At most so many of the held-out ones."""
     held_out = [record for record in records if record.is_held_out]
-    count = min(most, len(held_out))
+    count = min(max_count, len(held_out))
     return [held_out[number * len(held_out) // count] for number in range(count)]
 
 

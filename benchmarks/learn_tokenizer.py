@@ -250,13 +250,13 @@ def _tell_alarms(out: Path, console: Console) -> None:
 
 def _means(row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> dict[str, float]:
     """Probes as they are, and means over the clips that every side has a value for."""
-    found = {}
+    means = {}
     for name in row["clips"]:
-        common = set.intersection(*(set(other["clips"].get(name, {})) for other in rows.values()))
-        found[f"{name} (n={len(common)})"] = sum(row["clips"][name][clip] for clip in common) / max(
+        common = set.intersection(*(set(side_row["clips"].get(name, {})) for side_row in rows.values()))
+        means[f"{name} (n={len(common)})"] = sum(row["clips"][name][clip] for clip in common) / max(
             1, len(common)
         )
-    return {**found, **{name: value for name, value in row.items() if name.startswith("probe")}}
+    return {**means, **{name: value for name, value in row.items() if name.startswith("probe")}}
 
 
 def _cpu_minutes(row: dict[str, Any]) -> float:

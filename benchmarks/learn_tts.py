@@ -103,8 +103,8 @@ def report(folder: Path) -> None:
     scores = {seed: read_json(folder / f"evaluate_{seed}" / "scores.json") for seed in SEEDS}
     for name, bar in BARS.items():
         values = []
-        for seed, found in scores.items():
-            values.append(measure(found, name))
+        for seed, seed_scores in scores.items():
+            values.append(measure(seed_scores, name))
             print(json.dumps(line(f"seed {seed}", name, values[-1], bar)))
         half = STUDENT_T[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
         mean = statistics.mean(values)

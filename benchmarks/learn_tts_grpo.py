@@ -36,6 +36,7 @@ from learn_tts_preference import (
     SEEDS,
     SOURCE_HELP,
     VOICE_LOSS,
+    build_generation,
     codec_of,
     first_of,
     judges_of,
@@ -44,7 +45,6 @@ from learn_tts_preference import (
     run,
     samples_of,
     score,
-    spoken,
 )
 from rich.console import Console
 from rich.table import Table
@@ -88,25 +88,30 @@ def main() -> None:
         raise SystemExit(f"no spoken digits in {recordings}: give the folder of recordings with --data")
     torch.set_num_threads(1)
     console = Console(stderr=True)
-    made = (arguments.runs / "learn_tts").resolve()
-    source = (arguments.source or made_source(made, recordings.resolve(), console)).resolve()
+    tts_run = (arguments.runs / "learn_tts").resolve()
+    source = (arguments.source or made_source(tts_run, recordings.resolve(), console)).resolve()
     folder = (arguments.runs / "learn_tts_preference").resolve()
     run(folder, firsts_of(source, arguments.seeds), "grpo_firsts", console)
     os.environ[JUDGE_VARIABLE] = str(folder / "judges" / "judges" / "classifier")
     run(folder, recipe_of(source, folder, arguments.seeds), "grpo", console)
     scores = {says: score(folder, arguments.seeds, console, KINDS, says) for says in SETTINGS}
     write_json(folder / "grpo_scores.json", scores)
-    for says, own in scores.items():
-        report(folder, own, arguments.seeds, console, says)
+    for says, setting_scores in scores.items():
+        report(folder, setting_scores, arguments.seeds, console, says)
 
 
 def firsts_of(source: Path, seeds: Sequence[int]) -> dict[str, Any]:
     """The first models; the judges of the end; and those of another seed, for the reward."""
     stages = [stage for seed in seeds for stage in first_of(source, seed)]
-    stages += [spoken(source, "first", seed, "as_sampled", AS_SAMPLED) for seed in seeds]
+    stages += [build_generation(source, "first", seed, "as_sampled", AS_SAMPLED) for seed in seeds]
     judges = judges_of(source, seeds[0])
-    other = {"name": "reward_judges", "evaluate": {**judges["evaluate"], "seed": 1}}
-    return {"name": "learn_tts_preference", "size": "tiny", "seed": 0, "stages": [*stages, judges, other]}
+    reward_judges = {"name": "reward_judges", "evaluate": {**judges["evaluate"], "seed": 1}}
+    return {
+        "name": "learn_tts_preference",
+        "size": "tiny",
+        "seed": 0,
+        "stages": [*stages, judges, reward_judges],
+    }
 
 
 def recipe_of(source: Path, folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
@@ -123,7 +128,9 @@ def recipe_of(source: Path, folder: Path, seeds: Sequence[int]) -> dict[str, Any
                 "seed": seed,
             }
             stages.append({"name": f"{kind}_{seed}", "train_policy": settings})
-            stages += [spoken(source, kind, seed, says, setting) for says, setting in SETTINGS.items()]
+            stages += [
+                build_generation(source, kind, seed, says, setting) for says, setting in SETTINGS.items()
+            ]
     return {"name": "learn_tts_preference", "size": "tiny", "seed": 0, "stages": [*stages, {"report": {}}]}
 
 
@@ -148,29 +155,34 @@ def report(
     folder: Path, scores: dict[str, dict[str, float]], seeds: Sequence[int], console: Console, says: str
 ) -> None:
     """The table of a setting for people, and the JSON lines."""
-    told = "as sampled" if says == "as_sampled" else "usual setting"
-    table = Table(title=f"Digits that a classifier hears wrong, voices that it hears right: {told}")
+    setting_title = "as sampled" if says == "as_sampled" else "usual setting"
+    table = Table(title=f"Digits that a classifier hears wrong, voices that it hears right: {setting_title}")
     for column in ("model", "wrong digits", "right voices", "CPU-s"):
         table.add_column(column)
-    for name, found in scores.items():
+    for name, row in scores.items():
         spent = read_json(folder / name / "stage.json")["figures"]["cpu_seconds"]
-        table.add_row(name, f"{found['wrong']:.3f}", f"{found['voice']:.3f}", f"{spent:.0f}")
+        table.add_row(name, f"{row['wrong']:.3f}", f"{row['voice']:.3f}", f"{spent:.0f}")
     console.print(table)
     first = [scores[f"first_{seed}"] for seed in seeds]
-    print_shares(f"{told}, first: wrong digits", [each["wrong"] for each in first], None, BENCH)
+    print_shares(f"{setting_title}, first: wrong digits", [row["wrong"] for row in first], None, BENCH)
     for kind in KINDS[1:]:
         after = [scores[f"{kind}_{seed}"] for seed in seeds]
         pairs = list(zip(first, after, strict=True))
         fewer = [1 - now["wrong"] / max(1e-9, before["wrong"]) for before, now in pairs]
         is_held = kind == "grpo" and says == "as_sampled"
         print_shares(
-            f"{told}, {kind}: fewer wrong digits, of those before", fewer, FEWER if is_held else None, BENCH
+            f"{setting_title}, {kind}: fewer wrong digits, of those before",
+            fewer,
+            FEWER if is_held else None,
+            BENCH,
         )
         gained = [now["voice"] - before["voice"] for before, now in pairs]
-        print_shares(f"{told}, {kind}: right voices gained", gained, None, BENCH)
+        print_shares(f"{setting_title}, {kind}: right voices gained", gained, None, BENCH)
         if is_held:
-            least = statistics.mean(each["voice"] for each in first) - VOICE_LOSS
-            print_shares(f"{told}, grpo: right voices", [each["voice"] for each in after], least, BENCH)
+            min_voice = statistics.mean(row["voice"] for row in first) - VOICE_LOSS
+            print_shares(
+                f"{setting_title}, grpo: right voices", [row["voice"] for row in after], min_voice, BENCH
+            )
 
 
 if __name__ == "__main__":

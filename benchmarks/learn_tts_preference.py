@@ -108,8 +108,8 @@ def main() -> None:
 
 def made_source(source: Path, recordings: Path, console: Console) -> Path:
     """Run the stages of learn_tts.py up to its codes, in its folder: what is there is not made again."""
-    whole = learn_tts.recipe_of(recordings)
-    run(source, {**whole, "stages": whole["stages"][:TOKENIZER_STAGES]}, "tokenizer", console)
+    full_recipe = learn_tts.recipe_of(recordings)
+    run(source, {**full_recipe, "stages": full_recipe["stages"][:TOKENIZER_STAGES]}, "tokenizer", console)
     return source
 
 
@@ -119,14 +119,14 @@ def recipe_of(source: Path, folder: Path, seeds: Sequence[int]) -> dict[str, Any
     stages: list[dict[str, Any]] = []
     for seed in seeds:
         model = f"${{first_{seed}.checkpoint}}"
-        asked = {"model": model, "codec": codec, "samples": str(folder / "data" / "prompts.jsonl")}
+        sampling = {"model": model, "codec": codec, "samples": str(folder / "data" / "prompts.jsonl")}
         pairs = {"samples": f"${{sampled_{seed}.samples}}", "select": "best_worst"}
         stages += [
             *first_of(source, seed),
-            {"name": f"sampled_{seed}", "sample_answers": {**asked, **SAMPLED, "seed": seed}},
+            {"name": f"sampled_{seed}", "sample_answers": {**sampling, **SAMPLED, "seed": seed}},
             {"name": f"pairs_{seed}", "select_answers": pairs},
             aligned("dpo", model, f"${{pairs_{seed}.samples}}", seed),
-            spoken(source, "dpo", seed),
+            build_generation(source, "dpo", seed),
         ]
     stages.append(judges_of(source, seeds[0]))
     return {"name": "learn_tts_preference", "size": "tiny", "seed": 0, "stages": stages}
@@ -141,7 +141,7 @@ def first_of(source: Path, seed: int) -> list[dict[str, Any]]:
         "passes": PASSES,
         "eval_audio_samples": 0,
     }
-    return [{"name": f"first_{seed}", "train": trained}, spoken(source, "first", seed)]
+    return [{"name": f"first_{seed}", "train": trained}, build_generation(source, "first", seed)]
 
 
 def judges_of(source: Path, seed: int) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def shuffled_recipe(source: Path, folder: Path, seeds: Sequence[int]) -> dict[st
     for seed in seeds:
         model = str(folder / f"first_{seed}" / "model")
         stages.append(aligned("shuffled", model, str(shuffled_file(folder, seed)), seed))
-        stages.append(spoken(source, "shuffled", seed))
+        stages.append(build_generation(source, "shuffled", seed))
     return {"name": "learn_tts_preference", "size": "tiny", "seed": 0, "stages": stages}
 
 
@@ -166,7 +166,7 @@ def aligned(kind: str, model: str, samples: str, seed: int) -> dict[str, Any]:
     return {"name": f"{kind}_{seed}", "train_preference": settings}
 
 
-def spoken(
+def build_generation(
     source: Path,
     kind: str,
     seed: int,
@@ -205,20 +205,20 @@ def write_prompts(real: Path, path: Path) -> None:
     if path.exists():  # what reads a file that was written again would start afresh
         return
     samples, _ = read_samples(real)
-    known = {
+    sample_by_key = {
         (str(sample.metadata["text"]), str(sample.metadata["speaker"])): sample
         for sample in reversed(samples)
         if sample.metadata["split"] == "train"
     }
-    made = []
-    for (text, speaker), sample in sorted(known.items()):
+    prompts = []
+    for (text, speaker), sample in sorted(sample_by_key.items()):
         for number in range(COPIES):
             split = "test" if number >= COPIES - HELD_OUT_COPIES else "train"
             about = {"text": text, "speaker": speaker, "split": split}
-            asked = {"id": f"{text}_{speaker}_{number}", "messages": sample.messages[:-1], "metadata": about}
-            made.append(sample.model_copy(update=asked))
+            update = {"id": f"{text}_{speaker}_{number}", "messages": sample.messages[:-1], "metadata": about}
+            prompts.append(sample.model_copy(update=update))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_samples(path, made)
+    write_samples(path, prompts)
 
 
 def write_shuffled(pairs: Path, path: Path, seed: int) -> None:
@@ -240,22 +240,22 @@ def score(
         name: ClipClassifier.load(folder / "judges" / "judges" / name) for name in ("classifier", "speaker")
     }
     judges = SpeechJudges(None, None, trained, None, MAX_JUDGED_CLIP_S, JUDGE_RATE)
-    found = {}
+    figures = {}
     for seed in seeds:
         for kind in kinds:
             name = f"{kind}_{seed}"
             with console.status(f"judging {name}"):
                 clips = read_generated_clips(folder / f"{name}_{says}" / "generated.jsonl")
-                heard = [judges.judge(clip, embedded=False) for clip in clips]
+                judged_clips = [judges.judge(clip, embedded=False) for clip in clips]
             shares = {
                 judge: statistics.mean(
                     bool(right(clip, judged, judge, judges))
-                    for clip, judged in zip(clips, heard, strict=True)
+                    for clip, judged in zip(clips, judged_clips, strict=True)
                 )
                 for judge in trained
             }
-            found[name] = {"wrong": 1 - shares["classifier"], "voice": shares["speaker"]}
-    return found
+            figures[name] = {"wrong": 1 - shares["classifier"], "voice": shares["speaker"]}
+    return figures
 
 
 def report(folder: Path, scores: dict[str, dict[str, float]], seeds: Sequence[int], console: Console) -> None:
@@ -263,10 +263,10 @@ def report(folder: Path, scores: dict[str, dict[str, float]], seeds: Sequence[in
     table = Table(title="Digits that a classifier hears wrong, voices that it hears right, held-out pairs")
     for column in ("model", "wrong digits", "right voices", "pairs ordered right", "CPU-s"):
         table.add_column(column)
-    for name, found in scores.items():
+    for name, row in scores.items():
         figures = read_json(folder / name / "stage.json")["figures"]
         ordered = f"{figures['accuracy']:.3f}" if "accuracy" in figures else ""
-        cells = [f"{found['wrong']:.3f}", f"{found['voice']:.3f}", ordered, f"{figures['cpu_seconds']:.0f}"]
+        cells = [f"{row['wrong']:.3f}", f"{row['voice']:.3f}", ordered, f"{figures['cpu_seconds']:.0f}"]
         table.add_row(name, *cells)
     console.print(table)
     print_shares("first: wrong digits", [scores[f"first_{seed}"]["wrong"] for seed in seeds], None)
@@ -305,8 +305,11 @@ def _is_exchanged(sample: Sample, coins: random.Random) -> bool:
 
 
 def _exchanged(sample: Sample) -> Sample:
-    one, other = sample.answers
-    scores = one.model_copy(update={"score": other.score}), other.model_copy(update={"score": one.score})
+    better, worse = sample.answers
+    scores = (
+        better.model_copy(update={"score": worse.score}),
+        worse.model_copy(update={"score": better.score}),
+    )
     return sample.model_copy(update={"answers": list(scores)})
 
 

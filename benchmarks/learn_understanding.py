@@ -60,7 +60,7 @@ as high, is too much for an encoder from scratch."""
 OF_SPEECH = ("audio_mlp", "audio_lm_head", "embed_audio_tokens", "model.layers.*.self_attn")
 TOGETHER: dict[str, Any] = {
     **HEARING,
-    "rules": [{"pattern": f"*{part}*", "rate_factor": 4.0} for part in OF_SPEECH],
+    "rules": [{"pattern": f"*{layer_name}*", "rate_factor": 4.0} for layer_name in OF_SPEECH],
     "text_weight": 2.0,
 }
 """Settings of the task mix `all`. Parts that speech needs learn as fast as in the model that only speaks.
@@ -134,41 +134,54 @@ def recipe_of(digits: Path, segments: Path) -> dict[str, Any]:
         "test": "take<5",
         "preset": "quickstart",
     }
-    spoken, asked, said = "${ask_digits.samples}", "${ask_sounds.samples}", "${ask_speech.samples}"
+    digit_samples, sound_samples, speech_samples = (
+        "${ask_digits.samples}",
+        "${ask_sounds.samples}",
+        "${ask_speech.samples}",
+    )
     codec = "${train_tokenizer.checkpoint}"
-    paths = {"speech": "${tokenize.shards}", "digits": spoken, "sounds": asked}
+    paths = {"speech": "${tokenize.shards}", "digits": digit_samples, "sounds": sound_samples}
     stages: list[dict[str, Any]] = [
         {"annotate": annotate},
         _ask("digits", "${annotate.segments}", "asr"),
         _ask("speech", "${annotate.segments}", "tts"),
         _ask("sounds", str(segments), "sound"),
         _train("sounds", paths, {"sounds": BATCH["sounds"]}, HEARING),
-        _listen("sounds", "sounds", asked),
+        _listen("sounds", "sounds", sound_samples),
         _train("digits", paths, {"digits": BATCH["digits"]}, HEARING),
-        _listen("digits", "digits", spoken),
-        {"train_tokenizer": {"audio": said, "preset": "native", "teacher": "none", "adversary_share": 1}},
-        {"tokenize": {"samples": said, "codec": codec}},
+        _listen("digits", "digits", digit_samples),
+        {
+            "train_tokenizer": {
+                "audio": speech_samples,
+                "preset": "native",
+                "teacher": "none",
+                "adversary_share": 1,
+            }
+        },
+        {"tokenize": {"samples": speech_samples, "codec": codec}},
         _train("speech", paths, {"speech": BATCH["speech"]}, {}),
-        *_speak("speech", said, codec),
+        *_speak("speech", speech_samples, codec),
         _train("all", paths, BATCH_OF_ALL, TOGETHER),
-        _listen("all", "sounds", asked),
-        _listen("all", "digits", spoken),
-        *_speak("all", said, codec),
+        _listen("all", "sounds", sound_samples),
+        _listen("all", "digits", digit_samples),
+        *_speak("all", speech_samples, codec),
     ]
     return {"name": "learn_understanding", "size": "tiny", "seed": 0, "stages": [*stages, {"report": {}}]}
 
 
 def report(folder: Path, fold: int) -> None:
     """A JSON line for each of the three alone, and one for each beside the others."""
-    alone = {name: (_heard(folder / f"{name}_hears_{name}", name), bar) for name, bar in BARS.items()}
-    for name, (found, bar) in alone.items():
-        print(json.dumps(_line(f"{_case(name, fold)}, alone", found, bar, "the bar")))
+    alone = {
+        name: (_read_answer_share(folder / f"{name}_hears_{name}", name), bar) for name, bar in BARS.items()
+    }
+    for name, (figures, bar) in alone.items():
+        print(json.dumps(_line(f"{_case(name, fold)}, alone", figures, bar, "the bar")))
     for name, (single, _) in alone.items():
-        found = _heard(folder / f"all_hears_{name}", name)
-        print(json.dumps(_compared(_case(name, fold), found, single["accuracy"])))
+        figures = _read_answer_share(folder / f"all_hears_{name}", name)
+        print(json.dumps(_compared(_case(name, fold), figures, single["accuracy"])))
     scores = {name: read_json(folder / f"{name}_judged" / "scores.json") for name in ("speech", "all")}
     for case in (TEXT, VOICE):
-        single, beside = (_judged(each, case) for each in scores.values())
+        single, beside = (_judged(row, case) for row in scores.values())
         print(json.dumps(_compared(f"speech: {case}", beside, single["accuracy"])))
 
 
@@ -202,12 +215,15 @@ def _listen(model: str, task: str, samples: str) -> dict[str, Any]:
 
 
 def _speak(model: str, samples: str, codec: str) -> list[dict[str, Any]]:
-    spoken = {"model": f"${{{model}.checkpoint}}", "codec": codec, "samples": samples}
+    generation = {"model": f"${{{model}.checkpoint}}", "codec": codec, "samples": samples}
     judged = {"audio": f"${{{model}_speaks.audio}}", "samples": samples, "suite": "tts"}
-    return [{"name": f"{model}_speaks", "generate": spoken}, {"name": f"{model}_judged", "evaluate": judged}]
+    return [
+        {"name": f"{model}_speaks", "generate": generation},
+        {"name": f"{model}_judged", "evaluate": judged},
+    ]
 
 
-def _heard(folder: Path, task: str) -> dict[str, Any]:
+def _read_answer_share(folder: Path, task: str) -> dict[str, Any]:
     """The share of answers that are the text itself, with its interval."""
     if task == "sounds":
         rows = read_jsonl(folder / "audio-qa" / "rows.jsonl")
@@ -219,25 +235,27 @@ def _heard(folder: Path, task: str) -> dict[str, Any]:
 def _judged(scores: dict[str, Any], case: str) -> dict[str, Any]:
     if case == TEXT:
         return {"accuracy": scores["relative"]["classifier"], "n": scores["sets"]["generated"]["n"]}
-    found: dict[str, Any] = scores["sets"]["generated"]["speaker"]
-    return found
+    figures: dict[str, Any] = scores["sets"]["generated"]["speaker"]
+    return figures
 
 
 def _case(task: str, fold: int) -> str:
     return f"sounds, fold {fold} held out" if task == "sounds" else task
 
 
-def _compared(case: str, found: dict[str, Any], single: float) -> dict[str, Any]:
-    lost = single - found["accuracy"]
-    line = _line(f"{case}, beside the others", found, single, "a model of this alone")
+def _compared(case: str, figures: dict[str, Any], single: float) -> dict[str, Any]:
+    lost = single - figures["accuracy"]
+    line = _line(f"{case}, beside the others", figures, single, "a model of this alone")
     return line | {"points_lost": round(100 * lost, 1), "kept": lost <= MOST_LOST}
 
 
-def _line(case: str, found: dict[str, Any], peer: float, who: str) -> dict[str, Any]:
-    ours = found["accuracy"]
+def _line(case: str, figures: dict[str, Any], peer: float, who: str) -> dict[str, Any]:
+    ours = figures["accuracy"]
     line = {"bench": "learn_understanding", "case": case, "ours": round(ours, 4), "peer": round(peer, 4)}
-    line |= {"ratio": round(ours / peer, 3), "unit": f"share of {found['n']} clips (peer: {who})"}
-    return line | ({"interval": [round(found["low"], 3), round(found["high"], 3)]} if "low" in found else {})
+    line |= {"ratio": round(ours / peer, 3), "unit": f"share of {figures['n']} clips (peer: {who})"}
+    return line | (
+        {"interval": [round(figures["low"], 3), round(figures["high"], 3)]} if "low" in figures else {}
+    )
 
 
 if __name__ == "__main__":

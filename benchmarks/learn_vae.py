@@ -109,8 +109,8 @@ def train_side(
     torch.manual_seed(0)
     model = AudioVAE(VAEConfig(**SHAPE, **SIDES[side]))
     # the task's own evaluation is not what is reported: a clip is enough
-    chosen = [[r.clip for r in recordings if r.held_out == held_out] for held_out in (False, True)]
-    stores = [StereoStore(clips, model.sample_rate) for clips in (chosen[0], chosen[1][:1])]
+    splits = [[r.clip for r in recordings if r.held_out == held_out] for held_out in (False, True)]
+    stores = [StereoStore(clips, model.sample_rate) for clips in (splits[0], splits[1][:1])]
     config = VAETaskConfig(
         seed=0,
         batch_size=8,
@@ -136,27 +136,29 @@ def _scored(folder: Path, recordings: list[Recording]) -> dict[str, float]:
 
 def score(model: AudioVAE, recordings: list[Recording]) -> dict[str, float]:
     """Means over held-out clips, by kind of sound."""
-    found: dict[str, list[float]] = defaultdict(list)
+    values_by_name: dict[str, list[float]] = defaultdict(list)
     for kind, clips in _scored_clips(recordings).items():
-        store = StereoStore([each.clip for each in clips], model.sample_rate)
+        store = StereoStore([recording.clip for recording in clips], model.sample_rate)
         for index in track(range(len(store)), kind, transient=True):
             real_CN = store[index][:, : round(SCORED_S * model.sample_rate)]
             made_CN = model.decode(model.encode(real_CN), real_CN.shape[1])
             highest_hz = HIGHEST_PITCH_HZ.get(kind)
             for name, value in _measures(real_CN, made_CN, model.sample_rate, highest_hz).items():
-                found[f"{name}, {kind}"].append(value)
-    return {name: sum(values) / len(values) for name, values in found.items()}
+                values_by_name[f"{name}, {kind}"].append(value)
+    return {name: sum(values) / len(values) for name, values in values_by_name.items()}
 
 
 def _scored_clips(recordings: list[Recording]) -> dict[str, list[Recording]]:
-    held_out = [each for each in recordings if each.held_out]
-    speech = [each for each in held_out if each.kind == "speech" and each.task != "digit"]
+    held_out = [recording for recording in recordings if recording.held_out]
+    speech = [recording for recording in held_out if recording.kind == "speech" and recording.task != "digit"]
     kinds = {
         "speech": speech,
-        "babies and cocks": [each for each in held_out if each.label.startswith(PITCHED)],
-        "music": [each for each in held_out if each.kind == "music"],
+        "babies and cocks": [recording for recording in held_out if recording.label.startswith(PITCHED)],
+        "music": [recording for recording in held_out if recording.kind == "music"],
         "other sounds": [
-            each for each in held_out if each.kind == "sound" and not each.label.startswith(PITCHED)
+            recording
+            for recording in held_out
+            if recording.kind == "sound" and not recording.label.startswith(PITCHED)
         ],
     }
     return {kind: clips[:: -(-len(clips) // MAX_CLIPS)] for kind, clips in kinds.items()}
@@ -173,10 +175,10 @@ def _measures(real_CN: Tensor, made_CN: Tensor, rate: int, highest_hz: float | N
     if highest_hz is None:
         return figures
     try:
-        real, made = (track_voicing(x_1N, rate, highest_hz) for x_1N in (real_1N, made_1N))
-        figures["voiced share, original"], figures["voiced share"] = real.voiced_share, made.voiced_share
-        figures["voicing F1"] = voicing_f1(real, made)
-        figures["voiced frames within 50 cents"] = close_pitch_share(real, made)
+        real, generated = (track_voicing(x_1N, rate, highest_hz) for x_1N in (real_1N, made_1N))
+        figures["voiced share, original"], figures["voiced share"] = real.voiced_share, generated.voiced_share
+        figures["voicing F1"] = voicing_f1(real, generated)
+        figures["voiced frames within 50 cents"] = close_pitch_share(real, generated)
     except MetricError:
         pass  # no voiced frame in the original
     return figures
@@ -188,9 +190,9 @@ def report(scores: dict[str, dict[str, float]], trained: dict[str, dict[str, Any
     for column in ("", *scores):
         table.add_column(column)
     for name in sorted(scores["phase"]):
-        table.add_row(name, *(f"{each.get(name, float('nan')):.3f}" for each in scores.values()))
-    table.add_row("CPU minutes", *(f"{each['cpu_seconds'] / 60:.1f}" for each in trained.values()))
-    table.add_row("steps", *(str(each["steps"]) for each in trained.values()))
+        table.add_row(name, *(f"{row.get(name, float('nan')):.3f}" for row in scores.values()))
+    table.add_row("CPU minutes", *(f"{row['cpu_seconds'] / 60:.1f}" for row in trained.values()))
+    table.add_row("steps", *(str(row["steps"]) for row in trained.values()))
     console.print(table)
     for name, ours in sorted(scores["phase"].items()):
         peer = scores["source"].get(name, 0.0)

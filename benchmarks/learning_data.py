@@ -37,8 +37,8 @@ class Recording:
 
 def read_recordings(data: Path) -> list[Recording]:
     """Everything under the data folder that can be decoded, in a fixed order."""
-    found = [*_digits(data), *_sounds(data), *_speakers(data), *_others(data)]
-    return [piece for recording in found for piece in _pieces(recording)]
+    recordings = [*_digits(data), *_sounds(data), *_speakers(data), *_read_other_recordings(data)]
+    return [piece for recording in recordings for piece in _pieces(recording)]
 
 
 def _digits(data: Path) -> Iterator[Recording]:
@@ -61,7 +61,7 @@ def _speakers(data: Path) -> Iterator[Recording]:
         yield Recording(Clip(path, 0.0, None), "speech", held_out, "speaker" if held_out else "", label)
 
 
-def _others(data: Path) -> Iterator[Recording]:
+def _read_other_recordings(data: Path) -> Iterator[Recording]:
     files = [(path, "speech") for path in sorted((data / "ljspeech_32").rglob("*.flac"))]
     for folder in SPEECH_FOLDERS:
         paths = (p for p in (data / folder).rglob("*") if p.suffix in (".flac", ".wav", ".mp3", ".ogg"))

@@ -68,8 +68,11 @@ def score_side(codec: Scored, recordings: Sequence[Recording], console: Console)
             rows = [r for r in recordings if r.task == task]
             features = [_pooled(codec, codes[id(r)][:books]) for r in rows]
             result[f"probe {task}{suffix}"] = _probe(rows, features)
-    for name, chosen in (("codes_used", [r for r in recordings if not r.held_out]), ("perplexity", held_out)):
-        all_KT = torch.cat([codes[id(r)] for r in chosen], dim=1)
+    for name, selected in (
+        ("codes_used", [r for r in recordings if not r.held_out]),
+        ("perplexity", held_out),
+    ):
+        all_KT = torch.cat([codes[id(r)] for r in selected], dim=1)
         if name == "perplexity":
             result[name] = perplexity(all_KT, codec.codebook_size).tolist()
         else:
@@ -96,7 +99,7 @@ def _reconstruction(
     codec: Scored, held_out: Sequence[Recording], codes: dict[int, Tensor], console: Console
 ) -> dict[str, dict[str, float]]:
     """Distances by kind, and PESQ and STOI of read speech (digits are too short for both), of every clip."""
-    found: dict[str, dict[str, float]] = defaultdict(dict)
+    distances: dict[str, dict[str, float]] = defaultdict(dict)
     for recording in track(held_out, "decoding", console=console, transient=True):
         real_1N = load_levelled(_middle(recording), codec.sample_rate)[None]
         made_1N = codec.decode(codes[id(recording)])[:, : real_1N.shape[1]]
@@ -118,17 +121,17 @@ def _reconstruction(
             metrics |= _voiced_shares(whisper_1N, made_whisper_1N, codec.sample_rate, "whispers")
         for name, metric in metrics.items():
             try:
-                found[name][_name(recording)] = metric(real_1N, made_1N, codec.sample_rate)
+                distances[name][_name(recording)] = metric(real_1N, made_1N, codec.sample_rate)
             except MetricError as error:
                 console.print(f"  {recording.clip.path.name}: {name}: {error.reason}")
-    return dict(sorted(found.items()))
+    return dict(sorted(distances.items()))
 
 
 def _voicing_metrics(
     real_1N: Tensor, made_1N: Tensor, sample_rate: int, kind: str
 ) -> dict[str, Callable[[Tensor, Tensor, int], float]]:
     """Voicing and pitch by pYIN, which shares nothing with the tracker of the training labels."""
-    tracks = cache(lambda made: track_voicing(made_1N if made else real_1N, sample_rate))
+    tracks = cache(lambda is_made: track_voicing(made_1N if is_made else real_1N, sample_rate))
     pairs = {
         "voicing F1": voicing_f1,
         "voiced frames within 50 cents": close_pitch_share,

@@ -99,12 +99,12 @@ def compare(
 
         seconds = in_turns({"ours": ours, "peer": theirs}, rounds, answers, device)
         same = [
-            float((one.cpu() == other.cpu())[:, : frames - config.num_codebooks].float().mean())
-            for one, other in zip(answers["ours"], answers["peer"], strict=True)
+            float((ours_KT.cpu() == peer_KT.cpu())[:, : frames - config.num_codebooks].float().mean())
+            for ours_KT, peer_KT in zip(answers["ours"], answers["peer"], strict=True)
         ]
         if dtype == torch.float32 and min(same) < 1:
             raise SystemExit(f"{size}, batch {batch}: the codes differ: {same}")
-        rates = {name: batch * frames / statistics.median(each) for name, each in seconds.items()}
+        rates = {name: batch * frames / statistics.median(values) for name, values in seconds.items()}
         line: dict[str, Any] = {
             "bench": "llm_generate",
             "case": f"{size}, batch {batch}",
@@ -174,7 +174,7 @@ def transformers_model(model: DualFFN, template: Template) -> Any:
 
 def generate(peer: Any, template: Template, requests: list[Request], frames: int) -> list[Tensor]:
     """transformers' codes, without the delay: the first row is all BOS, codebook k is k rows late."""
-    rows = [template.prompt(each.messages).text_ids_S for each in requests]
+    rows = [template.prompt(prompted.messages).text_ids_S for prompted in requests]
     longest = max(len(row) for row in rows)
     pad = peer.config.pad_token_id
     ids = torch.stack([torch.nn.functional.pad(row, (longest - len(row), 0), value=pad) for row in rows])
@@ -198,9 +198,9 @@ def in_turns(
     """Seconds of each, on the clock and of the CPU; the first round is thrown away."""
     seconds: dict[str, list[float]] = {f"{name}{clock}": [] for name in ways for clock in ("", " cpu")}
     for turn in range(rounds + 1):
-        for name, way in ways.items():
+        for name, run in ways.items():
             started = time.perf_counter(), time.process_time()
-            answers[name] = way()
+            answers[name] = run()
             if device.type == "cuda":
                 torch.cuda.synchronize()
             if turn:
@@ -211,12 +211,12 @@ def in_turns(
 
 def group_of_eight(model: DualFFN, template: Template, rounds: int) -> dict[str, Any]:
     """CPU-seconds of 8 answers of 32 frames to one prompt of a thousand positions: a group, and single requests."""
-    seeds, asked = range(8), request(" ".join(TEXTS) * 8, 32)
-    engine = Engine.sized_for(model, template, [asked], answers_per_request=len(seeds))
+    seeds, prompt_request = range(8), request(" ".join(TEXTS) * 8, 32)
+    engine = Engine.sized_for(model, template, [prompt_request], answers_per_request=len(seeds))
     ways: dict[str, Callable[[], list[Tensor]]] = {
-        "group": lambda: [answer.codes_KT for answer in engine.run_groups([(asked, seeds)])[0]],
+        "group": lambda: [answer.codes_KT for answer in engine.run_groups([(prompt_request, seeds)])[0]],
         "single": lambda: [
-            answer.codes_KT for answer in engine.run([replace(asked, seed=seed) for seed in seeds])
+            answer.codes_KT for answer in engine.run([replace(prompt_request, seed=seed) for seed in seeds])
         ],
     }
     answers: dict[str, list[Tensor]] = {}
@@ -225,7 +225,7 @@ def group_of_eight(model: DualFFN, template: Template, rounds: int) -> dict[str,
         "unit": "CPU-seconds",
         "group": round(statistics.median(seconds["group cpu"]), 3),
         "single": round(statistics.median(seconds["single cpu"]), 3),
-        "prompt positions": len(template.prompt(asked.messages)),
+        "prompt positions": len(template.prompt(prompt_request.messages)),
         "threads": torch.get_num_threads(),
     }
 
@@ -242,14 +242,14 @@ def first_sound(model: DualFFN, template: Template, rounds: int) -> dict[str, An
             )
         ).eval()
     codec.to(next(model.parameters()).device)
-    asked = request(TEXTS[1], 50)
-    engine = Engine.sized_for(model, template, [asked])
+    prompt_request = request(TEXTS[1], 50)
+    engine = Engine.sized_for(model, template, [prompt_request])
     firsts = []
     for _ in range(rounds + 1):
-        *_, last = stream_audio(engine.stream(asked), codec)
+        *_, last = stream_audio(engine.stream(prompt_request), codec)
         assert last.answer is not None  # it comes with the last piece
         firsts.append((last.answer.first_frame_s, last.first_audio_s))
-    frame, sound = (1000 * statistics.median(each) for each in zip(*firsts[1:], strict=True))
+    frame, sound = (1000 * statistics.median(times) for times in zip(*firsts[1:], strict=True))
     return {
         "first frame ms": round(frame, 1),
         "first sound ms": round(sound, 1),

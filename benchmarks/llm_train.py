@@ -111,7 +111,7 @@ def compare(
     similar = by_length([stream for group in groups for stream in group], len(groups))
     packs = [packed(group).to(device) for group in groups]
     padded, in_lengths = (
-        [padded_inputs(each, template, device) for each in way] for way in (groups, similar)
+        [padded_inputs(group, template, device) for group in grouping] for grouping in (groups, similar)
     )
     optimizer = build_optimizer(model.named_parameters(), 0.1, (0.9, 0.95))
     check_equal(losses, peer, packs, padded, optimizer)
@@ -125,12 +125,14 @@ def compare(
     peak = peak_flops(device) if device.type == "cuda" else None
     for precision in arguments.precisions.split(","):
         seconds = in_turns(ways, precision, device, arguments.rounds)
-        for ours, other, bar in COMPARISONS:
+        for ours, peer_name, bar in COMPARISONS:
             line: dict[str, Any] = {"bench": "llm_train"}
-            line |= {"case": f"{size}, {precision}, {ours} against {other}"}
-            line |= ratio_of(seconds, ours, other, trained, device) | {"bar": bar}
+            line |= {"case": f"{size}, {precision}, {ours} against {peer_name}"}
+            line |= ratio_of(seconds, ours, peer_name, trained, device) | {"bar": bar}
             if peak:
-                line |= {f"mfu {way}": round(flops / seconds[way].clock / peak, 3) for way in (ours, other)}
+                line |= {
+                    f"mfu {side}": round(flops / seconds[side].clock / peak, 3) for side in (ours, peer_name)
+                }
             print(json.dumps(line | {"threads": arguments.threads}), flush=True)
     computed = {
         "packed": sum(len(batch.positions_S) for batch in packs),
@@ -173,15 +175,15 @@ def in_turns(
     """Forward, backward, clipping and AdamW of every step; the first round is thrown away."""
     spent: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for turn in range(rounds + 1):
-        for name, way in ways.items():
+        for name, side in ways.items():
             started = time.process_time(), time.perf_counter()
-            for loss in way.losses:
-                optimizer_step(loss, way.optimizer, precision, device)
+            for loss in side.losses:
+                optimizer_step(loss, side.optimizer, precision, device)
             if device.type == "cuda":
                 torch.cuda.synchronize()
             if turn:
                 spent[name].append((time.process_time() - started[0], time.perf_counter() - started[1]))
-    return {name: Seconds(*map(statistics.median, zip(*each, strict=True))) for name, each in spent.items()}
+    return {name: Seconds(*map(statistics.median, zip(*times, strict=True))) for name, times in spent.items()}
 
 
 def optimizer_step(
@@ -205,15 +207,15 @@ def ratio_of(
     """Rates of both and their ratio: by CPU time, on a GPU by the clock."""
     clock = device.type == "cuda"
     rates = {name: trained / (seconds[name].clock if clock else seconds[name].cpu) for name in (ours, peer)}
-    found = {"ours": round(rates[ours], 1), "peer": round(rates[peer], 1)}
-    found |= {"ratio": round(rates[ours] / rates[peer], 3)}
-    found |= {"clock ratio": round(seconds[peer].clock / seconds[ours].clock, 3)}
-    return found | {"unit": f"trained tokens per {'second' if clock else 'CPU-second'}"}
+    entries = {"ours": round(rates[ours], 1), "peer": round(rates[peer], 1)}
+    entries |= {"ratio": round(rates[ours] / rates[peer], 3)}
+    entries |= {"clock ratio": round(seconds[peer].clock / seconds[ours].clock, 3)}
+    return entries | {"unit": f"trained tokens per {'second' if clock else 'CPU-second'}"}
 
 
 def loss_of(losses: TokenLosses, batch: PackedBatch) -> Tensor:
-    found = losses(batch)
-    loss: Tensor = found["text"] / batch.counts["text"] + found["audio"] / batch.counts["audio"]
+    sums = losses(batch)
+    loss: Tensor = sums["text"] / batch.counts["text"] + sums["audio"] / batch.counts["audio"]
     return loss
 
 
@@ -231,18 +233,24 @@ def padded_inputs(
     group: Sequence[TokenStream], template: Template, device: torch.device
 ) -> dict[str, Tensor]:
     """Build the inputs of a padding collator from the same samples."""
-    spoken = [stream.kinds_S != Kind.TEXT for stream in group]
+    audio_masks = [stream.kinds_S != Kind.TEXT for stream in group]
     idle = template.tokenizer.token_to_id(tokens.PAD)
     assert idle is not None
     rows = {
         "input_ids": ([stream.text_ids_S for stream in group], idle),
         "attention_mask": ([torch.ones(len(stream), dtype=torch.long) for stream in group], 0),
         "labels": ([stream.text_targets_S for stream in group], IGNORE),
-        "audio_input_ids": ([s.codes_SK[is_S] for s, is_S in zip(group, spoken, strict=True)], 0),
-        "audio_input_ids_mask": ([torch.ones(int(is_S.sum()), dtype=torch.bool) for is_S in spoken], False),
-        "audio_labels": ([s.audio_targets_SK[is_S] for s, is_S in zip(group, spoken, strict=True)], IGNORE),
+        "audio_input_ids": ([s.codes_SK[is_S] for s, is_S in zip(group, audio_masks, strict=True)], 0),
+        "audio_input_ids_mask": (
+            [torch.ones(int(is_S.sum()), dtype=torch.bool) for is_S in audio_masks],
+            False,
+        ),
+        "audio_labels": (
+            [s.audio_targets_SK[is_S] for s, is_S in zip(group, audio_masks, strict=True)],
+            IGNORE,
+        ),
     }
-    return {key: pad_sequence(each, True, value).to(device) for key, (each, value) in rows.items()}
+    return {key: pad_sequence(tensors, True, value).to(device) for key, (tensors, value) in rows.items()}
 
 
 def check_equal(
@@ -259,7 +267,7 @@ def check_equal(
     """
     parameters = list(losses.parameters())
     for number, (batch, inputs) in enumerate(zip(packs, padded, strict=True)):
-        found: list[tuple[float, float]] = []
+        figures: list[tuple[float, float]] = []
         for loss in (partial(loss_of, losses, batch), partial(loss_of_peer, peer, inputs)):
             with torch.set_grad_enabled(number == 0):
                 value = loss()
@@ -268,10 +276,10 @@ def check_equal(
                 optimizer.zero_grad(set_to_none=True)
                 value.backward()
                 norm = float(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
-            found.append((float(value.detach()), norm))
-        for ours, other, what in zip(*found, ("losses", "norms of gradients"), strict=True):
-            if abs(ours - other) > TOLERANCE * abs(other):
-                raise SystemExit(f"step {number}: the {what} differ: ours {ours:.7g}, peer {other:.7g}")
+            figures.append((float(value.detach()), norm))
+        for ours, theirs, what in zip(*figures, ("losses", "norms of gradients"), strict=True):
+            if abs(ours - theirs) > TOLERANCE * abs(theirs):
+                raise SystemExit(f"step {number}: the {what} differ: ours {ours:.7g}, peer {theirs:.7g}")
 
 
 def speech_template() -> Template:
@@ -283,20 +291,22 @@ def read_durations(data: Path | None) -> list[float]:
     """Seconds of each recording of read speech; see the module's description."""
     if data is None:
         generator = torch.Generator().manual_seed(0)
-        drawn: list[float] = (5.3 * (0.5 * torch.randn(160, generator=generator)).exp()).clamp(1, 30).tolist()
-        return drawn
-    found: dict[str, float] = {}
+        durations: list[float] = (
+            (5.3 * (0.5 * torch.randn(160, generator=generator)).exp()).clamp(1, 30).tolist()
+        )
+        return durations
+    durations_by_name: dict[str, float] = {}
     for path in sorted(path for folder in FOLDERS for path in (data / folder).rglob("*")):
-        if path.suffix in SUFFIXES and path.stem not in found:
+        if path.suffix in SUFFIXES and path.stem not in durations_by_name:
             try:
                 duration_s = probe(path).duration_s
             except AudioError:
                 continue
             if duration_s:
-                found[path.stem] = duration_s
-    if not found:
+                durations_by_name[path.stem] = duration_s
+    if not durations_by_name:
         raise SystemExit(f"{data}: no recordings in {', '.join(FOLDERS)}; leave --data out for drawn lengths")
-    return list(found.values())
+    return list(durations_by_name.values())
 
 
 def speech(durations: Sequence[float], template: Template) -> list[TokenStream]:

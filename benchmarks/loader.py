@@ -150,7 +150,9 @@ def compare_shards(folder: Path, rounds: int, case: str) -> None:
 def compare_manifests(path: Path, count: int) -> None:
     """Compare both readers as a user meets them: in a fresh process that opens the file."""
     write_manifest(path, count)
-    (ours_s, ours_mb), (peer_s, peer_mb) = (in_a_process(way, path) for way in (open_by_number, read_by_line))
+    (ours_s, ours_mb), (peer_s, peer_mb) = (
+        in_a_process(read, path) for read in (open_by_number, read_by_line)
+    )
     thousand_s, _ = in_a_process(read_a_thousand, path)
     show(f"manifest of {count} samples, to open", ours_s, peer_s, "CPU-seconds")
     show(f"manifest of {count} samples, memory", ours_mb, peer_mb, "MB")
@@ -188,20 +190,20 @@ def read_by_line(path: Path) -> object:
         return [json.loads(line) for line in file]
 
 
-def in_a_process(way: Callable[[Path], object], path: Path) -> tuple[float, float]:
+def in_a_process(read: Callable[[Path], object], path: Path) -> tuple[float, float]:
     """CPU-seconds, and by how many MB the process has grown."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
-        return pool.apply(_measured, (way, path))
+        return pool.apply(_measured, (read, path))
 
 
-def _measured(way: Callable[[Path], object], path: Path) -> tuple[float, float]:
+def _measured(read: Callable[[Path], object], path: Path) -> tuple[float, float]:
     process = psutil.Process()
     before, started = process.memory_info().rss, time.process_time()
-    kept = way(path)
+    result = read(path)
     seconds = time.process_time() - started
     grown = process.memory_info().rss - before
-    del kept
+    del result
     return seconds, grown / 2**20
 
 

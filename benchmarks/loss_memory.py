@@ -97,8 +97,8 @@ def chunked(hidden_XC: Tensor, weight_VC: Tensor, targets_XK: Tensor, weights_XK
 
 def dense(hidden_XC: Tensor, weight_VC: Tensor, targets_XK: Tensor, weights_XK: Tensor) -> Tensor:
     logits = functional.linear(hidden_XC, weight_VC).unflatten(1, (targets_XK.shape[1], -1))
-    each = functional.cross_entropy(logits.flatten(0, 1), targets_XK.flatten(), reduction="none")
-    return (each * weights_XK.flatten()).sum()
+    losses = functional.cross_entropy(logits.flatten(0, 1), targets_XK.flatten(), reduction="none")
+    return (losses * weights_XK.flatten()).sum()
 
 
 SIDES = {"chunked": chunked, "dense": dense}

@@ -57,30 +57,30 @@ def ask(
     expression, condition = compile_pattern(pattern), parse_condition(held_out)
     named = []
     for path in sorted(audio.rglob("*")):
-        found = match_pattern(pattern, expression, path.relative_to(audio).as_posix())
-        if path.suffix.lower() in SOUNDS and found is not None:
-            named.append((path, found))
-    answers = sorted({found.text for _, found in named})
+        fields = match_pattern(pattern, expression, path.relative_to(audio).as_posix())
+        if path.suffix.lower() in SOUNDS and fields is not None:
+            named.append((path, fields))
+    answers = sorted({fields.text for _, fields in named})
     if len(answers) < choices:
         raise SystemExit(f"{audio}: {len(answers)} different answers by {pattern!r}, {choices} are needed")
-    asked = []
-    for path, found in named:
+    recordings = []
+    for path, fields in named:
         name = path.relative_to(audio).as_posix()
-        drawn = random.Random(f"{seed}/{name}")
-        wrong = drawn.sample([answer for answer in answers if answer != found.text], choices - 1)
-        options = drawn.sample([found.text, *wrong], choices)
+        rng = random.Random(f"{seed}/{name}")
+        wrong = rng.sample([answer for answer in answers if answer != fields.text], choices - 1)
+        options = rng.sample([fields.text, *wrong], choices)
         record = Question(
             id=name, audio_id=str(path.resolve()), question=question, choices=tuple(options),
-            answer=found.text, task=question, category="sound",
+            answer=fields.text, task=question, category="sound",
         )  # fmt: skip
-        asked.append(AskedRecording(path, record, wrong[0], condition.holds(found)))
-    return asked
+        recordings.append(AskedRecording(path, record, wrong[0], condition.holds(fields)))
+    return recordings
 
 
 def conversation(recording: AskedRecording) -> list[Message]:
     """The recording, then the question with its options, as `evaluate audio-qa` asks it."""
-    heard = AudioPart(path=str(recording.path.resolve()))
-    return [Message(role="user", content=[heard, TextPart(text=recording.question.prompt())])]
+    audio_part = AudioPart(path=str(recording.path.resolve()))
+    return [Message(role="user", content=[audio_part, TextPart(text=recording.question.prompt())])]
 
 
 def preference(recording: AskedRecording, chosen: str, rejected: str) -> Sample:
@@ -111,9 +111,9 @@ def answered(recording: AskedRecording) -> Sample:
     )
 
 
-def write_questions(path: Path, asked: Sequence[AskedRecording]) -> None:
+def write_questions(path: Path, recordings: Sequence[AskedRecording]) -> None:
     """Write the questions in MMAU's layout, with absolute paths of the recordings."""
-    write_json(path, [recording.question.model_dump(by_alias=True) for recording in asked])
+    write_json(path, [recording.question.model_dump(by_alias=True) for recording in recordings])
 
 
 def main() -> None:
@@ -127,15 +127,22 @@ def main() -> None:
     parser.add_argument("--choices", type=int, default=4, help="options of each question")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("questions"))
-    given = parser.parse_args()
-    asked = ask(given.audio, given.pattern, given.held_out, given.question, given.choices, given.seed)
-    given.out.mkdir(parents=True, exist_ok=True)
-    held_out = [recording for recording in asked if recording.is_held_out]
-    write_questions(given.out / "mmau.json", held_out)
-    write_samples(given.out / "answered.jsonl", map(answered, asked))
-    pairs = [preference(each, each.question.answer, each.wrong) for each in asked]
-    write_samples(given.out / "preferences.jsonl", pairs)
-    print(json.dumps({"held out": len(held_out), "to train on": len(asked) - len(held_out)}))
+    arguments = parser.parse_args()
+    recordings = ask(
+        arguments.audio,
+        arguments.pattern,
+        arguments.held_out,
+        arguments.question,
+        arguments.choices,
+        arguments.seed,
+    )
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    held_out = [recording for recording in recordings if recording.is_held_out]
+    write_questions(arguments.out / "mmau.json", held_out)
+    write_samples(arguments.out / "answered.jsonl", map(answered, recordings))
+    pairs = [preference(recording, recording.question.answer, recording.wrong) for recording in recordings]
+    write_samples(arguments.out / "preferences.jsonl", pairs)
+    print(json.dumps({"held out": len(held_out), "to train on": len(recordings) - len(held_out)}))
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class Reasoned:
 
     question: Question
     thought: str
-    heard: tuple[str, ...]
+    names: tuple[str, ...]
     """What the thought names."""
 
     @property
@@ -66,12 +66,12 @@ class Reasoned:
 
     def named(self, is_held_out: bool) -> Sample:
         """The recording alone, and the names of what is heard in it."""
-        asked = [AudioPart(path=self.question.audio_id), TextPart(text="What do you hear?")]
+        content = [AudioPart(path=self.question.audio_id), TextPart(text="What do you hear?")]
         return Sample(
             id=f"{self.question.id}-named",
             messages=[
-                Message(role="user", content=asked),
-                Message(role="assistant", content=[TextPart(text=", ".join(self.heard))]),
+                Message(role="user", content=content),
+                Message(role="assistant", content=[TextPart(text=", ".join(self.names))]),
             ],
             task="understanding",
             metadata={"split": "test" if is_held_out else "train"},
@@ -79,19 +79,19 @@ class Reasoned:
 
     def sample(self, is_held_out: bool) -> Sample:
         """The question as `evaluate audio-qa` asks it, and the answer behind its thought."""
-        asked = [AudioPart(path=self.question.audio_id), TextPart(text=self.question.prompt())]
+        content = [AudioPart(path=self.question.audio_id), TextPart(text=self.question.prompt())]
         reply = f"<think>{self.thought}</think><answer>{self.question.answer}</answer>"
         return Sample(
             id=self.question.id,
             messages=[
-                Message(role="user", content=asked),
+                Message(role="user", content=content),
                 Message(role="assistant", content=[TextPart(text=reply)]),
             ],
             task="audio-qa",
             metadata={
                 "split": "test" if is_held_out else "train",
                 "choices": list(self.question.choices),
-                "heard": list(self.heard),
+                "heard": list(self.names),
             },
         )
 
@@ -119,60 +119,58 @@ class ReasoningMaker:
     def make(self, kind: str, count: int) -> list[Reasoned]:
         """So many questions of a kind (`KINDS`)."""
         return [
-            _KINDS[kind](self, self._drawn(kind, number), f"{kind}-{self._split}-{number}")
+            _KINDS[kind](self, self._make_rng(kind, number), f"{kind}-{self._split}-{number}")
             for number in range(count)
         ]
 
-    def _drawn(self, kind: str, number: int) -> random.Random:
+    def _make_rng(self, kind: str, number: int) -> random.Random:
         return random.Random(f"{self._seed}/{self._split}/{kind}/{number}")
 
-    def _digit(self, drawn: random.Random, name: str) -> Reasoned:
-        (digit,), path = self._spoken(drawn, name, 1)
+    def _digit(self, rng: random.Random, name: str) -> Reasoned:
+        (digit,), path = self._join_digits(rng, name, 1)
         return _reasoned(
-            drawn, name, path, "Which digit is spoken?", DIGITS, digit, f"I hear {digit}.", (digit,)
+            rng, name, path, "Which digit is spoken?", DIGITS, digit, f"I hear {digit}.", (digit,)
         )
 
-    def _sound(self, drawn: random.Random, name: str) -> Reasoned:
-        path = drawn.choice(self._sounds)
+    def _sound(self, rng: random.Random, name: str) -> Reasoned:
+        path = rng.choice(self._sounds)
         sound = _sound_name(path)
         return _reasoned(
-            drawn, name, path, "Which sound is this?", self._names, sound, f"I hear {sound}.", (sound,)
+            rng, name, path, "Which sound is this?", self._names, sound, f"I hear {sound}.", (sound,)
         )
 
-    def _first(self, drawn: random.Random, name: str) -> Reasoned:
-        spoken, path = self._spoken(drawn, name, 2)
-        thought = f"First {spoken[0]}. Then {spoken[1]}."
-        others = [digit for digit in DIGITS if digit not in spoken]
-        options = [*spoken, *drawn.sample(others, 2)]
+    def _first(self, rng: random.Random, name: str) -> Reasoned:
+        digits, path = self._join_digits(rng, name, 2)
+        thought = f"First {digits[0]}. Then {digits[1]}."
+        other_digits = [digit for digit in DIGITS if digit not in digits]
+        options = [*digits, *rng.sample(other_digits, 2)]
+        return _reasoned(rng, name, path, "Which digit is spoken first?", options, digits[0], thought, digits)
+
+    def _sum(self, rng: random.Random, name: str) -> Reasoned:
+        digits, path = self._join_digits(rng, name, 2)
+        total = NUMBERS[sum(map(DIGITS.index, digits))]
+        thought = f"First {digits[0]}. Then {digits[1]}."
         return _reasoned(
-            drawn, name, path, "Which digit is spoken first?", options, spoken[0], thought, spoken
+            rng, name, path, "What is the sum of the two digits?", NUMBERS, total, thought, digits
         )
 
-    def _sum(self, drawn: random.Random, name: str) -> Reasoned:
-        spoken, path = self._spoken(drawn, name, 2)
-        total = NUMBERS[sum(map(DIGITS.index, spoken))]
-        thought = f"First {spoken[0]}. Then {spoken[1]}."
+    def _count(self, rng: random.Random, name: str) -> Reasoned:
+        number = rng.randint(1, 4)
+        digits, path = self._join_digits(rng, name, number)
+        thought = "I hear " + ", ".join(digits) + "."
         return _reasoned(
-            drawn, name, path, "What is the sum of the two digits?", NUMBERS, total, thought, spoken
+            rng, name, path, "How many digits are spoken?", DIGITS[1:5], DIGITS[number], thought, digits
         )
 
-    def _count(self, drawn: random.Random, name: str) -> Reasoned:
-        number = drawn.randint(1, 4)
-        spoken, path = self._spoken(drawn, name, number)
-        thought = "I hear " + ", ".join(spoken) + "."
-        return _reasoned(
-            drawn, name, path, "How many digits are spoken?", DIGITS[1:5], DIGITS[number], thought, spoken
-        )
-
-    def _louder(self, drawn: random.Random, name: str) -> Reasoned:
-        answer = drawn.choice(("louder", "softer"))
+    def _louder(self, rng: random.Random, name: str) -> Reasoned:
+        answer = rng.choice(("louder", "softer"))
         gain = 10 ** ((LOUDER_DB if answer == "louder" else -LOUDER_DB) / 20)
-        clip = _read(drawn.choice(self._clips[drawn.choice(DIGITS)]))
+        clip = _read(rng.choice(self._clips[rng.choice(DIGITS)]))
         clip = clip / max(1e-6, float(np.abs(clip).max())) * 0.2
-        path = self._write(name, [clip, np.clip(clip * gain, -1, 1)], drawn)
+        path = self._write(name, [clip, np.clip(clip * gain, -1, 1)], rng)
         thought = f"The second is {answer}."
         return _reasoned(
-            drawn,
+            rng,
             name,
             path,
             "Is the second word louder or softer?",
@@ -182,29 +180,31 @@ class ReasoningMaker:
             (answer,),
         )
 
-    def _same(self, drawn: random.Random, name: str) -> Reasoned:
-        answer = drawn.choice(("yes", "no"))
-        digit, other = drawn.sample(DIGITS, 2)
-        one = drawn.choice(self._clips[digit])
+    def _same(self, rng: random.Random, name: str) -> Reasoned:
+        answer = rng.choice(("yes", "no"))
+        digit, other_digit = rng.sample(DIGITS, 2)
+        first_clip = rng.choice(self._clips[digit])
         fitting = [
-            path for path in self._clips[other] if (_speaker(path) == _speaker(one)) == (answer == "yes")
+            path
+            for path in self._clips[other_digit]
+            if (_speaker(path) == _speaker(first_clip)) == (answer == "yes")
         ]
-        path = self._write(name, [_read(one), _read(drawn.choice(fitting))], drawn)
-        thought = f"First {digit}. Then {other}."
+        path = self._write(name, [_read(first_clip), _read(rng.choice(fitting))], rng)
+        thought = f"First {digit}. Then {other_digit}."
         return _reasoned(
-            drawn, name, path, "Is it the same speaker?", ("yes", "no"), answer, thought, (digit, other)
+            rng, name, path, "Is it the same speaker?", ("yes", "no"), answer, thought, (digit, other_digit)
         )
 
-    def _spoken(self, drawn: random.Random, name: str, number: int) -> tuple[tuple[str, ...], Path]:
-        digits = tuple(drawn.sample(DIGITS, number))
-        clips = [drawn.choice(self._clips[digit]) for digit in digits]
-        return digits, clips[0] if number == 1 else self._write(name, [_read(clip) for clip in clips], drawn)
+    def _join_digits(self, rng: random.Random, name: str, number: int) -> tuple[tuple[str, ...], Path]:
+        digits = tuple(rng.sample(DIGITS, number))
+        clips = [rng.choice(self._clips[digit]) for digit in digits]
+        return digits, clips[0] if number == 1 else self._write(name, [_read(clip) for clip in clips], rng)
 
-    def _write(self, name: str, clips: Sequence[np.ndarray], drawn: random.Random) -> Path:
+    def _write(self, name: str, clips: Sequence[np.ndarray], rng: random.Random) -> Path:
         path = self._out / f"{name}.wav"
-        gap = np.zeros(int(SAMPLE_RATE * drawn.uniform(0.2, 0.4)), np.float32)
+        gap = np.zeros(int(SAMPLE_RATE * rng.uniform(0.2, 0.4)), np.float32)
         if not path.exists():
-            joined = np.concatenate([part for clip in clips for part in (clip, gap)])
+            joined = np.concatenate([piece for clip in clips for piece in (clip, gap)])
             soundfile.write(path, joined, SAMPLE_RATE, subtype="PCM_16")
         return path
 
@@ -226,23 +226,24 @@ def exchanged(questions: Sequence[Reasoned], seed: int = 1) -> list[Reasoned]:
     order = random.Random(seed).sample(range(len(questions)), len(questions))
     return [
         replace(
-            own, question=own.question.model_copy(update={"audio_id": questions[other].question.audio_id})
+            reasoned,
+            question=reasoned.question.model_copy(update={"audio_id": questions[index].question.audio_id}),
         )
-        for own, other in zip(questions, order, strict=True)
+        for reasoned, index in zip(questions, order, strict=True)
     ]
 
 
 def _reasoned(
-    drawn: random.Random, name: str, path: Path, asked: str, options: Sequence[str], answer: str, thought: str,
-    heard: tuple[str, ...],
+    rng: random.Random, name: str, path: Path, question_text: str, options: Sequence[str], answer: str, thought: str,
+    names: tuple[str, ...],
 ) -> Reasoned:  # fmt: skip
     wrong = [option for option in options if option != answer]
-    choices = drawn.sample([answer, *drawn.sample(wrong, min(3, len(wrong)))], min(4, len(options)))
+    choices = rng.sample([answer, *rng.sample(wrong, min(3, len(wrong)))], min(4, len(options)))
     question = Question(
-        id=name, audio_id=str(path.resolve()), question=asked, choices=tuple(choices), answer=answer, task=asked,
-        category="sound",
+        id=name, audio_id=str(path.resolve()), question=question_text, choices=tuple(choices), answer=answer,
+        task=question_text, category="sound",
     )  # fmt: skip
-    return Reasoned(question, thought, heard)
+    return Reasoned(question, thought, names)
 
 
 def _read(path: Path) -> np.ndarray:

@@ -49,12 +49,12 @@ def main() -> None:
     steps = {name: packs_of(streams, name) for name in ("packed", "sorted", "padded")}
     tokens = sum(len(stream) for stream in streams)
     seconds = measure(steps, arguments.rounds)
-    rates = {name: tokens / statistics.median(each) for name, each in seconds.items()}
+    rates = {name: tokens / statistics.median(times) for name, times in seconds.items()}
     for ours, peer in TIES:
         line = {"bench": "packing", "case": f"{ours} against {peer}", "ours": round(rates[ours], 1)}
         line |= {"peer": round(rates[peer], 1), "ratio": round(rates[ours] / rates[peer], 2)}
         print(json.dumps({**line, "unit": "trained tokens per CPU-second"}), flush=True)
-    positions = {name: sum(len(each.positions_S) for each in packs) for name, packs in steps.items()}
+    positions = {name: sum(len(batch.positions_S) for batch in packs) for name, packs in steps.items()}
     print(json.dumps({"samples": len(streams), "tokens": tokens, "positions computed": positions,
                       "packs": {name: len(packs) for name, packs in steps.items()}}))  # fmt: skip
 
@@ -89,8 +89,8 @@ def packs_of(streams: list[TokenStream], strategy: str) -> list[PackedBatch]:
     """The step's packs; with padding, but for `packed`."""
     name = {"padded": "in_order"}.get(strategy, strategy)
     plan = plan_step([len(stream) for stream in streams], CAPACITY, strategy=name)[0]
-    groups = [[streams[index] for index in each] for each in plan]
-    return [pack(each if strategy == "packed" else pad_streams(each)) for each in groups]
+    groups = [[streams[index] for index in indices] for indices in plan]
+    return [pack(group if strategy == "packed" else pad_streams(group)) for group in groups]
 
 
 def measure(steps: dict[str, list[PackedBatch]], rounds: int) -> dict[str, list[float]]:

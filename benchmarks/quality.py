@@ -71,7 +71,7 @@ def main() -> None:
     speed(clean)
 
 
-def noise(clean: list[Signal], data: Path, others: list[Path]) -> None:
+def noise(clean: list[Signal], data: Path, babble_paths: list[Path]) -> None:
     """Error and correlation of `snr_db`, for each noise and over all of them."""
     dice = np.random.default_rng(0)
     esc10 = data / "esc10"
@@ -80,10 +80,10 @@ def noise(clean: list[Signal], data: Path, others: list[Path]) -> None:
         "rain": lambda length: np.resize(_sound(_nth(esc10, "002*", 0)), length),
         "sea": lambda length: np.resize(_sound(_nth(esc10, "003*", 1)), length),
         "helicopter": lambda length: np.resize(_sound(_nth(esc10, "007*", 2)), length),
-        "babble": lambda length: np.sum([np.resize(_sound(path), length) for path in others], axis=0),
+        "babble": lambda length: np.sum([np.resize(_sound(path), length) for path in babble_paths], axis=0),
     }
     wada = _wada()
-    truth, found, peer = [], [], []
+    truth, estimates, peer = [], [], []
     for name, make in noises.items():
         errors, peer_errors = [], []
         for speech_N in clean:
@@ -94,18 +94,18 @@ def noise(clean: list[Signal], data: Path, others: list[Path]) -> None:
                 errors.append(abs(ours - snr_db))
                 peer_errors.append(abs(theirs - snr_db))
                 truth.append(snr_db)
-                found.append(ours)
+                estimates.append(ours)
                 peer.append(theirs)
         means = float(np.mean(errors)), float(np.mean(peer_errors))
         _print(f"snr, mean error, {name}", *means, "dB, WADA as peer", lower=True)
-    own, other = (float(np.corrcoef(truth, values)[0, 1]) for values in (found, peer))
-    _print("snr, correlation", own, other, "r, WADA as peer")
+    ours_r, peer_r = (float(np.corrcoef(truth, values)[0, 1]) for values in (estimates, peer))
+    _print("snr, correlation", ours_r, peer_r, "r, WADA as peer")
 
 
 def bandwidth(clean: list[Signal]) -> None:
     """Mean distance from 8,000 Hz of what is whole, and from 4,000 Hz of what was once at 8 kHz."""
     dice = np.random.default_rng(1)
-    whole = [bandwidth_hz(samples_N, SAMPLE_RATE) or 0.0 for samples_N in clean]
+    wide = [bandwidth_hz(samples_N, SAMPLE_RATE) or 0.0 for samples_N in clean]
     narrow, noisy = [], []
     for samples_N in clean:
         small_M = soxr.resample(samples_N, SAMPLE_RATE, 8000)
@@ -114,7 +114,7 @@ def bandwidth(clean: list[Signal]) -> None:
         hissing_N = wide_N + dice.normal(0, 10 ** (-60 / 20), len(wide_N))
         noisy.append(bandwidth_hz(hissing_N.astype(np.float32), 24000) or 0.0)
     for case, values, target in (
-        ("whole", whole, 8000),
+        ("whole", wide, 8000),
         ("8 kHz at 24 kHz", narrow, 4000),
         ("the same and hiss at -60 dBFS", noisy, 4000),
     ):
@@ -124,17 +124,17 @@ def bandwidth(clean: list[Signal]) -> None:
 
 def rooms(speech: list[Signal], folder: Path) -> None:
     """Reverberation time and clarity heard in rooms, beside those of the rooms' impulse responses."""
-    truths, found = [], []
+    truths, estimates = [], []
     for name, file in ROOMS.items():
         response_N = load(folder / file, sample_rate=SAMPLE_RATE).samples_CN[0].numpy()
-        heard = [reverberation(_energies(_in_room(samples_N, response_N))) for samples_N in speech]
-        values = np.array([room for room in heard if room is not None])
+        measured = [reverberation(_energies(_in_room(samples_N, response_N))) for samples_N in speech]
+        values = np.array([room for room in measured if room is not None])
         truth = (_rt60_s(response_N), _c50_db(response_N))
         _print(f"rt60, median, {name}", float(np.median(values[:, 0])), truth[0], "s, room's own as peer")
         _print(f"c50, median, {name}", float(np.median(values[:, 1])), truth[1], "dB, room's own as peer")
         truths += [truth] * len(values)
-        found += values.tolist()
-    truth_2, found_2 = np.array(truths), np.array(found)
+        estimates += values.tolist()
+    truth_2, found_2 = np.array(truths), np.array(estimates)
     errors = np.abs(truth_2 - found_2).mean(axis=0)
     _print("rt60, mean error", errors[0], float(truth_2[:, 0].mean()), "s, mean truth as peer", lower=True)
     _print("c50, mean error", errors[1], float(np.ptp(truth_2[:, 1])), "dB, range as peer", lower=True)
@@ -161,8 +161,10 @@ def pitch() -> None:
     import librosa
 
     def theirs(samples_N: Signal) -> tuple[NDArray[np.float64], NDArray[np.bool_], float]:
-        found = librosa.pyin(samples_N, fmin=60, fmax=500, sr=SAMPLE_RATE, frame_length=1280, hop_length=160)
-        return found[0], found[1], 0.0
+        tracked = librosa.pyin(
+            samples_N, fmin=60, fmax=500, sr=SAMPLE_RATE, frame_length=1280, hop_length=160
+        )
+        return tracked[0], tracked[1], 0.0
 
     def ours(samples_N: Signal) -> tuple[NDArray[np.float64], NDArray[np.bool_], float]:
         return *track_pitch(samples_N), CENTRE_S
@@ -180,11 +182,11 @@ def pitch() -> None:
                 places_F = ((np.arange(len(pitch_hz_F)) * 0.01 + offset_s) * SAMPLE_RATE).astype(int)
                 truth_F = pitch_N[np.minimum(places_F, len(pitch_N) - 1)]
                 gross[name].append(float((np.abs(pitch_hz_F / truth_F - 1)[voiced_F] > 0.2).mean()))
-        share, other = (float(np.mean(gross[name])) for name in ("ours", "theirs"))
-        _print(f"pitch, gross errors at {snr_db} dB", share, other, "share, pyin as peer", lower=True)
+        share, peer_share = (float(np.mean(gross[name])) for name in ("ours", "theirs"))
+        _print(f"pitch, gross errors at {snr_db} dB", share, peer_share, "share, pyin as peer", lower=True)
         seconds = 7 * 4.0
-        own, peer = (cost[name] / seconds for name in ("ours", "theirs"))
-        _print(f"pitch, cost at {snr_db} dB", own, peer, "real time factor, pyin as peer", lower=True)
+        ours_cost, peer = (cost[name] / seconds for name in ("ours", "theirs"))
+        _print(f"pitch, cost at {snr_db} dB", ours_cost, peer, "real time factor, pyin as peer", lower=True)
 
 
 def speed(clean: list[Signal]) -> None:
@@ -231,13 +233,13 @@ def fit(speech: list[Signal]) -> None:
         ("_RT60_WEIGHTS", np.array(rt60_logs), medians),
         ("_C50_WEIGHTS", np.array(c50s), tuple(range(len(design[0])))),
     ):
-        chosen, wanted = design[late][:, columns], targets[late]
-        centred = chosen - chosen.mean(axis=0)
+        inputs, expected = design[late][:, columns], targets[late]
+        centred = inputs - inputs.mean(axis=0)
         weights = np.linalg.solve(
-            centred.T @ centred + np.eye(len(columns)), centred.T @ (wanted - wanted.mean())
+            centred.T @ centred + np.eye(len(columns)), centred.T @ (expected - expected.mean())
         )
-        constant = wanted.mean() - chosen.mean(axis=0) @ weights
-        error = np.abs(chosen @ weights + constant - wanted).mean()
+        constant = expected.mean() - inputs.mean(axis=0) @ weights
+        error = np.abs(inputs @ weights + constant - expected).mean()
         print(f"{name} = ({', '.join(f'{w:.4g}' for w in (*weights, constant))})  # mean error {error:.3g}")
 
 

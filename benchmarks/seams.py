@@ -120,11 +120,11 @@ def _phases_made_up(samples_CN: Tensor, kept_bins: int) -> Tensor:
 def real_tracks(data: Path, count: int) -> Iterator[Tensor]:
     """Five seconds of real sounds and speech, mono, whose middle is not silent."""
     folders = [data / "esc10", data / "librispeech_speakers"]
-    found = [find_audio(folder)[0] for folder in folders if folder.is_dir()]
-    if not found:
+    paths_by_folder = [find_audio(folder)[0] for folder in folders if folder.is_dir()]
+    if not paths_by_folder:
         raise SystemExit(f"no recordings in {' and '.join(map(str, folders))}: give their folder with --data")
-    for paths in found:
-        stride = max(1, len(paths) * len(found) // count)
+    for paths in paths_by_folder:
+        stride = max(1, len(paths) * len(paths_by_folder) // count)
         for path in paths[::stride]:
             try:
                 samples_CN = load(path, 0.0, 5.0, sample_rate=RATE, mono=True).samples_CN
@@ -177,9 +177,9 @@ def main() -> None:
             end = span.end if operation == "extend" else true_CN.shape[1]
             sides = {name: edited(true_CN, operation, span, decoder) for name, decoder in DECODERS.items()}
             for name, made_CN in {"untouched": true_CN[:, :end], **sides}.items():
-                found = is_smooth(made_CN, span)
-                if found is not None:
-                    smooth.setdefault(f"{operation}, {name}", []).append(found)
+                is_seamless = is_smooth(made_CN, span)
+                if is_seamless is not None:
+                    smooth.setdefault(f"{operation}, {name}", []).append(is_seamless)
     for case, values in smooth.items():
         table = share(values)
         untouched = share(smooth[f"{case.split(',')[0]}, untouched"])["accuracy"]

@@ -22,16 +22,21 @@ def accuracy(batch: RewardBatch) -> list[float | None]:
 
 def steps(batch: RewardBatch) -> list[list[ScoredStep] | None]:
     """The scores of all steps of the batch, each said of another step."""
-    found = [heard_steps(answer, StepsSettings(names=NAMES)) for answer in batch]
-    scores = iter(shuffled([step.score for own in found for step in own or ()], batch))
-    return [own and [replace(step, score=next(scores) or 0.0) for step in own] for own in found]
+    steps_by_answer = [heard_steps(answer, StepsSettings(names=NAMES)) for answer in batch]
+    scores = iter(
+        shuffled([step.score for answer_steps in steps_by_answer for step in answer_steps or ()], batch)
+    )
+    return [
+        answer_steps and [replace(step, score=next(scores) or 0.0) for step in answer_steps]
+        for answer_steps in steps_by_answer
+    ]
 
 
 def shuffled(rewards: Sequence[float | None], batch: RewardBatch) -> list[float | None]:
     """The rewards of the batch in an order that depends on its answers alone."""
-    found = list(rewards)
-    random.Random(b"".join(_digest(answer) for answer in batch)).shuffle(found)
-    return found
+    reordered = list(rewards)
+    random.Random(b"".join(_digest(answer) for answer in batch)).shuffle(reordered)
+    return reordered
 
 
 def _digest(answer: SampledAnswer) -> bytes:

@@ -79,7 +79,7 @@ def main() -> None:
             pieces = (torch.from_numpy(case.samples_N)[None] for case in repeated(cases, arguments.hours))
             save_stream(path, pieces, RATE)
             spans = spans_of(repeated(cases, arguments.hours))
-            used_mb, seconds, found = pool.apply(through, (path, spans))
+            used_mb, seconds, num_speakers = pool.apply(through, (path, spans))
         _print(
             f"{arguments.hours:g} h",
             used_mb,
@@ -88,7 +88,7 @@ def main() -> None:
             "MB peak, limit as peer",
             minutes=round(seconds / 60, 2),
             real_time_factor=round(seconds / arguments.hours / 3600, 4),
-            speakers=found,
+            speakers=num_speakers,
         )
 
 
@@ -96,17 +96,19 @@ def score(name: str, cases: list[Case]) -> None:
     """Prints error and its parts with both collars, for ours, for one speaker, and for ours told the number."""
     spans = [spans_of([case]) for case in cases]
     began = time.process_time()
-    found = [turns_of(case, span, SpeakersConfig()) for case, span in zip(cases, spans, strict=True)]
+    turns_by_case = [turns_of(case, span, SpeakersConfig()) for case, span in zip(cases, spans, strict=True)]
     spent_s = time.process_time() - began
     sound_s = sum(len(case.samples_N) for case in cases) / RATE
-    told = [
+    oracle_turns = [
         turns_of(case, span, SpeakersConfig(num_speakers=len({turn.speaker for turn in case.turns})))
         for case, span in zip(cases, spans, strict=True)
     ]
-    one = [[Turn(start_s, end_s, "one") for start_s, end_s in span] for span in spans]
+    single_turns = [[Turn(start_s, end_s, "one") for start_s, end_s in span] for span in spans]
     truth = [case.turns for case in cases]
     for collar_s in (0.25, 0.0):
-        ours, single, oracle = (error(truth, turns, collar_s) for turns in (found, one, told))
+        ours, single, oracle = (
+            error(truth, turns, collar_s) for turns in (turns_by_case, single_turns, oracle_turns)
+        )
         for peer_name, peer in (("one speaker", single), ("number told", oracle)):
             _print(
                 f"{name}, collar {collar_s} s, peer: {peer_name}",
@@ -117,7 +119,7 @@ def score(name: str, cases: list[Case]) -> None:
                 parts=ours,
                 peer_parts=peer,
             )
-    precision, recall = overlap_scores(truth, found)
+    precision, recall = overlap_scores(truth, turns_by_case)
     overlapped_s = float(sum(_overlapped(turns).sum() for turns in truth)) / 100
     if overlapped_s:
         base = overlapped_s / sum(end_s - start_s for span in spans for start_s, end_s in span)
@@ -132,7 +134,7 @@ def score(name: str, cases: list[Case]) -> None:
         )
     counts = Counter(
         len({turn.speaker for turn in turns}) - len({turn.speaker for turn in case.turns})
-        for case, turns in zip(cases, found, strict=True)
+        for case, turns in zip(cases, turns_by_case, strict=True)
     )
     share = counts[0] / len(cases)
     _print(
@@ -176,7 +178,7 @@ def through(path: Path, spans: list[list[float]]) -> tuple[float, float, int]:
     )
 
 
-def error(truth: list[list[Turn]], found: list[list[Turn]], collar_s: float) -> dict[str, float]:
+def error(truth: list[list[Turn]], hypotheses: list[list[Turn]], collar_s: float) -> dict[str, float]:
     """Diarization error over all cases and its parts, as shares of the speakers' time."""
     from pyannote.core import Annotation, Segment
     from pyannote.metrics.diarization import DiarizationErrorRate
@@ -189,22 +191,22 @@ def error(truth: list[list[Turn]], found: list[list[Turn]], collar_s: float) -> 
 
     metric = DiarizationErrorRate(collar=2 * collar_s)  # pyannote's collar is centred on the boundary
     parts: Counter[str] = Counter()
-    for known, heard in zip(truth, found, strict=True):
-        parts.update(metric(annotation(known), annotation(heard), detailed=True))
+    for reference, hypothesis in zip(truth, hypotheses, strict=True):
+        parts.update(metric(annotation(reference), annotation(hypothesis), detailed=True))
     names = {"missed detection": "miss", "false alarm": "false_alarm", "confusion": "confusion"}
     shares = {short: round(parts[long] / parts["total"], 4) for long, short in names.items()}
     return {"error": round(sum(shares.values()), 4), **shares}
 
 
-def overlap_scores(truth: list[list[Turn]], found: list[list[Turn]]) -> tuple[float, float]:
+def overlap_scores(truth: list[list[Turn]], hypotheses: list[list[Turn]]) -> tuple[float, float]:
     """Precision and recall of the time in which two speak at once, whoever they are."""
-    hits = marked = known = 0
-    for real, heard in zip(truth, found, strict=True):
-        real_F, heard_F = _overlapped(real), _overlapped(heard)
+    hits = marked = num_real = 0
+    for real, hypothesis in zip(truth, hypotheses, strict=True):
+        real_F, heard_F = _overlapped(real), _overlapped(hypothesis)
         size = min(len(real_F), len(heard_F))
         hits += int((real_F[:size] & heard_F[:size]).sum())
-        marked, known = marked + int(heard_F.sum()), known + int(real_F.sum())
-    return hits / max(1, marked), hits / max(1, known)
+        marked, num_real = marked + int(heard_F.sum()), num_real + int(real_F.sum())
+    return hits / max(1, marked), hits / max(1, num_real)
 
 
 def test_speakers(data: Path) -> Clips:
@@ -225,8 +227,8 @@ def meeting(data: Path) -> Case:
     folder = data / "dialogue" / "lhotse" / "test" / "fixtures" / "ami"
     [cut] = json.loads((folder / "cuts.json").read_text())
     turns = [
-        Turn(known["start"], known["start"] + known["duration"], known["speaker"])
-        for known in cut["supervisions"]
+        Turn(supervision["start"], supervision["start"] + supervision["duration"], supervision["speaker"])
+        for supervision in cut["supervisions"]
     ]
     return Case(_load(next(folder.glob("*.wav"))), turns)
 
@@ -235,17 +237,17 @@ def mix(clips: Clips, seed: int, duration_s: float) -> Case:
     """Two to four of the speakers in turns: pauses, overlaps (a tenth of the speech) and short remarks."""
     dice = np.random.default_rng(seed)
     names = dice.choice(sorted(clips), size=int(dice.integers(2, 5)), replace=False)
-    left = {name: [clips[name][at] for at in dice.permutation(len(clips[name]))] for name in names}
+    remaining = {name: [clips[name][at] for at in dice.permutation(len(clips[name]))] for name in names}
     gains = {name: 10 ** (dice.uniform(-4, 4) / 20) for name in names}
     total_N = np.zeros(round((duration_s + 20) * RATE), np.float32)
     turns: list[Turn] = []
     clock_s, last, last_s = 0.3, "", 0.0
     while clock_s < duration_s:
-        options = [name for name in names if name != last and left[name]]
+        options = [name for name in names if name != last and remaining[name]]
         if not options:
             break
         name = str(options[int(dice.integers(len(options)))])
-        piece_N = _piece(left[name], dice)
+        piece_N = _piece(remaining[name], dice)
         piece_N = piece_N * np.float32(gains[name] * 0.05 / np.sqrt(np.mean(piece_N**2)))
         kind = dice.random()
         length_s = len(piece_N) / RATE
@@ -290,15 +292,15 @@ def _piece(clips: list[NDArray[np.float32]], dice: np.random.Generator) -> NDArr
 
 def spans_of(cases: Iterable[Case]) -> list[list[float]]:
     """Return Silero VAD's speech spans, cases end to end; each case is processed once."""
-    known: dict[int, list[list[float]]] = {}
+    spans_by_case: dict[int, list[list[float]]] = {}
     result: list[list[float]] = []
     clock_s = 0.0
     for case in cases:
-        if id(case) not in known:
+        if id(case) not in spans_by_case:
             probabilities_F = VoiceActivity().probabilities(case.samples_N)
             spans = speech_spans(probabilities_F, len(case.samples_N) / RATE)
-            known[id(case)] = [[span.start_s, span.end_s] for span in spans]
-        result += [[clock_s + start_s, clock_s + end_s] for start_s, end_s in known[id(case)]]
+            spans_by_case[id(case)] = [[span.start_s, span.end_s] for span in spans]
+        result += [[clock_s + start_s, clock_s + end_s] for start_s, end_s in spans_by_case[id(case)]]
         clock_s += len(case.samples_N) / RATE
     return result
 

@@ -70,9 +70,9 @@ def main() -> None:
             click_to_sound(page, process)  # what is made once
             clicks = [click_to_sound(page, process) for _ in range(arguments.clicks)]
             commands = [new_process(run, folder / "made.wav") for _ in range(arguments.clicks)]
-            ours, peer = (median(cpu for _, cpu in each) - sampler_cpu_s for each in (clicks, commands))
+            ours, peer = (median(cpu for _, cpu in costs) - sampler_cpu_s for costs in (clicks, commands))
             show("click_to_sound", ours, peer, peer / ours, "CPU-s")
-            ours, peer = (median(wall for wall, _ in each) - sampler_s for each in (clicks, commands))
+            ours, peer = (median(wall for wall, _ in costs) - sampler_s for costs in (clicks, commands))
             show("click_to_sound_waited", ours, peer, peer / ours, "s", sampler_s=round(sampler_s, 3))
             if arguments.edits:
                 show_memory(page, process, arguments.edits)
@@ -121,12 +121,12 @@ def write_run(run: Path) -> Path:
 def sampler_seconds(run: Path) -> tuple[float, float]:
     """CPU-seconds and seconds that the sampler itself takes, in a process that has done it before."""
     generator = SoundGenerator.load(run / "train_flow", str(run / "train_vae"))
-    order, taken = SoundOrder(CAPTION, CLIP_S), []
+    order, costs = SoundOrder(CAPTION, CLIP_S), []
     for _ in range(4):
         began, cpu_before = time.perf_counter(), time.process_time()
         make_ordered(generator, order, SamplerSettings(steps=STEPS, guidance=4.5), "0")
-        taken.append((time.process_time() - cpu_before, time.perf_counter() - began))
-    return median(cpu for cpu, _ in taken[1:]), median(wall for _, wall in taken[1:])
+        costs.append((time.process_time() - cpu_before, time.perf_counter() - began))
+    return median(cpu for cpu, _ in costs[1:]), median(wall for _, wall in costs[1:])
 
 
 @contextmanager
@@ -207,13 +207,13 @@ def new_process(run: Path, out: Path) -> tuple[float, float]:
 def _server_cpu(process: subprocess.Popen[bytes]) -> float:
     """CPU-seconds of the server and its helpers so far."""
     server = psutil.Process(process.pid)
-    times = [each.cpu_times() for each in (server, *server.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
+    times = [member.cpu_times() for member in (server, *server.children(recursive=True))]
+    return sum(spent.user + spent.system for spent in times)
 
 
 def show_memory(page: Any, process: subprocess.Popen[bytes], edits: int) -> None:
     """Memory of the server after 5 edits and after many."""
-    found = {}
+    memory_mb = {}
     page.evaluate("document.getElementById('st-steps').value = '2'")
     for number in range(1, edits + 1):
         count = page.locator(".st-version").count()
@@ -223,14 +223,14 @@ def show_memory(page: Any, process: subprocess.Popen[bytes], edits: int) -> None
         page.click("#st-apply")
         page.wait_for_function(f"document.querySelectorAll('.st-version').length > {count}")
         if number in (5, edits):
-            found[number] = psutil.Process(process.pid).memory_info().rss / 1e6
+            memory_mb[number] = psutil.Process(process.pid).memory_info().rss / 1e6
     show(
         f"memory_after_{edits}_edits",
-        found[edits],
-        found[5],
+        memory_mb[edits],
+        memory_mb[5],
         None,
         "MB",
-        growth=round(found[edits] / found[5], 3),
+        growth=round(memory_mb[edits] / memory_mb[5], 3),
     )
 
 

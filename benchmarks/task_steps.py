@@ -69,7 +69,7 @@ class TaskSteps:
         optimizer.zero_grad(set_to_none=True)
         began = self._now()
         self.batch = batch = self._task.batch(self._step, torch.Generator(), ALONE)
-        made = self._now()
+        batched = self._now()
         with autocast(self._precision, self._device):
             (update,) = self._task.updates(batch, self._step, 10)
         scored = self._now()
@@ -89,7 +89,7 @@ class TaskSteps:
         norm = float(self._strategy.step("main", self._clip_norm))
         announce_weights(self.modules.values())
         self._step += 1
-        self.seconds = {"batch": made - began, "score": scored - made, "update": self._now() - scored}
+        self.seconds = {"batch": batched - began, "score": scored - batched, "update": self._now() - scored}
         return Step(total, norm)
 
     def _now(self) -> float:

@@ -125,11 +125,11 @@ def recognizers(texts: Sequence[str]) -> list[RecognizerCase]:
     return cases
 
 
-def groups(data: Path, made: Path) -> list[Group]:
+def groups(data: Path, synthetic_folder: Path) -> list[Group]:
     """The packs by kind. Of recordings that are there in several formats only the FLAC is taken."""
     texts = known_texts(data)
-    other = _audio(data / "speech_other_lang")
-    foreign = [path for path in other if not any(name in str(path) for name in _ENGLISH_AMONG_OTHERS)]
+    foreign_paths = _audio(data / "speech_other_lang")
+    foreign = [path for path in foreign_paths if not any(name in str(path) for name in _ENGLISH_AMONG_OTHERS)]
     noises = [path for path in _audio(data / "noisy_pairs") if not path.name.startswith(_SPEECH_AMONG_NOISES)]
     songs = [path for path in _audio(data / "music_nature") if path.name.startswith(_SINGING)]
     music = [path for path in _audio(data / "music_nature") if path not in songs]
@@ -138,7 +138,7 @@ def groups(data: Path, made: Path) -> list[Group]:
         Group("read English", [path for path in read if path.name in texts], texts),
         Group("foreign speech", foreign + _audio(data / "speech_zh"), {}),
         Group("sound events", _audio(data / "esc10"), {}),
-        Group("music, noises", music + noises + _made(made), {}),
+        Group("music, noises", music + noises + _write_synthetic_sounds(synthetic_folder), {}),
         Group("singing", songs, {}),
         Group("LibriSpeech, no transcripts", _audio(data / "librispeech_speakers"), None),
     ]
@@ -190,10 +190,11 @@ def measure(group: Group, half: str, recognizer: RecognizerCase, folder: Path) -
         _print_languages(name, rows)
     heard_s = sum(row["duration_s"] for row in rows)
     kept_s = sum(row["duration_s"] for row in rows if row["text"])
-    heard = [row for row in rows if any(row["heard"].values())]
+    with_hypothesis = [row for row in rows if any(row["heard"].values())]
     _print(f"{name}: segments with text", *_share(rows), "share of segments", n=len(rows), files=len(files))
     with_text = {row["file"] for row in rows if row["text"]}
-    _print(f"{name}: files with text", len(with_text) / len(files), len({r["file"] for r in heard}) / len(files),
+    files_heard = {row["file"] for row in with_hypothesis}
+    _print(f"{name}: files with text", len(with_text) / len(files), len(files_heard) / len(files),
            "share of files", n=len(files))  # fmt: skip
     _print(
         f"{name}: time with text", kept_s / heard_s if heard_s else 0.0, None, "share of seconds", s=heard_s
@@ -220,7 +221,7 @@ def _print_languages(name: str, rows: Sequence[Row]) -> None:
 
 
 def _language_of(path: str) -> str | None:
-    return next((language for part, language in _LANGUAGES.items() if part in path), None)
+    return next((language for fragment, language in _LANGUAGES.items() if fragment in path), None)
 
 
 def _share(rows: Sequence[Row]) -> tuple[float, float]:
@@ -232,38 +233,46 @@ def _share(rows: Sequence[Row]) -> tuple[float, float]:
 
 def _print_errors(name: str, rows: Sequence[Row], texts: dict[str, str]) -> None:
     """Word errors in the segments that keep their text, and in all; the share of the words that are kept."""
-    kept, every = np.zeros(2), np.zeros(2)
+    kept_counts, every = np.zeros(2), np.zeros(2)
     for file in {row["file"] for row in rows}:
-        own = sorted((row for row in rows if row["file"] == file), key=lambda row: row["start_s"])
+        file_rows = sorted((row for row in rows if row["file"] == file), key=lambda row: row["start_s"])
         errors_S, words_S = errors_by_segment(
-            _words(texts[Path(file).name]), [_words(next(iter(row["heard"].values()))) for row in own]
+            _words(texts[Path(file).name]), [_words(next(iter(row["heard"].values()))) for row in file_rows]
         )
-        has_text_S = np.array([bool(row["text"]) for row in own])
-        kept += errors_S[has_text_S].sum(), words_S[has_text_S].sum()
+        has_text_S = np.array([bool(row["text"]) for row in file_rows])
+        kept_counts += errors_S[has_text_S].sum(), words_S[has_text_S].sum()
         every += errors_S.sum(), words_S.sum()
-    _print(f"{name}: wrong words in segments with text", kept[0] / max(kept[1], 1), every[0] / every[1],
-           "word error rate", n=int(kept[1]))  # fmt: skip
-    _print(f"{name}: words in segments with text", kept[1] / every[1], 1.0, "share of words", n=int(every[1]))
+    _print(f"{name}: wrong words in segments with text", kept_counts[0] / max(kept_counts[1], 1), every[0] / every[1],
+           "word error rate", n=int(kept_counts[1]))  # fmt: skip
+    _print(
+        f"{name}: words in segments with text",
+        kept_counts[1] / every[1],
+        1.0,
+        "share of words",
+        n=int(every[1]),
+    )
 
 
 def errors_by_segment(
-    words: Sequence[str], heard: Sequence[Sequence[str]]
+    words: Sequence[str], hypotheses: Sequence[Sequence[str]]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Errors and reference words of each segment of a file, whose words are aligned as a whole. Words that were missed
     belong to the segment that was heard last before them."""
-    errors_S, words_S = np.zeros(len(heard)), np.zeros(len(heard))
-    segment_of = [number for number, own in enumerate(heard) for _ in own]
+    errors_S, words_S = np.zeros(len(hypotheses)), np.zeros(len(hypotheses))
+    segment_of = [number for number, hypothesis in enumerate(hypotheses) for _ in hypothesis]
     if not segment_of:
         errors_S[0] = words_S[0] = len(words)
         return errors_S, words_S
-    aligned = jiwer.process_words(" ".join(words), " ".join(word for own in heard for word in own))
-    for part in aligned.alignments[0]:
-        size = max(part.ref_end_idx - part.ref_start_idx, part.hyp_end_idx - part.hyp_start_idx)
+    aligned = jiwer.process_words(
+        " ".join(words), " ".join(word for hypothesis in hypotheses for word in hypothesis)
+    )
+    for chunk in aligned.alignments[0]:
+        size = max(chunk.ref_end_idx - chunk.ref_start_idx, chunk.hyp_end_idx - chunk.hyp_start_idx)
         for step in range(size):
-            at = part.hyp_start_idx - 1 if part.type == "delete" else part.hyp_start_idx + step
+            at = chunk.hyp_start_idx - 1 if chunk.type == "delete" else chunk.hyp_start_idx + step
             segment = segment_of[max(at, 0)]
-            errors_S[segment] += part.type != "equal"
-            words_S[segment] += part.type != "insert"
+            errors_S[segment] += chunk.type != "equal"
+            words_S[segment] += chunk.type != "insert"
     return errors_S, words_S
 
 
@@ -277,7 +286,7 @@ def _audio(folder: Path) -> list[Path]:
     return [path for path in files if path.suffix == ".flac" or path.with_suffix("").name not in names]
 
 
-def _made(folder: Path) -> list[Path]:
+def _write_synthetic_sounds(folder: Path) -> list[Path]:
     """Silence, tones, noises, clicks: 5 s each."""
     folder.mkdir(parents=True, exist_ok=True)
     rng, rate = np.random.default_rng(0), 16000

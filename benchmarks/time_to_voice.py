@@ -34,8 +34,8 @@ def main() -> None:
     parser.add_argument("--name", default="time-to-voice")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     arguments = parser.parse_args()
-    given = {key: getattr(arguments, key) for key in ("audio", "transcripts", "test")}
-    overrides = [f"{key}={json.dumps(str(value))}" for key, value in given.items() if value is not None]
+    options = {key: getattr(arguments, key) for key in ("audio", "transcripts", "test")}
+    overrides = [f"{key}={json.dumps(str(value))}" for key, value in options.items() if value is not None]
     best, minutes = 0.0, None
     for steps in arguments.steps:
         recipe = load_recipe(

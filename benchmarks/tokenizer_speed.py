@@ -77,10 +77,10 @@ def compare(cases: dict[str, tuple[str, str]], higgs_folder: Path, seconds: floa
         times = measure(sides, audio, rounds)
         for case, (ours, peer) in cases.items():
             for work in ("encode", "decode"):
-                own, other = (
+                ours_s, peer_s = (
                     statistics.median(times[name, work]) / (batch * seconds) for name in (ours, peer)
                 )
-                _print(f"{case} {work} batch {batch}", own, other, "CPU-s per audio-s")
+                _print(f"{case} {work} batch {batch}", ours_s, peer_s, "CPU-s per audio-s")
         memory = {name: peak_memory_mb(name, higgs_folder, batch, length) for name in names}
         for case, (ours, peer) in cases.items():
             _print(f"{case} memory batch {batch}", memory[ours], memory[peer], "MB at the peak")
