@@ -12,7 +12,7 @@ import yaml
 
 from audiollm.audio import Waveform, save
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, VideoPart
-from audiollm.evaluate.sound.generated_sounds import GeneratedSound, WantedEvent
+from audiollm.evaluate.sound.generated_sounds import GeneratedSound, TargetEvent
 from audiollm.recipe.stages import load_recipe
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
@@ -73,7 +73,7 @@ def test_order_is_heard(tmp_path: Path) -> None:
     save(tmp_path / "a.wav", torch.cat([pause, low, pause, high])[None], bench.RATE)
     save(tmp_path / "b.wav", torch.cat([pause, high, pause, low])[None], bench.RATE)
     save(tmp_path / "c.wav", torch.zeros(1, 40_000), bench.RATE)
-    events = (WantedEvent("low", 0.75, 1.2), WantedEvent("high", 2.0, 2.4))
+    events = (TargetEvent("low", 0.75, 1.2), TargetEvent("high", 2.0, 2.4))
     heard = {
         name: bench.right_order(
             GeneratedSound(name, tmp_path / f"{name}.wav", None, None, None, None, events), Pitches()

@@ -94,10 +94,10 @@ def make_sound(
     if video is not None and out.suffix.lower() in VIDEO_ENDINGS:
         codec = generator.autoencoder
         _name_lost(console, _lost_of_film(video, out, codec.sample_rate, codec.channels), out)
-    _check_taken(console, generator, caption, cot, video)
+    _check_used_conditions(console, generator, caption, cot, video)
     if video is not None:
-        _check_shown(generator, video, duration_s)
-    settings = _settings(generator, steps, solver, guidance)
+        _check_video_length(generator, video, duration_s)
+    settings = _sampler_settings_of(generator, steps, solver, guidance)
     order = SoundOrder(caption, duration_s, cot, pictured, str(video or "command line"))
     clip = _with_progress(
         console, generator, lambda job: make_ordered(generator, order, job.watched(settings), f"{seed}/sound")
@@ -182,9 +182,9 @@ def edit_sound(
         check_writable(layer, "--layer")
     _name_lost(console, _list_lost_content(out, before, film), out)
     generator = load_generator(model, autoencoder)
-    cot = _taken_cot(console, cot, caption, video, heard_from_s(generator, before, span))
-    _check_taken(console, generator, caption, cot, video, edit_name in ("add", "remove"))
-    settings = _settings(generator, steps, solver, guidance)
+    cot = _usable_cot(console, cot, caption, video, heard_from_s(generator, before, span))
+    _check_used_conditions(console, generator, caption, cot, video, edit_name in ("add", "remove"))
+    settings = _sampler_settings_of(generator, steps, solver, guidance)
     request = EditRequest(edit_name, caption, span.start / rate, span.end / rate, cot, pictured)
     place = str(video or "command line")
     result = _with_progress(
@@ -288,7 +288,7 @@ def _check_guidance(guidance: float | None) -> None:
         raise ConfigError("--guidance: must be finite", "command line", "give another, or leave it out")
 
 
-def _check_taken(
+def _check_used_conditions(
     console: Console,
     generator: SoundGenerator,
     caption: str,
@@ -319,7 +319,7 @@ def _check_taken(
     console.print(f"not used: {message}", style="yellow", highlight=False)
 
 
-def _check_shown(generator: SoundGenerator, video: Path, duration_s: float) -> None:
+def _check_video_length(generator: SoundGenerator, video: Path, duration_s: float) -> None:
     """Refuse a video that ends before the last picture that the model takes, before the first window is made.
 
     Raises:
@@ -339,7 +339,7 @@ def _check_shown(generator: SoundGenerator, video: Path, duration_s: float) -> N
         raise ConfigError(f"--duration: {error.reason}", str(video), "give a shorter --duration") from error
 
 
-def _taken_cot(console: Console, cot: str, caption: str, video: Path | None, from_s: float) -> str:
+def _usable_cot(console: Console, cot: str, caption: str, video: Path | None, from_s: float) -> str:
     """The chain of thought of an edit; empty where the model hears the track from a later second on.
 
     Raises:
@@ -356,7 +356,9 @@ def _taken_cot(console: Console, cot: str, caption: str, video: Path | None, fro
     return ""
 
 
-def _settings(generator: SoundGenerator, steps: int, solver: str, guidance: float | None) -> SamplerSettings:
+def _sampler_settings_of(
+    generator: SoundGenerator, steps: int, solver: str, guidance: float | None
+) -> SamplerSettings:
     """The settings of the sampler.
 
     Raises:

@@ -237,7 +237,7 @@ def _read_conditions(
                 sample.id, sample.id, f"array {name!r} holds values that are not finite", "not finite"
             )
         if times_R is not None and (
-            len(times_R) != len(values_RC) or not _cover(times_R.tolist(), duration_s)
+            len(times_R) != len(values_RC) or not _covers_duration(times_R.tolist(), duration_s)
         ):
             reason = f"{name}: {len(values_RC)} rows to {float(times_R[-1]):.2f} s, the sound has {duration_s:.2f} s"
             raise BadSample(sample.id, sample.id, reason, "features of another length")
@@ -245,7 +245,7 @@ def _read_conditions(
     return features
 
 
-def _cover(times_s: Sequence[float], duration_s: float) -> bool:
+def _covers_duration(times_s: Sequence[float], duration_s: float) -> bool:
     """Whether rows of features at these times are those of a sound of this length."""
     spacing_s = times_s[-1] - times_s[-2] if len(times_s) > 1 else duration_s
     first_end_s = duration_s - 2 * spacing_s - _MOST_UNSEEN_S

@@ -25,7 +25,7 @@ from audiollm.recipe.ranks import Ranks
 from audiollm.train.loop.whole import Read, WholeCopy
 
 
-class AskedSound(NamedTuple):
+class EvalSoundPrompt(NamedTuple):
     """A held-out sound's conditions."""
 
     sound: EncodedSound
@@ -50,7 +50,7 @@ class EvalSounds:
         model: SoundModel,
         copy: SoundModel | None,
         autoencoder: Autoencoder,
-        prompts: Sequence[AskedSound],
+        prompts: Sequence[EvalSoundPrompt],
         folder: Path,
         ranks: Ranks,
         *,
@@ -109,14 +109,14 @@ class EvalSounds:
         writer.close()
 
 
-def asked_sounds(
+def select_sound_prompts(
     model: SoundModel,
     sources: Sequence[Shards],
     facts: CorpusFacts,
     usable: UsableSounds,
     window: int | None,
     max_sounds: int,
-) -> list[AskedSound]:
+) -> list[EvalSoundPrompt]:
     """Held-out sounds, picked evenly among those that are no edits; of longer ones the first window."""
     some = (usable.test[place] for place in evenly(len(usable.test), 4 * max_sounds))
     loaded = [
@@ -131,5 +131,5 @@ def asked_sounds(
         text = request.cot or request.caption
         if window is not None and len(sound) > window:
             sound, text = sound.window(0, window, facts.latent_rate), request.caption
-        prompts.append(AskedSound(sound, text))
+        prompts.append(EvalSoundPrompt(sound, text))
     return prompts

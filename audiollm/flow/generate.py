@@ -23,7 +23,7 @@ from audiollm.files.set_aside import UNREADABLE, SetAside
 from audiollm.flow.conditions.reading import sound_request
 from audiollm.flow.editing.levels import below_ceiling
 from audiollm.flow.encoding import encode_track, load_track
-from audiollm.flow.generator import SoundGenerator, WantedSound, sampler_settings
+from audiollm.flow.generator import SoundGenerator, SoundSpec, sampler_settings
 from audiollm.flow.model.context import LatentState, span_context
 from audiollm.flow.model.packed import Conditions
 from audiollm.flow.settings import GenerateSoundConfig
@@ -105,7 +105,7 @@ def _make_batch(
                 together.setdefault(count, []).append(sound)
             elif not (folder / sound.row["audio"]).exists():
                 _save_below_full_scale(
-                    folder / sound.row["audio"], _alone(sound, config, generator), generator.sample_rate
+                    folder / sound.row["audio"], _make_alone(sound, config, generator), generator.sample_rate
                 )
             planned.append(sound)
         except BadSample as error:
@@ -138,7 +138,7 @@ def _plan_sound(
         "audio": f"audio/{safe_name(sample.id)}-{take}.wav",
         "caption": request.caption,
         "thought": request.cot,
-        "reference": _reference(sample.id, request.target, folder, place) if request.target else None,
+        "reference": _reference_file(sample.id, request.target, folder, place) if request.target else None,
         "video": request.video.path if request.video else None,
         "video_start_s": request.video.start_s if request.video else 0.0,
         "duration_s": given_s or _requested_duration_s(sample, generator, place),
@@ -147,7 +147,7 @@ def _plan_sound(
     return _Planned(sample, place, row, key, track)
 
 
-def _conditions(
+def _conditions_of_plan(
     sound: _Planned, config: GenerateSoundConfig, generator: SoundGenerator, start_s: float, length_s: float
 ) -> Conditions:
     only = None if config.conditions is None else set(config.conditions)
@@ -165,11 +165,11 @@ def _make_together(
     bad: dict[str, BadSample] = {}
     if all((folder / sound.row["audio"]).exists() for sound in sounds):
         return bad
-    sounds_to_make: list[tuple[_Planned, WantedSound]] = []
+    sounds_to_make: list[tuple[_Planned, SoundSpec]] = []
     for sound in sounds:
         try:
-            conditions = _conditions(sound, config, generator, 0.0, sound.row["duration_s"])
-            sounds_to_make.append((sound, WantedSound(conditions, sound.key)))
+            conditions = _conditions_of_plan(sound, config, generator, 0.0, sound.row["duration_s"])
+            sounds_to_make.append((sound, SoundSpec(conditions, sound.key)))
         except BadSample as error:
             bad[sound.key] = error
     if not sounds_to_make:
@@ -192,7 +192,7 @@ def _save_below_full_scale(path: Path, made_CN: Tensor, sample_rate: int) -> Non
     save(path, made_CN, sample_rate)
 
 
-def _alone(sound: _Planned, config: GenerateSoundConfig, generator: SoundGenerator) -> Tensor:
+def _make_alone(sound: _Planned, config: GenerateSoundConfig, generator: SoundGenerator) -> Tensor:
     """An edit of a track, or a sound that is longer than those of the training, `[C, N]`.
 
     Raises:
@@ -201,7 +201,7 @@ def _alone(sound: _Planned, config: GenerateSoundConfig, generator: SoundGenerat
     settings, duration_s = sampler_settings(config.sampling), sound.row["duration_s"]
 
     def conditions_at(start_s: float, length_s: float) -> Conditions:
-        return _conditions(sound, config, generator, start_s, length_s)
+        return _conditions_of_plan(sound, config, generator, start_s, length_s)
 
     if sound.track is not None:
         track_CN = load_track(sound.track, generator.autoencoder, sound.sample.id, sound.place)
@@ -216,7 +216,7 @@ def _alone(sound: _Planned, config: GenerateSoundConfig, generator: SoundGenerat
     return make_in_windows(generator, conditions_at, duration_s, settings, sound.key)
 
 
-def _reference(sample_id: str, target: AudioPart, folder: Path, place: str) -> str:
+def _reference_file(sample_id: str, target: AudioPart, folder: Path, place: str) -> str:
     """The file of the real sound; a part of a longer file is cut out of it.
 
     Raises:

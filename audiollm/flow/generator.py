@@ -31,7 +31,7 @@ from audiollm.flow.settings import EncodersConfig, PicturesConfig, SoundSampling
 from audiollm.flow.sound_model import SoundModel, check_autoencoder, check_guidance
 
 
-class WantedSound(NamedTuple):
+class SoundSpec(NamedTuple):
     """A sound that is to be sampled."""
 
     conditions: Conditions
@@ -143,10 +143,10 @@ class SoundGenerator:
         Raises:
             ConfigError: guidance, or a context, with a model that was not trained for it.
         """
-        return self._sample([WantedSound(conditions, key)], count, settings, context)[0]
+        return self._sample([SoundSpec(conditions, key)], count, settings, context)[0]
 
     def sample_together(
-        self, requests: Sequence[WantedSound], count: int, settings: SamplerSettings
+        self, requests: Sequence[SoundSpec], count: int, settings: SamplerSettings
     ) -> list[Tensor]:
         """Normalized latents `[T, D]` of several sounds of `count` latents each, in one pass.
 
@@ -157,7 +157,7 @@ class SoundGenerator:
 
     def _sample(
         self,
-        requests: Sequence[WantedSound],
+        requests: Sequence[SoundSpec],
         count: int,
         settings: SamplerSettings,
         context: AudioContext | None,

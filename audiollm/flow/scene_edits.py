@@ -55,7 +55,7 @@ def edit_sounds(config: EditSoundsConfig, context: Context) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     with context.progress("editing scenes", len(selected_samples)) as bar:
         for number, sample in enumerate(selected_samples):
-            edits, bad = _edits_of(sample, number, config, generator, context.folder)
+            edits, bad = _edit_all(sample, number, config, generator, context.folder)
             rows += edits
             set_aside.add(bad)
             bar.advance(bar.task_ids[0])
@@ -73,13 +73,13 @@ def edit_sounds(config: EditSoundsConfig, context: Context) -> dict[str, Any]:
 # Private
 
 
-def _edits_of(
+def _edit_all(
     sample: Sample, number: int, config: EditSoundsConfig, generator: SoundGenerator, folder: Path
 ) -> tuple[list[dict[str, Any]], list[BadSample]]:
     """The rows of a scene's edits, and the reasons for those that cannot be made."""
     rows, bad = list[dict[str, Any]](), list[BadSample]()
     try:
-        scene = _scene(sample, number, config, generator)
+        scene = _read_scene(sample, number, config, generator)
     except BadSample as error:
         return rows, [error]
     for operation in config.operations:
@@ -105,7 +105,7 @@ class _Scene:
     whole_CN: Tensor
 
 
-def _scene(sample: Sample, number: int, config: EditSoundsConfig, generator: SoundGenerator) -> _Scene:
+def _read_scene(sample: Sample, number: int, config: EditSoundsConfig, generator: SoundGenerator) -> _Scene:
     """The scene with one of its sounds chosen, another one in each next scene.
 
     Raises:
@@ -168,7 +168,7 @@ def _edit_scene(
     wanted_CN = scene.without_CN if operation == "remove" else scene.whole_CN
     name = safe_name(f"{scene.sample.id}-{operation}-{by}")
     paths = {role: f"audio/{name}-{role}.wav" for role in ("before", "after", "real")}
-    request = _request(scene, operation, by, begin_s, end_s)
+    request = _build_edit_request(scene, operation, by, begin_s, end_s)
     if not (folder / paths["after"]).exists():
         empty = Track(torch.zeros(0, len(before_CN), dtype=torch.int32).numpy(), rate, "WAV", "PCM_16")
         for role, track_CN in (("before", before_CN), ("real", wanted_CN)):
@@ -202,7 +202,9 @@ def _edit_scene(
     }
 
 
-def _request(scene: _Scene, operation: Operation, by: str, begin_s: float, end_s: float) -> EditRequest:
+def _build_edit_request(
+    scene: _Scene, operation: Operation, by: str, begin_s: float, end_s: float
+) -> EditRequest:
     """The edit in words: of the sound alone, or of the whole scene where a part of it is made anew.
 
     By its object alone a sound has no name: the region says which one it is.

@@ -138,13 +138,13 @@ class Job:
             self.result = work(self)
             self.state = "done"
         except JobStopped as stopped:
-            _let_go(stopped)
+            _release_frames(stopped)
             if self.is_to_stop:
                 self.state, self.problem = "stopped", stopped
             else:  # the hold may have been taken back meanwhile
                 self.state, self._work = "held", work
         except Exception as error:
-            _let_go(error)
+            _release_frames(error)
             self.state, self.problem = "failed", error
         finally:
             work = None  # the error's traceback keeps this frame
@@ -442,7 +442,7 @@ def default_guidance(generator: SoundGenerator) -> float:
 # Private
 
 
-def _let_go(error: BaseException | None) -> None:
+def _release_frames(error: BaseException | None) -> None:
     """Take the frames from an error and from those that it came from: they hold the sounds and pictures of a request.
 
     An emptied frame still has its function, whose closure holds some, too: the places in the code are kept as a note.

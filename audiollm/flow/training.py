@@ -17,7 +17,7 @@ from audiollm.files.json_files import read_json_file
 from audiollm.files.set_aside import SetAside
 from audiollm.flow.conditions.words import Words
 from audiollm.flow.corpus import CorpusFacts, UsableSounds, open_corpus, survey_sounds
-from audiollm.flow.eval_sounds import EvalSounds, asked_sounds
+from audiollm.flow.eval_sounds import EvalSounds, select_sound_prompts
 from audiollm.flow.model.context import ContextShares
 from audiollm.flow.model.mmdit import MMDiTConfig
 from audiollm.flow.model.objective import ConditionDropout, TimeDensity
@@ -201,7 +201,9 @@ def _eval_sounds(
     in_parts = ranks.world > 1 and config.strategy == "fsdp2"
     copy = SoundModel(model.config).to(next(model.parameters()).device) if in_parts and ranks.first else None
     prompts = (
-        asked_sounds(model, sources, facts, usable, _window_latents(config, facts), config.eval_sounds)
+        select_sound_prompts(
+            model, sources, facts, usable, _window_latents(config, facts), config.eval_sounds
+        )
         if ranks.first
         else []
     )

@@ -199,7 +199,7 @@ def stream_sample(
     num_spoken = 0
     for chunk_pieces in pieces:
         content.append(TextPart(text=_join_due_texts(chunk_pieces)))
-        spans = _spans(chunk_pieces, speak, num_spoken)
+        spans = _speech_spans(chunk_pieces, speak, num_spoken)
         num_spoken += len(spans)
         content += [AudioPart(path=span.path, start_s=span.start_s, end_s=span.end_s) for span in spans]
         durations_s.append(round(sum(span.end_s - span.start_s for span in spans), 4))
@@ -238,7 +238,7 @@ def _join_due_texts(pieces: Sequence[DueText]) -> str:
     return text
 
 
-def _spans(pieces: Sequence[DueText], speak: Speak | None, number: int) -> list[SpokenSpan]:
+def _speech_spans(pieces: Sequence[DueText], speak: Speak | None, number: int) -> list[SpokenSpan]:
     """Return the speech of an action: spans of one recording in a row are one."""
     spans: list[SpokenSpan] = []
     for (is_said, speaker), group in itertools.groupby(
@@ -249,7 +249,7 @@ def _spans(pieces: Sequence[DueText], speak: Speak | None, number: int) -> list[
             if speak is not None:
                 spans.append(
                     speak(
-                        _join_due_texts([_untagged(piece) for piece in group_pieces]),
+                        _join_due_texts([_without_tag(piece) for piece in group_pieces]),
                         speaker,
                         number + len(spans),
                     )
@@ -266,5 +266,5 @@ def _spans(pieces: Sequence[DueText], speak: Speak | None, number: int) -> list[
     return spans
 
 
-def _untagged(piece: DueText) -> DueText:
+def _without_tag(piece: DueText) -> DueText:
     return DueText(piece.text, piece.source_end_s, is_glued=piece.is_glued)

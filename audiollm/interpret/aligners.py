@@ -54,7 +54,7 @@ class CommandAligner:
         except ProcessFailed as failure:
             raise BadSample(recording.audio, recording.id, f"the aligner {failure}", NOT_ALIGNED) from None
         try:
-            ends = _ends(line)
+            ends = _parse_ends(line)
         except ValueError as error:
             self.close()  # the line may have been no answer, and the answer may still come
             raise BadSample(recording.audio, recording.id, str(error), NOT_ALIGNED) from None
@@ -70,7 +70,7 @@ class CommandAligner:
         self._process.close()
 
 
-def _ends(line: str) -> list[float] | str:
+def _parse_ends(line: str) -> list[float] | str:
     """The times of an answer, or the program's reason why there are none.
 
     Raises:

@@ -177,14 +177,14 @@ def _add_companion(stream: Any, new: Any, container: str, companions: Companions
         texts = new.add_stream(_TEXT_CODECS[container])
         texts.codec_context.subtitle_header = _ASS_HEADER
         companions.streams[stream.index] = texts
-        read, write = _TEXTS[codec], _with_length if container != "matroska" else str.encode
+        read, write = _TEXTS[codec], _prefix_length if container != "matroska" else str.encode
         companions.convert[stream.index] = lambda content: write(read(content))
         if codec == "ass":
-            companions.lost.append(f"the styles of {_in_words(stream, codec)}")
+            companions.lost.append(f"the styles of {_describe_stream(stream, codec)}")
     elif stream.type == "data" and has_chapters and codec is None:
         return  # the titles of chapters in MP4, which are written with the chapters
     else:
-        companions.lost.append(_in_words(stream, codec))
+        companions.lost.append(_describe_stream(stream, codec))
 
 
 def _can_hold_stream(stream: Any, container: str) -> bool:
@@ -198,7 +198,7 @@ def _can_hold_stream(stream: Any, container: str) -> bool:
     return True
 
 
-def _in_words(stream: Any, codec: str | None) -> str:
+def _describe_stream(stream: Any, codec: str | None) -> str:
     facts = [
         fact for fact in (codec, stream.metadata.get("language"), stream.metadata.get("filename")) if fact
     ]
@@ -220,7 +220,7 @@ def _film_tags(tags: Mapping[str, str]) -> dict[str, str]:
     return {key: text for key, text in facts.items() if (key, text) != ("language", "und")}
 
 
-def _plain(content: bytes) -> str:
+def _strip_markup(content: bytes) -> str:
     return re.sub(r"</?[a-z][^>]*>|\{\\[^}]*\}", "", content.decode("utf-8", "replace"))
 
 
@@ -233,16 +233,16 @@ def _from_ass(content: bytes) -> str:
     return re.sub(r"\{[^}]*\}", "", text).replace("\\N", "\n").replace("\\n", "\n").replace("\\h", " ")
 
 
-def _with_length(text: str) -> bytes:
+def _prefix_length(text: str) -> bytes:
     content = text.encode()[:0xFFFF]
     return struct.pack(">H", len(content)) + content
 
 
 _TEXTS: Mapping[str, Callable[[bytes], str]] = {
-    "srt": _plain,
-    "subrip": _plain,
-    "text": _plain,
-    "webvtt": _plain,
+    "srt": _strip_markup,
+    "subrip": _strip_markup,
+    "text": _strip_markup,
+    "webvtt": _strip_markup,
     "mov_text": _from_mp4,
     "ass": _from_ass,
 }

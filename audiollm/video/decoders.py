@@ -197,7 +197,7 @@ def _convert_picture(frame: Any, time_s: float, request: FramesRequest) -> NDArr
     if request.boxes:
         shown_HWC = _crop_region(shown_HWC, _box_at(request.boxes, time_s), request)
     if request.size is not None:
-        shown_HWC = _squared(shown_HWC, request.size)
+        shown_HWC = _pad_to_square(shown_HWC, request.size)
     return np.ascontiguousarray(shown_HWC)
 
 
@@ -220,7 +220,7 @@ def _crop_region(
     return shown_HWC[top:bottom, left:right]
 
 
-def _squared(shown_HWC: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+def _pad_to_square(shown_HWC: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     """Pad to a square in the middle of black, and scale."""
     height, width = shown_HWC.shape[:2]
     side = max(height, width)

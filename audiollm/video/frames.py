@@ -31,7 +31,7 @@ def probe_video(path: str | Path) -> VideoInfo:
         VideoError: it is no video, or cannot be read.
     """
     request = FramesRequest(str(path), path, (), None, ())
-    facts: VideoInfo = next(_contained("video_facts", request))
+    facts: VideoInfo = next(_run_contained("video_facts", request))
     return facts
 
 
@@ -41,7 +41,7 @@ def pictures_end_s(path: str | Path) -> float:
     Raises:
         VideoError: it is no video, or is damaged before its end.
     """
-    end_s: float = next(_contained("pictures_end", FramesRequest(str(path), path, (), None, ())))
+    end_s: float = next(_run_contained("pictures_end", FramesRequest(str(path), path, (), None, ())))
     return end_s
 
 
@@ -76,13 +76,13 @@ def read_frames(
     if any(not b > a for a, b in itertools.pairwise(times)) or (times and times[0] < 0):
         raise ValueError("the times of frames must rise from 0 on")
     if times:
-        yield from _contained("pictures", FramesRequest(str(path), path, times, size, tuple(boxes)))
+        yield from _run_contained("pictures", FramesRequest(str(path), path, times, size, tuple(boxes)))
 
 
 # Private
 
 
-def _contained(function: str, request: FramesRequest) -> Iterator[Any]:
+def _run_contained(function: str, request: FramesRequest) -> Iterator[Any]:
     try:
         yield from contained_results(f"{_DECODERS}:{function}", request)
     except DecoderCrash as crash:

@@ -36,10 +36,10 @@ def write_video(
     Raises:
         VideoError: an ending other than .mp4, .mov and .mkv, or pictures that cannot be encoded.
     """
-    codec = _SOUND_CODECS[_known_ending(path)]
+    codec = _SOUND_CODECS[_check_ending(path)]
     with atomic_path(path) as temporary:
         try:
-            with av.open(str(temporary), "w", format=_container(path)) as container:
+            with av.open(str(temporary), "w", format=_container_of(path)) as container:
                 pictures = container.add_stream(
                     _PICTURE_CODEC, rate=Fraction(frame_rate).limit_denominator(1001)
                 )
@@ -78,7 +78,7 @@ def replace_sound(source: Path, sound: Waveform, path: Path) -> None:
             np.save(samples, sound.samples_CN.numpy().astype(np.float32, copy=False))
             request = ReplaceRequest(
                 str(source), source, str(samples), sound.num_channels, sound.sample_rate, codec, str(temporary),
-                _container(path),
+                _container_of(path),
             )  # fmt: skip
             # not remembered: other containers may take the pictures, and they can still be shown
             for _ in contained_results("audiollm.video.replacing:replaced", request, remember=False):
@@ -99,9 +99,9 @@ def lost_by_replacing(source: Path, path: Path, sample_rate: int, channels: int)
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / f"trial{path.suffix.lower()}"
-        codec = _SOUND_CODECS[_known_ending(path)]
+        codec = _SOUND_CODECS[_check_ending(path)]
         request = ReplaceRequest(
-            str(source), source, "", channels, sample_rate, codec, str(out), _container(path)
+            str(source), source, "", channels, sample_rate, codec, str(out), _container_of(path)
         )
         try:
             (names,) = contained_results("audiollm.video.replacing:lost", request, remember=False)
@@ -116,7 +116,7 @@ def sound_codec(path: Path, samples_CN: Tensor) -> str:
     Raises:
         VideoError: an ending other than .mp4, .mov and .mkv.
     """
-    ending = _known_ending(path)
+    ending = _check_ending(path)
     if ending != ".mp4" and bool((samples_CN.abs() > 1).any()):
         return _BEYOND_FULL_SCALE
     return _SOUND_CODECS[ending]
@@ -125,12 +125,12 @@ def sound_codec(path: Path, samples_CN: Tensor) -> str:
 # Private
 
 
-def _known_ending(path: Path) -> str:
+def _check_ending(path: Path) -> str:
     ending = path.suffix.lower()
     if ending not in _SOUND_CODECS:
         raise VideoError(path, f"a video ends with {', '.join(_SOUND_CODECS)}, not {ending or 'nothing'}")
     return ending
 
 
-def _container(path: Path) -> str:
+def _container_of(path: Path) -> str:
     return {".mkv": "matroska"}.get(path.suffix.lower(), path.suffix.lower()[1:])

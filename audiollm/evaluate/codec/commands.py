@@ -68,7 +68,7 @@ def codec(
     Example: audiollm evaluate codec runs/quickstart/train_tokenizer --audio recordings --kind speech -o scores
     """
     console = Console()
-    metric_names = _metrics(metrics)
+    metric_names = _parse_metrics(metrics)
     prefixes = _parse_codebook_numbers(codebooks)
     clips = spread_items(read_clips(audio or [], listing, _parse_clip_kind(kind, "--kind")), limit)
     if not clips:
@@ -106,7 +106,7 @@ def codec(
         "speaker": judges.speaker.name if judges.speaker else None,
     }
     write_json(out / "results.json", result)
-    _print(result, console)
+    _print_codec_scores(result, console)
     with console.status("writing the report"):
         report = write_codec_report(out / "report.html", result, loaded, pieces, examples)
     console.print(f"[bold green]report:[/bold green] {report}", highlight=False, soft_wrap=True)
@@ -187,7 +187,7 @@ def _short_name(path: Path, other_paths: Sequence[Path]) -> str:
     return str(path)
 
 
-def _metrics(option: str | None) -> list[str]:
+def _parse_metrics(option: str | None) -> list[str]:
     from audiollm.evaluate.codec.scores import METRICS
 
     names = list(METRICS) if option is None else [name.strip() for name in option.split(",") if name.strip()]
@@ -224,7 +224,7 @@ def _fingerprint_judges(*judges: ChosenJudge | None) -> str:
 # ------------------------------------------------------------------------------------------------ console
 
 
-def _print(result: dict[str, Any], console: Console) -> None:
+def _print_codec_scores(result: dict[str, Any], console: Console) -> None:
     """A table for each kind of clip, one of the codecs themselves, and what was set aside."""
     from audiollm.evaluate.codec.scores import METRICS
 

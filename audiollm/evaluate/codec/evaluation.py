@@ -207,7 +207,7 @@ def _clip_rows(
         books = [] if codec is None else evaluation.prefixes(codec)
         row = store.get(name, content, books)
         if row is not None:
-            _note_earlier(name, evaluation.judges)
+            _note_earlier_scores(name, evaluation.judges)
         else:
             failed_before = failed_calls()
             if recording is None or reference is None:
@@ -221,7 +221,7 @@ def _clip_rows(
                 if name not in warm:
                     _warm_up(codec)
                     warm.add(name)
-                measured = _code(name, codec, recording, reference, evaluation)
+                measured = _score_codec(name, codec, recording, reference, evaluation)
             row = {
                 "codec": name,
                 "path": str(clip.path),
@@ -237,7 +237,7 @@ def _clip_rows(
         yield row
 
 
-def _note_earlier(codec: str, judges: CodecJudges) -> None:
+def _note_earlier_scores(codec: str, judges: CodecJudges) -> None:
     """Record that a codec has coded a clip, and judges have judged it, in an earlier run."""
     note_success(f"the codec {codec}")
     for judge in (judges.recognizer, judges.speaker):
@@ -245,7 +245,7 @@ def _note_earlier(codec: str, judges: CodecJudges) -> None:
             note_success(judge_label(judge))
 
 
-def _code(
+def _score_codec(
     name: str, codec: Codec, recording: Waveform, reference: ReferenceClip, evaluation: Evaluation
 ) -> dict[str, Any]:
     """Encode once, decode each prefix, score; the times are CPU-seconds of this process."""

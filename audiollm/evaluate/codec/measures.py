@@ -76,7 +76,7 @@ class DecodedClip:
 
     @cached_property
     def voicing(self) -> Voicing:
-        _need_finite(self.samples_1N)
+        _refuse_not_finite(self.samples_1N)
         return track_voicing(self.samples_1N, self.sample_rate)
 
 
@@ -108,7 +108,7 @@ def _speaker_similarity(reference: ReferenceClip, decoded: DecodedClip) -> float
     judge = reference.judges.speaker
     if judge is None:
         raise MetricError("no judge given")
-    _need_finite(decoded.samples_1N)
+    _refuse_not_finite(decoded.samples_1N)
     with failures_of(judge_label(judge)):
         embedding_D = judge.embed(decoded.samples_1N, decoded.sample_rate)
         return float(functional.cosine_similarity(reference.embedding, embedding_D, dim=0))
@@ -122,7 +122,7 @@ def _word_error_rate(reference: ReferenceClip, decoded: DecodedClip) -> float:
         raise MetricError("no judge given")
     if not reference.num_words:
         raise MetricError("no transcript")
-    _need_finite(decoded.samples_1N)
+    _refuse_not_finite(decoded.samples_1N)
     transcript = recognize(reference.judges.recognizer, Waveform(decoded.samples_1N, decoded.sample_rate))
     return float(wer(reference.text, reference.form(transcript)))
 
@@ -130,31 +130,31 @@ def _word_error_rate(reference: ReferenceClip, decoded: DecodedClip) -> float:
 Measure: TypeAlias = Callable[[ReferenceClip, DecodedClip], float]
 
 
-def _need_finite(samples_1N: Tensor) -> None:
+def _refuse_not_finite(samples_1N: Tensor) -> None:
     if not bool(torch.isfinite(samples_1N).all()):
         raise MetricError("the decoded sound holds NaN or infinity")
 
 
-def _signal(measure: Callable[[Tensor, Tensor, int], float]) -> Measure:
+def _signal_measure(measure: Callable[[Tensor, Tensor, int], float]) -> Measure:
     return lambda reference, decoded: measure(
         reference.wave.samples_CN, decoded.samples_1N, decoded.sample_rate
     )
 
 
-def _of_both(measure: Callable[[Voicing, Voicing], float]) -> Measure:
+def _voicing_measure(measure: Callable[[Voicing, Voicing], float]) -> Measure:
     return lambda reference, decoded: measure(reference.voicing, decoded.voicing)
 
 
 _MEASURES: dict[str, Measure] = {
-    "mel_distance": _signal(signal_metrics.mel_distance),
-    "stft_distance": _signal(signal_metrics.stft_distance),
-    "si_sdr": _signal(signal_metrics.si_sdr),
-    "pesq": _signal(signal_metrics.pesq),
-    "stoi": _signal(signal_metrics.stoi),
-    "voicing_f1": _of_both(voicing.voicing_f1),
-    "close_pitch": _of_both(voicing.close_pitch_share),
-    "pitch_error": _of_both(voicing.pitch_error_cents),
-    "periodicity_error": _of_both(voicing.periodicity_error),
+    "mel_distance": _signal_measure(signal_metrics.mel_distance),
+    "stft_distance": _signal_measure(signal_metrics.stft_distance),
+    "si_sdr": _signal_measure(signal_metrics.si_sdr),
+    "pesq": _signal_measure(signal_metrics.pesq),
+    "stoi": _signal_measure(signal_metrics.stoi),
+    "voicing_f1": _voicing_measure(voicing.voicing_f1),
+    "close_pitch": _voicing_measure(voicing.close_pitch_share),
+    "pitch_error": _voicing_measure(voicing.pitch_error_cents),
+    "periodicity_error": _voicing_measure(voicing.periodicity_error),
     "voiced_share": lambda reference, decoded: decoded.voicing.voiced_share,
     "harmonicity": lambda reference, decoded: voicing.harmonicity(decoded.voicing),
     "dnsmos": _dnsmos,

@@ -151,7 +151,7 @@ def score_table(result: Mapping[str, Any], kind: str) -> dict[str, Any]:
             why = "; ".join(with_remedy(reason) for reason in sorted(reasons)) or "no clip"
             absent.setdefault(why, []).append(metric.title)
             continue
-        best = _best(tables, name)
+        best = _best_mean(tables, name)
         cells = [_page_cell(original.get(name), name)] if has_original else []
         cells += [_page_cell(table, name, best) for table in tables]
         rows.append(
@@ -161,7 +161,7 @@ def score_table(result: Mapping[str, Any], kind: str) -> dict[str, Any]:
     return {"kind": kind, **sizes, "has_original": has_original, "rows": rows, "absent": absent}
 
 
-def _best(tables: Sequence[Mapping[str, Any] | None], metric: str) -> float | None:
+def _best_mean(tables: Sequence[Mapping[str, Any] | None], metric: str) -> float | None:
     means = [table["mean"] for table in tables if table and table["mean"] is not None]
     if len(means) < 2:
         return None

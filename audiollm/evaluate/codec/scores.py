@@ -176,7 +176,7 @@ def _by_kind(rows: Sequence[Row], prefix: str, metrics: Sequence[str]) -> dict[s
         groups[row["kind"]].append(row)
     return {
         kind: {name: _tabulate_metric(groups[kind], prefix, name) for name in metrics}
-        for kind in _ordered(groups)
+        for kind in _order_kinds(groups)
     }
 
 
@@ -187,12 +187,12 @@ def _tabulate_metric(rows: Sequence[Row], prefix: str, name: str) -> dict[str, A
 
 
 def _summarize_clips(rows: Sequence[Row]) -> dict[str, Any]:
-    kinds = _ordered({row["kind"] for row in rows})
+    kinds = _order_kinds({row["kind"] for row in rows})
     lengths = {kind: [row["duration_s"] for row in rows if row["kind"] == kind] for kind in kinds}
     return {kind: {"clips": len(durations), "seconds": sum(durations)} for kind, durations in lengths.items()}
 
 
-def _ordered(kinds: Iterable[str]) -> list[str]:
+def _order_kinds(kinds: Iterable[str]) -> list[str]:
     return sorted(kinds, key=KINDS.index)
 
 

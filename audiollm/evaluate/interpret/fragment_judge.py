@@ -75,11 +75,11 @@ class FragmentJudge:
                 clips = [load_clip(path) for path in paths]
             except MetricError as error:
                 raise VerdictError(str(error)) from error
-            timing = _when_heard(output)
+            timing = _describe_timing(output)
             judged = self._judged(output.reference, words, timing, clips, [digest(path) for path in paths])
         else:
             judged = []
-            for reference, sentence_words in _by_sentence(output, words, unit):
+            for reference, sentence_words in _split_by_sentence(output, words, unit):
                 judged += self._judged(reference, sentence_words, "", (), ())
         return [FragmentVerdict(index=output.index, system=system, **verdict) for verdict in judged]
 
@@ -145,7 +145,7 @@ def _letters_alone(text: str) -> str:
     return "".join(filter(str.isalnum, text.casefold()))
 
 
-def _by_sentence(output: LoggedOutput, words: str, unit: Unit) -> list[tuple[str, str]]:
+def _split_by_sentence(output: LoggedOutput, words: str, unit: Unit) -> list[tuple[str, str]]:
     """The references of a long output's sentences, each with its part of the output; else both as they are."""
     if not output.segments:
         return [(output.reference, words)]
@@ -161,7 +161,7 @@ def _by_sentence(output: LoggedOutput, words: str, unit: Unit) -> list[tuple[str
     ]
 
 
-def _when_heard(output: LoggedOutput) -> str:
+def _describe_timing(output: LoggedOutput) -> str:
     offset_ms = output.prediction_offset
     offset_ms = output.delays[0] if offset_ms is None else offset_ms
     pieces = ", ".join(

@@ -206,7 +206,7 @@ def _score_system(system: LogOfSystem, rows: Sequence[Row], bench: Interpretatio
             quality["ASR-BLEU"], quality["ASR-chrF"] = recognized.bleu, recognized.chrf
         quality["not_heard"] = len(rows) - len(recognized_translations)
     names = list(dict.fromkeys(name for row in rows for name in row["latency"]))
-    latency = {name: metric_table([_latency(row, name) for row in rows]) for name in names}
+    latency = {name: metric_table([_latency_of_row(row, name) for row in rows]) for name in names}
     sentences = [scores for row in rows for scores in row["sentences"]]
     for name in ("LAAL", "LongYAAL") if sentences else ():
         latency[f"{name} of sentences"] = metric_table([scores[name] for scores in sentences])
@@ -226,7 +226,7 @@ def _score_system(system: LogOfSystem, rows: Sequence[Row], bench: Interpretatio
     }
 
 
-def _latency(row: Row, name: str) -> Value:
+def _latency_of_row(row: Row, name: str) -> Value:
     """A latency of an output. An empty one has no times: by the clock, too, it is said at the source's end."""
     if name not in row["latency"] and row["empty"]:
         name = name.removesuffix(CLOCK_SUFFIX)
@@ -247,7 +247,7 @@ def _missing_latencies(row: Row) -> list[tuple[str, str]]:
     ]
 
 
-def _reasons(tables: Mapping[str, Mapping[str, Any]]) -> str:
+def _summarize_reasons(tables: Mapping[str, Mapping[str, Any]]) -> str:
     """Reasons for missing values: an output counts once, whatever the number of measures that have none of it."""
     counts: dict[str, int] = {}
     for table in tables.values():
@@ -329,7 +329,7 @@ def _latency_tables(scores: Mapping[str, Mapping[str, Any]], unit: str) -> list[
             for name, system_scores in scores.items()
         ]
         notes = {
-            name: _reasons(
+            name: _summarize_reasons(
                 {key: system_scores["latency"][key] for key in names if key in system_scores["latency"]}
             )
             for name, system_scores in scores.items()
@@ -378,7 +378,7 @@ def _interpretation_example(
         lines += [("heard", row["heard"])] if row["heard"] is not None else []
         lines.append(("LAAL", lag if isinstance(lag, str) else format_number(lag, 2)))
         per_second = 1.0 if bench.latency.text_source else 1000.0
-        picture = timeline(output, *_drawn_units(output, bench.latency.unit), per_second)
+        picture = timeline(output, *_timeline_units(output, bench.latency.unit), per_second)
         mixed = mix(output, system) if mix else None
         sounds = [Sound("left: source, right: output, as heard", mixed)] if mixed else []
         return Example(f"{system.name} · {output.index}", lines, sounds, picture)
@@ -386,7 +386,7 @@ def _interpretation_example(
     return (lag if isinstance(lag, float | int) else float("inf")), make
 
 
-def _drawn_units(output: LoggedOutput, unit: Unit) -> tuple[list[str], Sequence[float]]:
+def _timeline_units(output: LoggedOutput, unit: Unit) -> tuple[list[str], Sequence[float]]:
     """The words of a timeline and their times: characters where the log has a time for each; none of speech."""
     if output.is_speech:
         return [], ()

@@ -155,18 +155,20 @@ class SpeechJudges:
             wave = load_span(clip.path, clip.start_s, clip.end_s, self.max_clip_s, self.sample_rate)
         except AudioError as error:
             return JudgedClip(problem=f"cannot be heard: {error.reason}", file_problem=str(error))
-        words = _tried(partial(recognize, self.recognizer, wave))
+        words = _value_or_error(partial(recognize, self.recognizer, wave))
         labels: dict[str, str | MetricError] = {}
         confidence: dict[str, float] = {}
         for name, classifier in self.classifiers.items():
-            prediction = _tried(partial(_predict_label, name, classifier, wave))
+            prediction = _value_or_error(partial(_predict_label, name, classifier, wave))
             if isinstance(prediction, MetricError):
                 labels[name] = prediction
                 continue
             labels[name], probability = prediction
             if probability is not None:
                 confidence[name] = probability
-        voice = _tried(partial(embed, self.voices, wave)) if embedded else MetricError("not asked for")
+        voice = (
+            _value_or_error(partial(embed, self.voices, wave)) if embedded else MetricError("not asked for")
+        )
         return JudgedClip(wave.duration_s, "", "", words, labels, confidence, voice)
 
 
@@ -276,7 +278,7 @@ class FileEmbeddings:
             MetricError: there is no judge, or it cannot hear this file.
         """
         if path not in self._embeddings:
-            self._embeddings[path] = _tried(lambda: embed(self._judge, load_clip(path)))
+            self._embeddings[path] = _value_or_error(lambda: embed(self._judge, load_clip(path)))
         return value_of(self._embeddings[path])
 
 
@@ -304,7 +306,7 @@ def _predict_label(name: str, classifier: LabelJudge, wave: Waveform) -> tuple[s
         return classifier.predict(wave.samples_CN, wave.sample_rate)
 
 
-def _tried(compute: Callable[[], Value]) -> Value | MetricError:
+def _value_or_error(compute: Callable[[], Value]) -> Value | MetricError:
     try:
         return compute()
     except MetricError as error:

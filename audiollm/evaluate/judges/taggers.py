@@ -204,7 +204,7 @@ class TransformersTagger:
 
     def hear(self, windows: Iterable[NDArray[np.float32]]) -> WindowScores:
         parts = []
-        for some in _in_fours(windows):
+        for some in _batch_windows(windows):
             logits_BK = self._classifier.logits(some)
             if not np.isfinite(logits_BK).all():
                 raise ValueError("the sound-event model gives values that are not finite")
@@ -233,7 +233,7 @@ class AskedTagger:
         self.labels: list[str] = []  # whatever it answers
 
     def hear(self, windows: Iterable[NDArray[np.float32]]) -> WindowScores:
-        named = [names for some in _in_fours(windows) for names in self._ask(some)]
+        named = [names for some in _batch_windows(windows) for names in self._ask(some)]
         labels = sorted(set().union(*named))
         return WindowScores(
             labels, np.array([[label in names for label in labels] for names in named], np.float32)
@@ -290,7 +290,7 @@ def read_labels(path: Path) -> list[str]:
     return [row[column].strip() for row in rows]
 
 
-def _in_fours(windows: Iterable[NDArray[np.float32]]) -> Iterator[list[NDArray[np.float32]]]:
+def _batch_windows(windows: Iterable[NDArray[np.float32]]) -> Iterator[list[NDArray[np.float32]]]:
     remaining = iter(windows)
     while some := list(islice(remaining, 4)):
         yield some

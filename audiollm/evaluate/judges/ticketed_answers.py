@@ -42,10 +42,10 @@ def ask_with_ticket(
         FailedOnEveryItem: there was none for a few dozen questions, for one reason, and no other was answered.
     """
     with noted_outcome("the judge"):
-        return _asked_until_read(chat, parts_of, read, attempts, seed_text)
+        return _ask_until_readable(chat, parts_of, read, attempts, seed_text)
 
 
-def _asked_until_read(
+def _ask_until_readable(
     chat: Chat,
     parts_of: Callable[[str], Parts],
     read: Callable[[str, str], Read],

@@ -223,7 +223,7 @@ def _group_accuracies(rows: Sequence[Row], group: str) -> dict[str, Any]:
 
 def _tables(result: Mapping[str, Any]) -> list[ScoreTable]:
     headings = ["", "accuracy ↑ (95 %)", "MMAU's string match ↑", "chance", "no usable answer", "n"]
-    tables = [ScoreTable("all questions", headings, [_accuracy_cells("all", result)], _left_out(result))]
+    tables = [ScoreTable("all questions", headings, [_accuracy_cells("all", result)], _left_out_note(result))]
     for group in GROUPS:
         tables_by_value = result[f"by_{group}"]
         if set(tables_by_value) - {"(unknown)"}:
@@ -249,7 +249,7 @@ def _form_cells(name: str, table: Mapping[str, Any]) -> list[str]:
     return [name, *shares, f"{words['mean']:.1f}{interval}", f"{words['median']:.0f}", str(words["n"])]
 
 
-def _left_out(result: Mapping[str, Any]) -> str:
+def _left_out_note(result: Mapping[str, Any]) -> str:
     if not result["left_out"]:
         return ""
     return f"{result['left_out']} left out: no recording that can be heard, or a right answer not read as itself."

@@ -77,7 +77,7 @@ def asr(
 
     recordings = spread_items(read_recordings(listing, language, split, _notice_printer(console)), limit)
     inquiries = [recording.inquiry() for recording in recordings]
-    _one_of(model=model, endpoint=endpoint, recognizer=recognizer, hypotheses=hypotheses)
+    _require_one_option(model=model, endpoint=endpoint, recognizer=recognizer, hypotheses=hypotheses)
     recognizer_judge = choose_recognizer(recognizer, language)
     if hypotheses is not None:
         replies, about = (
@@ -97,7 +97,7 @@ def asr(
         about = f"recognizer: {label}"
     else:
         source = ListenerSource(model, codec, endpoint, endpoint_model, key_variable, max_tokens)
-        replies, about = _replies(source, inquiries, out, console)
+        replies, about = _fetch_replies(source, inquiries, out, console)
     names = [name.strip() for name in by.split(",") if name.strip()]
     conclude(evaluate_asr(recordings, replies, form, names, about, spelling), out, examples, console)
 
@@ -165,7 +165,7 @@ def audio_qa(
         console.print(f"question {id!r} is left out: {reason}")
     readable_questions = [question for question in questions if question.id not in unread]
     inquiries = [question.inquiry(folder, prompt or PLAIN, max_words) for question in readable_questions]
-    _one_of(model=model, endpoint=endpoint, replies=replies_file)
+    _require_one_option(model=model, endpoint=endpoint, replies=replies_file)
     sampling = ReplySampling(samples, temperature, batch, seed)
     is_plain = sampling == ReplySampling(seed=seed)
     if replies_file is not None and not (is_plain and prompt is None):
@@ -177,9 +177,9 @@ def audio_qa(
     else:
         source = ListenerSource(model, codec, endpoint, endpoint_model, key_variable, max_tokens)
         if is_plain:
-            replies, about = _replies(source, inquiries, out, console)
+            replies, about = _fetch_replies(source, inquiries, out, console)
         else:
-            replies, about = _majority(source, readable_questions, inquiries, sampling, out, console)
+            replies, about = _sample_majority(source, readable_questions, inquiries, sampling, out, console)
     conclude(evaluate_audio_qa(questions, replies, folder, about), out, examples, console)
 
 
@@ -220,8 +220,8 @@ def judge(
     from audiollm.evaluate.speech.pairwise import PairBench, evaluate_pairs, read_pairs
     from audiollm.evaluate.speech.verdicts import ChatJudge
 
-    _one_of(model=model, audio=audio)
-    _one_of(judge=judge_model, endpoint=endpoint)
+    _require_one_option(model=model, audio=audio)
+    _require_one_option(judge=judge_model, endpoint=endpoint)
     names = [name.strip() for name in categories.split(",") if name.strip()]
     items = spread_items(read_pairs(listing, names), limit)
     source = ListenerSource(judge_model, judge_codec, endpoint, endpoint_model, key_variable, max_tokens)
@@ -243,7 +243,7 @@ def judge(
 # ------------------------------------------------------------------------------------------------ private
 
 
-def _one_of(**values: object) -> None:
+def _require_one_option(**values: object) -> None:
     """
     Raises:
         ConfigError: none of the options is given, or more than one.
@@ -261,7 +261,7 @@ def _ids(inquiries: list[Inquiry]) -> list[str]:
     return [inquiry.id for inquiry in inquiries]
 
 
-def _replies(
+def _fetch_replies(
     source: ListenerSource, inquiries: list[Inquiry], out: Path, console: Console
 ) -> tuple[dict[str, Reply], str]:
     """The replies of the model or the endpoint, and its description for the page."""
@@ -273,7 +273,7 @@ def _replies(
     ), f"model: {subject.name}"
 
 
-def _majority(
+def _sample_majority(
     source: ListenerSource,
     questions: list[Question],
     inquiries: list[Inquiry],

@@ -23,7 +23,7 @@ from audiollm.evaluate.report.formats import with_interval
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import share
 from audiollm.evaluate.report.suite import Example, ScoreTable, Sound
-from audiollm.evaluate.sound.generated_sounds import WantedEvent, beside_list, wanted_event
+from audiollm.evaluate.sound.generated_sounds import TargetEvent, beside_list, parse_target_event
 from audiollm.evaluate.sound.onsets import ONSET_TOLERANCE_S, energy_onsets
 from audiollm.evaluate.sound.sound_judges import SoundClasses
 from audiollm.evaluate.sound.sound_measures import (
@@ -65,8 +65,8 @@ class EditedSound:
     reference: Path | None
     """The track that a perfect edit gives."""
     span_s: tuple[float, float]
-    event: WantedEvent
-    other_events: tuple[WantedEvent, ...]
+    event: TargetEvent
+    other_events: tuple[TargetEvent, ...]
     caption: str
 
 
@@ -100,8 +100,8 @@ def read_edited(listing: Path) -> list[EditedSound]:
                 before=beside_list(row["before"], listing.parent),
                 reference=beside_list(row["reference"], listing.parent) if row.get("reference") else None,
                 span_s=(first, last),
-                event=wanted_event(row["event"]),
-                other_events=tuple(wanted_event(event) for event in row.get("others") or ()),
+                event=parse_target_event(row["event"]),
+                other_events=tuple(parse_target_event(event) for event in row.get("others") or ()),
                 caption=str(row.get("caption") or ""),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -162,11 +162,11 @@ def _measure_edit(edit: EditedSound, classes: SoundClasses | None) -> dict[str, 
                 measures[f"{name}, n/a"] = error.reason
     if real is not None and edit.operation in ("add", "remove"):
         try:
-            gap, gap_before = (_gap(sound, real, edit.span_s) for sound in (after, before))
+            gap, gap_before = (_distance_in_span(sound, real, edit.span_s) for sound in (after, before))
             measures[NEARER] = gap < gap_before
         except MetricError as error:
             measures[f"{NEARER}, n/a"] = error.reason
-    added = _added(after, before) if edit.operation == "add" else None
+    added = _added_sound(after, before) if edit.operation == "add" else None
     if added is not None:
         near_s = np.abs(energy_onsets(added) - edit.event.start_s)
         measures[BEGINS] = bool((near_s <= ONSET_TOLERANCE_S).any())
@@ -233,12 +233,12 @@ def _verdict(
     return is_done, ""
 
 
-def _added(after: Waveform, before: Waveform) -> Waveform:
+def _added_sound(after: Waveform, before: Waveform) -> Waveform:
     """The sound that an edit added: the edited track minus the track before."""
     return Waveform((after.samples_CN - before.samples_CN).contiguous(), after.sample_rate)
 
 
-def _gap(sound: Waveform, real: Waveform, span_s: tuple[float, float]) -> float:
+def _distance_in_span(sound: Waveform, real: Waveform, span_s: tuple[float, float]) -> float:
     """The distance of a track from a perfect edit within the span, in dB: to take away all is far from that, too.
 
     Raises:
@@ -266,7 +266,7 @@ def _is_untouched(edit: EditedSound) -> bool:
     return np.array_equal(old_NC[:first], new_NC[:first]) and np.array_equal(old_NC[last:], new_NC[last:])
 
 
-def _recognize_event(sound: Waveform, event: WantedEvent, classes: SoundClasses) -> str:
+def _recognize_event(sound: Waveform, event: TargetEvent, classes: SoundClasses) -> str:
     """The class of the sound at the event's place; empty for silence."""
     rate = sound.sample_rate
     cut_CN: Tensor = sound.samples_CN[:, round(event.start_s * rate) : round(event.end_s * rate)]

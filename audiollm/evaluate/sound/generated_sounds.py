@@ -13,7 +13,7 @@ from audiollm.files.spelled_paths import as_spelled
 
 
 @dataclass(frozen=True)
-class WantedEvent:
+class TargetEvent:
     """A sound that was asked for by name and time."""
 
     label: str
@@ -32,7 +32,7 @@ class GeneratedSound:
     video: Path | None
     caption: str | None
     thought: str | None
-    events: tuple[WantedEvent, ...] | None
+    events: tuple[TargetEvent, ...] | None
     """The events of the real sound, in order of time; None: not known."""
     has_backdrop: bool = False
     video_start_s: float = 0.0
@@ -62,14 +62,14 @@ def beside_list(path: str, folder: Path) -> Path:
     return beside if beside.exists() else Path(path)
 
 
-def wanted_event(row: Mapping[str, Any]) -> WantedEvent:
+def parse_target_event(row: Mapping[str, Any]) -> TargetEvent:
     """An event of a list; one without a label goes by its name.
 
     Raises:
         KeyError, TypeError, ValueError: it has neither, or no times.
     """
     label = row["label"] if "label" in row else row["name"]
-    return WantedEvent(str(label), float(row["start_s"]), float(row["end_s"]))
+    return TargetEvent(str(label), float(row["start_s"]), float(row["end_s"]))
 
 
 # Private
@@ -85,7 +85,7 @@ def _read_generated_sound(row: Mapping[str, Any], where: str, folder: Path) -> G
     try:
         events = None
         if facts.get("events") is not None:
-            unordered_events = [wanted_event(event) for event in facts["events"]]
+            unordered_events = [parse_target_event(event) for event in facts["events"]]
             events = tuple(sorted(unordered_events, key=lambda event: event.start_s))
     except (KeyError, TypeError, ValueError) as error:
         remedy = "events are a list of objects with label, start_s and end_s"

@@ -160,12 +160,12 @@ def load_sound_classes(spec: str) -> SoundClasses:
         return judge
     path = Path(spec)
     if path.suffix == ".tflite":
-        return TaggerClasses(TfliteTagger(_there(path)))
+        return TaggerClasses(TfliteTagger(_existing_path(path)))
     if path.suffix == ".onnx":
-        return TaggerClasses(OnnxTagger(_there(path)))
+        return TaggerClasses(OnnxTagger(_existing_path(path)))
     if (path / "classifier.json").exists():
         return OwnClasses(ClipClassifier.load(path))
-    return ClassifierClasses(AudioClassifier.load(_there(path)))
+    return ClassifierClasses(AudioClassifier.load(_existing_path(path)))
 
 
 def load_sound_space(spec: str) -> SoundSpace:
@@ -190,7 +190,7 @@ def load_text_space(spec: str) -> TextSoundSpace:
         remedy = "name a function that returns an object with embed(sound) and embed_text(text)"
         space: TextSoundSpace = import_named(spec, remedy)()
         return space
-    return ClapSpace(_there(Path(spec)))
+    return ClapSpace(_existing_path(Path(spec)))
 
 
 # Private
@@ -201,7 +201,7 @@ def _windows(heard_N: NDArray[np.float32], size: int) -> list[NDArray[np.float32
     return [heard_N[start : start + size] for start in range(0, max(1, len(heard_N) - size // 2), size)]
 
 
-def _there(path: Path) -> Path:
+def _existing_path(path: Path) -> Path:
     if not path.exists():
         raise ConfigError("no such file or folder", str(path), "check the path of the judge")
     return path

@@ -26,7 +26,7 @@ from audiollm.evaluate.report.suite import (
     tile,
 )
 from audiollm.evaluate.sound.edited_sounds import EditsOutcome
-from audiollm.evaluate.sound.generated_sounds import GeneratedSound, WantedEvent
+from audiollm.evaluate.sound.generated_sounds import GeneratedSound, TargetEvent
 from audiollm.evaluate.sound.onsets import ONSET_TOLERANCE_S, energy_onsets
 from audiollm.evaluate.sound.sound_judges import (
     ClassSpace,
@@ -106,7 +106,7 @@ def evaluate_sounds(
         findings.append(_judge_sound(sound, judges))
         advance(sound.id)
     training_places = _embed_training_sounds(training, judges, advance)
-    set_measures = _whole_measures(findings, training_places)
+    set_measures = _measure_set(findings, training_places)
     names = sorted({name for finding in findings for name in finding.values})
     tables = {
         name: metric_table([finding.values.get(name, "not asked for") for finding in findings])
@@ -122,7 +122,7 @@ def evaluate_sounds(
         "recognized": recognized,
         "judges": dict(judges.names),
     }
-    return _outcome(sounds, findings, result, tables)
+    return _compose_outcome(sounds, findings, result, tables)
 
 
 def with_edits(outcome: SuiteResult, edits: EditsOutcome) -> SuiteResult:
@@ -155,14 +155,14 @@ def _judge_sound(sound: GeneratedSound, judges: SuiteJudges) -> _SoundFindings:
         findings.values["readable"] = error.reason
         return findings
     if judges.classes is not None:
-        findings.logits, findings.reference_logits = _both(judges.classes.logits, generated, real)
+        findings.logits, findings.reference_logits = _judge_both(judges.classes.logits, generated, real)
         for kind in ("softmax", "sigmoid"):
             findings.values[f"KL {kind}"] = _divergence(findings.reference_logits, findings.logits, kind)
         judged = [event for event in sound.events or () if event.label in judges.classes.labels]
-        findings.recognized = _recognized(judged, generated, judges.classes)
+        findings.recognized = _recognize_events(judged, generated, judges.classes)
         findings.far_flags = [_is_far(event, generated, real) for event in judged]
     if judges.space is not None:
-        findings.place, findings.reference_place = _both(judges.space.embed, generated, real)
+        findings.place, findings.reference_place = _judge_both(judges.space.embed, generated, real)
     if judges.texts is not None:
         for name, text in (("CLAP caption", sound.caption), ("CLAP CoT", sound.thought)):
             findings.values[name] = _text_cosine(judges.texts, generated, text)
@@ -172,19 +172,19 @@ def _judge_sound(sound: GeneratedSound, judges: SuiteJudges) -> _SoundFindings:
     return findings
 
 
-def _both(
+def _judge_both(
     judge: Callable[[Waveform], Vector], generated: Waveform, real: Waveform | None
 ) -> tuple[Finding, Finding]:
     """The findings of a judge on both."""
     if real is None:
-        return _finding(judge, generated), "no real sound"
-    real_finding = _finding(judge, real)
-    return _finding(judge, generated), f"the real sound: {real_finding}" if isinstance(
-        real_finding, str
-    ) else real_finding
+        return _finding_or_reason(judge, generated), "no real sound"
+    real_finding = _finding_or_reason(judge, real)
+    if isinstance(real_finding, str):
+        real_finding = f"the real sound: {real_finding}"
+    return _finding_or_reason(judge, generated), real_finding
 
 
-def _finding(judge: Callable[[Waveform], Vector], sound: Waveform) -> Vector | str:
+def _finding_or_reason(judge: Callable[[Waveform], Vector], sound: Waveform) -> Vector | str:
     try:
         return judge(sound)
     except ValueError as error:
@@ -203,31 +203,31 @@ def _divergence(real: Finding, generated: Finding, kind: str) -> PairMeasure:
         return error.reason
 
 
-def _recognized(
-    events: Sequence[WantedEvent], generated: Waveform, classes: SoundClasses
+def _recognize_events(
+    events: Sequence[TargetEvent], generated: Waveform, classes: SoundClasses
 ) -> list[tuple[str, str]]:
     """Each event, which is a class of the judge, cut out at its place, and what is heard there."""
     pairs = []
     for event in events:
         try:
-            label = classes.labels[int(classes.logits(_at_its_place(event, generated)).argmax())]
+            label = classes.labels[int(classes.logits(_cut_at_event(event, generated)).argmax())]
         except ValueError:
             label = "(silence)"
         pairs.append((event.label, label))
     return pairs
 
 
-def _at_its_place(event: WantedEvent, sound: Waveform) -> Waveform:
+def _cut_at_event(event: TargetEvent, sound: Waveform) -> Waveform:
     start = round(max(0.0, event.start_s - _CONTEXT_S) * sound.sample_rate)
     cut_CN = sound.samples_CN[:, start : round(event.end_s * sound.sample_rate)]
     return Waveform(cut_CN.contiguous(), sound.sample_rate)
 
 
-def _is_far(event: WantedEvent, generated: Waveform, real: Waveform | None) -> bool:
+def _is_far(event: TargetEvent, generated: Waveform, real: Waveform | None) -> bool:
     if real is None:
         return False
     generated_N, real_N = (
-        _at_its_place(event, sound.resample(generated.sample_rate)).mono().samples_CN[0].double().numpy()
+        _cut_at_event(event, sound.resample(generated.sample_rate)).mono().samples_CN[0].double().numpy()
         for sound in (generated, real)
     )
     size = min(len(generated_N), len(real_N))
@@ -296,27 +296,28 @@ def _embed_training_sounds(
     return places
 
 
-def _whole_measures(
+def _measure_set(
     findings: Sequence[_SoundFindings], training_places: Sequence[Vector]
 ) -> dict[str, tuple[float | None, str]]:
     """Measure -> its value or None, and the reason why there is none."""
-    generated_places = _judged([finding.place for finding in findings])
-    real_places = _judged([finding.reference_place for finding in findings])
-    logits = _judged([finding.logits for finding in findings])
+    generated_places = _available_vectors([finding.place for finding in findings])
+    real_places = _available_vectors([finding.reference_place for finding in findings])
+    logits = _available_vectors([finding.logits for finding in findings])
 
     def frechet() -> float:
         return frechet_distance(
-            _stacked(generated_places, "no space of sounds"), _stacked(real_places, "no real sounds")
+            _stack_or_raise(generated_places, "no space of sounds"),
+            _stack_or_raise(real_places, "no real sounds"),
         )
 
     def near(places: Sequence[Vector]) -> float:
-        _stacked(generated_places, "no space of sounds")
-        known_MD = _stacked(training_places, "no training sounds")
-        return float(np.median(nearest_distances(_stacked(places, "no real sounds"), known_MD)))
+        _stack_or_raise(generated_places, "no space of sounds")
+        known_MD = _stack_or_raise(training_places, "no training sounds")
+        return float(np.median(nearest_distances(_stack_or_raise(places, "no real sounds"), known_MD)))
 
     measures: dict[str, Callable[[], float]] = {
         "Fréchet distance": frechet,
-        "inception score": lambda: inception_score(_stacked(logits, "no judge of classes")),
+        "inception score": lambda: inception_score(_stack_or_raise(logits, "no judge of classes")),
         "distance to the nearest training sound": lambda: near(generated_places),
         "the same of the real sounds": lambda: near(real_places),
     }
@@ -329,17 +330,17 @@ def _whole_measures(
     return values
 
 
-def _judged(findings: Sequence[Finding]) -> list[Vector]:
+def _available_vectors(findings: Sequence[Finding]) -> list[Vector]:
     return [finding for finding in findings if finding is not None and not isinstance(finding, str)]
 
 
-def _stacked(values: Sequence[Vector], missing: str) -> Vector:
+def _stack_or_raise(values: Sequence[Vector], missing: str) -> Vector:
     if not values:
         raise MetricError(missing)
     return np.stack(values)
 
 
-def _outcome(
+def _compose_outcome(
     sounds: Sequence[GeneratedSound],
     findings: Sequence[_SoundFindings],
     result: dict[str, Any],

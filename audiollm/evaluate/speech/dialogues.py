@@ -87,7 +87,7 @@ def speak_dialogues(
             spoken_dialogues.append(_speak_dialogue(subject, dialogue_speaker, dialogue, folder, seed, store))
         except MetricError as error:
             spoken_dialogues.append(
-                dialogue.model_copy(update={"audio": None, "turns": _silent(dialogue.turns)})
+                dialogue.model_copy(update={"audio": None, "turns": _remove_audio(dialogue.turns)})
             )
             problems[dialogue.id] = error.reason
         advance(dialogue.id)
@@ -110,7 +110,7 @@ def _resolve_dialogue_paths(dialogue: Dialogue, folder: Path) -> Dialogue:
     return dialogue.model_copy(update={"turns": turns, "references": references, "audio": audio})
 
 
-def _silent(turns: Sequence[ScriptedTurn]) -> tuple[ScriptedTurn, ...]:
+def _remove_audio(turns: Sequence[ScriptedTurn]) -> tuple[ScriptedTurn, ...]:
     return tuple(ScriptedTurn(speaker=turn.speaker, text=turn.text) for turn in turns)
 
 

@@ -98,7 +98,7 @@ def evaluate_emotion(
             _utterance_example(row, utterance)
             for row, utterance in sorted(zip(rows, utterances, strict=True), key=_utterance_badness)
         ],
-        [(row["id"], row[key]) for row in rows for key in ("errors", "right") if _serious(row[key])],
+        [(row["id"], row[key]) for row in rows for key in ("errors", "right") if _is_failure(row[key])],
         tiles=[
             *share_tiles("emotion recognized", recognized),
             *share_tiles(f"{words['unit']} errors", words, "rate"),
@@ -255,5 +255,5 @@ def _utterance_example(row: Row, utterance: Utterance) -> Example:
     return Example(utterance.id, lines, [*sounds, Sound("real", utterance.path)])
 
 
-def _serious(reason: object) -> bool:
+def _is_failure(reason: object) -> bool:
     return isinstance(reason, str) and reason != "no judge given"

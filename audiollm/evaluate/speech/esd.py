@@ -55,14 +55,14 @@ def read_esd(folder: Path, language: str, split: str | None = None) -> list[Utte
     speakers = (
         sorted(path for path in folder.iterdir() if _is_speaker(path, language)) if folder.is_dir() else []
     )
-    utterances = [utterance for path in speakers for utterance in _of_speaker(path, split)]
+    utterances = [utterance for path in speakers for utterance in _read_speaker(path, split)]
     if not utterances:
         raise ConfigError(
             f"no recordings of ESD ({language}{f', {split}' if split else ''})",
             str(folder),
             "give the folder that holds 0001 to 0020, each with its emotions and its list of texts",
         )
-    return _with_prompts(utterances)
+    return _assign_prompts(utterances)
 
 
 def _is_speaker(path: Path, language: str) -> bool:
@@ -70,7 +70,7 @@ def _is_speaker(path: Path, language: str) -> bool:
     return path.is_dir() and len(name) == 4 and name.isdigit() and (int(name) <= 10) == (language == "zh")
 
 
-def _of_speaker(folder: Path, split: str | None) -> Iterator[Utterance]:
+def _read_speaker(folder: Path, split: str | None) -> Iterator[Utterance]:
     texts = _read_esd_texts(folder / f"{folder.name}.txt")
     for emotion in EMOTIONS:
         for path in sorted((folder / emotion).rglob("*.wav")):
@@ -104,7 +104,7 @@ def _read_esd_texts(path: Path) -> dict[str, str]:
     raise ConfigError("holds no texts", str(path), "a line is id, text, emotion with tabs between")
 
 
-def _with_prompts(utterances: Sequence[Utterance]) -> list[Utterance]:
+def _assign_prompts(utterances: Sequence[Utterance]) -> list[Utterance]:
     from dataclasses import replace
 
     groups: dict[tuple[str, str, str], list[Utterance]] = {}

@@ -94,7 +94,7 @@ def evaluate_dialogues(
             (row["id"], row[key])
             for row in rows
             for key in ("errors", "within", "between")
-            if _serious(row[key])
+            if _is_failure(row[key])
         ],
         rows,
     )
@@ -197,14 +197,14 @@ def _score_words(dialogue: Dialogue, turns: Sequence[JudgedClip] | None, bench: 
     if missing:
         errors = missing[0]
     else:
-        errors = _summed([turn_row["errors"] for turn_row in turn_rows]) or transcript_errors(
+        errors = _sum_turn_errors([turn_row["errors"] for turn_row in turn_rows]) or transcript_errors(
             dialogue.text, joined, bench.form
         )
     row = {"heard": joined if not missing else None, "errors": errors, "turns": turn_rows}
     return {**row, "missing": True} if any(turn_row.get("missing") for turn_row in turn_rows) else row
 
 
-def _summed(errors: Sequence[dict[str, int] | str]) -> dict[str, int] | None:
+def _sum_turn_errors(errors: Sequence[dict[str, int] | str]) -> dict[str, int] | None:
     """The errors of all turns together; None where a turn's text has no words of its own."""
     total: Counter[str] = Counter()
     for turn_errors in errors:
@@ -220,13 +220,13 @@ def _score_voices(dialogue: Dialogue, turns: Sequence[JudgedClip] | None, bench:
         return {**dict.fromkeys(SCORES, "no judge given"), **nothing}
     if turns is None:
         return {**dict.fromkeys(SCORES, "no times of the turns"), **nothing}
-    embeddings, problems = _embeddings([partial(value_of, turn.embedding) for turn in turns])
+    embeddings, problems = _collect_embeddings([partial(value_of, turn.embedding) for turn in turns])
     speakers = [turn.speaker for turn in dialogue.turns]
     scores = voice_scores(embeddings, speakers)
     if problems and any(isinstance(scores[name], str) for name in ("within", "between")):
         scores = {name: value if isinstance(value, float) else problems[0] for name, value in scores.items()}
     files = FileEmbeddings(bench.judges.voices)
-    references_D, problems_of_references = _embeddings(
+    references_D, problems_of_references = _collect_embeddings(
         [partial(files.of, voice.audio) for voice in dialogue.references.values()]
     )
     reference_by_speaker = {
@@ -252,7 +252,7 @@ def _score_voices(dialogue: Dialogue, turns: Sequence[JudgedClip] | None, bench:
     return {**scores, "reference_similarity": similarity, "nearest_reference": nearest}
 
 
-def _embeddings(sources: Sequence[Callable[[], Tensor]]) -> tuple[list[Tensor | None], list[str]]:
+def _collect_embeddings(sources: Sequence[Callable[[], Tensor]]) -> tuple[list[Tensor | None], list[str]]:
     """The embedding `[D]` of each source, or None; and the reasons for the missing ones."""
     embeddings: list[Tensor | None] = []
     problems: list[str] = []
@@ -285,5 +285,5 @@ def _dialogue_example(row: Row, dialogue: Dialogue) -> Example:
     return Example(dialogue.id, lines, sounds)
 
 
-def _serious(reason: object) -> bool:
+def _is_failure(reason: object) -> bool:
     return isinstance(reason, str) and reason != "no judge given"

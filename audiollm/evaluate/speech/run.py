@@ -67,7 +67,7 @@ def evaluate_speech(config: EvaluationConfig, context: Context) -> dict[str, Any
     scores = {name: score(sets[name], judged_clips[name], judges, may_fail=name != "real") for name in sets}
     result = {"suite": "tts", "judge": _describe_main_judge(judges), "judges": facts, "sets": scores}
     result["voicing"] = voicing_scores(sets, context)
-    result["relative"] = {judge: _relative(scores, judge) for judge in judges.names}
+    result["relative"] = {judge: _relative_score(scores, judge) for judge in judges.names}
     rows = clip_rows(sets["generated"], judged_clips["generated"], judges, context.folder)
     write_jsonl(context.folder / "clips.jsonl", rows)
     write_json(context.folder / "scores.json", result)
@@ -279,7 +279,7 @@ def _interval(tables: Mapping[str, Any], judge: str) -> list[float] | None:
     return [table["low"], table["high"]] if table and "confusion" in table and table["n"] else None
 
 
-def _relative(scores: Mapping[str, Any], judge: str) -> float | None:
+def _relative_score(scores: Mapping[str, Any], judge: str) -> float | None:
     return ratio(_judge_score(scores["generated"], judge), _judge_score(scores["real"], judge))
 
 

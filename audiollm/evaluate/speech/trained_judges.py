@@ -57,12 +57,12 @@ def gather_judges(
     labelled: dict[str, list[tuple[SpeechClip, str]]] = {}
     for name, reason, pairs in (
         ("classifier", why_no_text_judge(train, judged_clips), [(clip, clip.text) for clip in train]),
-        ("speaker", why_no_speaker_judge(train), _with_known_speaker(train)),
+        ("speaker", why_no_speaker_judge(train), _label_by_speaker(train)),
     ):
         if reason:
             facts[name] = {"left_out": reason}
         else:
-            labelled[name] = _choose(pairs, config)
+            labelled[name] = _select_balanced_clips(pairs, config)
     classifiers = _trained_judges(labelled, config, context)
     for name, pairs in labelled.items():
         judge = classifiers.get(name)
@@ -107,12 +107,12 @@ def _known_speakers(train: Sequence[SpeechClip]) -> set[str]:
     return {speaker for speaker, count in counts.items() if count >= MIN_CLIPS_PER_LABEL}
 
 
-def _with_known_speaker(train: Sequence[SpeechClip]) -> list[tuple[SpeechClip, str]]:
+def _label_by_speaker(train: Sequence[SpeechClip]) -> list[tuple[SpeechClip, str]]:
     known_speakers = _known_speakers(train)
     return [(clip, clip.speaker) for clip in train if clip.speaker in known_speakers]
 
 
-def _choose(
+def _select_balanced_clips(
     pairs: Sequence[tuple[SpeechClip, str]], config: EvaluationConfig
 ) -> list[tuple[SpeechClip, str]]:
     """A seeded choice of equally many clips of each label, at most `judge_clips` in all."""

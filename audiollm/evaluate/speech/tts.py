@@ -64,7 +64,7 @@ def read_list(path: Path) -> list[SpeechItem]:
     for place, line in enumerate(read_lines(path).lines, start=1):
         if not line.strip():
             continue
-        item = _item(line.strip().split("|"), path.parent, f"{path}:{place}")
+        item = _parse_speech_item(line.strip().split("|"), path.parent, f"{path}:{place}")
         if item.id in items:
             raise ConfigError(
                 f"{item.id}: this name was used before", f"{path}:{place}", "give each line its own"
@@ -98,7 +98,7 @@ def evaluate_list(
         "suite": "tts",
         "judges": judge_names(bench),
         "language": bench.form.language,
-        **{name: _summary(set_rows, bench) for name, set_rows in sets.items()},
+        **{name: _summarize_clip_rows(set_rows, bench) for name, set_rows in sets.items()},
     }
     return SuiteResult(
         "Text to speech",
@@ -110,7 +110,7 @@ def evaluate_list(
             (row["id"], reason)
             for row in rows
             for reason in (row["errors"], row["similarity"])
-            if _serious(reason)
+            if _is_failure(reason)
         ],
         [{**row, "set": name} for name, set_rows in sets.items() for row in set_rows],
         tiles=[
@@ -160,7 +160,7 @@ def error_rows(tables: Mapping[str, Mapping[str, Any]]) -> ScoreTable:
     return ScoreTable(f"{unit} errors", headings, rows, " ".join([note, reasons_of(tables.values())]).strip())
 
 
-def _item(fields: list[str], folder: Path, where: str) -> SpeechItem:
+def _parse_speech_item(fields: list[str], folder: Path, where: str) -> SpeechItem:
     if len(fields) in (4, 5):
         name, prompt_text, prompt, text = fields[:4]
         target = folder / fields[4] if len(fields) == 5 and fields[4] else None
@@ -212,7 +212,7 @@ def _tts_row(item: SpeechItem, clip: SpeechClip, prompts: FileEmbeddings, bench:
     return row
 
 
-def _summary(rows: Sequence[Row], bench: Bench) -> dict[str, Any]:
+def _summarize_clip_rows(rows: Sequence[Row], bench: Bench) -> dict[str, Any]:
     return {
         "clips": len(rows),
         "words": error_summary(rows, bench.form),
@@ -248,5 +248,5 @@ def _clip_example(row: Row, item: SpeechItem) -> Example:
     return Example(item.id, lines, sounds)
 
 
-def _serious(reason: object) -> bool:
+def _is_failure(reason: object) -> bool:
     return isinstance(reason, str) and reason not in ("no judge given", "no prompt")

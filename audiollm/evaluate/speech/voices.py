@@ -33,7 +33,7 @@ def voicing_scores(sets: Mapping[str, Sequence[SpeechClip]], context: Context) -
         within `SEMITONES` of their speaker's own; `by_speaker`, the median of the mean pitch in Hz; `n`, the clips
         tracked. A clip without voice has the wrong pitch; a share over no clip is None.
     """
-    tracked_clips = {name: _of_each_speaker(clips) for name, clips in sets.items()}
+    tracked_clips = {name: _first_clips_by_speaker(clips) for name, clips in sets.items()}
     tracked: dict[str, list[tuple[str, Voicing]]] = {}
     with context.progress("tracking pitch", sum(map(len, tracked_clips.values()))) as progress:
         for name, clips in tracked_clips.items():
@@ -47,7 +47,7 @@ def voicing_scores(sets: Mapping[str, Sequence[SpeechClip]], context: Context) -
     return {name: _summarize_voicing(rows, pitch_of_speaker) for name, rows in tracked.items()}
 
 
-def _of_each_speaker(clips: Sequence[SpeechClip]) -> list[SpeechClip]:
+def _first_clips_by_speaker(clips: Sequence[SpeechClip]) -> list[SpeechClip]:
     """The first clips of each speaker."""
     groups: dict[str | None, list[SpeechClip]] = defaultdict(list)
     for clip in clips:

@@ -190,11 +190,11 @@ def ask_checked(
 
 def question_key(identity: str, turns: Sequence[Turn]) -> str:
     """SHA-256 of a model and all that it is asked: texts, samples and pixels."""
-    turn_facts = [[role, [_fact(content_part) for content_part in parts]] for role, parts in turns]
+    turn_facts = [[role, [_hashable_content(content) for content in parts]] for role, parts in turns]
     return hashlib.sha256(json.dumps([identity, turn_facts]).encode()).hexdigest()
 
 
-def _fact(content_part: str | Waveform | Pictures) -> Any:
+def _hashable_content(content_part: str | Waveform | Pictures) -> Any:
     if isinstance(content_part, str):
         return content_part
     if isinstance(content_part, Waveform):

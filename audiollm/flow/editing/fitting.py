@@ -75,7 +75,7 @@ def fit_to_track(made_CN: Tensor, around: Surroundings) -> FittedSpan:
     made_CN = made_CN * gain
     original_CN, low_CN = around.track_CN[:, span], around.low_CN[:, span]
     if around.operation == "add":
-        part_CN = original_CN + _faded(made_CN[:, span], rate)
+        part_CN = original_CN + _fade_in_and_out(made_CN[:, span], rate)
     else:
         part_CN = _join_span(made_CN, around, original_CN)
     whole_CN = around.track_CN + around.low_CN
@@ -100,7 +100,7 @@ def _loudest_allowed(around: Surroundings) -> float:
     return level * decibels_to_gain(MAX_LOUDER_DB) if level > _SILENT_RMS else float("inf")
 
 
-def _faded(part_CN: Tensor, rate: int) -> Tensor:
+def _fade_in_and_out(part_CN: Tensor, rate: int) -> Tensor:
     """Added sound, faded in and out."""
     part_CN = part_CN.clone()
     size = min(round(FADE_S * rate), part_CN.shape[1] // 2)
@@ -117,7 +117,7 @@ def _join_span(made_CN: Tensor, around: Surroundings, original_CN: Tensor) -> Te
     after_CN = (
         around.track_CN[:, around.end : around.end + width] if not around.is_end else original_CN[:, :0]
     )
-    part_CN = _aligned(made_CN, before_CN, after_CN, around)
+    part_CN = _align_to_track(made_CN, before_CN, after_CN, around)
     return with_seams(
         part_CN, before_CN, after_CN, original_CN if around.operation == "remove" else None, rate
     )
@@ -137,7 +137,7 @@ def _calibration(made_CN: Tensor, around: Surroundings) -> float:
     return min(limit, max(1 / limit, track_rms / made_rms))
 
 
-def _aligned(made_CN: Tensor, before_CN: Tensor, after_CN: Tensor, around: Surroundings) -> Tensor:
+def _align_to_track(made_CN: Tensor, before_CN: Tensor, after_CN: Tensor, around: Surroundings) -> Tensor:
     """The made span moved to fit the track before it, and from its middle on to fit the track after it."""
     offset, length, rate = around.start, around.end - around.start, around.sample_rate
     max_lag = min(round(MOST_LAG_S * rate), length // 4)

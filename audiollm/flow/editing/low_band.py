@@ -36,11 +36,13 @@ def low_band(samples_CN: Tensor, sample_rate: int, hidden: tuple[int, int] | Non
     step = max(1, round(sample_rate / _GRID_HZ))
     grid_G = np.arange(0, length, step)
     edge = 0 if hidden is None else _EDGE_POINTS * step
-    before_CN = _on_grid(samples_CN[:, :start], grid_G[grid_G < start - edge], sample_rate)
-    after_CN = _on_grid(samples_CN[:, end:], grid_G[grid_G >= end + edge] - end, sample_rate)
+    before_CN = _average_on_grid(samples_CN[:, :start], grid_G[grid_G < start - edge], sample_rate)
+    after_CN = _average_on_grid(samples_CN[:, end:], grid_G[grid_G >= end + edge] - end, sample_rate)
     gap = len(grid_G) - before_CN.shape[1] - after_CN.shape[1]
-    points_CG = torch.cat([before_CN, _through(before_CN, after_CN, gap), after_CN], dim=1).double().numpy()
-    slow_CG = _filtered(points_CG, CUT_HZ, sample_rate / step, 2)
+    points_CG = (
+        torch.cat([before_CN, _bridge_points(before_CN, after_CN, gap), after_CN], dim=1).double().numpy()
+    )
+    slow_CG = _low_pass(points_CG, CUT_HZ, sample_rate / step, 2)
     if len(grid_G) < _MIN_POINTS:
         slow_CG = np.broadcast_to(points_CG.mean(axis=1, keepdims=True), (len(points_CG), 2))
         grid_G = np.array([0, max(1, length - 1)])
@@ -50,14 +52,14 @@ def low_band(samples_CN: Tensor, sample_rate: int, hidden: tuple[int, int] | Non
 # Private
 
 
-def _on_grid(samples_CN: Tensor, grid_G: NDArray[np.int64], sample_rate: int) -> Tensor:
+def _average_on_grid(samples_CN: Tensor, grid_G: NDArray[np.int64], sample_rate: int) -> Tensor:
     if not len(grid_G):
         return samples_CN.new_zeros(len(samples_CN), 0)
-    filtered_CN = _filtered(samples_CN.double().numpy(), _GRID_HZ / 4, sample_rate, 4)
+    filtered_CN = _low_pass(samples_CN.double().numpy(), _GRID_HZ / 4, sample_rate, 4)
     return torch.from_numpy(filtered_CN[:, grid_G].copy()).float()
 
 
-def _filtered(samples_CN: NDArray[np.float64], cut_hz: float, rate: float, order: int) -> NDArray[np.float64]:
+def _low_pass(samples_CN: NDArray[np.float64], cut_hz: float, rate: float, order: int) -> NDArray[np.float64]:
     """Low-passed forwards and backwards; a sound of too few samples as it is."""
     pad = min(samples_CN.shape[1] - 1, round(2 * rate / cut_hz))
     if pad < 1 or cut_hz >= rate / 2:
@@ -66,9 +68,9 @@ def _filtered(samples_CN: NDArray[np.float64], cut_hz: float, rate: float, order
     return np.asarray(sosfiltfilt(sections, samples_CN, axis=1, padtype="even", padlen=pad))
 
 
-def _through(before_CG: Tensor, after_CG: Tensor, count: int) -> Tensor:
+def _bridge_points(before_CG: Tensor, after_CG: Tensor, count: int) -> Tensor:
     """`count` points between two sounds: their means, and their movements continued, faded into one another."""
-    sides = [_side(before_CG, count), _side(after_CG.flip(1), count).flip(1)]
+    sides = [_continue_side(before_CG, count), _continue_side(after_CG.flip(1), count).flip(1)]
     if not after_CG.shape[1]:
         return sides[0]
     if not before_CG.shape[1]:
@@ -77,7 +79,7 @@ def _through(before_CG: Tensor, after_CG: Tensor, count: int) -> Tensor:
     return sides[0] * (1 - weight_N) + sides[1] * weight_N
 
 
-def _side(points_CG: Tensor, count: int) -> Tensor:
+def _continue_side(points_CG: Tensor, count: int) -> Tensor:
     """A sound's mean and the continuation of what moves around it; zeros where there is none."""
     if not points_CG.shape[1]:
         return points_CG.new_zeros(len(points_CG), count)

@@ -98,7 +98,7 @@ def interpret_live(
     with _Outputs(to, transcript, log, sample_rate) as outputs, _Interrupts() as interrupts:
         try:
             try:
-                for action in _actions(session, pieces, interrupts):
+                for action in _hear_pieces(session, pieces, interrupts):
                     outputs.take(action)
                     _print_action(console, action, session)
             except (ConfigError, StageError) as error:  # no microphone, damage in a file, no room left
@@ -191,7 +191,9 @@ class _Interrupts:
         self.is_requested = True
 
 
-def _actions(session: LiveSession, pieces: Iterator[Tensor], interrupts: _Interrupts) -> Iterator[LiveAction]:
+def _hear_pieces(
+    session: LiveSession, pieces: Iterator[Tensor], interrupts: _Interrupts
+) -> Iterator[LiveAction]:
     for piece_1N in pieces:
         yield from session.hear(piece_1N)
         if interrupts.is_requested:

@@ -52,12 +52,12 @@ def similarity_by(scorer: TextScorer, low: float = 0.0, high: float = 100.0) -> 
 def detection(batch: StreamBatch) -> RewardTable:
     """Return r_l: both are silent."""
     both_BT = ~batch.speaks_BT() & ~batch.reference_speaks_BT()
-    return _indicator(both_BT, batch)
+    return _indicator_table(both_BT, batch)
 
 
 def initiative(batch: StreamBatch) -> RewardTable:
     """Return r_s: both speak."""
-    return _indicator(batch.speaks_BT() & batch.reference_speaks_BT(), batch)
+    return _indicator_table(batch.speaks_BT() & batch.reference_speaks_BT(), batch)
 
 
 def quality(batch: StreamBatch, similarity: Similarity) -> RewardTable:
@@ -109,6 +109,6 @@ def _timing_ratios(stream: InterpretedStream, target: TimingTarget) -> list[floa
     ]
 
 
-def _indicator(flags_BT: Tensor, batch: StreamBatch) -> RewardTable:
+def _indicator_table(flags_BT: Tensor, batch: StreamBatch) -> RewardTable:
     exists_BT = batch.exists_BT()
     return RewardTable((flags_BT & exists_BT).double(), exists_BT)

@@ -34,7 +34,7 @@ def lagging(batch: StreamBatch, allowed: float, waiting: Waiting = "run") -> Rew
     Raises:
         ValueError: `lag` is asked for, and a stream with segments does not know where its source's segments end.
     """
-    return _of_streams([stream_lagging(stream, allowed, waiting) for stream in batch.streams])
+    return _table_of_streams([stream_lagging(stream, allowed, waiting) for stream in batch.streams])
 
 
 def stream_lagging(stream: InterpretedStream, allowed: float, waiting: Waiting) -> float | None:
@@ -62,7 +62,7 @@ def waits_of(stream: InterpretedStream, waiting: Waiting) -> list[int]:
 def sequence_quality(batch: StreamBatch, similarity: Similarity) -> RewardTable:
     """Return r_Q of each stream, `[B]`: similarity of everything that is said, from 0 to 1."""
     pairs = [(joined_text(stream.actions), joined_text(stream.reference)) for stream in batch.streams]
-    return _of_streams(similarity(pairs))
+    return _table_of_streams(similarity(pairs))
 
 
 def process_quality(batch: StreamBatch, similarity: Similarity, share: float, every: int) -> RewardTable:
@@ -100,7 +100,7 @@ def _mix_scores(partial: float | str, full: float | str, share: float) -> float 
     return full if isinstance(full, str) else share * partial + (1 - share) * full
 
 
-def _of_streams(values: Sequence[float | str | None]) -> RewardTable:
+def _table_of_streams(values: Sequence[float | str | None]) -> RewardTable:
     """Return values per stream as a table; None is not defined, a text tells why a value is missing."""
     numbers = [value if isinstance(value, float | int) else None for value in values]
     defined_B = torch.tensor([value is not None for value in numbers], dtype=torch.bool)

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from audiollm.audio import Waveform, save
 from audiollm.evaluate.sound.edited_sounds import DONE, VERDICT, WHY, EditedSound, judge_edits
-from audiollm.evaluate.sound.generated_sounds import GeneratedSound, WantedEvent
+from audiollm.evaluate.sound.generated_sounds import GeneratedSound, TargetEvent
 from audiollm.evaluate.sound.suite import SuiteJudges, evaluate_sounds
 
 RATE = 16_000
 SPAN_S = (1.0, 2.0)
-EVENT = WantedEvent("bell", 1.0, 2.0)
+EVENT = TargetEvent("bell", 1.0, 2.0)
 
 
 class Deaf:
