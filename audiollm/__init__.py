@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "DualFFN": "audiollm.models.dual_ffn",
-    "Generator": "audiollm.generation.run",
+    "Generator": "audiollm.generation.speaking.generator",
     "load_recipe": "audiollm.recipe.stages",
     "run_recipe": "audiollm.recipe.runner",
 }

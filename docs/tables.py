@@ -2,7 +2,8 @@
 
     make docs-tables
 
-A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; what is between them is replaced.
+A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`, the text of a module between
+`<!-- module: PATH -->` and `<!-- end of module -->`; what is between them is replaced.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pipelines.annotate.execution.chain import KINDS
 
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(r"(<!-- table: ([\w ]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+MODULE = re.compile(r"(<!-- module: (\S+) -->\n).*?(<!-- end of module -->)", re.DOTALL)
 MAX_DEFAULT_LENGTH = 40
 """Longer defaults are left to `audiollm run --help-stage`."""
 
@@ -141,16 +143,25 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def with_tables(text: str) -> str:
-    """The document with its tables as the catalogues have them now."""
-    return MARKED.sub(lambda match: f"{match[1]}{TABLES[match[2]]()}{match[3]}", text)
+    """The document with its tables as the catalogues have them now, and with the modules that it shows."""
+    text = MARKED.sub(lambda match: f"{match[1]}{TABLES[match[2]]()}{match[3]}", text)
+    return MODULE.sub(lambda match: f"{match[1]}```python\n{module_text(match[2])}```\n{match[3]}", text)
+
+
+def module_text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
 
 
 def marked_documents() -> list[Path]:
-    """Documents of the repository that hold a generated table."""
+    """Documents of the repository that hold a generated table or a module's text."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
     names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     paths = [ROOT / name for name in names if (ROOT / name).is_file()]
-    return [path for path in paths if MARKED.search(path.read_text(encoding="utf-8"))]
+    return [
+        path
+        for path in paths
+        if any(marks.search(path.read_text(encoding="utf-8")) for marks in (MARKED, MODULE))
+    ]
 
 
 def main() -> None:

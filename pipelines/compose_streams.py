@@ -283,10 +283,10 @@ def _spoken_targets(config: ComposeStreamsConfig, folder: Path) -> SpokenTargets
         return None
     from dataclasses import replace
 
-    from audiollm.generation.speaking.generator import Generator
+    from audiollm.families.registry import load_speech_generator
     from audiollm.interpret.spoken_targets import SpokenTargets
 
-    generator = Generator.from_pretrained(config.speak.model, config.speak.codec)
+    generator = load_speech_generator(config.speak.model, config.speak.codec)
     sampling = generator.defaults.sampling
     if config.speak.temperature is not None:
         sampling = replace(sampling, temperature=config.speak.temperature)

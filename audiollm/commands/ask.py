@@ -53,7 +53,7 @@ def ask(
 
     from audiollm.families.answering import AnswerError, AnswerRequest
     from audiollm.families.registry import open_model_folder
-    from audiollm.generation.speaking.generator import read_recording
+    from audiollm.generation.speaking.speech_generator import read_recording
     from audiollm.models.audio_llms.inputs import Parts
 
     recording = read_recording(audio)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from audiollm.data.records.source import LoadedSample
     from audiollm.families.answering import AnsweringModel
     from audiollm.families.policy import Policy
-    from audiollm.generation.speaking.generator import Generator
+    from audiollm.generation.speaking.speech_generator import SpeechGenerator
 
 MAX_TOKENS = 8_192
 """Most positions of the answers to one prompt together, where nothing else is given."""
@@ -87,7 +87,7 @@ class ModelFolder(Protocol):
             ConfigError: the model or its codec does not load.
         """
 
-    def generator(self, codec: Path | None = None) -> Generator:
+    def generator(self, codec: Path | None = None) -> SpeechGenerator:
         """Load the model to speak, on the default device.
 
         Raises:

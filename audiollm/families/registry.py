@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from audiollm.errors import ConfigError
 from audiollm.families.family import ModelFamily, ModelFolder
 from audiollm.files.json_files import read_json_file
 from audiollm.models.pretrained import model_folder
+
+if TYPE_CHECKING:
+    from audiollm.generation.speaking.speech_generator import SpeechGenerator
 
 GROUP = "audiollm.families"
 ANY_OTHER = "transformers"
@@ -24,6 +28,18 @@ def open_model_folder(folder: Path | str) -> ModelFolder:
     path = model_folder(Path(folder))
     kind = str(read_json_file(path / "config.json", dict).get("model_type"))
     return family_of(kind, path / "config.json").open(path)
+
+
+def load_speech_generator(folder: Path | str, codec: Path | str | None = None) -> SpeechGenerator:
+    """Load the model in a folder to speak, on the default device.
+
+    Args:
+        codec: folder of its codec; None: that of its run, where it needs one.
+
+    Raises:
+        ConfigError: no model is there, it answers in words alone, or it or its codec does not load.
+    """
+    return open_model_folder(folder).generator(None if codec is None else Path(codec))
 
 
 def family_of(model_type: str, place: Path) -> ModelFamily:

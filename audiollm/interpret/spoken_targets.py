@@ -10,7 +10,7 @@ from audiollm.audio import AudioError, load, save
 from audiollm.data.records.aligned_recording import AlignedRecording, SpokenSpan
 from audiollm.errors import BadSample, ConfigError
 from audiollm.generation.engine.sampling import SamplingConfig
-from audiollm.generation.speaking.generator import Generator
+from audiollm.generation.speaking.speech_generator import SpeechGenerator
 from audiollm.generation.speaking.voice import LONGEST_REFERENCE_S, Voice
 
 NOT_SPOKEN = "cannot be spoken"
@@ -21,7 +21,7 @@ NOT_SPOKEN = "cannot be spoken"
 class SpokenTargets:
     """Says the actions of streams; what is there already, from a run that was killed, is not said again."""
 
-    generator: Generator
+    generator: SpeechGenerator
     folder: Path
     seed: int
     sampling: SamplingConfig

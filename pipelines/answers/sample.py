@@ -78,7 +78,7 @@ def load_source(
         sampling = AnswerSampling(config.temperature, config.top_p, config.max_tokens, config.seed)
         sampler = load_sampler(config.model, config.codec)
         return WrittenAnswers(sampler, sampling, config.answers, origin, store)
-    from audiollm.generation.run import longest_allowed_s
+    from audiollm.synthesis.run import longest_allowed_s
     from pipelines.answers.spoken import SpeechSampling, SpokenAnswers, load_speaker_model
 
     generator, fingerprint = load_speaker_model(config.model, config.codec)

@@ -36,9 +36,9 @@ from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.report.suite import spread_items
 from audiollm.evaluate.report.text_errors import TextForm, choose_form
 from audiollm.files.atomic import folder_digest
-from audiollm.generation.run import text_and_speaker
 from audiollm.models.pretrained import model_folder
 from audiollm.rl.reward.model import RewardModel, load_reward_model
+from audiollm.synthesis.run import text_and_speaker
 from pipelines.answers.judge import (
     DEFAULT_PROMPT,
     JudgeError,

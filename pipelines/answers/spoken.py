@@ -24,7 +24,7 @@ from audiollm.families.registry import open_model_folder
 from audiollm.files.atomic import folder_digest, safe_name
 from audiollm.generation.engine.request import Answer, AnswerKind, Limits, Request
 from audiollm.generation.engine.sampling import SamplingConfig
-from audiollm.generation.speaking.generator import Generator
+from audiollm.generation.speaking.speech_generator import SpeechGenerator
 from pipelines.answers.samplers import RIGHT_ANSWER, answer_seed
 from pipelines.answers.score_store import conversation_content
 
@@ -43,7 +43,7 @@ class SpeechSampling:
     seed: int
 
 
-def load_speaker_model(model: Path, codec: Path | None) -> tuple[Generator, str]:
+def load_speaker_model(model: Path, codec: Path | None) -> tuple[SpeechGenerator, str]:
     """Load a model that answers in speech with its codec, and a fingerprint of both.
 
     Raises:
@@ -70,7 +70,7 @@ class SpokenAnswers:
 
     def __init__(
         self,
-        generator: Generator,
+        generator: SpeechGenerator,
         fingerprint: str,
         sampling: SpeechSampling,
         count: int,
@@ -145,7 +145,7 @@ class SpokenAnswers:
         messages = speech_prompt(sample)
         try:
             audio = self._generator.audio_of(messages)
-            self._generator.template.layout(messages, [1] * len(audio))
+            self._generator.check_messages(messages, len(audio))
         except (AudioError, OSError, ValueError, RuntimeError) as error:
             raise BadSample("", sample.id, f"cannot be asked: {error}", "refused by model") from error
         own = self._sampling

@@ -14,7 +14,7 @@ from audiollm.evaluate.judges.classifier import ClassifierConfig, UntrainableErr
 from audiollm.evaluate.judges.features import Clip
 from audiollm.evaluate.judges.judging import load_span
 from audiollm.evaluate.report.suite import spread_items
-from audiollm.generation.run import text_and_speaker
+from audiollm.synthesis.run import text_and_speaker
 
 STEPS = 400
 """Training steps, as the stage `evaluate` has by default."""

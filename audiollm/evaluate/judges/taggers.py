@@ -224,9 +224,9 @@ class AskedTagger:
     def __init__(self, folder: Path, codec: Path | None = None, window_s: float | None = None) -> None:
         from audiollm.data.chat.tasks import FieldValue, fill_task, load_tasks
         from audiollm.data.records.sample import AudioPart
-        from audiollm.generation.speaking.generator import Generator
+        from audiollm.families.registry import load_speech_generator
 
-        self._generator = Generator.from_pretrained(folder, codec)
+        self._generator = load_speech_generator(folder, codec)
         fields: dict[str, FieldValue] = {"audio": AudioPart(path="(heard)"), "tags": "(asked for)"}
         self._question = fill_task(load_tasks()["tag"], "question", fields).messages[:-1]
         self.window_s = window_s or _ASKED_WINDOW_S

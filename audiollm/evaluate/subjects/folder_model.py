@@ -12,7 +12,7 @@ from audiollm.evaluate.subjects.protocols import VoicePrompt
 from audiollm.families.answering import AnsweringModel, AnswerRequest
 from audiollm.families.registry import open_model_folder
 from audiollm.files.atomic import folder_digest
-from audiollm.generation.speaking.generator import Generator
+from audiollm.generation.speaking.speech_generator import SpeechGenerator
 from audiollm.models.audio_llms.inputs import turns_of
 from audiollm.models.pretrained import model_folder
 
@@ -52,13 +52,13 @@ class FolderAnswerer:
 
 @dataclass(frozen=True)
 class FolderSpeaker:
-    """A trained model and its codec, with the sampling that `Generator` has by default.
+    """A trained model and its codec, with the sampling that `SpeechGenerator` has by default.
 
     Args:
-        max_duration_s: of one text; None: as `Generator.speak` has it, by the length of the text.
+        max_duration_s: of one text; None: as `SpeechGenerator.speak` has it, by the length of the text.
     """
 
-    generator: Generator
+    generator: SpeechGenerator
     fingerprint: str
     max_duration_s: float | None = None
 

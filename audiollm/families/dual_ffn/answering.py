@@ -16,7 +16,8 @@ from audiollm.families.answering import AnswerError, AnswerRequest, LikelihoodMo
 from audiollm.families.dual_ffn.losses import token_losses
 from audiollm.generation.engine.request import Limits, Request
 from audiollm.generation.engine.sampling import SamplingConfig
-from audiollm.generation.speaking.generator import Generator, check_recording_length
+from audiollm.generation.speaking.generator import Generator
+from audiollm.generation.speaking.speech_generator import check_recording_length
 from audiollm.models.audio_llms.inputs import Turn
 
 
@@ -97,7 +98,7 @@ class DualFFNAnswers:
                     else:
                         raise AnswerError("this model takes no pictures")
                 messages.append(Message(role=role, content=content))
-            self._generator.template.layout(messages, [1] * len(audio))
+            self._generator.check_messages(messages, len(audio))
         except (ConfigError, ValueError, RuntimeError) as error:
             raise AnswerError(str(error).partition(";")[0]) from error
         sampling = SamplingConfig(temperature=request.temperature, top_p=request.top_p)

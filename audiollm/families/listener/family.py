@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from audiollm.data.records.source import LoadedSample
     from audiollm.families.answering import AnsweringModel
     from audiollm.families.listener.policy import ListenerPolicy
-    from audiollm.generation.speaking.generator import Generator
+    from audiollm.generation.speaking.speech_generator import SpeechGenerator
 
 
 class ListenerFolder:
@@ -55,7 +55,7 @@ class ListenerFolder:
 
         return ListenerAnswers(self.path)
 
-    def generator(self, codec: Path | None = None) -> Generator:
+    def generator(self, codec: Path | None = None) -> SpeechGenerator:
         """See `ModelFolder.generator`."""
         raise ConfigError(
             "this model answers in words alone", str(self.path), "give a model that was trained to speak"

@@ -1,61 +1,30 @@
-"""A trained model and a codec that speak, converse and answer.
-
-Shapes: K codebooks, T code frames, N samples.
-"""
+"""A trained DualFFN and a codec that speak, converse and answer."""
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Unpack
 
-from torch import Tensor
-
-from audiollm.audio import AudioError, Waveform, load, normalize_rms
 from audiollm.codec import Codec, codec_digest, load_codec
 from audiollm.data.chat.template import Template
-from audiollm.data.hearing.features import SAMPLE_RATE as FEATURE_RATE
-from audiollm.data.hearing.features import PartAudio, mel_features, size_of
-from audiollm.data.records.sample import AudioPart, Message, TextPart
-from audiollm.data.text.characters import settle_characters
+from audiollm.data.hearing.features import FeatureShape, PartSize
+from audiollm.data.records.sample import Message
 from audiollm.data.text.tokenizer import SPEAKERS_FILE, header_style_of, load_text_tokenizer
-from audiollm.data.text.words import words_of
 from audiollm.devices import default_device
 from audiollm.errors import ConfigError
 from audiollm.files.json_files import read_json_file
 from audiollm.generation.engine.defaults import Defaults, read_defaults, read_trained
 from audiollm.generation.engine.engine import Engine
-from audiollm.generation.engine.request import Answer, Event, Frames, Limits, Request
-from audiollm.generation.engine.sampling import SamplingConfig
-from audiollm.generation.speaking import dialogue as dialogues
-from audiollm.generation.speaking import speak as speaking
-from audiollm.generation.speaking.manner import Manner, Recording, SpeakOptions, TakeOptions, check_one_voice
-from audiollm.generation.speaking.speak import Speech
-from audiollm.generation.speaking.speech_stream import SpeechStream
-from audiollm.generation.speaking.voice import LEVEL_DBFS, Voice, read_voice
+from audiollm.generation.engine.request import Request
+from audiollm.generation.speaking.speech_generator import CODEC_REMEDY, SpeechGenerator
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.packed_decoder import GenerationDecoder
 from audiollm.models.pretrained import model_folder
 
-LONGEST_HEARD_S = 600.0
-"""Longest recording that can be asked about."""
-GREEDY = SamplingConfig(temperature=0.0)
-CODEC_REMEDY = "give the folder of the codec that the model was trained with"
 
-
-class Generator:
-    """A trained model and a codec.
-
-    Args:
-        codec: None for a model that hears through its own encoder and only answers in words.
-        speakers: the speaker names that the model was trained on.
-        longest_positions: positions of the longest training sample; None: not known.
-        defaults: sampling of the calls that do not give one.
-        words: the words that the model was trained to say, where they are few; None: not known, or many.
-    """
+class Generator(SpeechGenerator):
+    """A trained DualFFN and a codec; the other arguments are those of `SpeechGenerator`."""
 
     def __init__(
         self,
@@ -67,12 +36,10 @@ class Generator:
         defaults: Defaults | None = None,
         words: Collection[str] | None = None,
     ) -> None:
-        self.model, self._codec, self.template = model.eval(), codec, template
+        super().__init__(codec, speakers, longest_positions, defaults, words)
+        self.model, self.template = model.eval(), template
         self.decoder = GenerationDecoder(model)
         """Decoder shared by the engines of all answers, so that weights are laid out once."""
-        self.speakers, self.longest_positions = list(speakers), longest_positions
-        self.defaults = defaults or Defaults()
-        self.words = None if words is None else frozenset(words)
 
     @classmethod
     def from_pretrained(cls, model: Path | str, codec: Path | str | None = None) -> Generator:
@@ -108,267 +75,26 @@ class Generator:
         )
 
     @property
-    def hears(self) -> bool:
-        """Whether recordings can be given: through an encoder of the model, or as codes."""
-        return self._codec is not None or self.model.config.audio_encoder is not None
+    def encoder(self) -> FeatureShape | None:
+        """See `SpeechGenerator.encoder`."""
+        config = self.model.config.audio_encoder
+        return None if config is None else config.features
 
-    @property
-    def codec(self) -> Codec:
-        """The codec. Raises: ConfigError: the model was loaded without one."""
-        if self._codec is None:
-            raise ConfigError("this model was loaded without a codec", "codec", CODEC_REMEDY)
-        return self._codec
+    def engine(self, requests: Sequence[Request]) -> Engine:
+        """See `SpeechGenerator.engine`."""
+        return Engine.sized_for(self.model, self.template, requests, decoder=self.decoder)
 
-    def speak(
-        self,
-        text: str,
-        *,
-        on_seconds: Callable[[float], None] = lambda seconds: None,
-        **options: Unpack[SpeakOptions],
-    ) -> Speech:
-        """Say a text of any length: by a speaker of the training data, in the voice of a reference, or in any voice.
+    def check_messages(self, messages: Sequence[Message], num_recordings: int) -> None:
+        """See `SpeechGenerator.check_messages`."""
+        self.template.layout(messages, [1] * num_recordings)
 
-        Args:
-            on_seconds: called now and then with the seconds of speech made so far.
-            options: `speaker`, `reference`, `reference_text`, `scene`, `seed`, `sampling`, `max_duration_s`,
-                `language`, each explained in `SpeakOptions`.
+    def messages_length(self, messages: Sequence[Message], sizes: Sequence[PartSize]) -> int:
+        """See `SpeechGenerator.messages_length`."""
+        return self.template.length(messages, sizes)
 
-        Raises:
-            ConfigError: no text, a text without a word or with control tokens, an unknown speaker, a speaker and a
-                reference, a reference that cannot be used, or a duration that is not in (0, 600].
-        """
-        return speaking.speak(self, text, self.manner(**options), on_seconds)
-
-    def stream(self, text: str, **options: Unpack[SpeakOptions]) -> SpeechStream:
-        """Say a text as `speak` does, but iterate over the pieces of its sound while they are made.
-
-        Raises:
-            ConfigError: as `speak`, before the first piece.
-        """
-        return SpeechStream(self, text, self.manner(**options))
-
-    def dialogue(
-        self,
-        script: str | Sequence[tuple[str, str]],
-        *,
-        references: Mapping[str, Recording | Voice] | None = None,
-        reference_texts: Mapping[str, str] | None = None,
-        together: bool = False,
-        on_seconds: Callable[[float], None] = lambda seconds: None,
-        **options: Unpack[TakeOptions],
-    ) -> Speech:
-        """Say a dialogue: a script (`[SPEAKER0] Hello.` or `Ann: Hello.`), or (speaker, text) turns.
-
-        Args:
-            references: a recording for a speaker's name, tag (`SPEAKER0`) or number. Who has none is a speaker of the
-                training data by name, or speaks in a voice of the model's choice.
-            reference_texts: the words of these recordings, by the same names.
-            together: make all turns in one go, for models that were trained on conversations.
-            on_seconds: called now and then with the seconds of speech made so far.
-            options: `scene`, `seed`, `sampling`, `max_duration_s`, `language`, each explained in `TakeOptions`.
-
-        Raises:
-            ConfigError: an empty turn, a reference for nobody, or what `speak` raises.
-        """
-        parsed = (
-            dialogues.parse_script(script)
-            if isinstance(script, str)
-            else [dialogues.Turn(*turn) for turn in script]
-        )
-        if not parsed:
-            raise ConfigError("the dialogue has no turn", "dialogue", "give at least one")
-        texts = reference_texts or {}
-        known = {
-            str(name): self.voice(reference, texts.get(name), options.get("language"))
-            for name, reference in (references or {}).items()
-        }
-        converse = dialogues.converse_together if together else dialogues.converse
-        return converse(self, parsed, known, self.manner(**options), on_seconds)
-
-    def answer(
-        self,
-        audio: Recording,
-        question: str,
-        *,
-        seed: int = 0,
-        sampling: SamplingConfig = GREEDY,
-        max_tokens: int = 256,
-    ) -> str:
-        """Answer a question about a recording in words: the recording first, then the question as it is written.
-
-        Raises:
-            ConfigError: no question, or a recording that cannot be read or is longer than `LONGEST_HEARD_S`.
-        """
-        request = self.question(audio, question, seed=seed, sampling=sampling, max_tokens=max_tokens)
-        return self.answer_all([request])[0].text.strip()
-
-    def question(
-        self,
-        audio: Recording,
-        question: str,
-        *,
-        seed: int = 0,
-        sampling: SamplingConfig = GREEDY,
-        max_tokens: int = 256,
-    ) -> Request:
-        """Build the engine request of `answer`.
-
-        Raises:
-            ConfigError: no question, or a recording that cannot be read or is longer than `LONGEST_HEARD_S`.
-        """
-        if not question.strip():
-            raise ConfigError("there is no question", "question", "ask something about the recording")
-        part = AudioPart(path="(heard)" if isinstance(audio, Waveform) else str(audio))
-        messages = [Message(role="user", content=[part, TextPart(text=question.strip())])]
-        return self.asked(messages, audio, seed=seed, sampling=sampling, max_tokens=max_tokens)
-
-    def asked(
-        self,
-        messages: Sequence[Message],
-        audio: Recording,
-        *,
-        seed: int = 0,
-        sampling: SamplingConfig = GREEDY,
-        max_tokens: int = 256,
-    ) -> Request:
-        """Build the request for an answer in words to a chat whose one recording is `audio`.
-
-        Raises:
-            ConfigError: control tokens in the words, or a recording that `answer` does not take.
-        """
-        heard = read_recording(audio)
-        try:
-            self.template.layout(messages, [1])
-        except ValueError as error:
-            raise ConfigError(str(error).partition(";")[0], "question", "leave it out") from None
-        sampling = replace(sampling, text_guidance=1.0, speaker_guidance=1.0)
-        limits = Limits(max_text_tokens=max_tokens)
-        return Request(list(messages), seed, [self.heard(heard)], sampling, limits, "text")
-
-    def notes_on(self, request: Request) -> tuple[str, ...]:
-        """Warnings about a request: a prompt that is longer than the samples that the model was trained on."""
-        length = self.prompt_length(request)
-        if self.longest_positions is None or length <= self.longest_positions:
-            return ()
-        trained = f"the longest sample that the model was trained on has {self.longest_positions}"
-        return (f"recording and question take {length} positions, {trained}: do not rely on the answer",)
-
-    def prompt_length(self, request: Request) -> int:
-        """Return the positions that a request's messages take."""
-        return self.template.length(request.messages, [size_of(part) for part in request.audio])
-
-    def answer_all(
-        self,
-        requests: Sequence[Request],
-        on_seconds: Callable[[float], None] = lambda seconds: None,
-        check_stop: Callable[[], None] = lambda: None,
-    ) -> list[Answer]:
-        """Run requests through the engine; the answers come in the order of the requests.
-
-        Args:
-            on_seconds: called now and then with the seconds of speech made so far.
-            check_stop: called after each step; what it raises ends the answers.
-        """
-        made = 0
-
-        def on_step(events: Sequence[Event]) -> None:
-            nonlocal made
-            check_stop()
-            new = sum(event.codes_KT.shape[1] for event in events if isinstance(event, Frames))
-            made += new
-            if new:  # a model without a codec makes text only
-                on_seconds(made / self.codec.frame_rate)
-
-        engine = Engine.sized_for(self.model, self.template, requests, decoder=self.decoder)
-        return engine.run(requests, on_step)
-
-    def manner(self, **options: Unpack[SpeakOptions]) -> Manner:
-        """Check the options of `speak` and read the reference, for `speaking.speak`, `converse` and `SpeechStream`.
-
-        Raises:
-            TypeError: an option that `SpeakOptions` does not declare.
-            ConfigError: a speaker and a reference, a reference that cannot be used, or a duration that is not in
-                (0, 600].
-        """
-        unknown = sorted(options.keys() - SpeakOptions.__annotations__.keys())
-        if unknown:
-            raise TypeError(f"unexpected keyword argument {unknown[0]!r}")
-        speaker, reference = self._speaker_name(options.get("speaker")), options.get("reference")
-        check_one_voice(speaker, reference)
-        return Manner(
-            speaker=speaker,
-            voice=None
-            if reference is None
-            else self.voice(reference, options.get("reference_text"), options.get("language")),
-            scene=options.get("scene"),
-            seed=options.get("seed", 0),
-            sampling=options.get("sampling") or self.defaults.sampling,
-            max_duration_s=options.get("max_duration_s"),
-            language=options.get("language"),
-        )
-
-    def _speaker_name(self, name: str | None) -> str | None:
-        """The speaker of the model whose name looks the same; else the name in composed characters."""
-        if name is None:
-            return None
-        settled = settle_characters(name)
-        return next((known for known in self.speakers if settle_characters(known) == settled), settled)
-
-    def voice(
-        self, reference: Recording | Voice, text: str | None = None, language: str | None = None
-    ) -> Voice:
-        """Read and encode a reference once, to be used many times.
-
-        Args:
-            text: the words of the reference.
-            language: language of these words; by their script where it is not given.
-
-        Raises:
-            ConfigError: it cannot be read, is silent or too short.
-        """
-        return (
-            reference if isinstance(reference, Voice) else read_voice(reference, text, self.codec, language)
-        )
-
-    def heard(self, waveform: Waveform, codes_KT: Tensor | None = None) -> PartAudio:
-        """Encode a recording of a system's or user's turn in the form that the model was trained on.
-
-        Args:
-            codes_KT: the recording's codes, where they are known already.
-        """
-        encoder = self.model.config.audio_encoder
-        if encoder is not None:
-            return mel_features(waveform.mono().resample(FEATURE_RATE).samples_CN, encoder.features)
-        return self.encode(waveform) if codes_KT is None else codes_KT
-
-    def audio_of(self, messages: Sequence[Message]) -> list[PartAudio]:
-        """Read and encode the recordings in a prompt's messages, as `Request` takes them.
-
-        Raises:
-            AudioError: one cannot be read.
-        """
-        audio: list[PartAudio] = []
-        for message in messages:
-            for part in message.content:
-                if isinstance(part, AudioPart):
-                    clip = load(part.path, part.start_s, part.end_s, mono=True)
-                    audio.append(self.encode(clip) if message.role == "assistant" else self.heard(clip))
-        return audio
-
-    def encode(self, waveform: Waveform) -> Tensor:
-        """Codes `[K, T]` of a recording at the level that prompts have."""
-        samples_1N = waveform.mono().resample(self.codec.sample_rate).samples_CN
-        return self.codec.encode(normalize_rms(samples_1N, LEVEL_DBFS))
-
-    def unseen_words(self, text: str) -> Sequence[str]:
-        """The words of a text that are not among the few that the model was trained to say; none where it was many."""
-        return [] if self.words is None else sorted(set(words_of(text)) - self.words)
-
-    def unseen_letters(self, text: str) -> str:
-        """Return the non-ASCII letters and signs that the vocabulary spells byte by byte: training never had them."""
-        encode = self.template.tokenizer.encode
-        letters = sorted({a for a in text if not a.isascii() and unicodedata.category(a)[0] in "LMNS"})
-        return "".join(a for a in letters if len(encode(a, add_special_tokens=False).ids) >= len(a.encode()))
+    def num_tokens(self, text: str) -> int:
+        """See `SpeechGenerator.num_tokens`."""
+        return len(self.template.tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def _codec_for(config: DualFFNConfig, folder: Path, codec_folder: Path, digest: str | None) -> Codec:
@@ -388,24 +114,3 @@ def _codec_for(config: DualFFNConfig, folder: Path, codec_folder: Path, digest: 
         problem = f"another codec than that of the model {folder}: its codes stand for other sounds"
         raise ConfigError(problem, str(found), CODEC_REMEDY)
     return codec
-
-
-def read_recording(audio: Recording) -> Waveform:
-    """Read a recording in mono.
-
-    Raises:
-        ConfigError: it cannot be read, or is longer than `LONGEST_HEARD_S`.
-    """
-    if not isinstance(audio, Waveform):
-        try:
-            audio = load(audio, end_s=LONGEST_HEARD_S + 1, mono=True)
-        except AudioError as error:
-            raise ConfigError(str(error), "audio", "give a sound file") from error
-    check_recording_length(audio)
-    return audio
-
-
-def check_recording_length(audio: Waveform) -> None:
-    """Raises: ConfigError: a recording that is longer than `LONGEST_HEARD_S`."""
-    if audio.duration_s > LONGEST_HEARD_S:
-        raise ConfigError(f"longer than {LONGEST_HEARD_S:g} s", "audio", "ask about a part of the recording")

@@ -1,36 +1,53 @@
-"""The part of a loaded model that speaking needs; `Generator` implements it.
+"""What speaking needs of a loaded model and of its engine, whatever the family of the model.
 
 Shapes: K codebooks, T code frames.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from audiollm.audio import Waveform
 from audiollm.codec import Codec
-from audiollm.data.chat.template import Template
-from audiollm.data.hearing.features import PartAudio
-from audiollm.generation.engine.request import Answer, Request
-from audiollm.models.dual_ffn import DualFFN
-from audiollm.models.packed_decoder import GenerationDecoder
+from audiollm.data.hearing.features import PartAudio, PartSize
+from audiollm.data.records.sample import Message
+from audiollm.generation.engine.request import Answer, Event, Request
+
+
+class GenerationEngine(Protocol):
+    """Answers requests, many at a time."""
+
+    def run(
+        self, requests: Sequence[Request], on_step: Callable[[Sequence[Event]], None] = ...
+    ) -> list[Answer]:
+        """Answer all requests, in their order.
+
+        Args:
+            on_step: called with the events of each step.
+        """
+
+    def stream(self, request: Request) -> Iterator[Event]:
+        """Answer one request, event by event; the last one is `Finished`."""
 
 
 class SpeakingModel(Protocol):
-    """A model with its codec, template and decoder, and the names of the speakers that it was trained on."""
+    """A model with its codec, and the names of the speakers that it was trained on; `SpeechGenerator` is one."""
 
-    model: DualFFN
-    decoder: GenerationDecoder
-    template: Template
     speakers: list[str]
     longest_positions: int | None
     words: frozenset[str] | None
 
     @property
     def codec(self) -> Codec: ...
+
+    def engine(self, requests: Sequence[Request]) -> GenerationEngine: ...
+
+    def check_messages(self, messages: Sequence[Message], num_recordings: int) -> None: ...
+
+    def messages_length(self, messages: Sequence[Message], sizes: Sequence[PartSize]) -> int: ...
 
     def answer_all(
         self, requests: Sequence[Request], on_seconds: Callable[[float], None] = ...

@@ -145,7 +145,7 @@ def chunks_of(generator: SpeakingModel, text: str, manner: Manner) -> list[Chunk
         raise ConfigError(f"the text has no word: {whole:.40}", "text", "give words to say")
     for name, words in (("text", whole), ("scene", manner.scene or "")):
         try:
-            generator.template.layout([Message(role="user", content=[TextPart(text=words)])], [])
+            generator.check_messages([Message(role="user", content=[TextPart(text=words)])], 0)
         except ValueError as error:
             remedy = "leave it out: it is a mark of the model's own, and is never said"
             raise ConfigError(str(error).partition(";")[0], name, remedy) from None
@@ -164,7 +164,7 @@ def chunk_seconds(generator: SpeakingModel, manner: Manner) -> float:
     if manner.chunk_s is not None or generator.longest_positions is None:
         return manner.chunk_s or CHUNK_S
     messages, audio = prompt_of(generator, "a", manner, ())
-    room = generator.longest_positions - generator.template.length(
+    room = generator.longest_positions - generator.messages_length(
         messages, [size_of(part) for part in audio]
     )
     return min(CHUNK_S, max(SHORTEST_CHUNK_S, room / POSITIONS_PER_SECOND))
@@ -245,7 +245,7 @@ def chunk_request(
     messages, audio = prompt_of(generator, text, manner, earlier)
     if generator.longest_positions is not None:
         room = generator.longest_positions - round(spoken_seconds(text) * generator.codec.frame_rate)
-        while earlier and generator.template.length(messages, [size_of(part) for part in audio]) > room:
+        while earlier and generator.messages_length(messages, [size_of(part) for part in audio]) > room:
             earlier = earlier[1:]
             messages, audio = prompt_of(generator, text, manner, earlier)
     by_name = manner.speaker is not None

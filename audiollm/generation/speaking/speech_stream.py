@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from audiollm.audio import Waveform
-from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Answer, Request
 from audiollm.generation.engine.streaming import stream_audio
 from audiollm.generation.speaking.long_text import Chunk, fade, fade_samples
@@ -61,7 +60,7 @@ class SpeechStream:
     def _sound(self, chunk: Chunk, request: Request, reading: Reading) -> Iterator[Tensor]:
         """Yield a chunk's sound, with fades and the pause after it; the last moment is held back for the fade."""
         generator, rate = self._generator, self.sample_rate
-        engine = Engine.sized_for(generator.model, generator.template, [request], decoder=generator.decoder)
+        engine = generator.engine([request])
         held_1N, at_start = torch.zeros(1, 0), True
         answer: Answer | None = None
         for piece in stream_audio(engine.stream(request), generator.codec):

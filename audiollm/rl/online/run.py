@@ -15,10 +15,10 @@ from torch import nn
 from audiollm.data.records.opening import open_source
 from audiollm.devices import default_device
 from audiollm.errors import StageError
+from audiollm.families import registry
 from audiollm.families.policies import load_policy, plain_model, untrained_copy
 from audiollm.families.policy import Policy
 from audiollm.families.rollout import RolloutEngine, RolloutSettings
-from audiollm.generation.speaking.generator import Generator
 from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
@@ -239,7 +239,7 @@ def _by_rewards(
     rewards = RewardSuite(terms, functions, config.reward_timeout_s, config.on_error)
     codec = None
     if config.codec is not None or any(term.speech for term in terms):
-        codec = Generator.from_pretrained(config.model, config.codec).codec
+        codec = registry.load_speech_generator(config.model, config.codec).codec
 
     def make(engine: RolloutEngine[Any], parts: SamplingParts) -> SamplesSteps:
         return maker_of(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from audiollm.evaluate.report.clips import Gallery, PageClip
@@ -61,11 +60,10 @@ class AnswerSounds:
 
     @cached_property
     def _codec(self) -> Codec:
-        from audiollm.generation.speaking.generator import Generator
+        from audiollm.families.registry import load_speech_generator
 
         settings = self._training.settings
-        codec = settings.get("codec")
-        return Generator.from_pretrained(str(settings["model"]), Path(codec) if codec else None).codec
+        return load_speech_generator(str(settings["model"]), settings.get("codec") or None).codec
 
 
 def rollout_browser(material: Material, training: FreshTraining, gallery: Gallery, max_steps: int) -> Row:

@@ -25,6 +25,7 @@ from audiollm.families.registry import ANY_OTHER, GROUP, family_of, open_model_f
 from audiollm.models.layouts import BOSON, HIGGS, LANGUAGE_MODELS, OURS
 from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.families.dual_ffn.test_start import CHATML, plain_vocabulary
+from tests.audiollm.families.toy_families import install
 from tests.audiollm.generation.toy_speech import a_voice, toy_generator
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 
@@ -121,13 +122,10 @@ def test_generate_of_transformers_is_called_in_two_places() -> None:
 def test_the_family_of_the_guide_answers(tmp_path: Path) -> None:
     """`docs/adding_a_model.md`: its module, its line, its command."""
     guide = (ROOT / "docs" / "adding_a_model.md").read_text(encoding="utf-8")
-    (code,), (line,) = (re.findall(rf"```{kind}\n(.*?)```", guide, flags=re.S) for kind in ("python", "toml"))
+    code, line = (re.findall(rf"```{kind}\n(.*?)```", guide, flags=re.S)[0] for kind in ("python", "toml"))
     (tmp_path / "loudness.py").write_text(code)
-    package = tmp_path / "loudness-1.0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: loudness\nVersion: 1.0\n")
     name, target = re.findall(r'^(\w+) = "(.+)"$', line, flags=re.M)[0]
-    (package / "entry_points.txt").write_text(f"[audiollm.families]\n{name} = {target}\n")
+    install(tmp_path, name, target)
     model = tmp_path / "loudness-model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"model_type": name, "words": ["quiet", "loud"]}))

@@ -11,12 +11,21 @@ import pytest
 import torch
 import yaml
 from rich.console import Console
+from typer.testing import CliRunner
 
-from audiollm.data.records.sample import AudioPart, Message, RatedAnswer, Sample, TextPart
+from audiollm.audio import load
+from audiollm.commands.cli import build_app
+from audiollm.commands.run import stage_plans
+from audiollm.data.records.sample import AudioPart, Message, RatedAnswer, Sample, TextPart, write_samples
 from audiollm.data.records.shards import ShardWriter
 from audiollm.errors import StageError
+from audiollm.families.logprobs.token_figures import TokenRequest
+from audiollm.families.policies import load_policy
+from audiollm.families.prompts import PromptedContents
+from audiollm.families.rollout import RolloutSettings
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
+from audiollm.train.options import LoRASettings
 from tests.audiollm.families.toy_families import TOYS, talker_installed
 
 __all__ = ["talker_installed"]
@@ -55,15 +64,22 @@ def _write(folder: Path, pairs: bool) -> None:
         answers = (
             [RatedAnswer(content=part, score=-take) for take, part in enumerate(speech)] if pairs else []
         )
-        messages = [question] if pairs else [question, Message(role="assistant", content=speech[0])]
+        messages = [question] if pairs else _conversation(word)
         split = {"split": "test" if number >= 12 else "train"}
         sample = Sample(id=f"{word}{number}", messages=messages, task="tts", metadata=split, answers=answers)
         writer.write(number, sample, [[codes_KT.numpy() for codes_KT in codes]])
     writer.close({"codec": {"num_codebooks": 2, "codebook_size": 16}})
 
 
-def run(folder: Path, name: str, stage: str, **settings: Any) -> dict[str, Any]:
-    recipe = {"name": "any", "size": "tiny", "seed": 1, "stages": [{stage: {**FAST, **settings}}]}
+def _conversation(word: str) -> list[Message]:
+    return [
+        Message(role="user", content=[TextPart(text=word)]),
+        Message(role="assistant", content=[AudioPart(path="0.wav")]),
+    ]
+
+
+def run(folder: Path, name: str, stage: str, fast: dict[str, Any] = FAST, **settings: Any) -> dict[str, Any]:
+    recipe = {"name": "any", "size": "tiny", "seed": 1, "stages": [{stage: {**fast, **settings}}]}
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(recipe))
     run_recipe(load_recipe(path, name=name, runs=folder), Console(quiet=True))
@@ -78,16 +94,11 @@ def curve(folder: Path, run: str, stage: str, key: str) -> list[float]:
 
 def spoken(folder: Path, model: Path, text: str) -> Any:
     """The likeliest codes of a text."""
-    from toy_talker.model import BEGIN, Talker, TalkerConfig
+    from toy_talker.model import BEGIN, load_talker
     from toy_talker.policy import GREEDY
     from toy_talker.speaking import speak
 
-    from audiollm.models.pretrained import load_model
-
-    config, weights = load_model(model, "toy_talker", TalkerConfig)
-    talker = Talker(config)
-    talker.load_state_dict(weights)
-    (state,) = speak(talker, torch.tensor([*text.encode(), BEGIN]), [0], GREEDY, 12)
+    (state,) = speak(load_talker(model), torch.tensor([*text.encode(), BEGIN]), [0], GREEDY, 12)
     return state
 
 
@@ -128,6 +139,82 @@ def test_rewards_are_learned(folder: Path) -> None:
     )  # fmt: skip
     rewards = curve(folder, "grpo", "train_policy", "reward")
     assert sum(rewards[-4:]) / 4 > sum(rewards[:4]) / 4 + 1
+
+
+@pytest.mark.parametrize("trained", ["all", "adapter"])
+def test_rollouts_have_the_log_probabilities_of_the_policy(folder: Path, trained: str) -> None:
+    from toy_talker.policy import TalkerPolicy
+
+    policy = load_policy(folder / "model", trained, LoRASettings(target_modules=("q_proj",)))  # type: ignore[arg-type]
+    assert isinstance(policy, TalkerPolicy)
+    question = PromptedContents("a", [Message(role="user", content=[TextPart(text="one")])], [], [])
+    settings = RolloutSettings(1, 0, answer="audio", max_frames=20, temperature=0.8)
+    (group,) = policy.rollout_engine().sample([question], [[0, 1, 2, 3]], settings)
+    (alone,) = policy.rollout_engine().sample([question], [[2]], settings)
+    assert torch.equal(alone[0].tokens.codes[0], group[2].tokens.codes[0])
+    batch = policy.batch(policy.encode_sampled(question, [rollout.tokens for rollout in group]))
+    logprobs = policy.answer_logprobs(policy.root, batch, TokenRequest(reference=False, temperature=0.8))
+    sampled = torch.cat([rollout.tokens.logprob_A for rollout in group])
+    assert torch.allclose(logprobs.policy_T, sampled, atol=1e-5)
+    assert len({len(rollout.tokens.codes[0][0]) for rollout in group}) > 1
+
+
+def test_codes_are_learned_as_generation_runs(folder: Path) -> None:
+    """The row of a frame never sees its own codes: another code at a place leaves the logits before it as they were."""
+    from toy_talker.answers import EncodedSpeech, speech_batch
+    from toy_talker.model import Talker, TalkerConfig
+    from toy_talker.policy import SpeechScorer
+
+    torch.manual_seed(0)
+    scorer, codes_KT = SpeechScorer(Talker(TalkerConfig())), torch.randint(0, 16, (2, 5))
+    text = torch.tensor([97, 256])
+
+    def logits(codes: Any) -> Any:
+        with torch.no_grad():
+            batch = speech_batch([EncodedSpeech(text, codes, True)], TalkerConfig())
+            return scorer.logits(batch)[:10].unflatten(0, (5, 2))
+
+    other = codes_KT.clone()
+    other[0, 3] = (other[0, 3] + 1) % 16
+    changed = (logits(codes_KT) - logits(other)).nan_to_num(0).abs().amax(dim=2) > 0
+    assert not changed[:3].any() and not changed[3, 0] and changed[3, 1] and changed[4].all()
+
+
+def test_generate_speaks(folder: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the command, at once and in pieces, and by the stage."""
+    monkeypatch.chdir(folder)
+    line = ["generate", "--model", str(trained), "--text", "two", "--temperature", "0"]
+    for extra in ([], ["--stream"]):
+        done = CliRunner().invoke(build_app(None), [*line, "-o", "two.wav", *extra])
+        assert done.exit_code == 0, done.output
+        assert load(folder / "two.wav").num_samples == 4 * 320
+    samples = [
+        Sample(id=word, messages=_conversation(word), task="tts", metadata={"split": "test", "text": word})
+        for word in WORDS
+    ]
+    write_samples(folder / "samples.jsonl", samples)
+    stage = {"samples": str(folder / "samples.jsonl"), "model": str(trained), "temperature": 0.0, "takes": 1}
+    figures = run(folder, "said", "generate", {}, **stage)
+    assert figures["clips"] == figures["stopped"] == 3
+
+
+def test_plan_counts_the_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from toy_talker.model import load_talker
+
+    recipe = {
+        "name": "any", "size": "tiny",
+        "stages": [
+            {"train": {**FAST, "start": str(folder / "model"), "shards": str(folder / "spoken"), "steps": 20}},
+            {"train_preference": {
+                **FAST, "model": "${train.checkpoint}", "samples": str(folder / "pairs"), "objective": "dpo",
+                "steps": 20,
+            }},
+        ],
+    }  # fmt: skip
+    (folder / "plan.yaml").write_text(yaml.safe_dump(recipe))
+    plans = stage_plans(load_recipe(folder / "plan.yaml", name="plan", runs=folder), 1, 1.0)
+    expected = sum(parameter.numel() for parameter in load_talker(folder / "model").parameters())
+    assert [plan.parameters for plan in plans.values()] == [expected, expected]
 
 
 def test_what_the_model_cannot_take_is_refused(folder: Path) -> None:

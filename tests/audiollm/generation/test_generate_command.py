@@ -14,9 +14,9 @@ from typer.testing import CliRunner, Result
 
 from audiollm.audio import load, save
 from audiollm.errors import ConfigError
-from audiollm.generation.command import generate
-from audiollm.generation.speaking.generator import Generator
+from audiollm.families import registry
 from audiollm.generation.speaking.wav_stream import WavWriter
+from audiollm.synthesis.command import generate
 from tests.audiollm.generation.toy_speech import RATE, a_voice, toy_generator
 
 SHORT = ["--max-duration-s", "0.5"]
@@ -25,7 +25,7 @@ SHORT = ["--max-duration-s", "0.5"]
 @pytest.fixture(autouse=True)
 def _toy(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = toy_generator()
-    monkeypatch.setattr(Generator, "from_pretrained", classmethod(lambda cls, model, codec: toy))
+    monkeypatch.setattr(registry, "load_speech_generator", lambda model, codec: toy)
 
 
 def run(*arguments: Any, input: str | None = None) -> Result:

@@ -14,10 +14,10 @@ from audiollm.audio import load, save
 from audiollm.data.records.sample import AudioPart, Message, Part, Sample, TextPart, write_samples
 from audiollm.files.atomic import read_jsonl
 from audiollm.generation.engine.request import Request
-from audiollm.generation.run import generate_prompts
-from audiollm.generation.settings import GenerateConfig
 from audiollm.generation.speaking.generator import Generator
 from audiollm.recipe.runner import Context
+from audiollm.synthesis.run import generate_prompts
+from audiollm.synthesis.settings import GenerateConfig
 from tests.audiollm.generation.toy_speech import a_voice, requests_of, toy_generator
 
 

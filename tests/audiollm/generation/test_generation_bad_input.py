@@ -218,7 +218,7 @@ def damage(name: str, content: bytes | str | dict[str, Any]) -> None:
         ("train/model/config.json", {"hidden_size": "wide"}, ("hidden_size: 'wide' is no positive whole",)),
         ("train/model/config.json", {"num_attention_heads": -3}, ("num_attention_heads: -3 is no",)),
         ("train/model/config.json", {"num_hidden_layers": 0}, ("num_hidden_layers: 0 is no",)),
-        ("train/model/config.json", {"model_type": "bert"}, ("'bert' is none of",)),
+        ("train/model/config.json", {"model_type": "bert"}, ("answers in words alone",)),
         ("train/model/config.json", {"rope_parameters": {"rope_type": "llama3"}}, ("'factor' is missing",)),
         ("train/model/tokenizer.json", "{", ("tokenizer.json", "not a vocabulary")),
         ("train/model/speakers.json", '["anna"', ("speakers.json", "not JSON")),

@@ -12,17 +12,17 @@ from typer.testing import CliRunner
 
 from audiollm.data.text.tokenizer import train_text_tokenizer
 from audiollm.errors import ConfigError
+from audiollm.families import registry
 from audiollm.files.atomic import read_json, write_json
-from audiollm.generation.command import generate
 from audiollm.generation.engine.defaults import PLAIN, Defaults, read_defaults, read_trained
 from audiollm.generation.engine.request import Request
 from audiollm.generation.engine.sampling import SamplingConfig
-from audiollm.generation.run import defaults_of
-from audiollm.generation.settings import GenerateConfig
-from audiollm.generation.speaking.generator import Generator
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.hub import save_pretrained
+from audiollm.synthesis.command import generate
+from audiollm.synthesis.run import defaults_of
+from audiollm.synthesis.settings import GenerateConfig
 from tests.audiollm.generation.toy_speech import requests_of, toy_generator
 from tests.audiollm.supervised.train_samples import run_stage, write_shards
 
@@ -195,7 +195,7 @@ def test_the_command(asked: list[Request], tmp_path: Path) -> None:
 
 
 def test_python(asked: list[Request]) -> None:
-    generator = Generator.from_pretrained("m", None)
+    generator = registry.load_speech_generator("m")
     generator.speak("one", speaker="anna", max_duration_s=0.2)
     assert asked[-1].sampling == generator.defaults.sampling
     generator.dialogue([("Ann", "one")], max_duration_s=0.2)
@@ -205,7 +205,7 @@ def test_python(asked: list[Request]) -> None:
 
 
 def test_the_stage(asked: list[Request], tmp_path: Path) -> None:
-    generator = Generator.from_pretrained("m", None)
+    generator = registry.load_speech_generator("m")
     names = {"artifacts": {"model", "codec", "samples"}, "inputs": []}
     paths = {name: name for name in ("model", "codec", "samples")}
     silent = GenerateConfig.model_validate(paths, context=names)

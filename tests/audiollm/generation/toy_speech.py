@@ -12,6 +12,7 @@ from torch import Tensor
 from audiollm.audio import Waveform
 from audiollm.data.chat.template import Template
 from audiollm.data.text.tokenizer import train_text_tokenizer
+from audiollm.families import registry
 from audiollm.generation.engine.request import Request
 from audiollm.generation.speaking.generator import Generator
 from audiollm.models.decoder import DualFFNConfig
@@ -73,5 +74,5 @@ def requests_of(monkeypatch: pytest.MonkeyPatch, toy: Generator) -> list[Request
         return answer_all(self, requests, *rest)
 
     monkeypatch.setattr(Generator, "answer_all", listen)
-    monkeypatch.setattr(Generator, "from_pretrained", classmethod(lambda cls, model, codec: toy))
+    monkeypatch.setattr(registry, "load_speech_generator", lambda model, codec=None: toy)
     return seen

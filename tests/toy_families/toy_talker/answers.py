@@ -74,7 +74,9 @@ def text_rows(prompted: PromptedContents) -> Tensor:
         raise BadSample(
             prompted.place, prompted.id, "this model reads text and does not hear", "does not hear"
         )
-    texts = [part.text for message in prompted.prompt for part in message.content]  # the prompt is text alone
+    texts = [
+        part.text for part in prompted.prompt[-1].content
+    ]  # what is said: the last turn, which is text alone
     return torch.tensor([*"\n".join(texts).encode(), BEGIN])
 
 

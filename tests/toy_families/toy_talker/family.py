@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from audiollm.data.inspection import StreamRow
     from audiollm.data.records.source import LoadedSample
     from audiollm.families.answering import AnsweringModel
-    from audiollm.generation.speaking.generator import Generator
+    from toy_talker.generator import TalkerGenerator
     from toy_talker.policy import TalkerPolicy
 
 
@@ -37,8 +37,13 @@ class TalkerFolder:
             "this model speaks and writes nothing", str(self.path), "take one that answers in words"
         )
 
-    def generator(self, codec: Path | None = None) -> Generator:
-        raise NotImplementedError
+    def generator(self, codec: Path | None = None) -> TalkerGenerator:
+        from toy_talker.generator import TalkerGenerator
+        from toy_talker.model import load_talker
+
+        if codec is not None:
+            raise ConfigError("this model has a codec of its own", "codec", "leave it out")
+        return TalkerGenerator(load_talker(self.path))
 
     def sample_rows(self, loaded: LoadedSample, answers: Sequence[int], place: str) -> list[list[StreamRow]]:
         from audiollm.families.prompts import prompted_contents

@@ -9,10 +9,13 @@ Shapes: A answers, L rows, T frames, K codebooks, V codes of each, H hidden size
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
+
+from audiollm.models.pretrained import load_model
 
 MODEL_TYPE = "toy_talker"
 BEGIN, FRAME, TEXT_TOKENS = 256, 257, 258
@@ -72,6 +75,14 @@ class Talker(nn.Module):
         no_end = (0, 1)  # the others cannot end the speech
         padded = [nn.functional.pad(logits_TV, no_end, value=-torch.inf) for logits_TV in later]
         return torch.stack([self.first_head(hidden_TH), *padded], dim=1)
+
+
+def load_talker(folder: Path) -> Talker:
+    """Load a saved talker. Raises: ConfigError: the folder holds none, or another one's weights."""
+    config, weights = load_model(folder, MODEL_TYPE, TalkerConfig)
+    model = Talker(config)
+    model.load_state_dict(weights)
+    return model
 
 
 def _decoder(config: TalkerConfig) -> LlamaModel:

@@ -6,7 +6,6 @@ Shapes: T targets, A answers, K codebooks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +28,9 @@ from audiollm.families.prompts import PromptedContents, prompted_contents
 from audiollm.families.rollout import Rollout, RolloutSettings
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.generation.engine.sampling import SamplingConfig
-from audiollm.models.pretrained import load_model, save_model
+from audiollm.models.pretrained import save_model
 from toy_talker.answers import EncodedSpeech, SpeechBatch, speech_batch, spoken_answers, text_rows
-from toy_talker.model import MODEL_TYPE, Talker, TalkerConfig
+from toy_talker.model import MODEL_TYPE, Talker, load_talker
 from toy_talker.speaking import speak
 
 GREEDY = SamplingConfig(temperature=0.0)
@@ -67,15 +66,11 @@ class TalkerPolicy:
     """A `Policy`, as `audiollm/families/policy.py` explains each of its methods."""
 
     def __init__(self, folder: Path, settings: PolicySettings) -> None:
-        config, weights = load_model(folder, MODEL_TYPE, TalkerConfig)
-        model = Talker(config)
-        model.load_state_dict(weights)
-        self.config, self._folder, self._has_adapter = config, folder, settings.trained == "adapter"
+        model = load_talker(folder)
+        self.config, self._has_adapter = model.config, settings.trained == "adapter"
         self._reference: SpeechScorer | None = None
         if settings.needs_reference and not self._has_adapter:
-            reference = deepcopy(model)
-            if settings.reference is not None:
-                reference.load_state_dict(load_model(settings.reference, MODEL_TYPE, TalkerConfig)[1])
+            reference = load_talker(settings.reference or folder)
             self._reference = SpeechScorer(reference.requires_grad_(False))
         self._root = SpeechScorer(adapt_model(model, settings.trained, settings.lora))
 

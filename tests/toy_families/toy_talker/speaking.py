@@ -35,7 +35,6 @@ class SpeechState:
         return SampledTokens("audio", no_text, no_text.bool(), (codes_KT,), (self.has_ended,), logprob_A)
 
 
-@torch.no_grad()
 def speak(
     model: Talker, text: Tensor, seeds: Sequence[int], sampling: SamplingConfig, max_frames: int
 ) -> list[SpeechState]:
@@ -47,17 +46,18 @@ def speak(
     """
     states = [SpeechState(torch.Generator().manual_seed(seed)) for seed in seeds]
     for _ in range(max_frames):
-        speaking = [state for state in states if not state.has_ended]
-        if not speaking:
+        if not next_frames(model, text, states, sampling):
             break
-        _next_frames(model.eval(), text, speaking, sampling)
     return states
 
 
-def _next_frames(
-    model: Talker, text: Tensor, states: Sequence[SpeechState], sampling: SamplingConfig
-) -> None:
-    """Choose the next frame of each answer, or its end."""
+@torch.no_grad()
+def next_frames(model: Talker, text: Tensor, states: Sequence[SpeechState], sampling: SamplingConfig) -> bool:
+    """Choose the next frame of each answer that has not ended, or its end; False where all have ended."""
+    states = [state for state in states if not state.has_ended]
+    if not states:
+        return False
+    model.eval()
     count, device = len(states[0].frames), next(model.parameters()).device
     text_L = torch.cat([text, torch.full((count,), FRAME)])
     codes_ALK = torch.zeros(len(states), len(text_L), model.config.num_codebooks).long()
@@ -82,3 +82,4 @@ def _next_frames(
         state.logprobs += logprob_K[:1] if state.has_ended else logprob_K
         if not state.has_ended:
             state.frames.append(codes_K)
+    return True

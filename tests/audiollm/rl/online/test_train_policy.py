@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from audiollm.families import registry
 from audiollm.families.logprobs.answers import AnswerLogprobs
 from audiollm.files.atomic import read_json, read_jsonl, write_jsonl
-from audiollm.generation.speaking.generator import Generator
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.recipe.stages import load_recipe
 from audiollm.rl.online import run as stage
@@ -96,7 +96,9 @@ class Beeps:
 
 def test_a_reward_of_ones_own_hears_the_speech(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "codec").mkdir()
-    monkeypatch.setattr(Generator, "from_pretrained", lambda model, codec: SimpleNamespace(codec=Beeps()))
+    monkeypatch.setattr(
+        registry, "load_speech_generator", lambda model, codec: SimpleNamespace(codec=Beeps())
+    )
     settings = {"rewards": {f"{OWN}duration": 1.0}, "codec": "codec"}
     out = run(folder, answer="audio", max_frames=3, steps=10, evaluations=1, **settings)
     rows = [row for path in sorted((out / "rollouts").glob("*.jsonl")) for row in read_jsonl(path)]

@@ -290,7 +290,7 @@ def test_a_list_in_words() -> None:
 def test_our_own_model_is_asked_window_by_window(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, half_on: np.ndarray
 ) -> None:
-    from audiollm.generation.speaking.generator import Generator
+    from audiollm.families import registry
 
     class Loud:
         """Stands for a trained model: hears whether a window is loud."""
@@ -303,7 +303,7 @@ def test_our_own_model_is_asked_window_by_window(
             words = ["hum, tone" if float(wave.samples_CN.mean()) > 0.5 else "" for wave in requests]
             return [type("Said", (), {"text": text}) for text in words]
 
-    monkeypatch.setattr(Generator, "from_pretrained", classmethod(lambda cls, model, codec: Loud()))
+    monkeypatch.setattr(registry, "load_speech_generator", lambda model, codec: Loud())
     step = Events(EventsConfig(model=tmp_path, window_s=0.5, hop_s=0.5))
     step._tagger = AskedTagger(tmp_path, None, 0.5)
     value = step.process(segment(tmp_path, half_on))

@@ -13,7 +13,8 @@ class GenerateConfig(StageConfig):
     """Settings of `generate`."""
 
     model: InputPath
-    codec: InputPath
+    codec: InputPath | None = None
+    """None: the codec of the model itself, or the `train_tokenizer` of its run."""
     samples: InputPath
     """The samples whose prompts are spoken. Where one answers in words and speech in turn, so does the model."""
     prompts: Literal["test", "train"] = "test"

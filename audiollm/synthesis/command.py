@@ -175,12 +175,12 @@ def generate(
 
     named = _references(reference or [], reference_text or [], words if dialogue else None)
 
+    from audiollm.families.registry import load_speech_generator
     from audiollm.generation.speaking.dialogue import converse, converse_together, parse_script
-    from audiollm.generation.speaking.generator import Generator
     from audiollm.generation.speaking.speak import speak
     from audiollm.generation.speaking.speech_stream import SpeechStream
 
-    generator = Generator.from_pretrained(model, codec)
+    generator = load_speech_generator(model, codec)
     drawn = generator.defaults.over(
         temperature=temperature,
         top_k=top_k,

@@ -18,12 +18,13 @@ from audiollm.data.records.mixture import evenly
 from audiollm.data.records.sample import AudioPart, Sample, TextPart
 from audiollm.data.tables.splits import is_of_split
 from audiollm.errors import StageError
+from audiollm.families import registry
 from audiollm.files.atomic import NUMBER, Kinds, read_whole_lines, safe_name, write_jsonl
 from audiollm.generation.engine.defaults import Defaults
 from audiollm.generation.engine.request import Answer, AnswerKind, Limits, Request
-from audiollm.generation.settings import GenerateConfig
-from audiollm.generation.speaking.generator import Generator
+from audiollm.generation.speaking.speech_generator import SpeechGenerator
 from audiollm.recipe.runner import Context
+from audiollm.synthesis.settings import GenerateConfig
 
 ROW_KEYS: Mapping[str, Kinds] = {
     "id": str, "path": str, "text": str, "speaker": str, "prompt_index": int, "duration_s": NUMBER, "stopped": bool,
@@ -47,7 +48,7 @@ def generate_prompts(config: GenerateConfig, context: Context) -> dict[str, Any]
             f"{config.samples} has no spoken sample of the split {config.prompts!r}", "see `compose`", 2
         )
     work = [(sample, take) for sample in pairs for take in range(config.takes)]
-    generator = Generator.from_pretrained(config.model, config.codec)
+    generator = registry.load_speech_generator(config.model, config.codec)
     context.say(f"drawn with {defaults_of(config, generator)}")
     limit_s = min(config.max_duration_s, longest_allowed_s(samples))
     rows: list[dict[str, Any]] = []
@@ -78,7 +79,7 @@ def _kept_batch(path: Path, size: int, context: Context) -> list[dict[str, Any]]
     return None
 
 
-def defaults_of(config: GenerateConfig, generator: Generator) -> Defaults:
+def defaults_of(config: GenerateConfig, generator: SpeechGenerator) -> Defaults:
     """Sampling of the stage: the recipe's settings over the defaults of the model's folder."""
     return generator.defaults.over(
         temperature=config.temperature,
@@ -91,7 +92,7 @@ def defaults_of(config: GenerateConfig, generator: Generator) -> Defaults:
 
 
 def _speak_batch(
-    generator: Generator,
+    generator: SpeechGenerator,
     batch: Sequence[tuple[Sample, int]],
     config: GenerateConfig,
     limit_s: float,

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from audiollm.generation.settings import GenerateConfig
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan
+from audiollm.synthesis.settings import GenerateConfig
 
 SECONDS_PER_CLIP = 0.15
 """Core-seconds of a clip of a few words that a model of size tiny speaks."""
 
 
 def _run(config: GenerateConfig, context: Context) -> dict[str, Any]:
-    from audiollm.generation.run import generate_prompts
+    from audiollm.synthesis.run import generate_prompts
 
     return generate_prompts(config, context)
 

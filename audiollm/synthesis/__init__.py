@@ -1,0 +1,1 @@
+"""Speech by command and by stage: `generate`."""
