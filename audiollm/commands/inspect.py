@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from audiollm.commands.inspect_answers import AnswersView
-    from audiollm.data.chat.template import Template
     from audiollm.data.hearing.features import FeatureShape
     from audiollm.data.inspection import StreamRow
     from audiollm.data.records.source import LoadedSample, Source
+    from audiollm.families.family import ModelFolder
 
 VOCABULARY_SIZE, VOCABULARY_SAMPLES = 1024, 2000
 """Size of the vocabulary that is trained where no tokenizer is given, and number of samples it is trained on."""
@@ -50,7 +50,7 @@ def inspect(
     tokenizer: Annotated[
         Path | None,
         typer.Option(
-            help="Folder with a tokenizer.json: a trained model's, or a Hugging Face one.",
+            help="Folder with a tokenizer.json, or of a model whose rows are shown as it reads them.",
             show_default="a train stage's own, else one trained on the samples",
         ),
     ] = None,
@@ -110,7 +110,7 @@ def inspect(
         return
     console = Console(highlight=False, soft_wrap=True)
     view = _open(target, sample or "0", tokenizer, answers)
-    if not isinstance(view, _View):
+    if not isinstance(view, SampleView):
         from audiollm.commands.inspect_answers import answer_json_lines, print_answers
 
         for line in answer_json_lines(view, limit) if as_json else ():
@@ -125,12 +125,13 @@ def inspect(
 
 
 @dataclass(frozen=True)
-class _View:
+class SampleView:
     """A sample compiled, and what was assumed for it."""
 
     heading: str
     notes: list[str]
-    template: Template
+    books: int
+    """Codebooks of a row."""
     rows: list[StreamRow]
     summary: list[dict[str, Any]]
     has_codes: bool
@@ -138,7 +139,7 @@ class _View:
 
 def _open(
     target: str, sample: str, tokenizer_folder: Path | None, wanted_answers: str | None
-) -> _View | AnswersView:
+) -> SampleView | AnswersView:
     from audiollm.commands.inspect_rollouts import rollouts_in
     from audiollm.data.chat.template import Template
     from audiollm.data.hearing.features import heard_parts, part_audio
@@ -157,6 +158,14 @@ def _open(
     notes = [f"set aside: {bad}" for bad in source.bad]
     if (records := rollouts_in(target)) is not None:
         notes.append(f"its rollouts: --step {records.steps[0]} to {records.steps[-1]}")
+    heading = (
+        f"{loaded.sample.id}: task {loaded.sample.task}, sample {number} of {len(source)} in {source.name}"
+    )
+    family = _row_layout(tokenizer_folder, own_tokenizer, Path(target))
+    if family is not None:
+        from audiollm.commands.inspect_family import view_by_family
+
+        return view_by_family(family, loaded, wanted_answers, heading, notes, source.name)
     vocabulary = _vocabulary(source, tokenizer_folder or own_tokenizer, notes)
     codec = _codec(source, loaded)
     codes = loaded.encodings[0] if loaded.encodings else []
@@ -165,9 +174,6 @@ def _open(
         codes = _stand_ins(loaded, codec, notes)
     template = Template(
         vocabulary, int(codec["num_codebooks"]), int(codec["codebook_size"]), header_style_of(vocabulary)
-    )
-    heading = (
-        f"{loaded.sample.id}: task {loaded.sample.task}, sample {number} of {len(source)} in {source.name}"
     )
     try:
         if loaded.sample.answers:
@@ -178,14 +184,35 @@ def _open(
         stream = template.compile(loaded.sample.messages, part_audio(loaded, codes, encoder))
     except (BadSample, ValueError) as error:
         raise ConfigError(f"sample {loaded.sample.id}: {error}", source.name) from None
-    return _View(
+    return SampleView(
         heading=heading,
         notes=notes,
-        template=template,
+        books=template.num_codebooks,
         rows=stream_rows(template, stream),
         summary=[asdict(summary) for summary in summarize_stream(template, stream)],
         has_codes=bool(loaded.encodings),
     )
+
+
+def _row_layout(*folders: Path | None) -> ModelFolder | None:
+    """The first of these folders that holds a model, or began from one, that lays out samples in its own way."""
+    import yaml
+
+    from audiollm.families.registry import open_model_folder
+
+    for folder in filter(None, folders):
+        settings: Any = {}
+        if (folder / "config.yaml").is_file():
+            settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")) or {}
+        stages = [stage for stage in settings.values() if isinstance(stage, dict)]
+        begun_from = [stage.get(key) for stage in stages for key in ("start", "model")]
+        for place in (folder, *(Path(path) for path in begun_from if isinstance(path, str))):
+            try:
+                model = open_model_folder(place)
+            except ConfigError:
+                continue
+            return None if model.is_packed else model
+    return None
 
 
 # ------------------------------------------------------------------------------------- what is looked at
@@ -342,7 +369,7 @@ def _stand_ins(loaded: LoadedSample, codec: dict[str, Any], notes: list[str]) ->
 # ----------------------------------------------------------------------------------------------- output
 
 
-def _json_lines(view: _View, limit: int | None) -> Iterable[str]:
+def _json_lines(view: SampleView, limit: int | None) -> Iterable[str]:
     for row in view.rows[:limit]:
         record = asdict(row)
         if row.codes and not view.has_codes:
@@ -353,10 +380,10 @@ def _json_lines(view: _View, limit: int | None) -> Iterable[str]:
     )
 
 
-def _print_table(view: _View, limit: int | None, console: Console) -> None:
+def _print_table(view: SampleView, limit: int | None, console: Console) -> None:
     from audiollm.data.inspection import elide
 
-    books = view.template.num_codebooks
+    books = view.books
     width = max(24, 5 * books - 1)
     console.print(Text(view.heading, style="bold"))
     for note in view.notes:

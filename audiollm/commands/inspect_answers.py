@@ -86,7 +86,7 @@ def view_answers(
         sample=loaded.sample,
         prompt=compiled[0][0],
         answers=[rows for _, rows in compiled],
-        compared=_compared(loaded.sample, wanted, notes),
+        compared=compared_answers(loaded.sample, wanted, notes),
         has_codes=has_codes,
     )
 
@@ -176,7 +176,7 @@ def _compile(
     return given, AnswerRows(rows[first:], steps)
 
 
-def _compared(sample: Sample, wanted: str | None, notes: list[str]) -> tuple[int, ...]:
+def compared_answers(sample: Sample, wanted: str | None, notes: list[str]) -> tuple[int, ...]:
     from audiollm.rl.groups import best_and_worst
 
     size = len(sample.answers)

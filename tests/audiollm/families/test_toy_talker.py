@@ -198,6 +198,21 @@ def test_generate_speaks(folder: Path, trained: Path, monkeypatch: pytest.Monkey
     assert figures["clips"] == figures["stopped"] == 3
 
 
+def test_inspect_shows_rows_as_the_model_reads_them(folder: Path, trained: Path) -> None:
+    def rows(*words: str) -> list[dict[str, Any]]:
+        done = CliRunner().invoke(build_app("inspect"), ["inspect", *words, "--json"])
+        assert done.exit_code == 0, done.output
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    *sample, summary = rows(str(trained.parent))
+    assert [row["kind"] for row in sample] == ["text"] * 4 + ["audio out"] * 5
+    assert sample[4]["codes"] == ["1", "1"] and sample[8]["codes"] == ["EOS"]
+    assert {item["kind"]: item["targets"] for item in summary["summary"]} == {"text": 0, "audio out": 9}
+    *pair, summary = rows(str(folder / "pairs"), "--tokenizer", str(folder / "model"))
+    assert [row["answer"] for row in pair] == [None] * 4 + [0] * 5 + [1] * 10
+    assert summary["compared"] == [0, 1]
+
+
 def test_plan_counts_the_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from toy_talker.model import load_talker
 
