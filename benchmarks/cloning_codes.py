@@ -64,9 +64,13 @@ def write_codes(folder: Path, like: Path, kind: RandomCodes) -> None:
         words = random.choice(vocabulary, kind.num_spoken).tolist()
         reference_words = [] if by_heart else list(codes)
         messages = [
-            *([Message(role="system", content=_after_words(reference_words))] if reference_words else []),
+            *(
+                [Message(role="system", content=_interleave_words(reference_words))]
+                if reference_words
+                else []
+            ),
             Message(role="user", content=[TextPart(text=f" {' '.join(words)}")]),
-            Message(role="assistant", content=_after_words(words)),
+            Message(role="assistant", content=_interleave_words(words)),
         ]
         metadata = {"split": "test" if number < HELD_OUT else "train", "speaker": str(number)}
         sample = Sample(id=str(number), messages=messages, task="clone", metadata=metadata)
@@ -79,7 +83,7 @@ def _length(random: np.random.Generator, shortest: int, longest: int) -> int:
     return round(float(np.exp(random.uniform(np.log(shortest), np.log(longest)))))
 
 
-def _after_words(words: list[str]) -> list[TextPart | AudioPart]:
+def _interleave_words(words: list[str]) -> list[TextPart | AudioPart]:
     return [
         content_part
         for word in words

@@ -121,7 +121,7 @@ def write_group(folder: Path, name: str, recordings: Sequence[Path]) -> None:
     """The group of a real speaker: `segments.jsonl` and the recordings that it names; what is there is kept."""
     if (folder / "segments.jsonl").exists():
         return
-    takes = [_read(path) for path in recordings]
+    takes = [_read_take(path) for path in recordings]
     train = [take for take in takes if take.number >= TEST_TAKES]
     test = [take for take in takes if take.number < TEST_TAKES]
     random = np.random.default_rng([0, *name.encode()])
@@ -177,7 +177,7 @@ def write_speech(data: Path, folder: Path, bar: Progress) -> None:
 # Private
 
 
-def _read(path: Path) -> Take:
+def _read_take(path: Path) -> Take:
     """A take of the spoken digit dataset: `digit_speaker_number.wav`."""
     digit, _, number = path.stem.split("_")
     return Take(WORDS[int(digit)], int(number), load(path, sample_rate=SAMPLE_RATE).samples_CN[0].numpy())
@@ -224,8 +224,8 @@ def _write(
 ) -> dict[str, Any]:
     """A reference, which has these sounds in their order, and an utterance of some of its words."""
     reference_path, utterance_path = (folder / "audio" / f"{name}{which}.wav" for which in ("_reference", ""))
-    _save(reference_path, sounds.values())
-    _save(utterance_path, [sounds[word] for word in words])
+    _save_sounds(reference_path, sounds.values())
+    _save_sounds(utterance_path, [sounds[word] for word in words])
     ends = [end / SAMPLE_RATE for end in itertools.accumulate(map(len, sounds.values()))]
     audio_part = {"type": "audio", "path": str(reference_path.resolve())}
     parts = {
@@ -239,16 +239,16 @@ def _write(
         "end_s": sum(len(sounds[word]) for word in words) / SAMPLE_RATE,
         "speaker": voice,
         "text": " ".join(words),
-        "reference": _after_words(sounds, parts),
-        "spoken": _after_words(words, parts),
+        "reference": _place_recordings(sounds, parts),
+        "spoken": _place_recordings(words, parts),
     }
 
 
-def _save(path: Path, sounds: Iterable[Sound]) -> None:
+def _save_sounds(path: Path, sounds: Iterable[Sound]) -> None:
     save(path, torch.from_numpy(np.concatenate(list(sounds)))[None], SAMPLE_RATE)
 
 
-def _after_words(words: Iterable[str], recordings: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def _place_recordings(words: Iterable[str], recordings: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """The recording of each word after it, as a message holds them."""
     return [
         content_part

@@ -175,8 +175,8 @@ def report_methods(
             for stage, seed in zip(stages, seeds, strict=True)
         ]
         spent = [row["cpu_seconds"] for row in figures]
-        table.add_row(method, f"{_mean(right):.3f}", f"{_mean(ordered):.3f}" if ordered else "",
-                      f"{_mean(words):.2f}", f"{_mean(spent):.0f}")  # fmt: skip
+        table.add_row(method, f"{_mean_value(right):.3f}", f"{_mean_value(ordered):.3f}" if ordered else "",
+                      f"{_mean_value(words):.2f}", f"{_mean_value(spent):.0f}")  # fmt: skip
         print_case(f"{method}: answers right", right, None, BENCH)
         if ordered:
             print_case(f"{method}: held-out pairs ordered right", ordered, None, BENCH)
@@ -206,8 +206,8 @@ def report_lengths(
         fewer = [
             dpo - after for after, dpo in zip(words[method], words.get("dpo", words[method]), strict=True)
         ]
-        table.add_row(method, f"{_mean(words[method]):.2f}", f"{_mean(grown):+.2f}", f"{_mean(fewer):+.2f}",
-                      f"{_mean(right):.3f}")  # fmt: skip
+        table.add_row(method, f"{_mean_value(words[method]):.2f}", f"{_mean_value(grown):+.2f}",
+                      f"{_mean_value(fewer):+.2f}", f"{_mean_value(right):.3f}")  # fmt: skip
         print_case(f"length, {method}: words of an answer", words[method], None, BENCH, "words")
         print_case(f"length, {method}: answers right", right, None, BENCH)
         if method != "worded":
@@ -225,7 +225,7 @@ def mean_words(model: Path, questions: Sequence[AskedRecording], seed: int) -> f
         for recording in questions
     ]
     answers = [sampler.sample(sample, [0], sampling)[0] for sample in prompts]
-    return _mean([len(answer.split()) for answer in answers])
+    return _mean_value([len(answer.split()) for answer in answers])
 
 
 # ------------------------------------------------------------------------------------------------ private
@@ -249,7 +249,7 @@ def _long_pair(record: AskedRecording, dice: random.Random) -> Sample:
     )
 
 
-def _mean(values: Sequence[float]) -> float:
+def _mean_value(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 

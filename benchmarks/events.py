@@ -95,8 +95,8 @@ def compare(model: Path, clips: list[Path]) -> None:
         ours[name].append(any(tag["label"] in CLASSES[name] for tag in tags))
         plain[name].append(bool(CLASSES[name] & set(first_by_mean(tagger, samples_N))))
     for name in CLASSES:
-        _print(name, ours[name], plain[name])
-    _print("all classes", list(chain(*ours.values())), list(chain(*plain.values())))
+        _print_event_share(name, ours[name], plain[name])
+    _print_event_share("all classes", list(chain(*ours.values())), list(chain(*plain.values())))
     print(json.dumps({"bench": "events", "case": "cost", "ours": round(cpu_s / heard_s, 5), "peer": None,
                       "ratio": None, "unit": "CPU-s per audio-s"}))  # fmt: skip
 
@@ -112,7 +112,7 @@ def first_by_mean(tagger: TfliteTagger, samples_N: np.ndarray) -> list[str]:
     return [tagged.labels[place] for place in order[:TOP]]
 
 
-def _print(case: str, ours: list[bool], plain: list[bool]) -> None:
+def _print_event_share(case: str, ours: list[bool], plain: list[bool]) -> None:
     if not ours:
         return
     right, peer = share(ours), share(plain)

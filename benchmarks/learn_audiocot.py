@@ -117,13 +117,15 @@ def main() -> None:
     of_data = [
         override for override in arguments.overrides if override.split(".")[0] in ("scenes", "audiocot")
     ]
-    _run({"name": folder.name, "stages": first_stages}, folder, of_data, console)
+    _run_audiocot_recipe({"name": folder.name, "stages": first_stages}, folder, of_data, console)
     write_captions(folder)
     stages = [
         *first_stages,
         *(stage for seed in seeds for stage in writer_stages(seed, folder.resolve(), arguments.smoke)),
     ]
-    _run({"name": folder.name, "stages": [*stages, {"report": {}}]}, folder, arguments.overrides, console)
+    _run_audiocot_recipe(
+        {"name": folder.name, "stages": [*stages, {"report": {}}]}, folder, arguments.overrides, console
+    )
     report_answers(folder, seeds)
     flow = _flow_folder(arguments.flow, folder, arguments.smoke)
     if flow is None:
@@ -134,7 +136,9 @@ def main() -> None:
     stages += [
         stage for seed in seeds for stage in sound_stages(seed, folder.resolve(), flow, arguments.smoke)
     ]
-    _run({"name": folder.name, "stages": [*stages, {"report": {}}]}, folder, arguments.overrides, console)
+    _run_audiocot_recipe(
+        {"name": folder.name, "stages": [*stages, {"report": {}}]}, folder, arguments.overrides, console
+    )
     judge = _judge(data, folder)
     report_sounds(folder, seeds, judge)
     generator = SoundGenerator.load(*_flow_model(flow, seeds[0], arguments.smoke, folder))
@@ -209,7 +213,10 @@ def writer_stages(seed: int, folder: Path, smoke: bool) -> list[dict[str, Any]]:
         ]
         if name == "writer":
             stages += [
-                {"name": _stage(control, seed), "evaluate_thoughts": {**ask, **OF_CONTROLS, **changes}}
+                {
+                    "name": _audiocot_stage_name(control, seed),
+                    "evaluate_thoughts": {**ask, **OF_CONTROLS, **changes},
+                }
                 for control, changes in CONTROLS.items()
             ]
     return stages
@@ -244,7 +251,7 @@ def sound_stages(seed: int, folder: Path, flow: Path, smoke: bool) -> list[dict[
             "seed": seed,
             **(SMOKE["making"] if smoke else {}),
         }
-        stages.append({"name": _stage(mode, seed), "generate_sound": make})
+        stages.append({"name": _audiocot_stage_name(mode, seed), "generate_sound": make})
     return stages
 
 
@@ -275,7 +282,7 @@ def write_captions(folder: Path) -> None:
     }
     for name, samples in {"captions.jsonl": caption_questions, **kinds}.items():
         rows = [sample.model_dump_json() for sample in samples]
-        learn_flow._keep(folder / name, "\n".join(rows) + "\n")
+        learn_flow._write_if_changed(folder / name, "\n".join(rows) + "\n")
 
 
 def write_conditions(folder: Path, seed: int) -> None:
@@ -291,7 +298,7 @@ def write_conditions(folder: Path, seed: int) -> None:
         scene = scenes[clip]
         facts = {**scene.metadata, "thought": prose or scene.metadata["caption"]}
         rows.append(scene.model_copy(update={"metadata": facts}).model_dump_json())
-    learn_flow._keep(folder / f"written_{seed}.jsonl", "\n".join(rows) + "\n")
+    learn_flow._write_if_changed(folder / f"written_{seed}.jsonl", "\n".join(rows) + "\n")
 
 
 def scenes_of_clips(folder: Path) -> dict[str, Sample]:
@@ -310,7 +317,7 @@ def report_answers(folder: Path, seeds: Sequence[int]) -> None:
     """A line for each measure of each kind of question, by the writer, its controls, and the one of captions."""
     for system in ("writer asked", *CONTROLS, "captions asked"):
         tables = [
-            json.loads((folder / _stage(system, seed) / "results.json").read_text())["tables"]
+            json.loads((folder / _audiocot_stage_name(system, seed) / "results.json").read_text())["tables"]
             for seed in seeds
         ]
         for kind, table in tables[0].items():
@@ -318,7 +325,7 @@ def report_answers(folder: Path, seeds: Sequence[int]) -> None:
                 values = [figures[kind][measure]["accuracy"] for figures in tables]
                 present = [value for value in values if value is not None]
                 bar = BARS.get((kind, measure)) if system == "writer asked" else None
-                _line(f"{system}: {kind}: {measure}", present, bar)
+                _print_audiocot_line(f"{system}: {kind}: {measure}", present, bar)
 
 
 def report_sounds(folder: Path, seeds: Sequence[int], judge: ClipClassifier) -> None:
@@ -326,12 +333,16 @@ def report_sounds(folder: Path, seeds: Sequence[int], judge: ClipClassifier) -> 
     true: dict[str, float] = {}
     for mode in WAYS:
         figures = [
-            learn_flow.figures_of(read_generated(folder / _stage(mode, seed) / "generated.jsonl"), judge)
+            learn_flow.figures_of(
+                read_generated(folder / _audiocot_stage_name(mode, seed) / "generated.jsonl"), judge
+            )
             for seed in seeds
         ]
         for name in figures[0].values:
             values = [row.values[name] for row in figures]
-            _line(f"sounds by {mode}: {name}", values, true.get(name) if mode == "written CoT" else None)
+            _print_audiocot_line(
+                f"sounds by {mode}: {name}", values, true.get(name) if mode == "written CoT" else None
+            )
             if mode == "true CoT":
                 true[name] = float(np.nanmean(values)) if not np.isnan(values).all() else 0.0
 
@@ -352,14 +363,14 @@ def report_edits(
             by_operation.setdefault(edit.operation, []).append(bool(row.get(DONE)))
         if rows:
             untouched.append(sum(bool(row[UNTOUCHED]) for row in rows) / len(rows))
-    _line("edits in plain words: done", done, 0.6)
+    _print_audiocot_line("edits in plain words: done", done, 0.6)
     for operation, outcomes in by_operation.items():
-        _line(
+        _print_audiocot_line(
             f"edits in plain words: {operation}: done, of those that were carried out",
             [float(np.mean(outcomes))],
             None,
         )
-    _line("edits in plain words: the rest of the track is unchanged", untouched, 1.0)
+    _print_audiocot_line("edits in plain words: the rest of the track is unchanged", untouched, 1.0)
 
 
 def carry_out_edits(folder: Path, seed: int, generator: SoundGenerator, steps: int) -> tuple[list[Any], int]:
@@ -500,18 +511,20 @@ def _judge(data: Path | None, folder: Path) -> ClipClassifier:
     return event_judge(folder / "scenes" / "scenes.jsonl", folder / "judge", 10)[0]
 
 
-def _stage(mode: str, seed: int) -> str:
+def _audiocot_stage_name(mode: str, seed: int) -> str:
     return f"{mode.replace(' ', '_').lower()}_{seed}"
 
 
-def _run(recipe: Mapping[str, Any], folder: Path, overrides: Sequence[str], console: Console) -> None:
+def _run_audiocot_recipe(
+    recipe: Mapping[str, Any], folder: Path, overrides: Sequence[str], console: Console
+) -> None:
     path = folder / "recipe.yaml"
     full_recipe = {"size": "tiny", "seed": 0, **recipe}
     path.write_text(yaml.safe_dump(full_recipe, sort_keys=False), encoding="utf-8")
     run_recipe(load_recipe(path, list(overrides), name=folder.name, runs=folder.parent), console)
 
 
-def _line(case: str, values: Sequence[float], bar: float | None) -> None:
+def _print_audiocot_line(case: str, values: Sequence[float], bar: float | None) -> None:
     """Print the mean over seeds with its interval, and its ratio to what is asked for."""
     present = [value for value in values if not np.isnan(value)]
     if not present:

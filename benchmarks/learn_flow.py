@@ -119,13 +119,13 @@ def main() -> None:
     full_recipe = recipe_of(arguments.data.resolve(), arguments.seeds, folder.resolve(), arguments.controls)
     composing = {**full_recipe, "stages": full_recipe["stages"][:1]}
     of_scenes = [override for override in arguments.overrides if override.startswith("scenes.")]
-    _run(composing, folder, of_scenes, console)
+    _run_flow_recipe(composing, folder, of_scenes, console)
     samples = [
         s for s in read_samples(folder / "scenes" / "scenes.jsonl")[0] if s.metadata["split"] == "test"
     ]
     rows = [sample.model_dump_json() for sample in exchanged(samples)]
-    _keep(folder / "exchanged.jsonl", "\n".join(rows) + "\n")
-    _run(full_recipe, folder, arguments.overrides, console)
+    _write_if_changed(folder / "exchanged.jsonl", "\n".join(rows) + "\n")
+    _run_flow_recipe(full_recipe, folder, arguments.overrides, console)
     report(folder, arguments.data, arguments.seeds, samples, arguments.controls)
 
 
@@ -168,22 +168,32 @@ def recipe_of(data: Path, seeds: Sequence[int], folder: Path, controls: bool) ->
         for mode in (*WAYS, EXCHANGED):
             source = str(folder / "exchanged.jsonl") if mode == EXCHANGED else "${scenes.samples}"
             make = {"samples": source, "max_samples": TEST_SCENES, "conditions": WAYS.get(mode)}
-            stages.append(_making(_stage(mode, seed), f"flow_{seed}", seed, SAMPLING["guidance"], make))
+            stages.append(
+                _making(_flow_stage_name(mode, seed), f"flow_{seed}", seed, SAMPLING["guidance"], make)
+            )
     first = seeds[0]
     for scale in SCALES:
         make = {
             "samples": "${scenes.samples}", "max_samples": SWEPT_SCENES, "conditions": WAYS["CoT"], "takes": 2,
         }  # fmt: skip
-        stages.append(_making(_stage(f"guidance {scale:g}", first), f"flow_{first}", first, scale, make))
+        stages.append(
+            _making(_flow_stage_name(f"guidance {scale:g}", first), f"flow_{first}", first, scale, make)
+        )
     for name, changes in CONTROLS.items() if controls else ():
-        stages += _model_stages(_stage(name, first), first, changes)
+        stages += _model_stages(_flow_stage_name(name, first), first, changes)
         make = {
             "samples": "${scenes.samples}",
             "max_samples": TEST_SCENES,
             "conditions": WAYS["video and CoT"],
         }
         stages.append(
-            _making(f"{_stage(name, first)}_sounds", _stage(name, first), first, SAMPLING["guidance"], make)
+            _making(
+                f"{_flow_stage_name(name, first)}_sounds",
+                _flow_stage_name(name, first),
+                first,
+                SAMPLING["guidance"],
+                make,
+            )
         )
     return {"name": "learn_flow", "size": "tiny", "seed": 0, "stages": [*stages, {"report": {}}]}
 
@@ -241,7 +251,7 @@ def exchanged(samples: Sequence[Sample]) -> list[Sample]:
 def report(folder: Path, data: Path, seeds: Sequence[int], samples: Sequence[Sample], controls: bool) -> None:
     """A JSON line for each figure: its mean over seeds with its interval, beside the ceiling."""
     judge, accuracy = real_judge(data, folder)
-    _line("judge on real recordings", [accuracy], None)
+    _print_flow_line("judge on real recordings", [accuracy], None)
     training = [
         Path(s.audio_parts()[-1].path)
         for s in read_samples(folder / "scenes" / "scenes.jsonl")[0]
@@ -251,24 +261,26 @@ def report(folder: Path, data: Path, seeds: Sequence[int], samples: Sequence[Sam
     real = figures_of(_real(samples, folder, None), judge)
     ceiling = figures_of(_real(samples, folder, generator), judge, training)
     for name, value in ceiling.values.items():
-        _line(f"real scenes through the autoencoder: {name}", [value], real.values.get(name))
+        _print_flow_line(f"real scenes through the autoencoder: {name}", [value], real.values.get(name))
     chance = figures_of(_moved(read_generated(folder / "through_vae.jsonl")), judge)
     for name, value in chance.values.items():
-        _line(f"real sounds of the next scene: {name}", [value], ceiling.values[name])
+        _print_flow_line(f"real sounds of the next scene: {name}", [value], ceiling.values[name])
     for mode in (*WAYS, EXCHANGED):
         references = training if mode == "video and CoT" else []
         figures = [
-            figures_of(read_generated(folder / _stage(mode, seed) / "generated.jsonl"), judge, references)
+            figures_of(
+                read_generated(folder / _flow_stage_name(mode, seed) / "generated.jsonl"), judge, references
+            )
             for seed in seeds
         ]
         for name in figures[0].values:
-            _line(f"{mode}: {name}", [row.values[name] for row in figures], ceiling.values[name])
+            _print_flow_line(f"{mode}: {name}", [row.values[name] for row in figures], ceiling.values[name])
     _report_edits("edit", [folder / f"edits_flow_{seed}" for seed in seeds], judge)
     for name in CONTROLS if controls else ():
-        stage = _stage(name, seeds[0])
+        stage = _flow_stage_name(name, seeds[0])
         control = figures_of(read_generated(folder / f"{stage}_sounds" / "generated.jsonl"), judge)
         for measure, value in control.values.items():
-            _line(f"{name}: {measure}", [value], ceiling.values[measure])
+            _print_flow_line(f"{name}: {measure}", [value], ceiling.values[measure])
         _report_edits(f"{name}, edit", [folder / f"edits_{stage}"], judge)
     _sweep(folder, seeds[0], judge)
 
@@ -282,7 +294,7 @@ def _report_edits(title: str, folders: Sequence[Path], judge: ClipClassifier) ->
         for measure, table in results[0][case].items():
             if table["n"]:
                 values = [result[case][measure]["accuracy"] for result in results]
-                _line(f"{title}: {case}: {measure}", values, None)
+                _print_flow_line(f"{title}: {case}: {measure}", values, None)
 
 
 def _sweep(folder: Path, seed: int, judge: ClipClassifier) -> None:
@@ -291,15 +303,15 @@ def _sweep(folder: Path, seed: int, judge: ClipClassifier) -> None:
 
     space, recognized, diversity = ClassSpace(OwnClasses(judge)), [], []
     for scale in SCALES:
-        sounds = read_generated(folder / _stage(f"guidance {scale:g}", seed) / "generated.jsonl")
+        sounds = read_generated(folder / _flow_stage_name(f"guidance {scale:g}", seed) / "generated.jsonl")
         recognized.append(figures_of(sounds, judge).values["events recognized"])
         places: dict[str, list[Any]] = {}
         for sound in sounds:
             places.setdefault(sound.id, []).append(space.embed(load(sound.path)))
         gaps = [np.linalg.norm(takes[0] - takes[1]) for takes in places.values() if len(takes) == 2]
         diversity.append(float(np.mean(gaps)))
-        _line(f"guidance {scale:g}, CoT: events recognized", [recognized[-1]], None)
-        _line(f"guidance {scale:g}, CoT: distance of two takes", [diversity[-1]], None)
+        _print_flow_line(f"guidance {scale:g}, CoT: events recognized", [recognized[-1]], None)
+        _print_flow_line(f"guidance {scale:g}, CoT: distance of two takes", [diversity[-1]], None)
     figure = Figure(figsize=(5, 3), layout="constrained")
     axes = figure.add_subplot()
     axes.plot(SCALES, recognized, "o-", label="events recognized")
@@ -343,8 +355,8 @@ def figures_of(
     return Figures(
         {
             "events recognized": result["recognized"]["accuracy"],
-            "onsets within 0.2 s": _mean(result, "onsets within 0.2 s"),
-            "heard onsets that were asked for": _mean(result, "heard onsets that were asked for"),
+            "onsets within 0.2 s": _mean_figure(result, "onsets within 0.2 s"),
+            "heard onsets that were asked for": _mean_figure(result, "heard onsets that were asked for"),
             "order of two": float(np.mean(orders)) if orders else float("nan"),
             **({near: float(result["whole"][near])} if training else {}),
         }
@@ -376,13 +388,15 @@ def right_order(sound: GeneratedSound, classes: OwnClasses) -> bool | None:
 # ------------------------------------------------------------------------------------------------ private
 
 
-def _run(recipe: Mapping[str, Any], folder: Path, overrides: Sequence[str], console: Console) -> None:
+def _run_flow_recipe(
+    recipe: Mapping[str, Any], folder: Path, overrides: Sequence[str], console: Console
+) -> None:
     path = folder / "recipe.yaml"
-    _keep(path, yaml.safe_dump(dict(recipe), sort_keys=False))
+    _write_if_changed(path, yaml.safe_dump(dict(recipe), sort_keys=False))
     run_recipe(load_recipe(path, list(overrides), name=folder.name, runs=folder.parent), console)
 
 
-def _keep(path: Path, text: str) -> None:
+def _write_if_changed(path: Path, text: str) -> None:
     """Write it if it is new: stages that read a file that was written again start afresh."""
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")
@@ -414,16 +428,16 @@ def _real(samples: Sequence[Sample], folder: Path, generator: SoundGenerator | N
     return read_generated(listing)
 
 
-def _stage(mode: str, seed: int) -> str:
+def _flow_stage_name(mode: str, seed: int) -> str:
     return f"{mode.replace(' ', '_').lower()}_{seed}"
 
 
-def _mean(result: Mapping[str, Any], name: str) -> float:
+def _mean_figure(result: Mapping[str, Any], name: str) -> float:
     mean = result["measures"].get(name, {}).get("mean")
     return float("nan") if mean is None else float(mean)
 
 
-def _line(case: str, values: Sequence[float], ceiling: float | None) -> None:
+def _print_flow_line(case: str, values: Sequence[float], ceiling: float | None) -> None:
     mean = float(np.mean(values))
     if np.isnan(mean):
         print(json.dumps({"bench": "learn_flow", "case": case, "ours": None, "unit": "n/a: no such scene"}))

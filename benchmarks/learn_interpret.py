@@ -208,8 +208,10 @@ def recipe_of(name: str, seeds: Sequence[int], sizes: dict[str, Any]) -> dict[st
         {"compose_talks": talks},
         {"compose": clips},
         {"train_tokenizer": {"audio": "${compose.samples}", **TOKENIZER, **sizes.get("tokenizer", {})}},
-        *_streams("late", "compose_talks", LAG, codec),
-        *_streams("punctual", "compose_talks", (0, 0), codec, {"codes_from": "${late_codes.shards}"}),
+        *_compose_text_streams("late", "compose_talks", LAG, codec),
+        *_compose_text_streams(
+            "punctual", "compose_talks", (0, 0), codec, {"codes_from": "${late_codes.shards}"}
+        ),
         *_hearing_stages(codec, sizes),
     ]
     for seed in seeds:
@@ -217,7 +219,7 @@ def recipe_of(name: str, seeds: Sequence[int], sizes: dict[str, Any]) -> dict[st
     return {"name": name, "size": "tiny", "seed": 0, "stages": stages}
 
 
-def _streams(
+def _compose_text_streams(
     name: str, talks: str, lag: tuple[int, int], codec: str, encoded: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
     """The streams of talks with references of a lag, and their codes.
@@ -260,7 +262,7 @@ def _hearing_stages(codec: str, sizes: dict[str, Any]) -> list[dict[str, Any]]:
         {"name": "word_codes", "tokenize": codes},
         {"name": "digits", "train": {**digits, "shards": shards}},
         {"name": "short_talks", "compose_talks": talks},
-        *_streams("short", "short_talks", (0, 0), codec),
+        *_compose_text_streams("short", "short_talks", (0, 0), codec),
         {"name": "hearing", "train": {**hearing, "shards": talks_of}},
     ]
 
@@ -339,7 +341,7 @@ def report(folder: Path, seeds: Sequence[int], biases: Sequence[float]) -> None:
     curve = [[figures_of(folder / f"bias_{place}_{seed}") for seed in seeds] for place in range(len(biases))]
     for bias, figures in zip(biases, curve, strict=True):
         rows[f"start, silence {bias:+g}"] = figures
-    _print_table(rows)
+    _print_interpret_table(rows)
     for line in bars(rows, curve, [kl_shares(folder, seed) for seed in seeds]):
         print(json.dumps(line))
     points = [
@@ -387,7 +389,9 @@ def bars(
         after_rows = rows[f"{variant}, greedy"]
         shares = [after["AL"] / before["AL"] for before, after in zip(start, after_rows, strict=True)]
         gained = [after["chrF"] - before["chrF"] for before, after in zip(start, after_rows, strict=True)]
-        line = _line(f"{variant}: AL against the start", after_rows, start, "AL", "s (peer: the start)")
+        line = _build_interpret_line(
+            f"{variant}: AL against the start", after_rows, start, "AL", "s (peer: the start)"
+        )
         line |= {"fewer": interval([1 - share for share in shares]), "chrF_gained": interval(gained)}
         met = statistics.mean(shares) <= 1 - FASTER and statistics.mean(gained) >= -WORSE
         lines.append(line | {"met": met} if variant == "two stages" else line)
@@ -437,13 +441,15 @@ def interval(values: Sequence[float]) -> dict[str, float]:
     return {"mean": round(mean, 4), "low": round(mean - half, 4), "high": round(mean + half, 4)}
 
 
-def _line(case: str, our_rows: Sequence[Any], peer: Sequence[Any], key: str, unit: str) -> dict[str, Any]:
+def _build_interpret_line(
+    case: str, our_rows: Sequence[Any], peer: Sequence[Any], key: str, unit: str
+) -> dict[str, Any]:
     ours, theirs = (statistics.mean(row[key] for row in rows) for rows in (our_rows, peer))
     values = {"ours": round(ours, 3), "peer": round(theirs, 3), "ratio": round(theirs / ours, 3)}
     return {"bench": NAME, "case": case, **values, "unit": unit}
 
 
-def _print_table(rows: dict[str, list[dict[str, float]]]) -> None:
+def _print_interpret_table(rows: dict[str, list[dict[str, float]]]) -> None:
     table = Table("", "AL, s", "LAAL, s", "chrF", "groups right", title="Held-out streams, mean over seeds")
     for case, case_rows in rows.items():
         cells = []

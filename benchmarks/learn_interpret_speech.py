@@ -261,15 +261,15 @@ def model_stages(codec_at: Path, seed: int, sizes: dict[str, Any]) -> list[dict[
     return [
         {"name": "words", "compose": words},
         {"name": "word_codes", "tokenize": {"samples": "${words.samples}", "codec": codec, "encodings": 1}},
-        *_streams("short", "short_talks", codec),
-        *_streams("stream", "talks", codec),
+        *_compose_speech_streams("short", "short_talks", codec),
+        *_compose_speech_streams("stream", "talks", codec),
         {"name": "voices", "train": {**voices, **VOICES, **sizes.get("voices", {})}},
         {"name": "groups", "train": {**groups, **GROUPS_ALONE, **sizes.get("groups", {})}},
         {"name": "sft", "train": {**interprets, **SFT, **sizes.get("sft", {})}},
     ]
 
 
-def _streams(name: str, talks: str, codec: str) -> list[dict[str, Any]]:
+def _compose_speech_streams(name: str, talks: str, codec: str) -> list[dict[str, Any]]:
     """The streams of talks, and their codes."""
     streams = {"recordings": f"${{here}}/spoken_{talks}.jsonl", "chunk_s": CHUNK_S, "instruction": ""}
     shards = {"samples": f"${{{name}s.streams}}", "codec": codec, "encodings": 1}
@@ -397,14 +397,17 @@ def scores_of(streams: Sequence[SpokenStream], judges: Judges, folder: Path) -> 
         "exchanged": digits_right(digits, [*truth[1:], truth[0]]),
         "voice": sum(voices) / max(1, len(voices)),
         "said": len(voices) / sum(map(len, truth)),
-        **{name: _mean([latency[name] for latency in latencies]) / 1000 for name in ("LAAL", "ATD")},
+        **{
+            name: _mean_of_numbers([latency[name] for latency in latencies]) / 1000
+            for name in ("LAAL", "ATD")
+        },
         "gaps": len(gaps) / len(outputs),
-        "gap_s": _mean(gaps) / 1000,
+        "gap_s": _mean_of_numbers(gaps) / 1000,
         "empty": sum(not output.delays for output in outputs),
     }
 
 
-def _mean(values: Sequence[float | str]) -> float:
+def _mean_of_numbers(values: Sequence[float | str]) -> float:
     """Mean of the numbers among values; 0 without any."""
     return statistics.mean([value for value in values if not isinstance(value, str)] or [0.0])
 
@@ -440,7 +443,7 @@ def report(
         name: scores_of(streams, judges, out / name.split(",")[-1].strip().replace(" ", "_"))
         for name, streams in systems.items()
     }
-    _print_table(scores)
+    _print_speech_table(scores)
     real = real_accuracy(segments, judges)
     for line in bars(scores["the model"], real):
         print(json.dumps(line))
@@ -474,7 +477,7 @@ def bars(scores: Mapping[str, float], real: float) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _print_table(scores: Mapping[str, Mapping[str, float]]) -> None:
+def _print_speech_table(scores: Mapping[str, Mapping[str, float]]) -> None:
     shares = {"digits right": "digits", "exchanged": "exchanged", "voice": "voice", "said / asked": "said"}
     times = {"LAAL, s": "LAAL", "ATD, s": "ATD", "gaps per stream": "gaps", "mean gap, s": "gap_s"}
     table = Table("", *shares, *times, "empty", title="Held-out streams, answered in speech")

@@ -147,7 +147,7 @@ def _run_case(name: str, case: Case, place: str, options: argparse.Namespace) ->
     for seed in seeds:
         with _busy_process() if place == "busy" else nullcontext():
             outcomes.append(_outcome(case, seed, f"{name}-{place}-{seed}", place, options))
-    print(json.dumps(_line(f"{name}, {place}", case, outcomes)), flush=True)
+    print(json.dumps(_build_recipe_line(f"{name}, {place}", case, outcomes)), flush=True)
     return not case.must_gain or _change(outcomes)["low"] > 0
 
 
@@ -158,7 +158,9 @@ def _outcome(case: Case, seed: int, run: str, place: str, options: argparse.Name
     command = [sys.executable, "-m", "audiollm.commands.cli", "run", str(RECIPES / case.recipe)]
     command += ["--name", run, "--runs", str(options.runs), f"seed={seed}"]
     if place == "digits":
-        command += [f"{key}={value}" for key, value in {**DIGITS, "audio": str(_digits(options))}.items()]
+        command += [
+            f"{key}={value}" for key, value in {**DIGITS, "audio": str(_find_digits(options))}.items()
+        ]
         command += ["phrases=" + str(_phrases(options.runs))] if case.recipe.startswith("interpret") else []
     print(f"{time.strftime('%H:%M')} {run}", file=sys.stderr, flush=True)
     with (options.runs / f"{run}.log").open("w") as log:
@@ -176,7 +178,7 @@ def _outcome(case: Case, seed: int, run: str, place: str, options: argparse.Name
     )
 
 
-def _line(label: str, case: Case, outcomes: Sequence[Outcome]) -> dict[str, object]:
+def _build_recipe_line(label: str, case: Case, outcomes: Sequence[Outcome]) -> dict[str, object]:
     """The line of a case: mean scores over all seeds, and the change of the items with its interval."""
     after = statistics.fmean(value for outcome in outcomes for value in outcome.after.values())
     line: dict[str, object] = {"bench": "learn_recipes", "case": label, "ours": round(after, 4)}
@@ -202,7 +204,7 @@ def _change(outcomes: Sequence[Outcome]) -> dict[str, float]:
     return mean_of_normal([value for outcome in outcomes for value in outcome.changes])
 
 
-def _digits(options: argparse.Namespace) -> Path:
+def _find_digits(options: argparse.Namespace) -> Path:
     """A folder with the recordings that are used."""
     folder: Path = (options.runs / "digits").resolve()
     folder.mkdir(parents=True, exist_ok=True)

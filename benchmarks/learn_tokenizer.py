@@ -62,7 +62,7 @@ CPU = torch.device("cpu")
 
 
 def main() -> None:
-    arguments = _arguments()
+    arguments = _parse_tokenizer_arguments()
     if not arguments.data.is_dir():
         raise SystemExit(
             f"no data in {arguments.data}: give the folder of real recordings with --data (DATA= in make)"
@@ -76,7 +76,7 @@ def main() -> None:
     if arguments.side:
         train_side(arguments.side, recordings, out / arguments.side, arguments.minutes, console)
     else:
-        rows = {side: _scored(side, recordings, out / side, console) for side in SIDES}
+        rows = {side: _score_tokenizer(side, recordings, out / side, console) for side in SIDES}
         report(rows, arguments.minutes, console)
         _tell_alarms(out, console)
 
@@ -154,7 +154,7 @@ def train_side(
     started = time.process_time()
     task.refit_codebooks()
     figures["cpu_seconds"] += time.process_time() - started
-    _save(model, folder / "weights")
+    _save_side(model, folder / "weights")
     write_json(done, {"minutes": minutes, "teacher_cpu_seconds": teacher_s, **figures})
 
 
@@ -187,7 +187,7 @@ def _family(side: str) -> str:
     return side.partition("-")[0]
 
 
-def _save(model: AudioTokenizer | EncodecBaseline, folder: Path) -> None:
+def _save_side(model: AudioTokenizer | EncodecBaseline, folder: Path) -> None:
     if isinstance(model, AudioTokenizer):
         model.save_pretrained(folder)
     else:
@@ -198,7 +198,7 @@ def _save(model: AudioTokenizer | EncodecBaseline, folder: Path) -> None:
         )
 
 
-def _load(side: str, folder: Path) -> AudioTokenizer | EncodecBaseline:
+def _load_side(side: str, folder: Path) -> AudioTokenizer | EncodecBaseline:
     if side.startswith("native"):
         return AudioTokenizer.from_pretrained(folder)
     model = build(side, 0)
@@ -206,12 +206,14 @@ def _load(side: str, folder: Path) -> AudioTokenizer | EncodecBaseline:
     return model.eval()
 
 
-def _scored(side: str, recordings: list[Recording], folder: Path, console: Console) -> dict[str, Any]:
+def _score_tokenizer(
+    side: str, recordings: list[Recording], folder: Path, console: Console
+) -> dict[str, Any]:
     """The scores of a trained side, computed once."""
     path, trained = folder / "scores.json", read_json(folder / "trained.json")
     if not path.exists() or read_json(path)["trained"] != trained:
         console.print(f"{side}: scoring")
-        model = _load(side, folder / "weights")
+        model = _load_side(side, folder / "weights")
         write_json(path, {"trained": trained, **score_side(model, recordings, console)})  # type: ignore[arg-type]
     scores: dict[str, Any] = read_json(path)
     return scores
@@ -264,7 +266,7 @@ def _cpu_minutes(row: dict[str, Any]) -> float:
     return float(trained["cpu_seconds"] + trained["teacher_cpu_seconds"]) / 60
 
 
-def _arguments() -> argparse.Namespace:
+def _parse_tokenizer_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -89,9 +89,9 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     segments, recipe = folder / "sounds.jsonl", folder / "recipe.yaml"
     rows = sound_segments(sounds, arguments.fold)
-    _keep(segments, "".join(json.dumps(row) + "\n" for row in rows))
-    _keep(folder / "tasks.yaml", yaml.safe_dump(TASKS, sort_keys=False))
-    _keep(recipe, yaml.safe_dump(recipe_of(digits, segments), sort_keys=False))
+    _write_changed_text(segments, "".join(json.dumps(row) + "\n" for row in rows))
+    _write_changed_text(folder / "tasks.yaml", yaml.safe_dump(TASKS, sort_keys=False))
+    _write_changed_text(recipe, yaml.safe_dump(recipe_of(digits, segments), sort_keys=False))
     console = Console(stderr=True)
     held_out = sum(row["split"] == "test" for row in rows)
     console.print(f"ESC-10: {len(rows)} clips here, {held_out} of fold {arguments.fold} held out")
@@ -175,7 +175,7 @@ def report(folder: Path, fold: int) -> None:
         name: (_read_answer_share(folder / f"{name}_hears_{name}", name), bar) for name, bar in BARS.items()
     }
     for name, (figures, bar) in alone.items():
-        print(json.dumps(_line(f"{_case(name, fold)}, alone", figures, bar, "the bar")))
+        print(json.dumps(_build_understanding_line(f"{_case(name, fold)}, alone", figures, bar, "the bar")))
     for name, (single, _) in alone.items():
         figures = _read_answer_share(folder / f"all_hears_{name}", name)
         print(json.dumps(_compared(_case(name, fold), figures, single["accuracy"])))
@@ -188,7 +188,7 @@ def report(folder: Path, fold: int) -> None:
 # ------------------------------------------------------------------------------------------------ private
 
 
-def _keep(path: Path, text: str) -> None:
+def _write_changed_text(path: Path, text: str) -> None:
     """Write it if it is new: stages that read a file that was written again start afresh."""
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")
@@ -245,11 +245,11 @@ def _case(task: str, fold: int) -> str:
 
 def _compared(case: str, figures: dict[str, Any], single: float) -> dict[str, Any]:
     lost = single - figures["accuracy"]
-    line = _line(f"{case}, beside the others", figures, single, "a model of this alone")
+    line = _build_understanding_line(f"{case}, beside the others", figures, single, "a model of this alone")
     return line | {"points_lost": round(100 * lost, 1), "kept": lost <= MOST_LOST}
 
 
-def _line(case: str, figures: dict[str, Any], peer: float, who: str) -> dict[str, Any]:
+def _build_understanding_line(case: str, figures: dict[str, Any], peer: float, who: str) -> dict[str, Any]:
     ours = figures["accuracy"]
     line = {"bench": "learn_understanding", "case": case, "ours": round(ours, 4), "peer": round(peer, 4)}
     line |= {"ratio": round(ours / peer, 3), "unit": f"share of {figures['n']} clips (peer: {who})"}

@@ -63,7 +63,7 @@ CPU = torch.device("cpu")
 
 
 def main() -> None:
-    arguments = _arguments()
+    arguments = _parse_vae_arguments()
     if not arguments.data.is_dir():
         raise SystemExit(
             f"no data in {arguments.data}: give the folder of real recordings with --data (DATA= in make)"
@@ -73,11 +73,11 @@ def main() -> None:
     recordings = read_recordings(arguments.data)
     if arguments.side:
         train_side(arguments.side, recordings, out / arguments.side, arguments.minutes, console)
-        _scored(out / arguments.side, recordings)
+        _score_vae(out / arguments.side, recordings)
         return
     for pair in (list(SIDES)[:2], list(SIDES)[2:]):
         _train_together(pair, arguments, out, console)
-    scores = {side: _scored(out / side, recordings) for side in SIDES}
+    scores = {side: _score_vae(out / side, recordings) for side in SIDES}
     report(scores, {side: read_json(out / side / "trained.json") for side in SIDES}, console)
 
 
@@ -125,7 +125,7 @@ def train_side(
     write_json(done, figures)
 
 
-def _scored(folder: Path, recordings: list[Recording]) -> dict[str, float]:
+def _score_vae(folder: Path, recordings: list[Recording]) -> dict[str, float]:
     """The scores of a trained side, computed once."""
     path = folder / "scores.json"
     if not path.exists():
@@ -203,7 +203,7 @@ def report(scores: dict[str, dict[str, float]], trained: dict[str, dict[str, Any
         print(json.dumps({**line, "unit": "score"}))
 
 
-def _arguments() -> argparse.Namespace:
+def _parse_vae_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -37,17 +37,22 @@ class Recording:
 
 def read_recordings(data: Path) -> list[Recording]:
     """Everything under the data folder that can be decoded, in a fixed order."""
-    recordings = [*_digits(data), *_sounds(data), *_speakers(data), *_read_other_recordings(data)]
+    recordings = [
+        *_read_digit_recordings(data),
+        *_read_sound_recordings(data),
+        *_speakers(data),
+        *_read_other_recordings(data),
+    ]
     return [piece for recording in recordings for piece in _pieces(recording)]
 
 
-def _digits(data: Path) -> Iterator[Recording]:
+def _read_digit_recordings(data: Path) -> Iterator[Recording]:
     for path in sorted((data / "fsdd").rglob("*_*_*.wav")):
         digit, _, take = path.stem.split("_")
         yield Recording(Clip(path, 0.0, None), "speech", int(take) < 5, "digit", digit)
 
 
-def _sounds(data: Path) -> Iterator[Recording]:
+def _read_sound_recordings(data: Path) -> Iterator[Recording]:
     for path in sorted((data / "esc10").rglob("*.ogg")):
         yield Recording(Clip(path, 0.0, None), "sound", path.name.startswith("1-"), "sound", path.parent.name)
 

@@ -143,8 +143,8 @@ def _voicing_metrics(
     }
     pauses_F = cache(lambda: quiet(tracks(False).samples_N, len(tracks(False).voiced_F)))
     of_pauses = {
-        "voiced share, pauses, original": lambda *_: _mean(tracks(False).voiced_F[pauses_F()]),
-        "voiced share, pauses": lambda *_: _mean(tracks(True).voiced_F[pauses_F()]),
+        "voiced share, pauses, original": lambda *_: _mean_of_pauses(tracks(False).voiced_F[pauses_F()]),
+        "voiced share, pauses": lambda *_: _mean_of_pauses(tracks(True).voiced_F[pauses_F()]),
     }
     of_one = {
         "periodicity 1 to 4 kHz, original": lambda *_: harmonicity(tracks(False)),
@@ -162,7 +162,7 @@ def quiet(samples_N: np.ndarray, frames: int) -> np.ndarray:
     return below_F
 
 
-def _mean(values_F: np.ndarray) -> float:
+def _mean_of_pauses(values_F: np.ndarray) -> float:
     """Raises: MetricError: there are no values."""
     if not len(values_F):
         raise MetricError("no pause")

@@ -40,10 +40,12 @@ def main() -> None:
         _write_sound(folder / "in.flac", arguments.minutes)
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             used_mb = pool.apply(through, (codec, folder))
-        _print("peak memory", used_mb, MEMORY_LIMIT_MB, MEMORY_LIMIT_MB / used_mb, "MB, limit as peer")
+        _print_long_audio_line(
+            "peak memory", used_mb, MEMORY_LIMIT_MB, MEMORY_LIMIT_MB / used_mb, "MB, limit as peer"
+        )
         same, border, elsewhere = seams(AudioTokenizer.from_pretrained(codec), folder)
-        _print("codes of a part equal to the part's alone", same, 1.0, same, "share")
-        _print(
+        _print_long_audio_line("codes of a part equal to the part's alone", same, 1.0, same, "share")
+        _print_long_audio_line(
             "decoding error at borders, elsewhere",
             border,
             elsewhere,
@@ -107,7 +109,7 @@ def _write_sound(path: Path, minutes: float) -> None:
     save_stream(path, pieces, 44_100)
 
 
-def _print(case: str, ours: float, peer: float, ratio: float, unit: str) -> None:
+def _print_long_audio_line(case: str, ours: float, peer: float, ratio: float, unit: str) -> None:
     figures = {"ours": float(f"{ours:.4g}"), "peer": float(f"{peer:.4g}"), "ratio": round(ratio, 2)}
     print(json.dumps({"bench": "long_audio", "case": case, **figures, "unit": unit}), flush=True)
 

@@ -165,7 +165,7 @@ class ReasoningMaker:
     def _louder(self, rng: random.Random, name: str) -> Reasoned:
         answer = rng.choice(("louder", "softer"))
         gain = 10 ** ((LOUDER_DB if answer == "louder" else -LOUDER_DB) / 20)
-        clip = _read(rng.choice(self._clips[rng.choice(DIGITS)]))
+        clip = _read_clip(rng.choice(self._clips[rng.choice(DIGITS)]))
         clip = clip / max(1e-6, float(np.abs(clip).max())) * 0.2
         path = self._write(name, [clip, np.clip(clip * gain, -1, 1)], rng)
         thought = f"The second is {answer}."
@@ -189,7 +189,7 @@ class ReasoningMaker:
             for path in self._clips[other_digit]
             if (_speaker(path) == _speaker(first_clip)) == (answer == "yes")
         ]
-        path = self._write(name, [_read(first_clip), _read(rng.choice(fitting))], rng)
+        path = self._write(name, [_read_clip(first_clip), _read_clip(rng.choice(fitting))], rng)
         thought = f"First {digit}. Then {other_digit}."
         return _reasoned(
             rng, name, path, "Is it the same speaker?", ("yes", "no"), answer, thought, (digit, other_digit)
@@ -198,7 +198,9 @@ class ReasoningMaker:
     def _join_digits(self, rng: random.Random, name: str, number: int) -> tuple[tuple[str, ...], Path]:
         digits = tuple(rng.sample(DIGITS, number))
         clips = [rng.choice(self._clips[digit]) for digit in digits]
-        return digits, clips[0] if number == 1 else self._write(name, [_read(clip) for clip in clips], rng)
+        return digits, clips[0] if number == 1 else self._write(
+            name, [_read_clip(clip) for clip in clips], rng
+        )
 
     def _write(self, name: str, clips: Sequence[np.ndarray], rng: random.Random) -> Path:
         path = self._out / f"{name}.wav"
@@ -246,7 +248,7 @@ def _reasoned(
     return Reasoned(question, thought, names)
 
 
-def _read(path: Path) -> np.ndarray:
+def _read_clip(path: Path) -> np.ndarray:
     samples, rate = soundfile.read(path, dtype="float32")
     assert rate == SAMPLE_RATE, f"{path}: {rate} Hz"
     return np.asarray(samples)

@@ -97,9 +97,9 @@ def noise(clean: list[Signal], data: Path, babble_paths: list[Path]) -> None:
                 estimates.append(ours)
                 peer.append(theirs)
         means = float(np.mean(errors)), float(np.mean(peer_errors))
-        _print(f"snr, mean error, {name}", *means, "dB, WADA as peer", lower=True)
+        _print_quality_line(f"snr, mean error, {name}", *means, "dB, WADA as peer", lower=True)
     ours_r, peer_r = (float(np.corrcoef(truth, values)[0, 1]) for values in (estimates, peer))
-    _print("snr, correlation", ours_r, peer_r, "r, WADA as peer")
+    _print_quality_line("snr, correlation", ours_r, peer_r, "r, WADA as peer")
 
 
 def bandwidth(clean: list[Signal]) -> None:
@@ -119,7 +119,7 @@ def bandwidth(clean: list[Signal]) -> None:
         ("the same and hiss at -60 dBFS", noisy, 4000),
     ):
         error = float(np.mean(np.abs(np.array(values) - target)))
-        _print(f"bandwidth, mean error, {case}", error, 0.0, f"Hz of {target}", lower=True)
+        _print_quality_line(f"bandwidth, mean error, {case}", error, 0.0, f"Hz of {target}", lower=True)
 
 
 def rooms(speech: list[Signal], folder: Path) -> None:
@@ -130,17 +130,25 @@ def rooms(speech: list[Signal], folder: Path) -> None:
         measured = [reverberation(_energies(_in_room(samples_N, response_N))) for samples_N in speech]
         values = np.array([room for room in measured if room is not None])
         truth = (_rt60_s(response_N), _c50_db(response_N))
-        _print(f"rt60, median, {name}", float(np.median(values[:, 0])), truth[0], "s, room's own as peer")
-        _print(f"c50, median, {name}", float(np.median(values[:, 1])), truth[1], "dB, room's own as peer")
+        _print_quality_line(
+            f"rt60, median, {name}", float(np.median(values[:, 0])), truth[0], "s, room's own as peer"
+        )
+        _print_quality_line(
+            f"c50, median, {name}", float(np.median(values[:, 1])), truth[1], "dB, room's own as peer"
+        )
         truths += [truth] * len(values)
         estimates += values.tolist()
     truth_2, found_2 = np.array(truths), np.array(estimates)
     errors = np.abs(truth_2 - found_2).mean(axis=0)
-    _print("rt60, mean error", errors[0], float(truth_2[:, 0].mean()), "s, mean truth as peer", lower=True)
-    _print("c50, mean error", errors[1], float(np.ptp(truth_2[:, 1])), "dB, range as peer", lower=True)
+    _print_quality_line(
+        "rt60, mean error", errors[0], float(truth_2[:, 0].mean()), "s, mean truth as peer", lower=True
+    )
+    _print_quality_line(
+        "c50, mean error", errors[1], float(np.ptp(truth_2[:, 1])), "dB, range as peer", lower=True
+    )
     for index, name in enumerate(("rt60", "c50")):
         correlation = float(np.corrcoef(truth_2[:, index], found_2[:, index])[0, 1])
-        _print(f"{name}, correlation", correlation, 1.0, "r")
+        _print_quality_line(f"{name}, correlation", correlation, 1.0, "r")
 
 
 def dnsmos(clean: list[Signal]) -> None:
@@ -153,7 +161,7 @@ def dnsmos(clean: list[Signal]) -> None:
         scores.append([model.score(mixture_N, 1).ovr for mixture_N in mixtures])
     falls = float((np.diff(np.array(scores), axis=1) < 0).mean())
     means = " ".join(f"{value:.2f}" for value in np.mean(scores, axis=0))
-    _print("DNSMOS falls with noise", falls, 1.0, f"share of steps; 40 30 20 10 0 dB: {means}")
+    _print_quality_line("DNSMOS falls with noise", falls, 1.0, f"share of steps; 40 30 20 10 0 dB: {means}")
 
 
 def pitch() -> None:
@@ -183,10 +191,14 @@ def pitch() -> None:
                 truth_F = pitch_N[np.minimum(places_F, len(pitch_N) - 1)]
                 gross[name].append(float((np.abs(pitch_hz_F / truth_F - 1)[voiced_F] > 0.2).mean()))
         share, peer_share = (float(np.mean(gross[name])) for name in ("ours", "theirs"))
-        _print(f"pitch, gross errors at {snr_db} dB", share, peer_share, "share, pyin as peer", lower=True)
+        _print_quality_line(
+            f"pitch, gross errors at {snr_db} dB", share, peer_share, "share, pyin as peer", lower=True
+        )
         seconds = 7 * 4.0
         ours_cost, peer = (cost[name] / seconds for name in ("ours", "theirs"))
-        _print(f"pitch, cost at {snr_db} dB", ours_cost, peer, "real time factor, pyin as peer", lower=True)
+        _print_quality_line(
+            f"pitch, cost at {snr_db} dB", ours_cost, peer, "real time factor, pyin as peer", lower=True
+        )
 
 
 def speed(clean: list[Signal]) -> None:
@@ -204,7 +216,9 @@ def speed(clean: list[Signal]) -> None:
         start = time.process_time()
         for samples_N in clean:
             work(samples_N)
-        _print(f"cost, {name}", (time.process_time() - start) / seconds, 1.0, "real time factor", lower=True)
+        _print_quality_line(
+            f"cost, {name}", (time.process_time() - start) / seconds, 1.0, "real time factor", lower=True
+        )
 
 
 def fit(speech: list[Signal]) -> None:
@@ -338,7 +352,7 @@ def _c50_db(response_N: Signal) -> float:
     return float(10 * np.log10(energy_N[:border].sum() / max(energy_N[border:].sum(), 1e-12)))
 
 
-def _print(case: str, ours: float, peer: float, unit: str, lower: bool = False) -> None:
+def _print_quality_line(case: str, ours: float, peer: float, unit: str, lower: bool = False) -> None:
     better = peer / ours if lower and ours else ours / peer if peer else 1.0
     figures = {"ours": float(f"{ours:.4g}"), "peer": float(f"{peer:.4g}"), "ratio": round(float(better), 2)}
     print(json.dumps({"bench": "quality", "case": case, **figures, "unit": unit}), flush=True)

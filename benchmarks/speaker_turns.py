@@ -80,7 +80,7 @@ def main() -> None:
             save_stream(path, pieces, RATE)
             spans = spans_of(repeated(cases, arguments.hours))
             used_mb, seconds, num_speakers = pool.apply(through, (path, spans))
-        _print(
+        _print_turns_line(
             f"{arguments.hours:g} h",
             used_mb,
             MEMORY_LIMIT_MB,
@@ -110,7 +110,7 @@ def score(name: str, cases: list[Case]) -> None:
             error(truth, turns, collar_s) for turns in (turns_by_case, single_turns, oracle_turns)
         )
         for peer_name, peer in (("one speaker", single), ("number told", oracle)):
-            _print(
+            _print_turns_line(
                 f"{name}, collar {collar_s} s, peer: {peer_name}",
                 ours["error"],
                 peer["error"],
@@ -123,7 +123,7 @@ def score(name: str, cases: list[Case]) -> None:
     overlapped_s = float(sum(_overlapped(turns).sum() for turns in truth)) / 100
     if overlapped_s:
         base = overlapped_s / sum(end_s - start_s for span in spans for start_s, end_s in span)
-        _print(
+        _print_turns_line(
             f"{name}, overlap, peer: all marked",
             precision,
             base,
@@ -137,7 +137,7 @@ def score(name: str, cases: list[Case]) -> None:
         for case, turns in zip(cases, turns_by_case, strict=True)
     )
     share = counts[0] / len(cases)
-    _print(
+    _print_turns_line(
         f"{name}, number of speakers",
         share,
         1.0,
@@ -145,7 +145,7 @@ def score(name: str, cases: list[Case]) -> None:
         "share right",
         off={f"{key:+d}": counts[key] for key in sorted(counts)},
     )
-    _print(
+    _print_turns_line(
         f"{name}, speed",
         sound_s / spent_s,
         1.0,
@@ -213,13 +213,13 @@ def test_speakers(data: Path) -> Clips:
     """Ten utterances of each of 7 speakers of test-other."""
     root = data / "librispeech_speakers" / "librispeech_test-other"
     folders = sorted(folder for folder in root.iterdir() if folder.is_dir())
-    return {folder.name: [_load(path) for path in sorted(folder.glob("*.flac"))] for folder in folders}
+    return {folder.name: [_load_speech(path) for path in sorted(folder.glob("*.flac"))] for folder in folders}
 
 
 def tuning_speakers(data: Path) -> Clips:
     """Return an utterance of each of 40 speakers of train-clean-100."""
     root = data / "librispeech_speakers" / "librispeech_train-clean-100"
-    return {path.stem: [_load(path)] for path in sorted(root.rglob("*.flac"))}
+    return {path.stem: [_load_speech(path)] for path in sorted(root.rglob("*.flac"))}
 
 
 def meeting(data: Path) -> Case:
@@ -230,7 +230,7 @@ def meeting(data: Path) -> Case:
         Turn(supervision["start"], supervision["start"] + supervision["duration"], supervision["speaker"])
         for supervision in cut["supervisions"]
     ]
-    return Case(_load(next(folder.glob("*.wav"))), turns)
+    return Case(_load_speech(next(folder.glob("*.wav"))), turns)
 
 
 def mix(clips: Clips, seed: int, duration_s: float) -> Case:
@@ -335,12 +335,12 @@ def _overlapped(turns: list[Turn]) -> NDArray[np.bool_]:
     return overlapped_F
 
 
-def _load(path: Path) -> NDArray[np.float32]:
+def _load_speech(path: Path) -> NDArray[np.float32]:
     samples_N: NDArray[np.float32] = load(path, sample_rate=RATE, mono=True).samples_CN[0].numpy()
     return samples_N
 
 
-def _print(case: str, ours: float, peer: float, ratio: float, unit: str, **more: Any) -> None:
+def _print_turns_line(case: str, ours: float, peer: float, ratio: float, unit: str, **more: Any) -> None:
     figures = {"ours": round(ours, 4), "peer": round(peer, 4), "ratio": round(ratio, 2), "unit": unit}
     print(json.dumps({"bench": "speaker_turns", "case": case, **figures, **more}), flush=True)
 

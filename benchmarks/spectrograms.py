@@ -28,7 +28,7 @@ RANGE_DB = 60
 
 
 def main() -> None:
-    arguments = _arguments()
+    arguments = _parse_spectrogram_arguments()
     codecs = {
         name: load_codec(model_folder(Path(folder)))
         for name, _, folder in (c.partition("=") for c in arguments.codec)
@@ -41,7 +41,7 @@ def main() -> None:
         squeeze=False,
     )
     for row, path in zip(axes, arguments.clips, strict=True):
-        sounds = _sounds(path, codecs, arguments.seconds)
+        sounds = _decode_sounds(path, codecs, arguments.seconds)
         for axis, (name, (samples_N, rate)) in zip(row, sounds.items(), strict=True):
             _draw(axis, samples_N, rate)
             if path == arguments.clips[0]:
@@ -53,7 +53,7 @@ def main() -> None:
     figure.savefig(arguments.output, dpi=62)
 
 
-def _sounds(path: Path, codecs: dict[str, Codec], seconds: float) -> dict[str, tuple[Tensor, int]]:
+def _decode_sounds(path: Path, codecs: dict[str, Codec], seconds: float) -> dict[str, tuple[Tensor, int]]:
     sounds: dict[str, tuple[Tensor, int]] = {}
     for name, codec in codecs.items():
         real_N = load_levelled(Clip(path, 0.0, None), codec.sample_rate)[: round(seconds * codec.sample_rate)]
@@ -85,7 +85,7 @@ def _draw(axis: pyplot.Axes, samples_N: Tensor, rate: int) -> None:
     axis.tick_params(labelsize=7)
 
 
-def _arguments() -> argparse.Namespace:
+def _parse_spectrogram_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -182,7 +182,7 @@ def measure(group: Group, half: str, recognizer: RecognizerCase, folder: Path) -
     steps = json.loads((folder / "timings.json").read_text())["steps"]
     step = next((steps[kind] for kind in _KINDS if kind in steps), None)
     if step is not None:
-        _print(f"{name}: cost of recognition, with all figures", step["seconds"] / step["audio_s"], None,
+        _print_trust_line(f"{name}: cost of recognition, with all figures", step["seconds"] / step["audio_s"], None,
                "CPU-s per audio-s")  # fmt: skip
     if group.texts:
         _print_errors(name, rows, group.texts)
@@ -191,12 +191,14 @@ def measure(group: Group, half: str, recognizer: RecognizerCase, folder: Path) -
     heard_s = sum(row["duration_s"] for row in rows)
     kept_s = sum(row["duration_s"] for row in rows if row["text"])
     with_hypothesis = [row for row in rows if any(row["heard"].values())]
-    _print(f"{name}: segments with text", *_share(rows), "share of segments", n=len(rows), files=len(files))
+    _print_trust_line(
+        f"{name}: segments with text", *_share(rows), "share of segments", n=len(rows), files=len(files)
+    )
     with_text = {row["file"] for row in rows if row["text"]}
     files_heard = {row["file"] for row in with_hypothesis}
-    _print(f"{name}: files with text", len(with_text) / len(files), len(files_heard) / len(files),
+    _print_trust_line(f"{name}: files with text", len(with_text) / len(files), len(files_heard) / len(files),
            "share of files", n=len(files))  # fmt: skip
-    _print(
+    _print_trust_line(
         f"{name}: time with text", kept_s / heard_s if heard_s else 0.0, None, "share of seconds", s=heard_s
     )
     return rows if group.title in _WITHOUT_SPEECH else None
@@ -207,16 +209,16 @@ def print_sounds(half: str, recognizer: RecognizerCase, silent: Sequence[Sequenc
     rows = [row for group in silent for row in group]
     if rows:
         name = f"{recognizer.title}, {half}: sounds, music, noise and silence: segments with text"
-        _print(name, *_share(rows), "share of segments", n=len(rows))
+        _print_trust_line(name, *_share(rows), "share of segments", n=len(rows))
 
 
 def _print_languages(name: str, rows: Sequence[Row]) -> None:
     """Print how often the language of foreign speech is right, of the segments that keep a text and of all."""
     right = [row for row in rows if row["text"] and row["language"] == _language_of(row["path"])]
     with_text = [row for row in rows if row["text"]]
-    _print(f"{name}: right language, of segments with text", len(right) / max(len(with_text), 1), None,
+    _print_trust_line(f"{name}: right language, of segments with text", len(right) / max(len(with_text), 1), None,
            "share of segments", n=len(with_text))  # fmt: skip
-    _print(f"{name}: right language and text, of all segments", len(right) / max(len(rows), 1), None,
+    _print_trust_line(f"{name}: right language and text, of all segments", len(right) / max(len(rows), 1), None,
            "share of segments", n=len(rows))  # fmt: skip
 
 
@@ -242,9 +244,14 @@ def _print_errors(name: str, rows: Sequence[Row], texts: dict[str, str]) -> None
         has_text_S = np.array([bool(row["text"]) for row in file_rows])
         kept_counts += errors_S[has_text_S].sum(), words_S[has_text_S].sum()
         every += errors_S.sum(), words_S.sum()
-    _print(f"{name}: wrong words in segments with text", kept_counts[0] / max(kept_counts[1], 1), every[0] / every[1],
-           "word error rate", n=int(kept_counts[1]))  # fmt: skip
-    _print(
+    _print_trust_line(
+        f"{name}: wrong words in segments with text",
+        kept_counts[0] / max(kept_counts[1], 1),
+        every[0] / every[1],
+        "word error rate",
+        n=int(kept_counts[1]),
+    )
+    _print_trust_line(
         f"{name}: words in segments with text",
         kept_counts[1] / every[1],
         1.0,
@@ -304,7 +311,7 @@ def _write_synthetic_sounds(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def _print(case: str, ours: float, peer: float | None, unit: str, **more: float) -> None:
+def _print_trust_line(case: str, ours: float, peer: float | None, unit: str, **more: float) -> None:
     peer_shown = None if peer is None else round(peer, 4)
     ratio = round(ours / peer, 3) if peer else None
     print(json.dumps({"bench": "text_trust", "case": case, "ours": round(ours, 4), "peer": peer_shown,

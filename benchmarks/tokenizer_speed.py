@@ -80,10 +80,10 @@ def compare(cases: dict[str, tuple[str, str]], higgs_folder: Path, seconds: floa
                 ours_s, peer_s = (
                     statistics.median(times[name, work]) / (batch * seconds) for name in (ours, peer)
                 )
-                _print(f"{case} {work} batch {batch}", ours_s, peer_s, "CPU-s per audio-s")
+                _print_speed_line(f"{case} {work} batch {batch}", ours_s, peer_s, "CPU-s per audio-s")
         memory = {name: peak_memory_mb(name, higgs_folder, batch, length) for name in names}
         for case, (ours, peer) in cases.items():
-            _print(f"{case} memory batch {batch}", memory[ours], memory[peer], "MB at the peak")
+            _print_speed_line(f"{case} memory batch {batch}", memory[ours], memory[peer], "MB at the peak")
     if "higgs-preset" in cases:
         codes = [sides[name].encode(speech_like(2, length)) for name in cases["higgs-preset"]]
         same = float((codes[0] == codes[1]).float().mean())
@@ -226,7 +226,7 @@ def _count(model: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _print(case: str, ours: float, peer: float, unit: str) -> None:
+def _print_speed_line(case: str, ours: float, peer: float, unit: str) -> None:
     line = {"bench": "tokenizer_speed", "case": case, "ours": round(ours, 4), "peer": round(peer, 4)}
     print(json.dumps({**line, "ratio": round(peer / ours, 2), "unit": unit}), flush=True)
 

@@ -61,8 +61,8 @@ def test_instructions_about_named_sounds_take_turns() -> None:
 
 
 def test_lines_have_an_interval_and_what_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    bench._line("a", [0.4, 0.6], 0.8)
-    bench._line("b", [], 0.8)
+    bench._print_audiocot_line("a", [0.4, 0.6], 0.8)
+    bench._print_audiocot_line("b", [], 0.8)
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert (first["ours"], first["peer"], first["ratio"]) == (0.5, 0.8, 0.625) and first["low"] < 0.4
     assert second["ours"] is None
