@@ -121,8 +121,8 @@ def target_weights(stream: TokenStream) -> tuple[Tensor, Tensor]:
     ):
         # idle rows, which pack may add, have no weight and stand after the stream's
         places = place_of_row[index] + 1
-        own = places < len(stream)
-        target.index_add_(0, places[own], weights[own].double())
+        is_in_stream = places < len(stream)
+        target.index_add_(0, places[is_in_stream], weights[is_in_stream].double())
     return text_S, audio_SK
 
 

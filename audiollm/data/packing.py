@@ -123,20 +123,20 @@ def pack(
     if not streams:
         raise ValueError("nothing to pack; a pack without samples is made by idle_pack")
     num_codebooks = streams[0].codes_SK.shape[1]
-    return _assemble(
+    return _assemble_batch(
         streams, num_codebooks, multiple, normalization, audio_reduction, encoder, share, silence
     )
 
 
 def idle_pack(num_codebooks: int, multiple: int = 1, encoder: FeatureShape | None = None) -> PackedBatch:
     """A pack without samples, for a rank that has none left while others have: all weights and counts are 0."""
-    return _assemble([], num_codebooks, multiple, "sequence", "mean", encoder, False)
+    return _assemble_batch([], num_codebooks, multiple, "sequence", "mean", encoder, False)
 
 
 def pad_streams(streams: Sequence[TokenStream]) -> list[TokenStream]:
     """Streams filled up to the longest with text rows that are no targets: what a padding collator computes."""
     longest = max(len(stream) for stream in streams)
-    return [_join(stream, _idle_stream(longest - len(stream), Kind.TEXT, stream.codes_SK.shape[1]))
+    return [_join_streams(stream, _idle_stream(longest - len(stream), Kind.TEXT, stream.codes_SK.shape[1]))
             for stream in streams]  # fmt: skip
 
 
@@ -173,7 +173,7 @@ def plan_step(
         raise ValueError(f"strategy: no {strategy!r}; there are {', '.join(STRATEGIES)}")
     if groups is not None:
         return _plan_groups(lengths, capacity, ranks, strategy, groups)
-    return _plan(STRATEGIES[strategy](lengths, capacity), lengths, capacity, ranks, strategy)
+    return _plan_hands(STRATEGIES[strategy](lengths, capacity), lengths, capacity, ranks, strategy)
 
 
 def first_fit(lengths: Sequence[int], capacity: int) -> list[Pack]:
@@ -211,13 +211,13 @@ STRATEGIES: Mapping[str, Callable[[Sequence[int], int], list[Pack]]] = {
 }
 
 
-def _plan(
+def _plan_hands(
     packs: list[Pack], lengths: Sequence[int], capacity: int, ranks: int, strategy: str
 ) -> list[list[Pack]]:
     """Bring packs to a multiple of the ranks, and deal them."""
-    wanted = max(-(-len(packs) // ranks), 1) * ranks
-    spread = _spread(lengths, capacity, wanted) if strategy == "packed" else None
-    packs = spread or _split(packs, lengths, wanted)
+    num_packs = max(-(-len(packs) // ranks), 1) * ranks
+    spread = _spread(lengths, capacity, num_packs) if strategy == "packed" else None
+    packs = spread or _split_packs(packs, lengths, num_packs)
     return _deal(packs, lengths, ranks)
 
 
@@ -231,7 +231,7 @@ def _plan_groups(
     """Plan groups as if each were one sample, and put its samples in its place."""
     if sorted(index for group in groups for index in group) != list(range(len(lengths))):
         raise ValueError(f"groups: each of the {len(lengths)} samples must be in exactly one group")
-    totals = [_positions(list(group), lengths) for group in groups]
+    totals = [_count_positions(list(group), lengths) for group in groups]
     padded = [len(group) * max((lengths[index] for index in group), default=0) for group in groups]
     for number, size in enumerate(totals if strategy == "packed" else padded):
         if size > capacity:
@@ -245,11 +245,11 @@ def _plan_groups(
         longest = [max((lengths[index] for index in group), default=0) for group in groups]
         order = _longest_first(longest, capacity) if strategy == "sorted" else range(len(groups))
         packs = _consecutive(order, longest, capacity, [len(group) for group in groups])
-    hands = _plan(packs, totals, capacity, ranks, strategy)
-    return [[[index for group in each for index in groups[group]] for each in hand] for hand in hands]
+    hands = _plan_hands(packs, totals, capacity, ranks, strategy)
+    return [[[index for group in pack for index in groups[group]] for pack in hand] for hand in hands]
 
 
-def _assemble(
+def _assemble_batch(
     streams: Sequence[TokenStream],
     num_codebooks: int,
     multiple: int,
@@ -260,15 +260,21 @@ def _assemble(
     silence: SilenceWeight | None = None,
 ) -> PackedBatch:
     shared = shared_lengths(streams) if share else [0] * len(streams)
-    own = [without_first_rows(stream, rows) for stream, rows in zip(streams, shared, strict=True)]
-    idle = _idle_streams(own, num_codebooks, multiple, encoder)
-    streams, own, shared = [*streams, *idle], [*own, *idle], [*shared, *(0 for _ in idle)]
+    unshared_streams = [
+        without_first_rows(stream, rows) for stream, rows in zip(streams, shared, strict=True)
+    ]
+    idle = _idle_streams(unshared_streams, num_codebooks, multiple, encoder)
+    streams, unshared_streams, shared = (
+        [*streams, *idle],
+        [*unshared_streams, *idle],
+        [*shared, *(0 for _ in idle)],
+    )
     lengths = [len(stream) for stream in streams]
-    kinds_S = torch.cat([stream.kinds_S for stream in own])
+    kinds_S = torch.cat([stream.kinds_S for stream in unshared_streams])
     is_text_S, is_feature_S = kinds_S == Kind.TEXT, kinds_S == Kind.FEATURE
     is_audio_S = ~(is_text_S | is_feature_S)
     order_S = torch.cat([chosen_S.nonzero()[:, 0] for chosen_S in (is_text_S, is_feature_S, is_audio_S)])
-    layout = SegmentLayout.of(lengths, order_S, shared, [stream.kept for stream in streams])
+    layout = SegmentLayout.of(lengths, order_S, shared, [stream.pinned_rows for stream in streams])
     positions_S = torch.cat(
         [torch.arange(first, length) for first, length in zip(shared, lengths, strict=True)]
     )
@@ -288,23 +294,25 @@ def _assemble(
     audio_weights_XK, audio_count = weigh(present_XK, sequence_P[audio_index])
     books = num_codebooks if audio_reduction == "mean" else 1
     return PackedBatch(
-        text_ids_X=torch.cat([stream.text_ids_S for stream in own])[is_text_S],
-        codes_YK=torch.cat([stream.codes_SK for stream in own])[is_audio_S],
+        text_ids_X=torch.cat([stream.text_ids_S for stream in unshared_streams])[is_text_S],
+        codes_YK=torch.cat([stream.codes_SK for stream in unshared_streams])[is_audio_S],
         positions_S=positions_S[order_S],
         row_of_S=layout.row_of_S,
         layout=layout,
-        text_target_index=_fill(layout.row_of_S[text_index], multiple),
-        text_target_position=_fill(text_index, multiple),
-        text_targets=_fill(text_P[text_index], multiple),
-        text_weights=_fill(text_weights[:, 0], multiple),
-        text_sequence=_fill(sequence_P[text_index], multiple, -1),
-        audio_target_index=_fill(layout.row_of_S[audio_index], multiple),
-        audio_target_position=_fill(audio_index, multiple),
-        audio_targets_XK=_fill(audio_PK[audio_index], multiple),
-        audio_weights_XK=_fill(audio_weights_XK / books, multiple),
-        audio_sequence=_fill(sequence_P[audio_index], multiple, -1),
+        text_target_index=_fill_rows(layout.row_of_S[text_index], multiple),
+        text_target_position=_fill_rows(text_index, multiple),
+        text_targets=_fill_rows(text_P[text_index], multiple),
+        text_weights=_fill_rows(text_weights[:, 0], multiple),
+        text_sequence=_fill_rows(sequence_P[text_index], multiple, -1),
+        audio_target_index=_fill_rows(layout.row_of_S[audio_index], multiple),
+        audio_target_position=_fill_rows(audio_index, multiple),
+        audio_targets_XK=_fill_rows(audio_PK[audio_index], multiple),
+        audio_weights_XK=_fill_rows(audio_weights_XK / books, multiple),
+        audio_sequence=_fill_rows(sequence_P[audio_index], multiple, -1),
         counts={"text": text_count, "audio": audio_count},
-        features=PackedFeatures.of([window for stream in own for window in stream.features], share),
+        features=PackedFeatures.of(
+            [window for stream in unshared_streams for window in stream.features], share
+        ),
     )
 
 
@@ -320,11 +328,11 @@ def _idle_streams(
     features = present[Kind.FEATURE]
     idle_features = 0
     if encoder is not None:
-        idle_features = int(features == 0) if encoder.padded else _missing(features, multiple)
-    idle_text = _missing(present[Kind.TEXT] + features + idle_features, multiple)
+        idle_features = int(features == 0) if encoder.padded else _count_missing_rows(features, multiple)
+    idle_text = _count_missing_rows(present[Kind.TEXT] + features + idle_features, multiple)
     if not present[Kind.TEXT] + idle_text:
         idle_text = multiple
-    idle_audio = _missing(present[Kind.AUDIO_IN] + present[Kind.AUDIO_OUT], multiple)
+    idle_audio = _count_missing_rows(present[Kind.AUDIO_IN] + present[Kind.AUDIO_OUT], multiple)
     idle = [
         _idle_stream(rows, kind, num_codebooks)
         for kind, rows in ((Kind.TEXT, idle_text), (Kind.AUDIO_OUT, idle_audio))
@@ -336,7 +344,7 @@ def _idle_streams(
     return idle
 
 
-def _missing(present: int, multiple: int) -> int:
+def _count_missing_rows(present: int, multiple: int) -> int:
     """Rows up to the next multiple, the least of which is not 0."""
     return max(present, 1) + -max(present, 1) % multiple - present
 
@@ -347,16 +355,16 @@ def _idle_stream(rows: int, kind: Kind, num_codebooks: int) -> TokenStream:
     return TokenStream(zeros, torch.zeros_like(none), zeros + int(kind), zeros + IGNORE, none)
 
 
-def _join(first: TokenStream, second: TokenStream) -> TokenStream:
+def _join_streams(first: TokenStream, second: TokenStream) -> TokenStream:
     joined: dict[str, Any] = {
         key: torch.cat([value, second.__dict__[key]])
         for key, value in first.__dict__.items()
         if isinstance(value, Tensor)
     }
-    return TokenStream(**joined, features=first.features + second.features, kept=first.kept)
+    return TokenStream(**joined, features=first.features + second.features, pinned_rows=first.pinned_rows)
 
 
-def _fill(rows: Tensor, multiple: int, value: int = 0) -> Tensor:
+def _fill_rows(rows: Tensor, multiple: int, value: int = 0) -> Tensor:
     """Rows of `value` at the end, up to the next multiple and at least one: target 0 of row 0, at no weight."""
     missing = -max(len(rows), 1) % multiple + (len(rows) == 0)
     return torch.cat([rows, rows.new_full((missing, *rows.shape[1:]), value)]) if missing else rows
@@ -414,10 +422,10 @@ def _consecutive(
     return packs
 
 
-def _spread(lengths: Sequence[int], capacity: int, wanted: int) -> list[Pack] | None:
+def _spread(lengths: Sequence[int], capacity: int, num_packs: int) -> list[Pack] | None:
     """The samples in as many packs, evenly: longest first into the emptiest. None where one is then too full."""
-    packs: list[Pack] = [[] for _ in range(wanted)]
-    emptiest = [(0, place) for place in range(wanted)]
+    packs: list[Pack] = [[] for _ in range(num_packs)]
+    emptiest = [(0, place) for place in range(num_packs)]
     for index in _longest_first(lengths, capacity):
         filled, place = heapq.heappop(emptiest)
         if filled + lengths[index] > capacity:
@@ -427,15 +435,15 @@ def _spread(lengths: Sequence[int], capacity: int, wanted: int) -> list[Pack] | 
     return packs
 
 
-def _split(packs: Sequence[Pack], lengths: Sequence[int], wanted: int) -> list[Pack]:
+def _split_packs(packs: Sequence[Pack], lengths: Sequence[int], num_packs: int) -> list[Pack]:
     """Split packs to the wanted number: halve the fullest, and add idle ones where none has two samples."""
     packs = list(packs)
-    while len(packs) < wanted:
-        divisible = [each for each in packs if len(each) > 1]
+    while len(packs) < num_packs:
+        divisible = [pack for pack in packs if len(pack) > 1]
         if not divisible:
             packs.append([])
             continue
-        fullest = max(divisible, key=lambda each: _positions(each, lengths))
+        fullest = max(divisible, key=lambda pack: _count_positions(pack, lengths))
         place, middle = packs.index(fullest), len(fullest) // 2
         packs[place : place + 1] = [fullest[:middle], fullest[middle:]]
     return packs
@@ -445,15 +453,15 @@ def _deal(packs: Sequence[Pack], lengths: Sequence[int], ranks: int) -> list[lis
     """Longest first, each to the rank with the fewest positions among those that have the fewest packs."""
     hands: list[list[Pack]] = [[] for _ in range(ranks)]
     totals = [0] * ranks
-    for each in sorted(packs, key=lambda each: -_positions(each, lengths)):
+    for pack in sorted(packs, key=lambda pack: -_count_positions(pack, lengths)):
         rank = min(range(ranks), key=lambda rank: (len(hands[rank]), totals[rank]))
-        hands[rank].append(each)
-        totals[rank] += _positions(each, lengths)
+        hands[rank].append(pack)
+        totals[rank] += _count_positions(pack, lengths)
     return hands
 
 
-def _positions(each: Pack, lengths: Sequence[int]) -> int:
-    return sum(lengths[index] for index in each)
+def _count_positions(pack: Pack, lengths: Sequence[int]) -> int:
+    return sum(lengths[index] for index in pack)
 
 
 @dataclass(frozen=True)
@@ -468,7 +476,7 @@ class SegmentLayout:
     """The row of each position, sequence after sequence: `rows[row_of_S]` is in reading order."""
     order_S: Tensor
     """The position of each row, the first of those that share it: `positions[order_S]` is in the order of rows."""
-    kept: tuple[int, ...] = ()
+    pinned_rows: tuple[int, ...] = ()
     """First rows of each sequence that a sliding window never forgets; empty: none of any."""
 
     @property
@@ -481,22 +489,22 @@ class SegmentLayout:
         lengths: Sequence[int],
         order_S: Tensor,
         shared: Sequence[int] | None = None,
-        kept: Sequence[int] = (),
+        pinned_rows: Sequence[int] = (),
     ) -> SegmentLayout:
         """Build a layout of these sequence lengths.
 
         Args:
             order_S: row r of the pack is number `order_S[r]` of the sequences' own rows, end to end.
             shared: the number of first rows that each sequence has from the one before it; None: all are its own.
-            kept: first rows of each sequence that a sliding window never forgets.
+            pinned_rows: first rows of each sequence that a sliding window never forgets.
         """
-        kept = tuple(kept) if any(kept) else ()
+        pinned_rows = tuple(pinned_rows) if any(pinned_rows) else ()
         ends_B = _cumulative(lengths)
         row_of_own = order_S.argsort()
         if shared is None or not any(shared):
-            return cls(tuple(lengths), ends_B, row_of_own, order_S, kept)
+            return cls(tuple(lengths), ends_B, row_of_own, order_S, pinned_rows)
         own_P, first_S = _own_rows(lengths, shared)
-        return cls(tuple(lengths), ends_B, row_of_own[own_P], first_S[order_S], kept)
+        return cls(tuple(lengths), ends_B, row_of_own[own_P], first_S[order_S], pinned_rows)
 
     @classmethod
     def in_order(cls, lengths: Sequence[int], device: torch.device) -> SegmentLayout:
@@ -507,9 +515,9 @@ class SegmentLayout:
 
     def to(self, device: torch.device) -> SegmentLayout:
         ends_B, row_of_S, order_S = (
-            each.to(device) for each in (self.cumulative_lengths, self.row_of_S, self.order_S)
+            tensor.to(device) for tensor in (self.cumulative_lengths, self.row_of_S, self.order_S)
         )
-        return SegmentLayout(self.lengths, ends_B, row_of_S, order_S, self.kept)
+        return SegmentLayout(self.lengths, ends_B, row_of_S, order_S, self.pinned_rows)
 
 
 def _cumulative(lengths: Sequence[int]) -> Tensor:
@@ -519,13 +527,13 @@ def _cumulative(lengths: Sequence[int]) -> Tensor:
 
 def _own_rows(lengths: Sequence[int], shared: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Number the own rows of sequences end to end: that of each position, and the first position of each."""
-    own: list[Tensor] = []
+    row_numbers: list[Tensor] = []
     first: list[Tensor] = []
     rows = positions = 0
     for length, count in zip(lengths, shared, strict=True):
         new = length - count
-        before = own[-1][:count] if count else torch.zeros(0, dtype=torch.long)
-        own.append(torch.cat([before, torch.arange(rows, rows + new)]))
+        before = row_numbers[-1][:count] if count else torch.zeros(0, dtype=torch.long)
+        row_numbers.append(torch.cat([before, torch.arange(rows, rows + new)]))
         first.append(torch.arange(positions + count, positions + length))
         rows, positions = rows + new, positions + length
-    return torch.cat(own), torch.cat(first)
+    return torch.cat(row_numbers), torch.cat(first)

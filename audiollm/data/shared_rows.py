@@ -20,7 +20,7 @@ def shared_lengths(streams: Sequence[TokenStream]) -> list[int]:
 
     Rows of features are the same where their windows are the same objects.
     """
-    return [0, *(_shared(*pair) for pair in pairwise(streams))] if streams else []
+    return [0, *(_count_shared_rows(*pair) for pair in pairwise(streams))] if streams else []
 
 
 def without_first_rows(stream: TokenStream, count: int) -> TokenStream:
@@ -28,9 +28,9 @@ def without_first_rows(stream: TokenStream, count: int) -> TokenStream:
     if not count:
         return stream
     rows = int((stream.kinds_S[:count] == Kind.FEATURE).sum())
-    left = list(stream.features)
+    remaining_windows = list(stream.features)
     while rows > 0:
-        rows -= left.pop(0).rows
+        rows -= remaining_windows.pop(0).rows
     return replace(
         stream,
         text_ids_S=stream.text_ids_S[count:],
@@ -38,28 +38,28 @@ def without_first_rows(stream: TokenStream, count: int) -> TokenStream:
         kinds_S=stream.kinds_S[count:],
         text_targets_S=stream.text_targets_S[count:],
         audio_targets_SK=stream.audio_targets_SK[count:],
-        features=tuple(left),
+        features=tuple(remaining_windows),
     )
 
 
-def _shared(one: TokenStream, other: TokenStream) -> int:
-    most = min(len(one), len(other))
-    is_same_S = (one.kinds_S[:most] == other.kinds_S[:most]) & (
-        one.text_ids_S[:most] == other.text_ids_S[:most]
+def _count_shared_rows(first: TokenStream, second: TokenStream) -> int:
+    shorter_length = min(len(first), len(second))
+    is_same_S = (first.kinds_S[:shorter_length] == second.kinds_S[:shorter_length]) & (
+        first.text_ids_S[:shorter_length] == second.text_ids_S[:shorter_length]
     )
-    is_same_S &= (one.codes_SK[:most] == other.codes_SK[:most]).all(dim=1)
-    return _first_rows(one, other, _leading(is_same_S))
+    is_same_S &= (first.codes_SK[:shorter_length] == second.codes_SK[:shorter_length]).all(dim=1)
+    return _first_rows(first, second, _leading(is_same_S))
 
 
-def _first_rows(one: TokenStream, other: TokenStream, count: int) -> int:
+def _first_rows(first: TokenStream, second: TokenStream, count: int) -> int:
     """The same count, or where the first window that the streams do not share begins."""
-    heard = 0
-    for window, like in zip(one.features, other.features, strict=False):
+    shared_rows = 0
+    for window, like in zip(first.features, second.features, strict=False):
         if window.mel_MF is not like.mel_MF:
             break
-        heard += window.rows
-    is_heard_S = one.kinds_S[:count] == Kind.FEATURE
-    beyond = (is_heard_S.cumsum(0) > heard).nonzero()
+        shared_rows += window.rows
+    is_heard_S = first.kinds_S[:count] == Kind.FEATURE
+    beyond = (is_heard_S.cumsum(0) > shared_rows).nonzero()
     return int(beyond[0]) if len(beyond) else count
 
 

@@ -195,7 +195,7 @@ class PrefixTurns:
         cls, layout: SegmentLayout, window: int, head_dim: int, theta: float, scaling: RopeScaling | None
     ) -> PrefixTurns:
         """Compute the rotations for all layers with this window."""
-        turns_S = prefix_turns(layout.lengths, layout.kept, window).to(layout.row_of_S.device)
+        turns_S = prefix_turns(layout.lengths, layout.pinned_rows, window).to(layout.row_of_S.device)
         return cls(*exact_rotary_angles(turns_S, head_dim, theta, scaling))
 
     def attend(
@@ -206,7 +206,7 @@ class PrefixTurns:
         if q_SHD.device.type == "cpu" and q_SHD.dtype == torch.bfloat16:
             q_SHD, k_SGD, v_SGD = q_SHD.float(), k_SGD.float(), v_SGD.float()
         attended_SHD = kept_prefix_attention(
-            q_SHD, k_SGD, v_SGD, layout.lengths, layout.kept, window, self.cosine_SD, self.sine_SD
+            q_SHD, k_SGD, v_SGD, layout.lengths, layout.pinned_rows, window, self.cosine_SD, self.sine_SD
         )
         return attended_SHD.index_select(0, layout.order_S)
 

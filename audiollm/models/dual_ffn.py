@@ -266,7 +266,7 @@ class DualFFN(nn.Module):
 
     def _turns(self, layout: SegmentLayout) -> PrefixTurns | None:
         config = self.config
-        if not layout.kept or config.sliding_window is None:
+        if not layout.pinned_rows or config.sliding_window is None:
             return None
         rotary = config.head_dim, config.rope_theta, config.rope_scaling
         return PrefixTurns.of(layout, config.sliding_window, *rotary)
@@ -274,7 +274,7 @@ class DualFFN(nn.Module):
     def row_angles(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
         """Return rotary cosine and sine `[S, D]` of a pack's rows; exact ones where sequences keep a prefix."""
         config = self.config
-        angles = exact_rotary_angles if batch.layout.kept else rotary_angles
+        angles = exact_rotary_angles if batch.layout.pinned_rows else rotary_angles
         return angles(batch.positions_S, config.head_dim, config.rope_theta, config.rope_scaling)
 
     def _rows(self, batch: PackedBatch, attend: Attend) -> Rows:

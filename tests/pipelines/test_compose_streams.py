@@ -283,7 +283,7 @@ def test_the_stage_writes_streams_and_names_what_it_sets_aside(
     }  # fmt: skip
     # 3 s and a sample at 8 kHz are 76 frames of codes: the template takes the stream as it is
     template = Template(train_text_tokenizer(["eins zwei"] * 3, 280), 2, 16)
-    assert template.compile(sample.messages, [torch.zeros(2, 76, dtype=torch.long)]).kept > 0
+    assert template.compile(sample.messages, [torch.zeros(2, 76, dtype=torch.long)]).pinned_rows > 0
     recipe["stages"][0]["compose_streams"]["chunk_s"] = 0.5  # type: ignore[index]
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     with pytest.raises(ConfigError, match="multiple of 0.04"):

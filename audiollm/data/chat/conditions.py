@@ -45,7 +45,9 @@ def draw_conditions(
 def is_spoken(messages: Sequence[Message]) -> bool:
     """Return whether the last message is speech by the assistant."""
     last = messages[-1]
-    return last.role == "assistant" and any(isinstance(part, AudioPart) for part in last.content)
+    return last.role == "assistant" and any(
+        isinstance(content_part, AudioPart) for content_part in last.content
+    )
 
 
 def hide_conditions(
@@ -68,14 +70,14 @@ def without_conditions(
     What is dropped leaves its turn in place, empty: of the user the text, of the system prompt the speaker's line and
     every reference recording. A reference that is a turn of the assistant's stays.
     """
-    kept_messages, kept_audio, rest = [], [], iter(audio)
+    kept_messages, kept_audio, remaining_audio = [], [], iter(audio)
     for message in messages:
         parts: list[Part] = []
-        for part in message.content:
-            heard = list(islice(rest, 1)) if isinstance(part, AudioPart) else []
-            if shown := _shown(part, message.role, no_text, no_speaker):
-                parts.append(shown)
-                kept_audio += heard
+        for content_part in message.content:
+            recordings = list(islice(remaining_audio, 1)) if isinstance(content_part, AudioPart) else []
+            if unconditional_part := _drop_condition(content_part, message.role, no_text, no_speaker):
+                parts.append(unconditional_part)
+                kept_audio += recordings
         kept_messages.append(message.model_copy(update={"content": parts or [TextPart(text="")]}))
     return kept_messages, kept_audio
 
@@ -85,20 +87,22 @@ def corrupt(stream: TokenStream, share: float, codebook_size: int, generator: to
     codes_SK = stream.codes_SK
     dice_SK = torch.rand(codes_SK.shape, generator=generator)
     random_SK = torch.randint(codebook_size, codes_SK.shape, generator=generator)
-    chosen = (dice_SK < share) & (codes_SK < codebook_size) & (stream.kinds_S == Kind.AUDIO_OUT)[:, None]
-    fields: dict[str, Any] = {**stream.__dict__, "codes_SK": torch.where(chosen, random_SK, codes_SK)}
+    is_replaced_SK = (
+        (dice_SK < share) & (codes_SK < codebook_size) & (stream.kinds_S == Kind.AUDIO_OUT)[:, None]
+    )
+    fields: dict[str, Any] = {**stream.__dict__, "codes_SK": torch.where(is_replaced_SK, random_SK, codes_SK)}
     return TokenStream(**fields)
 
 
-def _shown(part: Part, role: str, no_text: bool, no_speaker: bool) -> Part | None:
+def _drop_condition(content_part: Part, role: str, no_text: bool, no_speaker: bool) -> Part | None:
     """The part as it is shown; None: not at all."""
     if role == "user" and no_text:
-        return None if isinstance(part, TextPart) else part
+        return None if isinstance(content_part, TextPart) else content_part
     if role == "system" and no_speaker:
-        return _without_speaker(part) if isinstance(part, TextPart) else None
-    return part
+        return _without_speaker(content_part) if isinstance(content_part, TextPart) else None
+    return content_part
 
 
-def _without_speaker(part: TextPart) -> TextPart:
-    lines = [line for line in part.text.split("\n") if not line.startswith("Speaker:")]
+def _without_speaker(text_part: TextPart) -> TextPart:
+    lines = [line for line in text_part.text.split("\n") if not line.startswith("Speaker:")]
     return TextPart(text="\n".join(lines).rstrip("\n"))

@@ -24,7 +24,7 @@ Policy = Literal["cut", "refuse"]
 class Fitting(StrEnum):
     """Actions by which a sample was made to fit."""
 
-    WHOLE = "whole"
+    COMPLETE = "whole"
     FEWER_TURNS = "fewer turns"
     CUT_SHORT = "cut short"
     REFUSED = "refused"
@@ -56,7 +56,7 @@ def plan_fit(
     spans = template.layout(messages, sizes)
     rows = sum(span.rows for span in spans)
     if rows <= max_length:
-        return FitPlan(Fitting.WHOLE, rows, len(messages))
+        return FitPlan(Fitting.COMPLETE, rows, len(messages))
     if policy == "refuse":
         return FitPlan(Fitting.REFUSED, 0, 0)
     if boundary := _chunk_boundary(spans, max_length):
@@ -82,36 +82,44 @@ def fit_stream(
     Raises:
         ValueError: as `Template.compile`.
     """
-    plan = plan_fit(template, messages, [size_of(part) for part in audio], max_length, policy)
+    plan = plan_fit(template, messages, [size_of(audio_input) for audio_input in audio], max_length, policy)
     if plan.fitting == Fitting.REFUSED:
         return None, plan
-    kept = messages[: plan.num_messages]
-    parts = sum(isinstance(part, AudioPart) for message in kept for part in message.content)
-    stream = template.compile(kept, audio[:parts])
-    return (_cut(stream, plan.rows, template.audio_eos) if len(stream) > plan.rows else stream), plan
+    fitting_messages = messages[: plan.num_messages]
+    parts = sum(
+        isinstance(content_part, AudioPart)
+        for message in fitting_messages
+        for content_part in message.content
+    )
+    stream = template.compile(fitting_messages, audio[:parts])
+    return (_cut_stream(stream, plan.rows, template.audio_eos) if len(stream) > plan.rows else stream), plan
 
 
-def _cut(stream: TokenStream, rows: int, audio_eos: int) -> TokenStream:
+def _cut_stream(stream: TokenStream, rows: int, audio_eos: int) -> TokenStream:
     """The first rows; where they end inside of an audio part, its EOS are no targets."""
     cut = {name: value[:rows].clone() for name, value in stream.__dict__.items() if isinstance(value, Tensor)}
-    heard = int((stream.kinds_S[:rows] == Kind.FEATURE).sum())
-    kept = TokenStream(**cut, features=_first_windows(stream.features, heard), kept=min(stream.kept, rows))
+    feature_rows = int((stream.kinds_S[:rows] == Kind.FEATURE).sum())
+    shortened_stream = TokenStream(
+        **cut,
+        features=_first_windows(stream.features, feature_rows),
+        pinned_rows=min(stream.pinned_rows, rows),
+    )
     if int(stream.kinds_S[rows]) == Kind.AUDIO_OUT == int(stream.kinds_S[rows - 1]):
-        others = (kept.kinds_S != Kind.AUDIO_OUT).nonzero()
-        start = int(others[-1]) + 1 if len(others) else 0
-        part_FK = kept.audio_targets_SK[start:]
+        non_audio_rows = (shortened_stream.kinds_S != Kind.AUDIO_OUT).nonzero()
+        start = int(non_audio_rows[-1]) + 1 if len(non_audio_rows) else 0
+        part_FK = shortened_stream.audio_targets_SK[start:]
         part_FK[part_FK == audio_eos] = IGNORE
-    return kept
+    return shortened_stream
 
 
 def _first_windows(windows: Sequence[FeatureWindow], rows: int) -> tuple[FeatureWindow, ...]:
     """The windows of the first rows; of the last one, its first rows alone are given to the model."""
-    kept: list[FeatureWindow] = []
+    first_windows: list[FeatureWindow] = []
     for window in windows:
         if rows > 0:
-            kept.append(window._replace(rows=min(window.rows, rows)))
+            first_windows.append(window._replace(rows=min(window.rows, rows)))
             rows -= window.rows
-    return tuple(kept)
+    return tuple(first_windows)
 
 
 def _turn_ends(messages: Sequence[Message], spans: Sequence[RowSpan]) -> dict[int, int]:
@@ -127,20 +135,20 @@ def _turn_ends(messages: Sequence[Message], spans: Sequence[RowSpan]) -> dict[in
 
 def _chunk_boundary(spans: Sequence[RowSpan], max_length: int) -> tuple[int, int] | None:
     """Rows up to the last end of an action that fits, and the messages up to there; None where there is none."""
-    end, found = 0, None
+    end, boundary = 0, None
     for span in spans:
         end += span.rows
         if span.ends_action and end <= max_length:
-            found = end, span.message + 1
-    return found
+            boundary = end, span.message + 1
+    return boundary
 
 
 def _teaches(spans: Sequence[RowSpan], rows: int, num_codebooks: int) -> bool:
     """Return whether the first rows hold a target besides marks: a text token, or a code of every codebook."""
     start = 0
     for span in spans:
-        least = 1 if span.kind == Kind.TEXT else num_codebooks + 1
-        if span.is_target and span.is_content and span.rows and start + least <= rows:
+        min_rows = 1 if span.kind == Kind.TEXT else num_codebooks + 1
+        if span.is_target and span.is_content and span.rows and start + min_rows <= rows:
             return True
         start += span.rows
     return False

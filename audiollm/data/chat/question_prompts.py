@@ -80,7 +80,11 @@ def answer_form(sample: Sample) -> AnswerForm:
     """
     wording = " ".join(text for role in ("system", "user") for text in sample.texts(role))
     if sample.messages[-1].role == "assistant":
-        wording += " ".join(part.text for part in sample.messages[-1].content if isinstance(part, TextPart))
+        wording += " ".join(
+            content_part.text
+            for content_part in sample.messages[-1].content
+            if isinstance(content_part, TextPart)
+        )
     if "<answer>" in wording:
         return "tags"
     return "boxed" if r"\boxed" in wording else "free"

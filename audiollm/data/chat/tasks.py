@@ -46,7 +46,7 @@ class TaskTemplate(BaseModel):
                     raise ValueError(f"phrasing {number}: a message is one `role: text`")
                 for role, text in message.items():
                     try:
-                        _pieces(text)
+                        _split_phrasing(text)
                     except ValueError as error:
                         raise ValueError(f"phrasing {number}, {role}: {error}") from None
         return phrasings
@@ -64,7 +64,11 @@ class TaskTemplate(BaseModel):
         """The fields that each phrasing uses."""
         return tuple(
             frozenset(
-                name for message in chat for text in message.values() for _, name in _pieces(text) if name
+                name
+                for message in chat
+                for text in message.values()
+                for _, name in _split_phrasing(text)
+                if name
             )
             for chat in self.phrasings
         )
@@ -74,9 +78,11 @@ class TaskTemplate(BaseModel):
         """The fields without which no phrasing can be filled."""
         return frozenset.intersection(*self.fields)
 
-    def lacks(self, given: set[str]) -> frozenset[str]:
+    def lacks(self, available_fields: set[str]) -> frozenset[str]:
         """Return the fields missing for the nearest phrasing; empty where a phrasing can be filled."""
-        return min((needed - given for needed in self.fields), key=lambda lack: (len(lack), sorted(lack)))
+        return min(
+            (needed - available_fields for needed in self.fields), key=lambda lack: (len(lack), sorted(lack))
+        )
 
 
 def load_tasks(path: Path | None = None) -> dict[str, TaskTemplate]:
@@ -85,11 +91,11 @@ def load_tasks(path: Path | None = None) -> dict[str, TaskTemplate]:
     Raises:
         ConfigError: no such file, not YAML, or a task that is not one; it names file, line, task and key.
     """
-    tasks = _read(BUILT_IN)
+    tasks = _read_task_file(BUILT_IN)
     if path is not None:
         if not path.is_file():
             raise ConfigError("no such file of tasks", str(path), f"{BUILT_IN} shows how they read")
-        tasks |= _read(path)
+        tasks |= _read_task_file(path)
     return tasks
 
 
@@ -108,25 +114,27 @@ def fill_task(
     Raises:
         ValueError: fields that are missing, empty, or a text where a recording must be and the reverse.
     """
-    given = {name for name, value in fields.items() if value is not None}
-    lacking = task.lacks(given)
+    available_fields = {name for name, value in fields.items() if value is not None}
+    lacking = task.lacks(available_fields)
     if lacking:
         raise ValueError(f"sample {id}: task {task.name} needs {', '.join(sorted(lacking))}")
-    possible = [number for number, needed in enumerate(task.fields) if needed <= given]
-    most = max(len(task.fields[number]) for number in possible)
-    drawn = [number for number in possible if len(task.fields[number]) == most]
-    chat = task.phrasings[drawn[_hash(f"{seed}:{task.name}:{id}") % len(drawn)]]
+    possible = [number for number, needed in enumerate(task.fields) if needed <= available_fields]
+    max_fields = max(len(task.fields[number]) for number in possible)
+    candidates = [number for number in possible if len(task.fields[number]) == max_fields]
+    chat = task.phrasings[candidates[_hash_to_index(f"{seed}:{task.name}:{id}") % len(candidates)]]
     messages = []
     for message in chat:
         for role, text in message.items():
-            messages.append(Message(role=role, content=_fill(task, id, text, fields)))
+            messages.append(Message(role=role, content=_fill_phrasing(task, id, text, fields)))
     return Sample(id=id, messages=messages, task=task.name, metadata=dict(metadata or {}))
 
 
-def _fill(task: TaskTemplate, id: str, template: str, fields: Mapping[str, FieldValue]) -> list[Part]:
+def _fill_phrasing(
+    task: TaskTemplate, id: str, template: str, fields: Mapping[str, FieldValue]
+) -> list[Part]:
     """A message's parts; neighbouring texts become one, empty ones are left out."""
     parts: list[Part] = []
-    for literal, name in _pieces(template):
+    for literal, name in _split_phrasing(template):
         added: list[Part] = [TextPart(text=literal)]
         if name is not None:
             value = fields[name]
@@ -138,16 +146,16 @@ def _fill(task: TaskTemplate, id: str, template: str, fields: Mapping[str, Field
                 added.append(TextPart(text=value))
             else:
                 added += [value] if isinstance(value, AudioPart) else value
-        for part in added:
+        for content_part in added:
             last = parts[-1] if parts else None
-            if isinstance(part, TextPart) and isinstance(last, TextPart):
-                parts[-1] = TextPart(text=last.text + part.text)
-            elif not isinstance(part, TextPart) or part.text:
-                parts.append(part)
+            if isinstance(content_part, TextPart) and isinstance(last, TextPart):
+                parts[-1] = TextPart(text=last.text + content_part.text)
+            elif not isinstance(content_part, TextPart) or content_part.text:
+                parts.append(content_part)
     return parts
 
 
-def _pieces(template: str) -> list[tuple[str, str | None]]:
+def _split_phrasing(template: str) -> list[tuple[str, str | None]]:
     """(text, name of the field after it) of a template.
 
     Raises:
@@ -163,22 +171,22 @@ def _pieces(template: str) -> list[tuple[str, str | None]]:
     return pieces
 
 
-def _read(path: Path) -> dict[str, TaskTemplate]:
+def _read_task_file(path: Path) -> dict[str, TaskTemplate]:
     document = load_document(path)
-    return {str(name): _task(str(name), value, document) for name, value in document.data.items()}
+    return {str(name): _parse_task(str(name), value, document) for name, value in document.data.items()}
 
 
-def _task(name: str, value: Any, document: Document) -> TaskTemplate:
+def _parse_task(name: str, value: Any, document: Document) -> TaskTemplate:
     if not isinstance(value, dict) or "name" in value:
-        known = [key for key in TaskTemplate.model_fields if key != "name"]
-        raise ConfigError(f"{name}: a task has the keys {', '.join(known)}", document.where((name,)))
+        task_keys = [key for key in TaskTemplate.model_fields if key != "name"]
+        raise ConfigError(f"{name}: a task has the keys {', '.join(task_keys)}", document.where((name,)))
     try:
         return TaskTemplate.model_validate({"name": name, **value})
     except ValidationError as error:
         # a misspelt key is both unknown and missing: the former says which it is
         problems = sorted(error.errors(include_url=False), key=lambda p: p["type"] != "extra_forbidden")
         problem = problems[0]
-        path = (name, *(part for part in problem["loc"] if part != "[key]"))
+        path = (name, *(key for key in problem["loc"] if key != "[key]"))
         remedy = (
             suggestion(str(path[-1]), TaskTemplate.model_fields)
             if problem["type"] == "extra_forbidden"
@@ -188,5 +196,5 @@ def _task(name: str, value: Any, document: Document) -> TaskTemplate:
         raise ConfigError(f"{show_path(path)}: {message}", document.where(path), remedy) from None
 
 
-def _hash(text: str) -> int:
+def _hash_to_index(text: str) -> int:
     return int(sha256(text.encode()).hexdigest()[:16], 16)

@@ -57,7 +57,7 @@ class TokenStream:
     audio_targets_SK: Tensor
     features: tuple[FeatureWindow, ...] = ()
     """The windows whose rows are those of the kind `FEATURE`, in their order."""
-    kept: int = 0
+    pinned_rows: int = 0
     """First rows that a model with a sliding window sees from everywhere; 0: the window forgets all alike."""
 
     def __len__(self) -> int:
@@ -165,9 +165,9 @@ class Template:
             speaking, streamed = message.role == "assistant", is_streamed(messages, number)
             is_target = speaking and message.weight > 0
             spans.append(self._mark(style.header(message.role), number))
-            for part in message.content[:-1] if streamed else message.content:
-                if isinstance(part, TextPart):
-                    ids = self._content_ids(part.text, message.role)
+            for content_part in message.content[:-1] if streamed else message.content:
+                if isinstance(content_part, TextPart):
+                    ids = self._content_ids(content_part.text, message.role)
                     spans.append(RowSpan(Kind.TEXT, ids, len(ids), is_target, True, number))
                     continue
                 if not remaining:
@@ -210,10 +210,10 @@ class Template:
         return self._fill([*spans, *(self._mark(text, len(messages)) for text in opened)], audio)
 
     def _checked_layout(self, messages: Sequence[Message], audio: Sequence[PartAudio]) -> list[RowSpan]:
-        for part in audio:
-            if not isinstance(part, ClipFeatures):
-                self.check_codes(part)
-        return self.layout(messages, [size_of(part) for part in audio])
+        for audio_input in audio:
+            if not isinstance(audio_input, ClipFeatures):
+                self.check_codes(audio_input)
+        return self.layout(messages, [size_of(audio_input) for audio_input in audio])
 
     def _fill(self, spans: Iterable[RowSpan], audio: Sequence[PartAudio]) -> TokenStream:
         spans, remaining = list(spans), list(audio)
@@ -229,7 +229,7 @@ class Template:
         audio_targets_SK = torch.full_like(codes_SK, IGNORE)
         start = 0
         heard_KT = codes_SK[:0].T
-        kept = 0
+        pinned_rows = 0
         for span in spans:
             end = start + span.rows
             kinds_S[start:end] = int(span.kind)
@@ -237,29 +237,29 @@ class Template:
                 if span.heard_from == 0:
                     first = remaining.pop(0)
                     assert isinstance(first, Tensor)  # the layout refuses features
-                    heard_KT, kept = first, kept or start
+                    heard_KT, pinned_rows = first, pinned_rows or start
                 codes_SK[start:end] = heard_KT[:, span.heard_from : span.heard_from + span.rows].T
                 start = end
                 continue
-            part = None if span.kind == Kind.TEXT else remaining.pop(0)
-            if isinstance(part, ClipFeatures):
-                features += part.windows
-            elif part is not None:
-                codes_SK[start:end] = delay(part, self.audio_bos, self.audio_eos)
+            audio_input = None if span.kind == Kind.TEXT else remaining.pop(0)
+            if isinstance(audio_input, ClipFeatures):
+                features += audio_input.windows
+            elif audio_input is not None:
+                codes_SK[start:end] = delay(audio_input, self.audio_bos, self.audio_eos)
                 if span.is_target:
-                    audio_targets_SK[start:end] = delay_targets(part, self.audio_eos)
+                    audio_targets_SK[start:end] = delay_targets(audio_input, self.audio_eos)
             start = end
         text_ids_S, text_targets_S = (torch.tensor(ids, dtype=torch.long) for ids in (text_ids, text_targets))
         return TokenStream(
-            text_ids_S, codes_SK, kinds_S, text_targets_S, audio_targets_SK, tuple(features), kept
+            text_ids_S, codes_SK, kinds_S, text_targets_S, audio_targets_SK, tuple(features), pinned_rows
         )
 
     def stream_prompt(self, messages: Sequence[Message], audio: Sequence[PartAudio] = ()) -> TokenStream:
         """The messages, then an opened stream that is about to hear: the kept prefix, ends with `<|audio_bos|>`."""
         spans = self._checked_layout(messages, audio)
         opened = [self._style.header("user"), tokens.AUDIO_BOS]
-        made = self._fill([*spans, *(self._mark(text, len(messages)) for text in opened)], audio)
-        return replace(made, kept=len(made))
+        stream = self._fill([*spans, *(self._mark(text, len(messages)) for text in opened)], audio)
+        return replace(stream, pinned_rows=len(stream))
 
     def _stream(self, messages: Sequence[Message], number: int, remaining: list[PartSize]) -> list[RowSpan]:
         """Lay out the chunks of a stream and the actions after them."""
@@ -278,16 +278,16 @@ class Template:
             raise ValueError(
                 f"{len(actions)} actions for {chunks} chunks: {frames} frames in chunks of {message.chunk_frames}"
             )
-        heard, ending = self._mark_ids[tokens.AUDIO_IN], self._mark_ids[self._style.end_of_turn]
+        audio_in_ids, ending = self._mark_ids[tokens.AUDIO_IN], self._mark_ids[self._style.end_of_turn]
         is_learned = message.weight > 0
         spans: list[RowSpan] = []
         for place, action in enumerate(actions):
             first = place * message.chunk_frames
             rows = min(message.chunk_frames, frames - first)
-            spans.append(RowSpan(Kind.AUDIO_IN, heard, rows, False, True, number, heard_from=first))
-            for part in action:
-                if isinstance(part, TextPart):
-                    ids = self._content_ids(part.text, message.role)
+            spans.append(RowSpan(Kind.AUDIO_IN, audio_in_ids, rows, False, True, number, heard_from=first))
+            for content_part in action:
+                if isinstance(content_part, TextPart):
+                    ids = self._content_ids(content_part.text, message.role)
                     spans.append(RowSpan(Kind.TEXT, ids, len(ids), is_learned, True, number))
                 elif remaining:
                     spans += self._audio(remaining.pop(0), True, number, is_learned)
@@ -345,12 +345,12 @@ class Template:
     def _control(self) -> re.Pattern[str]:
         """Control tokens, which would forge a turn or an audio part if a text held them."""
         style = self._style
-        known = [
+        control_tokens = [
             *style.special_tokens,
             tokens.AUDIO_DELAY,
             *([style.end_of_message] if style.end_of_message else []),
         ]
-        return re.compile("|".join(re.escape(token) for token in known))
+        return re.compile("|".join(re.escape(token) for token in control_tokens))
 
     @cached_property
     def _mark_ids(self) -> dict[str, list[int]]:

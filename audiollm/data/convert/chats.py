@@ -53,7 +53,7 @@ def _convert(
             label = row_id(request.source, place)
             id = str(record["id"] if not is_missing(record.get("id"), is_name=True) else label)
             try:
-                yield _sample(request, id, record, turns(record))
+                yield _convert_chat(request, id, record, turns(record))
             except ValidationError as error:
                 yield bad_row(place, id, str(error.errors(include_url=False)[0]["msg"]))
             except KeyError as error:
@@ -66,28 +66,30 @@ def _convert(
     return SourceRows(len(rows.rows), results(), rows.notes)
 
 
-def _sample(
+def _convert_chat(
     request: ConversionRequest, id: str, record: Mapping[str, Any], turns: Sequence[SourceTurn]
 ) -> Sample:
     listed = record.get("audios") or record.get("audio") or []
     sounds = [request.audio_part(str(name)) for name in ([listed] if isinstance(listed, str) else listed)]
-    messages = messages_of(turns, sounds, lambda value: _file(request, value))
+    messages = messages_of(turns, sounds, lambda value: _make_file_part(request, value))
     answers = [message for message in messages if message.role == "assistant"]
     if not any(message.weight for message in answers):
         reason = "every assistant's turn has weight 0" if answers else "no assistant's turn"
         raise ValueError(f"{reason}: nothing to learn from it")
-    has_audio = any(isinstance(part, AudioPart) for message in messages for part in message.content)
+    has_audio = any(
+        isinstance(content_part, AudioPart) for message in messages for content_part in message.content
+    )
     task = request.task.name if request.task else ("audio_qa" if has_audio else "text")
-    return Sample(id=id, messages=messages, task=task, metadata=_metadata(request, record))
+    return Sample(id=id, messages=messages, task=task, metadata=_collect_chat_metadata(request, record))
 
 
-def _file(request: ConversionRequest, value: Any) -> AudioPart:
+def _make_file_part(request: ConversionRequest, value: Any) -> AudioPart:
     if not isinstance(value, str) or value.startswith("data:"):
         raise ValueError("audio that is no file: save it to one first")
     return request.audio_part(value)
 
 
-def _metadata(request: ConversionRequest, record: Mapping[str, Any]) -> dict[str, Any]:
+def _collect_chat_metadata(request: ConversionRequest, record: Mapping[str, Any]) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     if record.get("kto_tag") is not None:
         if not isinstance(record["kto_tag"], bool):

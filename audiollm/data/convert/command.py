@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from audiollm.data.records.sample import Sample
     from audiollm.errors import BadSample
 
-SHOWN = 5
+MAX_PRINTED_ROWS = 5
 """Rows set aside that are also printed."""
 
 
@@ -203,8 +203,15 @@ def convert(
         )
     if tasks is not None and task is None:
         raise ConfigError("no task of it is named", "--tasks", "name one with --task")
-    given = {"--prompt": prompt, "--max-words": max_words, "--count": count, "--held-out": held_out}
-    if kind not in _QUESTIONS and (named := [name for name, value in given.items() if value is not None]):
+    question_options = {
+        "--prompt": prompt,
+        "--max-words": max_words,
+        "--count": count,
+        "--held-out": held_out,
+    }
+    if kind not in _QUESTIONS and (
+        named := [name for name, value in question_options.items() if value is not None]
+    ):
         raise ConfigError(f"{kind.value} has no questions with options", named[0], "leave it out")
     if "{max_words}" not in prompt_text(prompt or PLAIN) and max_words is not None:
         raise ConfigError("this prompt asks for no thought of so many words", "--max-words", "leave it out")
@@ -215,12 +222,12 @@ def convert(
         out=out,
         audio=audio or (source if source.is_dir() else source.parent),
         columns=_columns(columns),
-        task=_task(kind, task, tasks),
+        task=_select_task(kind, task, tasks),
         seed=seed,
         asking=QuestionAsking(prompt or PLAIN, max_words or MAX_WORDS, count, held_out or 0.0),
     )
     rows = _converters()[kind](request)
-    _run(request, rows, strict, Console())
+    _write_conversion(request, rows, strict, Console())
 
 
 # Private
@@ -258,24 +265,24 @@ def _converters() -> dict[SourceKind, Converter]:
     }
 
 
-def _run(request: ConversionRequest, rows: SourceRows, strict: bool, console: Console) -> None:
+def _write_conversion(request: ConversionRequest, rows: SourceRows, strict: bool, console: Console) -> None:
     from audiollm.data.convert.recordings import LengthSurvey
     from audiollm.data.records.sample import Sample
 
     bad: list[BadSample] = []
     aside = request.out.with_name(f"{request.out.stem}.set_aside.jsonl")
     lengths = LengthSurvey(request.out.parent)
-    written = 0
+    num_written = 0
     for note in rows.notes:
         console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
     try:
         with atomic_path(request.out) as temporary, temporary.open("w", encoding="utf-8") as file:
             for sample in _good(rows, bad, strict, console):
                 file.write(sample.model_dump_json() + "\n")
-                written += 1
+                num_written += 1
                 if isinstance(sample, Sample):
                     lengths.add(sample)
-            if not written:
+            if not num_written:
                 reason = f": {bad[0]}" if bad else ""
                 raise ConfigError(
                     f"the source has no usable sample{reason}{links_note(request.source)}",
@@ -289,15 +296,15 @@ def _run(request: ConversionRequest, rows: SourceRows, strict: bool, console: Co
             write_jsonl(aside, (row_of(row, "convert") for row in bad))
         else:
             aside.unlink(missing_ok=True)
-    made = "samples" if rows.makes_samples else "recordings, for compose_streams"
-    console.print(f"{request.out}: {written} {made}", highlight=False, soft_wrap=True)
-    for text in [lengths.sentence(), *lengths.differences[:SHOWN]]:
+    item_noun = "samples" if rows.makes_samples else "recordings, for compose_streams"
+    console.print(f"{request.out}: {num_written} {item_noun}", highlight=False, soft_wrap=True)
+    for text in [lengths.sentence(), *lengths.differences[:MAX_PRINTED_ROWS]]:
         if text is not None:
             console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
     for remark, count in (rows.remarks or {}).items():
         text = f"{remark} in {count} of the rows"
         console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
-    for row in bad[:SHOWN]:
+    for row in bad[:MAX_PRINTED_ROWS]:
         console.print(f"set aside  {row}", style="yellow", highlight=False, markup=False, soft_wrap=True)
     if bad:
         text = f"{len(bad)} set aside in all: {aside}"
@@ -326,8 +333,8 @@ def _good(
                 yield result
 
 
-def _columns(given: str | None) -> dict[str, str]:
-    pairs = [pair.partition("=") for pair in (given or "").split(",") if pair.strip()]
+def _columns(option: str | None) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in (option or "").split(",") if pair.strip()]
     for field, equals, column in pairs:
         if not (field.strip() and equals and column.strip()):
             raise ConfigError(
@@ -336,12 +343,12 @@ def _columns(given: str | None) -> dict[str, str]:
     return {field.strip(): column.strip() for field, _, column in pairs}
 
 
-def _task(kind: SourceKind, name: str | None, path: Path | None) -> TaskTemplate | None:
+def _select_task(kind: SourceKind, name: str | None, path: Path | None) -> TaskTemplate | None:
     from audiollm.data.chat.tasks import load_tasks
 
-    known = load_tasks(path)
+    tasks = load_tasks(path)
     if name is None and kind in (*_CHATS, *_QUESTIONS, *_TRANSLATIONS):
         return None
-    if (name or "tts") not in known:
-        raise ConfigError(f"{name}: no such task", "--task", suggestion(str(name), list(known)))
-    return known[name or "tts"]
+    if (name or "tts") not in tasks:
+        raise ConfigError(f"{name}: no such task", "--task", suggestion(str(name), list(tasks)))
+    return tasks[name or "tts"]

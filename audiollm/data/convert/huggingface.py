@@ -26,8 +26,8 @@ _SHARD = re.compile(r"([-_.]\d+)?([-_.]of[-_.]\d+)?$")
 def huggingface(request: ConversionRequest) -> SourceRows:
     """The rows of all splits; a sample's split is in its metadata."""
     splits = open_splits(request.source)
-    known = [getattr(dataset, "num_rows", None) for dataset in splits.values()]
-    total = None if None in known else sum(count for count in known if count is not None)
+    split_sizes = [getattr(dataset, "num_rows", None) for dataset in splits.values()]
+    total = None if None in split_sizes else sum(count for count in split_sizes if count is not None)
     names = list(dict.fromkeys(name for dataset in splits.values() for name in column_names(dataset)))
     columns = find_columns(names, request.columns, str(request.source))
     return SourceRows(total, _all(request, splits, columns), (columns_note(columns, names),))
@@ -159,10 +159,10 @@ def _all(
             place = f"{request.source} {split}[{number}]".replace(" [", "[")
             label = row_label(request.source, split, number)
             values = {field: row.get(column) for field, column in columns.items()}
-            yield _sample(request, place, label, split, values)
+            yield _convert_dataset_row(request, place, label, split, values)
 
 
-def _sample(
+def _convert_dataset_row(
     request: ConversionRequest, place: str, label: str, split: str, values: Mapping[str, Any]
 ) -> Sample | BadSample:
     id = label if is_missing(values.get("id"), is_name=True) else str(values["id"])
@@ -172,13 +172,13 @@ def _sample(
             if name == "audio" or is_recording(value):
                 fields[name] = recording_part(request, label if name == "audio" else f"{label}-{name}", value)
             elif isinstance(value, str | int | float) and name != "id" and not is_missing(value):
-                fields[name] = _as_text(name, value)
+                fields[name] = _value_as_text(name, value)
     except ValueError as error:
         return bad_row(place, id, str(error))
     return request.sample(place, id, fields)
 
 
-def _as_text(name: str, value: str | float) -> str:
+def _value_as_text(name: str, value: str | float) -> str:
     """A value as text; a number among names, such as 7.0 where pandas had numbers and NaN, without its fraction."""
     is_whole = name in NAME_FIELDS and isinstance(value, float) and value.is_integer()
     return str(int(value) if is_whole else value).strip()

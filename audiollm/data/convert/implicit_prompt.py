@@ -34,14 +34,17 @@ def split_prompt(chosen: Any, rejected: Any) -> tuple[list[dict[str, Any]], Any,
 # Private
 
 
-def _num_shared(one: Sequence[Any], other: Sequence[Any]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((number for number, (first, second) in pairs if first != second), min(len(one), len(other)))
+def _num_shared(first_items: Sequence[Any], second_items: Sequence[Any]) -> int:
+    pairs = enumerate(zip(first_items, second_items, strict=False))
+    return next(
+        (number for number, (first, second) in pairs if first != second),
+        min(len(first_items), len(second_items)),
+    )
 
 
 def _split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:
-    least = min(len(chosen.rstrip()), len(rejected.rstrip()))
-    end = min(_num_shared(chosen, rejected), max(0, least - 1))
+    shorter_length = min(len(chosen.rstrip()), len(rejected.rstrip()))
+    end = min(_num_shared(chosen, rejected), max(0, shorter_length - 1))
     while end and not (chosen[end - 1].isspace() or (chosen[end].isspace() and rejected[end].isspace())):
         end -= 1
     prompt = chosen[:end].rstrip()

@@ -33,9 +33,10 @@ def kaldi(request: ConversionRequest) -> SourceRows:
     """The utterances of a folder, in the order of `text`; a folder that is named after a held-out split is held out."""
     folder = request.source
     tables = {
-        name: _entries(folder / name) for name in ("wav.scp", "text", "segments", "utt2spk", "utt2lang")
+        name: _read_kaldi_table(folder / name)
+        for name in ("wav.scp", "text", "segments", "utt2spk", "utt2lang")
     }
-    genders = _entries(folder / "spk2gender")
+    genders = _read_kaldi_table(folder / "spk2gender")
     for name in ("wav.scp", "text"):
         if not tables[name]:
             raise ConfigError(
@@ -57,7 +58,7 @@ def kaldi(request: ConversionRequest) -> SourceRows:
 # Private
 
 
-def _entries(path: Path) -> dict[str, _Entry]:
+def _read_kaldi_table(path: Path) -> dict[str, _Entry]:
     """The lines of a file by their first word; none where there is no file.
 
     Raises:
@@ -109,13 +110,13 @@ def _utterance(
     if is_split(request.source.name):
         fields["split"] = known_split(place, request.source.name)
     try:
-        path = _file(tables["wav.scp"][recording].words)
+        path = _read_wav_entry(tables["wav.scp"][recording].words)
     except ValueError as error:
         return bad_row(tables["wav.scp"][recording].place, id, str(error))
     return recorded_sample(request, place, id, fields, path)
 
 
-def _file(entry: str) -> str:
+def _read_wav_entry(entry: str) -> str:
     """
     Raises:
         ValueError: the entry is a command that does more than decode a file, or a place in an archive.

@@ -41,26 +41,26 @@ def lhotse(request: ConversionRequest) -> SourceRows:
 def _cuts(request: ConversionRequest, lines: Sequence[bytes]) -> Iterator[Sample | BadSample]:
     files = _ChannelFiles(request)
     for number, line in enumerate(lines, start=1):
-        place, known = f"{request.source}:{number}", ""
+        place, cut_id = f"{request.source}:{number}", ""
         try:
             cut = json.loads(line.decode("utf-8"))
-            known = str(cut["id"])
-            yield from _cut(request, files, place, cut)
+            cut_id = str(cut["id"])
+            yield from _convert_cut(request, files, place, cut)
         except UnicodeDecodeError:
-            yield BadSample(place, known, "is not UTF-8", "text encoding")
+            yield BadSample(place, cut_id, "is not UTF-8", "text encoding")
         except json.JSONDecodeError as error:
-            yield BadSample(place, known, f"wrong JSON: {error}", "wrong JSON")
+            yield BadSample(place, cut_id, f"wrong JSON: {error}", "wrong JSON")
         except KeyError as error:
-            yield bad_row(place, known, f"no cut of lhotse: it has no {error}")
+            yield bad_row(place, cut_id, f"no cut of lhotse: it has no {error}")
         except (TypeError, AttributeError) as error:
-            yield bad_row(place, known, f"no cut of lhotse ({error})")
+            yield bad_row(place, cut_id, f"no cut of lhotse ({error})")
         except AudioError as error:
-            yield bad_row(place, known, error.reason)
+            yield bad_row(place, cut_id, error.reason)
         except ValueError as error:
-            yield bad_row(place, known, first_line(error))
+            yield bad_row(place, cut_id, first_line(error))
 
 
-def _cut(
+def _convert_cut(
     request: ConversionRequest, files: _ChannelFiles, place: str, cut: Mapping[str, Any]
 ) -> Iterator[Sample | BadSample]:
     kind = cut.get("type", "MonoCut")
@@ -72,7 +72,7 @@ def _cut(
     for supervision in supervisions:
         id = str(cut["id"] if len(supervisions) == 1 else f"{cut['id']}/{supervision['id']}")
         try:
-            fields = _fields(supervision)
+            fields = _read_supervision_fields(supervision)
             speaker = fields.get("speaker")
             audio = _recording(request, files, cut, supervision)
             fields["audio"] = audio.model_copy(update={"speaker": speaker})
@@ -82,7 +82,7 @@ def _cut(
         yield request.sample(place, id, fields)
 
 
-def _fields(supervision: Mapping[str, Any]) -> dict[str, FieldValue]:
+def _read_supervision_fields(supervision: Mapping[str, Any]) -> dict[str, FieldValue]:
     named = {key: supervision.get(key) for key in ("text", "speaker", "language", "gender")}
     values = {**(supervision.get("custom") or {}), **named}
     return {
@@ -105,8 +105,8 @@ def _recording(
     if start_s >= length_s or end_s <= 0:
         raise ValueError(f"the supervision begins at {start_s:g} s of a recording of {length_s:g} s")
     path = request.audio_part(str(source["source"])).path
-    part = files.file_of(path, channel, [int(number) for number in source.get("channels") or [0]])
-    return AudioPart(path=part, start_s=start_s, end_s=None if end_s > length_s - _EDGE_S else end_s)
+    channel_path = files.file_of(path, channel, [int(number) for number in source.get("channels") or [0]])
+    return AudioPart(path=channel_path, start_s=start_s, end_s=None if end_s > length_s - _EDGE_S else end_s)
 
 
 def _channel(cut: Mapping[str, Any], supervision: Mapping[str, Any]) -> int:
@@ -147,30 +147,30 @@ class _ChannelFiles:
     def __init__(self, request: ConversionRequest) -> None:
         self._request = request
         self._num_channels: dict[str, int] = {}
-        self._written: set[str] = set()
+        self._saved_names: set[str] = set()
 
-    def file_of(self, shown: str, channel: int, channels: Sequence[int]) -> str:
+    def file_of(self, listed_path: str, channel: int, channels: Sequence[int]) -> str:
         """The file itself where it has one channel, or else the one that holds the channel alone.
 
         Args:
-            shown: the file as the manifest names it.
+            listed_path: the file as the manifest names it.
             channels: the numbers that lhotse gives the file's channels, in their order.
         """
         folder = self._request.out.parent
-        path = Path(shown) if Path(shown).is_absolute() else folder / shown
-        if shown not in self._num_channels:
-            self._num_channels[shown] = probe(path).num_channels
-        num_channels = self._num_channels[shown]
+        path = Path(listed_path) if Path(listed_path).is_absolute() else folder / listed_path
+        if listed_path not in self._num_channels:
+            self._num_channels[listed_path] = probe(path).num_channels
+        num_channels = self._num_channels[listed_path]
         if num_channels == 1:
-            return shown
+            return listed_path
         # a file of two channels may be listed by the one that its cuts are about
         place = channels.index(channel) if len(channels) == num_channels else channel
         if place >= num_channels:
             raise ValueError(f"{path.name} has {num_channels} channels, and no channel {channel}")
-        stem = safe_name(Path(shown).with_suffix("").as_posix())
+        stem = safe_name(Path(listed_path).with_suffix("").as_posix())
         name = f"{self._request.out.stem}_audio/{stem}.channel{channel}.flac"
-        if name not in self._written:
+        if name not in self._saved_names:
             sound = load(path)
             save(folder / name, sound.samples_CN[place : place + 1], sound.sample_rate)
-            self._written.add(name)
+            self._saved_names.add(name)
         return name

@@ -134,14 +134,14 @@ def cell_value(name: str, cell: str | None) -> Any:
 # Private
 
 
-def _pair(fields: Fields) -> list[GivenAnswer]:
-    given = []
+def _read_pair_answers(fields: Fields) -> list[GivenAnswer]:
+    answers = []
     for rank, name in enumerate(("chosen", "rejected"), start=1):
         judged: dict[str, Any] = {"rank": rank}
         if f"score_{name}" in fields:
             judged["score"] = plain_number(f"score_{name}", fields[f"score_{name}"])
-        given.append(GivenAnswer(name, fields.get(name), fields.get(f"{name}_audio"), judged))
-    return given
+        answers.append(GivenAnswer(name, fields.get(name), fields.get(f"{name}_audio"), judged))
+    return answers
 
 
 def _single(fields: Fields) -> list[GivenAnswer]:
@@ -154,8 +154,8 @@ def _single(fields: Fields) -> list[GivenAnswer]:
 
 
 def _steps(fields: Fields) -> list[GivenAnswer]:
-    texts = _list("completions", fields["completions"])
-    labels = _list("labels", fields["labels"], len(texts), "wrong scores of steps")
+    texts = _require_list("completions", fields["completions"])
+    labels = _require_list("labels", fields["labels"], len(texts), "wrong scores of steps")
     for text in texts:
         if not isinstance(text, str):
             raise WrongField("completions", f"the text of a step is expected, not {text!r:.60}")
@@ -166,36 +166,42 @@ def _steps(fields: Fields) -> list[GivenAnswer]:
 
 
 def _scored(fields: Fields) -> list[GivenAnswer]:
-    given = _answers("completions", fields.get("completions"), fields.get("completions_audio"))
+    answers = _answers("completions", fields.get("completions"), fields.get("completions_audio"))
     if "scores" in fields:
-        scores = _list("scores", fields["scores"], len(given))
-        given = [
-            _judge(one, score=plain_number("scores", score)) for one, score in zip(given, scores, strict=True)
+        scores = _require_list("scores", fields["scores"], len(answers))
+        answers = [
+            _judge(answer, score=plain_number("scores", score))
+            for answer, score in zip(answers, scores, strict=True)
         ]
     if "ranks" in fields:
-        ranks = _list("ranks", fields["ranks"], len(given))
-        given = [_judge(one, rank=_rank("ranks", rank)) for one, rank in zip(given, ranks, strict=True)]
-    if not all({"score", "rank"} & set(one.judged) for one in given):
+        ranks = _require_list("ranks", fields["ranks"], len(answers))
+        answers = [
+            _judge(answer, rank=_read_rank("ranks", rank))
+            for answer, rank in zip(answers, ranks, strict=True)
+        ]
+    if not all({"score", "rank"} & set(answer.judged) for answer in answers):
         reason = "not every answer has a score: give scores or ranks, in a column or in each object"
         raise WrongField("completions", reason, "no judgement")
-    return given
+    return answers
 
 
 def _ranked(fields: Fields) -> list[GivenAnswer]:
-    given = _answers("ranked", fields["ranked"], None)
-    return [_judge(one, rank=place) for place, one in enumerate(given, start=1)]
+    answers = _answers("ranked", fields["ranked"], None)
+    return [_judge(answer, rank=place) for place, answer in enumerate(answers, start=1)]
 
 
-def _judge(one: GivenAnswer, **judged: float) -> GivenAnswer:
-    return replace(one, judged={**one.judged, **judged})
+def _judge(answer: GivenAnswer, **judged: float) -> GivenAnswer:
+    return replace(answer, judged={**answer.judged, **judged})
 
 
 def _answers(name: str, answers: Any, sounds: Any) -> list[GivenAnswer]:
     """The answers of a list, with the recordings beside them: either list may be missing."""
     if answers is None:
-        answers = [None] * len(_list("completions_audio", sounds))
-    listed = _list(name, answers)
-    beside = [None] * len(listed) if sounds is None else _list("completions_audio", sounds, len(listed))
+        answers = [None] * len(_require_list("completions_audio", sounds))
+    listed = _require_list(name, answers)
+    beside = (
+        [None] * len(listed) if sounds is None else _require_list("completions_audio", sounds, len(listed))
+    )
     return [_listed_answer(name, answer, sound) for answer, sound in zip(listed, beside, strict=True)]
 
 
@@ -214,13 +220,13 @@ def _listed_answer(name: str, answer: Any, sound: Any) -> GivenAnswer:
     if score is not None:
         judged["score"] = plain_number(name, answer[score])
     if answer.get("rank") is not None:
-        judged["rank"] = _rank(name, answer["rank"])
+        judged["rank"] = _read_rank(name, answer["rank"])
     if origin is not None:
         judged["origin"] = str(answer[origin])
     used = {text, score, origin, "rank", "audio"}
-    rest = {key: value for key, value in answer.items() if key not in used and value is not None}
-    if rest:
-        judged["metadata"] = rest
+    metadata = {key: value for key, value in answer.items() if key not in used and value is not None}
+    if metadata:
+        judged["metadata"] = metadata
     return GivenAnswer(name, None if text is None else answer[text], held if sound is None else sound, judged)
 
 
@@ -228,7 +234,7 @@ def _first(record: Fields, keys: Sequence[str]) -> str | None:
     return next((key for key in keys if record.get(key) is not None), None)
 
 
-def _list(name: str, value: Any, size: int | None = None, kind: str = "unusable row") -> list[Any]:
+def _require_list(name: str, value: Any, size: int | None = None, kind: str = "unusable row") -> list[Any]:
     if not isinstance(value, list) or not value:
         raise WrongField(name, f"a list is expected, not {value!r:.60}", kind)
     if size is not None and len(value) != size:
@@ -236,7 +242,7 @@ def _list(name: str, value: Any, size: int | None = None, kind: str = "unusable 
     return value
 
 
-def _rank(name: str, value: Any) -> int:
+def _read_rank(name: str, value: Any) -> int:
     number = plain_number(name, value)
     if number != int(number) or number < 1:
         raise WrongField(name, f"a rank is a whole number, and 1 is the best, not {value!r:.60}")
@@ -250,7 +256,7 @@ def _flag(name: str, value: Any) -> bool:
 
 
 def _either(first: Sequence[str], second: Sequence[str]) -> tuple[frozenset[str], ...]:
-    return tuple(frozenset({one, other}) for one in first for other in second)
+    return tuple(frozenset({first_name, second_name}) for first_name in first for second_name in second)
 
 
 FORMS = (
@@ -267,7 +273,7 @@ FORMS = (
                 "margin",
             }
         ),
-        _pair,
+        _read_pair_answers,
         compares=True,
     ),
     RowForm((frozenset({"completions", "labels"}),), frozenset({"completions", "labels"}), _steps),

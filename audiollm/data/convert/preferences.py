@@ -70,7 +70,7 @@ def preferences(request: ConversionRequest) -> SourceRows:
     remarks: Counter[str] = Counter()
 
     def results() -> Iterator[Sample | BadSample]:
-        taken: set[str] = set()
+        used_ids: set[str] = set()
         for place, label, split, record in rows:
             if isinstance(record, BadRow):
                 yield bad_rows_sample(place, record)
@@ -94,9 +94,9 @@ def preferences(request: ConversionRequest) -> SourceRows:
                 continue
             if _is_reversed(converted):
                 remarks[_REVERSED] += 1
-            yield _with_free_id(converted, taken)
+            yield _with_free_id(converted, used_ids)
 
-    return SourceRows(total, results(), (*notes, *_notes(columns, names)), remarks=remarks)
+    return SourceRows(total, results(), (*notes, *_note_columns(columns, names)), remarks=remarks)
 
 
 # Private: rows
@@ -106,10 +106,10 @@ def _check_columns(columns: Mapping[str, str], names: Sequence[str], place: str)
     if any(form.fits(columns) for form in FORMS):
         return
     missing = next(
-        (other for name, other in _PARTNERS.items() if name in columns and other not in columns), None
+        (partner for name, partner in _PARTNERS.items() if name in columns and partner not in columns), None
     )
-    others = [column for name, column in columns.items() if name not in PREFERENCE_COLUMNS]
-    near = suggestion(missing, others) if missing and others else ""
+    extra_columns = [column for name, column in columns.items() if name not in PREFERENCE_COLUMNS]
+    near = suggestion(missing, extra_columns) if missing and extra_columns else ""
     forms = "; ".join(", ".join(sorted(form.needs[0])) for form in FORMS)
     remedy = f"{near} " if near.startswith("did") else ""
     raise ConfigError(
@@ -119,35 +119,42 @@ def _check_columns(columns: Mapping[str, str], names: Sequence[str], place: str)
     )
 
 
-def _notes(columns: Mapping[str, str], names: Sequence[str]) -> tuple[str, ...]:
-    others = [column for name, column in columns.items() if name not in PREFERENCE_COLUMNS]
+def _note_columns(columns: Mapping[str, str], names: Sequence[str]) -> tuple[str, ...]:
+    extra_columns = [column for name, column in columns.items() if name not in PREFERENCE_COLUMNS]
     unread = [name for name in names if name not in columns.values()]
     read = {name: column for name, column in columns.items() if name in PREFERENCE_COLUMNS}
     notes = [columns_note(read)] if read else []
-    notes += [f"columns of no meaning here, kept as metadata: {', '.join(others)}"] if others else []
+    notes += (
+        [f"columns of no meaning here, kept as metadata: {', '.join(extra_columns)}"] if extra_columns else []
+    )
     return (*notes, *([f"columns that others stand for, not read: {', '.join(unread)}"] if unread else []))
 
 
 def _is_reversed(sample: Sample) -> bool:
     """Return whether the scores of a pair contradict its order."""
     scores = {answer.rank: answer.score for answer in sample.answers}
-    chosen, rejected = scores.get(1), scores.get(2)
-    return len(scores) == 2 and chosen is not None and rejected is not None and chosen < rejected
+    chosen_score, rejected_score = scores.get(1), scores.get(2)
+    return (
+        len(scores) == 2
+        and chosen_score is not None
+        and rejected_score is not None
+        and chosen_score < rejected_score
+    )
 
 
-def _with_free_id(sample: Sample, taken: set[str]) -> Sample:
+def _with_free_id(sample: Sample, used_ids: set[str]) -> Sample:
     """The sample with a number behind an id that is taken: rows of one prompt often share an id."""
     free, number = sample.id, 1
-    while free in taken:
+    while free in used_ids:
         number += 1
         free = f"{sample.id}-{number}"
-    taken.add(free)
+    used_ids.add(free)
     return sample if free == sample.id else sample.model_copy(update={"id": free})
 
 
 def _converted(row: QuestionRow) -> Sample | BadSample:
     try:
-        return _sample(row)
+        return _convert_preference(row)
     except WrongField as error:
         reason = f"column {row.name(error.name)}: {error.reason}" if error.name else error.reason
         return BadSample(row.place, row.id, reason, error.kind)
@@ -156,7 +163,7 @@ def _converted(row: QuestionRow) -> Sample | BadSample:
         return BadSample(row.place, row.id, first_problem(error), kind)
 
 
-def _sample(row: QuestionRow) -> Sample:
+def _convert_preference(row: QuestionRow) -> Sample:
     fields = _with_prompt_apart(row.fields)
     form = next((form for form in FORMS if form.fits(fields)), None)
     if form is None:
@@ -164,59 +171,73 @@ def _sample(row: QuestionRow) -> Sample:
             row.name(name) for name in ANSWER_COLUMNS if name in row.columns and name not in fields
         )
         raise WrongField("", f"holds no judged answer; its empty columns: {expected}", "no judgement")
-    given = form.read(fields)
+    given_answers = form.read(fields)
     with in_field("messages" if "messages" in fields else "prompt"):
         messages = messages_of(question_turns(fields), listed_sounds(row, fields), row.recording)
     if not messages:
         raise WrongField("prompt", "there is none: name its column (--columns prompt=NAME)", "no prompt")
-    answers = [_answer(row, one) for one in given]
+    answers = [_answer(row, given_answer) for given_answer in given_answers]
     if form.compares:
-        _check_comparison(row, answers, given)
+        _check_comparison(row, answers, given_answers)
     sample = Sample(
-        id=row.id, messages=messages, task="text", answers=answers, metadata=_metadata(row, fields, form)
+        id=row.id,
+        messages=messages,
+        task="text",
+        answers=answers,
+        metadata=_collect_preference_metadata(row, fields, form),
     )
-    return sample.model_copy(update={"task": row.request.task.name if row.request.task else _task(sample)})
+    return sample.model_copy(
+        update={"task": row.request.task.name if row.request.task else _infer_sample_task(sample)}
+    )
 
 
-def _task(sample: Sample) -> str:
+def _infer_sample_task(sample: Sample) -> str:
     if sample.audio("user"):
         return "audio_qa"
     return "tts" if sample.audio_parts() else "text"
 
 
-def _check_comparison(row: QuestionRow, answers: Sequence[RatedAnswer], given: Sequence[GivenAnswer]) -> None:
+def _check_comparison(
+    row: QuestionRow, answers: Sequence[RatedAnswer], given_answers: Sequence[GivenAnswer]
+) -> None:
     if len(answers) < 2:
-        raise WrongField(given[0].name, "a list of one answer: a comparison needs two", "one answer")
+        raise WrongField(given_answers[0].name, "a list of one answer: a comparison needs two", "one answer")
     equal = find_equal(answers)
     if equal is not None:
-        first, other = (row.name(given[index].name) for index in equal)
+        first, second = (row.name(given_answers[index].name) for index in equal)
         where = (
-            f"{first} and {other}" if first != other else f"column {first}: answers {equal[0]} and {equal[1]}"
+            f"{first} and {second}"
+            if first != second
+            else f"column {first}: answers {equal[0]} and {equal[1]}"
         )
         raise WrongField(
             "", f"{where} are equal: give answers that differ, or leave the row out", "equal answers"
         )
 
 
-def _metadata(row: QuestionRow, fields: Mapping[str, Any], form: RowForm) -> dict[str, Any]:
+def _collect_preference_metadata(
+    row: QuestionRow, fields: Mapping[str, Any], form: RowForm
+) -> dict[str, Any]:
     """Fields that the form does not use, by their columns, and the split."""
     used = {*COMMON_COLUMNS, *form.uses}
-    kept = {row.name(name): plain_value(name, value) for name, value in fields.items() if name not in used}
+    metadata = {
+        row.name(name): plain_value(name, value) for name, value in fields.items() if name not in used
+    }
     if "margin" in fields and "margin" in form.uses:
-        kept["margin"] = plain_number("margin", fields["margin"])
+        metadata["margin"] = plain_number("margin", fields["margin"])
     if "split" in fields:
         if not isinstance(fields["split"], str):
             raise WrongField("split", f"a text is expected, not {fields['split']!r:.60}")
-        kept["split"] = fields["split"]
-    return kept
+        metadata["split"] = fields["split"]
+    return metadata
 
 
 # Private: the question
 
 
-def _with_prompt_apart(given: Mapping[str, Any]) -> dict[str, Any]:
+def _with_prompt_apart(row_fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields with the answers apart from conversations that end with them, and from prompts that they repeat."""
-    fields = dict(given)
+    fields = dict(row_fields)
     if "messages" in fields:
         return _with_last_turn_apart(fields)
     prompt, both = fields.get("prompt"), [fields.get("chosen"), fields.get("rejected")]
@@ -232,7 +253,7 @@ def _with_prompt_apart(given: Mapping[str, Any]) -> dict[str, Any]:
             return fields
         raise WrongField("", str(error), "no prompt") from None
     with in_field("chosen"):
-        if prompt and not any(str(prompt).strip() in _text_of(message) for message in shared):
+        if prompt and not any(str(prompt).strip() in _join_turn_text(message) for message in shared):
             raise WrongField("prompt", "is not in the messages that chosen and rejected begin with")
     return {**fields, "prompt": shared}
 
@@ -250,34 +271,38 @@ def _with_last_turn_apart(fields: dict[str, Any]) -> dict[str, Any]:
     return {**fields, "messages": messages[:-1], name: messages[-1]}
 
 
-def _text_of(message: Mapping[str, Any]) -> str:
+def _join_turn_text(message: Mapping[str, Any]) -> str:
     content = as_turn(message).content
-    return content if isinstance(content, str) else "".join(str(part.get("text") or "") for part in content)
+    return (
+        content
+        if isinstance(content, str)
+        else "".join(str(content_part.get("text") or "") for content_part in content)
+    )
 
 
 # Private: answers
 
 
-def _answer(row: QuestionRow, given: GivenAnswer) -> RatedAnswer:
-    judged = dict(given.judged)
+def _answer(row: QuestionRow, given_answer: GivenAnswer) -> RatedAnswer:
+    judged = dict(given_answer.judged)
     if "metadata" in judged:
         judged["metadata"] = {
-            key: plain_value(given.name, value) for key, value in judged["metadata"].items()
+            key: plain_value(given_answer.name, value) for key, value in judged["metadata"].items()
         }
     try:
-        with in_field(given.name):
-            return RatedAnswer(content=_content(row, given), **judged)
+        with in_field(given_answer.name):
+            return RatedAnswer(content=_build_answer_content(row, given_answer), **judged)
     except ValidationError as error:
         kind = _KINDS.get(error.errors()[0]["type"], "unusable row")
         reason = "the answer is empty" if kind == "empty answer" else first_problem(error)
-        raise WrongField(given.name, reason, kind) from None
+        raise WrongField(given_answer.name, reason, kind) from None
 
 
-def _content(row: QuestionRow, given: GivenAnswer) -> list[Part]:
+def _build_answer_content(row: QuestionRow, given_answer: GivenAnswer) -> list[Part]:
     """The parts of an answer: its text, with its recordings at the marks, or behind it."""
-    value, sound = given.value, given.sound
+    value, sound = given_answer.value, given_answer.sound
     listed = sound if isinstance(sound, list) else [] if sound is None else [sound]
-    beside = [row.recording(one) for one in listed]
+    beside = [row.recording(recording) for recording in listed]
     if is_recording(value):
         return [row.recording(value), *beside]
     if isinstance(value, Mapping):

@@ -79,7 +79,7 @@ def prompts(request: ConversionRequest) -> SourceRows:
 
 def _converted(row: QuestionRow) -> Sample | BadSample:
     try:
-        return _sample(row)
+        return _convert_prompt(row)
     except WrongField as error:
         reason = f"column {row.name(error.name)}: {error.reason}" if error.name else error.reason
         return BadSample(row.place, row.id, reason, error.kind)
@@ -87,7 +87,7 @@ def _converted(row: QuestionRow) -> Sample | BadSample:
         return BadSample(row.place, row.id, first_problem(error), "unusable row")
 
 
-def _sample(row: QuestionRow) -> Sample:
+def _convert_prompt(row: QuestionRow) -> Sample:
     fields = row.fields
     for name in _PICTURES:
         if fields.get(name):
@@ -100,10 +100,12 @@ def _sample(row: QuestionRow) -> Sample:
             messages.pop()
     if not any(message.role == "user" for message in messages):
         raise WrongField("prompt", "there is none", "no prompt")
-    has_audio = any(isinstance(part, AudioPart) for message in messages for part in message.content)
+    has_audio = any(
+        isinstance(content_part, AudioPart) for message in messages for content_part in message.content
+    )
     task = row.request.task.name if row.request.task else ("audio_qa" if has_audio else "text")
     answer = Message(role="assistant", content=[TextPart(text=solution)])
-    return Sample(id=row.id, messages=[*messages, answer], task=task, metadata=_metadata(row))
+    return Sample(id=row.id, messages=[*messages, answer], task=task, metadata=_collect_prompt_metadata(row))
 
 
 def _solution(fields: Mapping[str, Any]) -> str:
@@ -119,7 +121,7 @@ def _solution(fields: Mapping[str, Any]) -> str:
     return solution
 
 
-def _metadata(row: QuestionRow) -> dict[str, Any]:
+def _collect_prompt_metadata(row: QuestionRow) -> dict[str, Any]:
     """The options, the split, and the fields that the chat does not use, by their columns."""
     used = {*COMMON_COLUMNS, "solution", "choices", *_PICTURES}
     metadata = {

@@ -56,8 +56,8 @@ def source_rows(
     if source.is_dir() or source.suffix in (".parquet", ".arrow"):
         splits = open_splits(source)
         names = list(dict.fromkeys(name for dataset in splits.values() for name in column_names(dataset)))
-        known = [getattr(dataset, "num_rows", None) for dataset in splits.values()]
-        total = None if None in known else sum(size for size in known if size is not None)
+        split_sizes = [getattr(dataset, "num_rows", None) for dataset in splits.values()]
+        total = None if None in split_sizes else sum(size for size in split_sizes if size is not None)
         judgements = [request.columns.get(name, name) for name in ("label", "labels", "kto_tag")]
         rows = (
             (f"{source} {split}[{n}]".replace(" [", "["), row_label(source, split, n), split, row)
@@ -101,10 +101,10 @@ def question_turns(fields: Mapping[str, Any]) -> list[SourceTurn]:
         return turns + [as_turn(message) for message in prompt or ()]
     if prompt is not None and not isinstance(prompt, str):
         raise WrongField("prompt", f"a text or a list of messages is expected, not {prompt!r:.60}")
-    asked = "\n".join(filter(None, [prompt, fields.get("input")]))
+    user_text = "\n".join(filter(None, [prompt, fields.get("input")]))
     return (
-        [*turns, SourceTurn("user", asked)]
-        if asked or ("audios" in fields and "messages" not in fields)
+        [*turns, SourceTurn("user", user_text)]
+        if user_text or ("audios" in fields and "messages" not in fields)
         else turns
     )
 

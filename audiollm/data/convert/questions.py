@@ -72,7 +72,7 @@ class AskedQuestion:
     """For the metadata: domain, difficulty, ..."""
 
 
-Found = AskedQuestion | BadSample
+QuestionResult = AskedQuestion | BadSample
 
 
 def mmau(request: ConversionRequest) -> SourceRows:
@@ -81,9 +81,11 @@ def mmau(request: ConversionRequest) -> SourceRows:
 
     Other keys go to the metadata as they are, and are named.
     """
-    rows = _objects(request)
-    found = [each for place, row in rows for each in _told(place, row, _of_mmau)]
-    return _rows(request, found, _mmau_notes([row for _, row in rows if isinstance(row, dict)]))
+    rows = _read_question_objects(request)
+    questions = [question for place, row in rows for question in _read_questions(place, row, _of_mmau)]
+    return _build_question_samples(
+        request, questions, _mmau_notes([row for _, row in rows if isinstance(row, dict)])
+    )
 
 
 def avqa(request: ConversionRequest) -> SourceRows:
@@ -91,40 +93,42 @@ def avqa(request: ConversionRequest) -> SourceRows:
 
     Questions of what is seen alone, and of colours, are left out.
     """
-    kept: list[Found] = []
-    seen = coloured = 0
-    for place, row in _objects(request):
+    questions: list[QuestionResult] = []
+    num_visual = num_coloured = 0
+    for place, row in _read_question_objects(request):
         if isinstance(row, dict) and row.get("question_relation") == "View":
-            seen += 1
+            num_visual += 1
         elif isinstance(row, dict) and "color" in str(row.get("question_text")):
-            coloured += 1
+            num_coloured += 1
         else:
-            kept += _told(place, row, _of_avqa)
-    note = f"left out: {seen} questions of what is seen (question_relation View), {coloured} of colours"
-    return _rows(request, kept, (note,) if seen or coloured else ())
+            questions += _read_questions(place, row, _of_avqa)
+    note = f"left out: {num_visual} questions of what is seen (question_relation View), {num_coloured} of colours"
+    return _build_question_samples(request, questions, (note,) if num_visual or num_coloured else ())
 
 
 def musicbench(request: ConversionRequest) -> SourceRows:
     """MusicBench's rows (`location`, `key`, `prompt_bpm`, `prompt_bt`): questions for key, tempo and time signature."""
-    found = [
-        each for place, row in _objects(request) for each in _told(place, row, _of_musicbench(request.seed))
+    questions = [
+        question
+        for place, row in _read_question_objects(request)
+        for question in _read_questions(place, row, _of_musicbench(request.seed))
     ]
-    return _rows(request, found)
+    return _build_question_samples(request, questions)
 
 
 # ------------------------------------------------------------------------------------------------ private
 
 
-def _objects(request: ConversionRequest) -> list[tuple[str, dict[str, Any] | BadSample]]:
+def _read_question_objects(request: ConversionRequest) -> list[tuple[str, dict[str, Any] | BadSample]]:
     return [
         (place, bad_rows_sample(place, row) if isinstance(row, BadRow) else row)
         for place, row in read_json_rows(request.source).rows
     ]
 
 
-def _told(
+def _read_questions(
     place: str, row: dict[str, Any] | BadSample, read: Callable[[dict[str, Any]], Sequence[AskedQuestion]]
-) -> Sequence[Found]:
+) -> Sequence[QuestionResult]:
     if isinstance(row, BadSample):
         return [row]
     id = str(row.get("id") or row.get("location") or "")
@@ -144,18 +148,20 @@ def _of_mmau(row: dict[str, Any]) -> list[AskedQuestion]:
         "difficulty": row.get("difficulty"),
         "category": row.get("category"),
         "sub_category": row.get("sub-category"),
-        "split": _split(row),
+        "split": _read_question_split(row),
     }
-    kept: dict[str, Any] = {key: value for key, value in row.items() if key not in MMAU_KEYS}
-    kept |= {key: value for key, value in about.items() if isinstance(value, str)}
-    if heard := row.get("heard"):
-        kept["heard"] = [str(name) for name in _list(heard, "what is heard")]
-    choices = [str(choice) for choice in _list(row["choices"])]
+    metadata: dict[str, Any] = {key: value for key, value in row.items() if key not in MMAU_KEYS}
+    metadata |= {key: value for key, value in about.items() if isinstance(value, str)}
+    if sounds := row.get("heard"):
+        metadata["heard"] = [str(name) for name in _expect_list(sounds, "what is heard")]
+    choices = [str(choice) for choice in _expect_list(row["choices"])]
     name = str(row["audio_id"])
-    return [AskedQuestion(str(row["id"]), str(row["question"]), choices, str(row["answer"]), [name], kept)]
+    return [
+        AskedQuestion(str(row["id"]), str(row["question"]), choices, str(row["answer"]), [name], metadata)
+    ]
 
 
-def _split(row: Mapping[str, Any]) -> str | None:
+def _read_question_split(row: Mapping[str, Any]) -> str | None:
     """`train` or `test`; None where a row says none, or MMAU's own `test-mini`, which all rows of its lists have.
 
     Raises:
@@ -172,15 +178,15 @@ def _is_mmaus(split: object) -> bool:
 
 
 def _mmau_notes(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    others = dict.fromkeys(key for row in rows for key in row if key not in MMAU_KEYS)
+    other_keys = dict.fromkeys(key for row in rows for key in row if key not in MMAU_KEYS)
     splits = dict.fromkeys(str(row["split"]) for row in rows if _is_mmaus(row.get("split")))
-    notes = [f"keys of no meaning here, kept as metadata: {', '.join(others)}"] if others else []
+    notes = [f"keys of no meaning here, kept as metadata: {', '.join(other_keys)}"] if other_keys else []
     unread = f"splits that are not read: {', '.join(splits)}, MMAU's own; --held-out draws one"
     return (*notes, *([unread] if splits else []))
 
 
 def _of_avqa(row: dict[str, Any]) -> list[AskedQuestion]:
-    choices = [str(choice) for choice in _list(row["multi_choice"])]
+    choices = [str(choice) for choice in _expect_list(row["multi_choice"])]
     number = row["answer"]
     if not isinstance(number, int) or not 0 <= number < len(choices):
         raise ValueError(f"answer must be the number of an option, not {number!r}")
@@ -190,22 +196,22 @@ def _of_avqa(row: dict[str, Any]) -> list[AskedQuestion]:
     else:
         names = [f"{row['video_name']}{ending}" for ending in SOUNDS]
     about = {"domain": "sound", "category": str(row.get("question_type") or "")}
-    kept = {key: value for key, value in about.items() if value}
-    return [AskedQuestion(f"avqa_{row['id']}", question, choices, choices[number], names, kept)]
+    metadata = {key: value for key, value in about.items() if value}
+    return [AskedQuestion(f"avqa_{row['id']}", question, choices, choices[number], names, metadata)]
 
 
 def _of_musicbench(seed: int) -> Callable[[dict[str, Any]], list[AskedQuestion]]:
     def read(row: dict[str, Any]) -> list[AskedQuestion]:
         location = str(row["location"])
-        found = []
+        questions = []
         for kind, question, draw in _MUSIC:
             id = f"{kind}_{Path(location).stem}"
             options = draw(row, random.Random(f"{seed}/{id}"))
             if options is not None:
                 answer, choices = options
                 about = {"domain": "music", "category": kind}
-                found.append(AskedQuestion(id, question, choices, answer, [location], about))
-        return found
+                questions.append(AskedQuestion(id, question, choices, answer, [location], about))
+        return questions
 
     return read
 
@@ -214,38 +220,38 @@ Options = tuple[str, list[str]]
 """The right answer, and all options."""
 
 
-def _key_options(row: Mapping[str, Any], drawn: random.Random) -> Options | None:
+def _key_options(row: Mapping[str, Any], rng: random.Random) -> Options | None:
     """Four keys of the same mode."""
-    told = row.get("key")
-    if not isinstance(told, list) or len(told) != 2:
+    key = row.get("key")
+    if not isinstance(key, list) or len(key) != 2:
         return None
-    note, mode = SAME_NOTES.get(str(told[0]), str(told[0])), str(told[1]).lower()
+    note, mode = SAME_NOTES.get(str(key[0]), str(key[0])), str(key[1]).lower()
     if note not in NOTES or mode not in ("major", "minor"):
         return None
-    wrong = drawn.sample([other for other in NOTES if other != note], NUM_OPTIONS - 1)
-    return _mixed(f"{note} {mode}", [f"{other} {mode}" for other in wrong], drawn)
+    wrong = rng.sample([candidate for candidate in NOTES if candidate != note], NUM_OPTIONS - 1)
+    return _shuffle_options(f"{note} {mode}", [f"{wrong_note} {mode}" for wrong_note in wrong], rng)
 
 
-def _tempo_options(row: Mapping[str, Any], drawn: random.Random) -> Options | None:
+def _tempo_options(row: Mapping[str, Any], rng: random.Random) -> Options | None:
     """Four tempo marks, of which none shares a tempo with the right one."""
-    found = _TEMPO.search(str(row.get("prompt_bpm") or ""))
-    if found is None:
+    match = _TEMPO.search(str(row.get("prompt_bpm") or ""))
+    if match is None:
         return None
-    right = next(name for name in TEMPOS if name.lower() == found[1].lower())
+    right = next(name for name in TEMPOS if name.lower() == match[1].lower())
     low, high = TEMPOS[right]
-    apart = [name for name, (least, most) in TEMPOS.items() if most < low or least > high]
-    return _mixed(right, drawn.sample(apart, NUM_OPTIONS - 1), drawn)
+    apart = [name for name, (lowest, highest) in TEMPOS.items() if highest < low or lowest > high]
+    return _shuffle_options(right, rng.sample(apart, NUM_OPTIONS - 1), rng)
 
 
-def _time_options(row: Mapping[str, Any], drawn: random.Random) -> Options | None:
+def _time_options(row: Mapping[str, Any], rng: random.Random) -> Options | None:
     """Four time signatures, of which 3/4 and 6/8 are not both."""
-    found = re.search(r"\d+/\d+", str(row.get("prompt_bt") or ""))
-    if found is None:
+    match = re.search(r"\d+/\d+", str(row.get("prompt_bt") or ""))
+    if match is None:
         return None
-    right = found[0]
-    left_out = drawn.choice(sorted(ALIKE)) if right not in ALIKE else next(iter(ALIKE - {right}))
-    wrong = [each for each in TIME_SIGNATURES if each not in (right, left_out)]
-    return _mixed(right, drawn.sample(wrong, NUM_OPTIONS - 1), drawn)
+    right = match[0]
+    left_out = rng.choice(sorted(ALIKE)) if right not in ALIKE else next(iter(ALIKE - {right}))
+    wrong = [signature for signature in TIME_SIGNATURES if signature not in (right, left_out)]
+    return _shuffle_options(right, rng.sample(wrong, NUM_OPTIONS - 1), rng)
 
 
 _MUSIC: tuple[tuple[str, str, Callable[[Mapping[str, Any], random.Random], Options | None]], ...] = (
@@ -255,79 +261,90 @@ _MUSIC: tuple[tuple[str, str, Callable[[Mapping[str, Any], random.Random], Optio
 )
 
 
-def _mixed(right: str, wrong: Sequence[str], drawn: random.Random) -> Options:
-    return right, drawn.sample([right, *wrong], 1 + len(wrong))
+def _shuffle_options(right: str, wrong: Sequence[str], rng: random.Random) -> Options:
+    return right, rng.sample([right, *wrong], 1 + len(wrong))
 
 
-def _list(value: Any, what: str = "the options") -> list[Any]:
+def _expect_list(value: Any, what: str = "the options") -> list[Any]:
     if not isinstance(value, list):
         raise ValueError(f"{what} must be a list, not {value!r:.60}")
     return value
 
 
-def _rows(request: ConversionRequest, found: Sequence[Found], notes: tuple[str, ...] = ()) -> SourceRows:
+def _build_question_samples(
+    request: ConversionRequest, questions: Sequence[QuestionResult], notes: tuple[str, ...] = ()
+) -> SourceRows:
     """The samples; with a count, drawn from all until there are as many."""
     count = request.asking.count
-    drawn = list(found)
+    shuffled = list(questions)
     if count is not None:
-        random.Random(request.seed).shuffle(drawn)
+        random.Random(request.seed).shuffle(shuffled)
 
-    held_out = _held_out(request, [each for each in drawn if isinstance(each, AskedQuestion)])
+    held_out = _held_out(request, [question for question in shuffled if isinstance(question, AskedQuestion)])
 
     def results() -> Iterator[Sample | BadSample]:
-        made = 0
-        for each in drawn:
-            if made == count:
+        num_samples = 0
+        for question in shuffled:
+            if num_samples == count:
                 return
             sample = (
-                each
-                if isinstance(each, BadSample)
-                else sample_of_question(request, each, each.id in held_out)
+                question
+                if isinstance(question, BadSample)
+                else sample_of_question(request, question, question.id in held_out)
             )
-            made += isinstance(sample, Sample)
+            num_samples += isinstance(sample, Sample)
             yield sample
 
-    return SourceRows(min(len(drawn), count or len(drawn)), results(), notes)
+    return SourceRows(min(len(shuffled), count or len(shuffled)), results(), notes)
 
 
 def sample_of_question(
-    request: ConversionRequest, asked: AskedQuestion, is_held_out: bool
+    request: ConversionRequest, question: AskedQuestion, is_held_out: bool
 ) -> Sample | BadSample:
-    place, asking = f"{request.source}: {asked.id}", request.asking
-    if len(asked.choices) < 2 or not are_told_apart(asked.choices):
-        return bad_row(place, asked.id, "needs at least two options, all of them different")
-    if asked.answer not in asked.choices:
-        return bad_row(place, asked.id, f"the answer {asked.answer!r} is none of the options")
-    text = question_prompt(asked.question, asked.choices, asking.prompt, asking.max_words)
-    right = f"<answer>{asked.answer}</answer>" if asks_for_tags(asking.prompt) else asked.answer
+    place, asking = f"{request.source}: {question.id}", request.asking
+    if len(question.choices) < 2 or not are_told_apart(question.choices):
+        return bad_row(place, question.id, "needs at least two options, all of them different")
+    if question.answer not in question.choices:
+        return bad_row(place, question.id, f"the answer {question.answer!r} is none of the options")
+    text = question_prompt(question.question, question.choices, asking.prompt, asking.max_words)
+    right = f"<answer>{question.answer}</answer>" if asks_for_tags(asking.prompt) else question.answer
     try:
-        part = request.first_audio_part(asked.recordings)
+        audio_part = request.first_audio_part(question.recordings)
         messages = [
-            Message(role="user", content=[part, TextPart(text=text)]),
+            Message(role="user", content=[audio_part, TextPart(text=text)]),
             Message(role="assistant", content=[TextPart(text=right)]),
         ]
-        about = {"split": "test" if is_held_out else "train", **asked.about, "choices": list(asked.choices)}
+        about = {
+            "split": "test" if is_held_out else "train",
+            **question.about,
+            "choices": list(question.choices),
+        }
         return Sample(
-            id=asked.id, messages=messages, task=request.task.name if request.task else TASK, metadata=about
+            id=question.id,
+            messages=messages,
+            task=request.task.name if request.task else TASK,
+            metadata=about,
         )
     except ValidationError as error:
-        return bad_row(place, asked.id, str(error.errors(include_url=False)[0]["msg"]))
+        return bad_row(place, question.id, str(error.errors(include_url=False)[0]["msg"]))
     except ValueError as error:
-        return bad_row(place, asked.id, str(error))
+        return bad_row(place, question.id, str(error))
 
 
-def _held_out(request: ConversionRequest, asked: Sequence[AskedQuestion]) -> set[str]:
+def _held_out(request: ConversionRequest, questions: Sequence[AskedQuestion]) -> set[str]:
     """Return the ids of the questions about held-out recordings: about the asked share of all, at least one recording.
 
     Recordings are taken in the order of numbers that are drawn for their names, while their questions fit the share.
     """
     by_recording: dict[str, list[str]] = {}
-    for each in asked:
-        by_recording.setdefault(each.recordings[0], []).append(each.id)
-    drawn = sorted(by_recording, key=lambda name: random.Random(f"{request.seed}/split/{name}").random())
-    most = round(request.asking.held_out * len(asked))
+    for question in questions:
+        by_recording.setdefault(question.recordings[0], []).append(question.id)
+    recording_names = sorted(
+        by_recording, key=lambda name: random.Random(f"{request.seed}/split/{name}").random()
+    )
+    max_questions = round(request.asking.held_out * len(questions))
     held_out: set[str] = set()
-    for name in drawn if request.asking.held_out else ():
-        if not held_out or len(held_out) + len(by_recording[name]) <= most:
+    for name in recording_names if request.asking.held_out else ():
+        if not held_out or len(held_out) + len(by_recording[name]) <= max_questions:
             held_out.update(by_recording[name])
     return held_out

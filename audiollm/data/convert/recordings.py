@@ -36,8 +36,8 @@ class LengthSurvey:
 
     def add(self, sample: Sample) -> None:
         """Look at the recordings of a sample that were not looked at yet; what cannot be read is met again later."""
-        for part in sample.audio_parts():
-            path = self.folder / part.path
+        for audio_part in sample.audio_parts():
+            path = self.folder / audio_part.path
             if path in self._paths or len(self._paths) >= self.max_files:
                 continue
             self._paths.add(path)
@@ -71,9 +71,9 @@ def recording_part(request: ConversionRequest, label: str, value: Any) -> AudioP
         value = {"bytes": bytes(value)}
     if isinstance(value, Mapping) and value.get("bytes") is not None:
         name = str(value.get("path") or "")
-        return _written(request, label, value["bytes"], Path(name).suffix.lower())
+        return _write_recording(request, label, value["bytes"], Path(name).suffix.lower())
     if isinstance(value, Mapping) and value.get("array") is not None:
-        return _written(request, label, _encoded(value["array"], value.get("sampling_rate")), ".flac")
+        return _write_recording(request, label, _encoded(value["array"], value.get("sampling_rate")), ".flac")
     path = value.get("path") if isinstance(value, Mapping) else value
     if not isinstance(path, str) or not path:
         raise ValueError("holds no audio: neither a path nor the content of a file")
@@ -83,10 +83,10 @@ def recording_part(request: ConversionRequest, label: str, value: Any) -> AudioP
 # Private
 
 
-def _written(request: ConversionRequest, label: str, content: bytes, given: str) -> AudioPart:
+def _write_recording(request: ConversionRequest, label: str, content: bytes, extension: str) -> AudioPart:
     guess = next((ending for magic, ending in _MAGIC.items() if content.startswith(magic)), ".audio")
     folder = request.out.parent / f"{request.out.stem}_audio"
-    path = folder / f"{safe_name(label)}{given if given in AUDIO_EXTENSIONS else guess}"
+    path = folder / f"{safe_name(label)}{extension if extension in AUDIO_EXTENSIONS else guess}"
     write_bytes(str(path), content)
     return AudioPart(path=f"{folder.name}/{path.name}")
 

@@ -106,8 +106,8 @@ class ConversionRequest:
         except OSError as error:  # a name that no system takes
             raise ValueError(f"{name:.80}: {error.strerror}") from None
         folder = self.out.parent.resolve()
-        shown = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
-        return AudioPart(path=shown, start_s=start_s, end_s=end_s, speaker=speaker)
+        manifest_path = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
+        return AudioPart(path=manifest_path, start_s=start_s, end_s=end_s, speaker=speaker)
 
     def sample(self, place: str, id: str, fields: Mapping[str, FieldValue]) -> Sample | BadSample:
         """The task's chat, filled with the fields; the texts among them go to the metadata."""

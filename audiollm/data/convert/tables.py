@@ -108,7 +108,7 @@ def recorded_sample(
     values: dict[str, FieldValue] = dict(fields)
     speaker = fields.get("speaker")
     try:
-        start_s, end_s = _span(fields)
+        start_s, end_s = _read_row_span(fields)
         if is_recording(path):
             values["audio"] = recording_part(request, id, path)
         elif not path or is_missing(path):
@@ -130,8 +130,8 @@ def first_line(error: ValueError) -> str:
 
 
 def _is_header(cells: Sequence[str]) -> bool:
-    known = KNOWN_COLUMNS - {"id", "key", "set", "clip"}
-    return any(plain_name(cell.strip('"')) in known for cell in cells)
+    header_names = KNOWN_COLUMNS - {"id", "key", "set", "clip"}
+    return any(plain_name(cell.strip('"')) in header_names for cell in cells)
 
 
 def _headerless(
@@ -184,7 +184,9 @@ def _ljspeech_rows(request: ConversionRequest, source: Path, text: TextLines) ->
             yield bad_row(place, name, "has no text: id|text|normalized text is expected")
             continue
         words = next((cell.strip() for cell in reversed(cells[1:3]) if cell.strip()), "")
-        yield recorded_sample(request, place, _name(name), {"text": words}, _recording_of(request, name))
+        yield recorded_sample(
+            request, place, _make_path_id(name), {"text": words}, _recording_of(request, name)
+        )
 
 
 def _recording_of(request: ConversionRequest, name: str) -> str:
@@ -209,7 +211,7 @@ def _named_by_id(request: ConversionRequest, table: Table, columns: Mapping[str,
                 continue
             fields = {field: row[column].strip() for field, column in columns.items()}
             id = fields.pop("id")
-            yield recorded_sample(request, place, _name(id), fields, _recording_of(request, id))
+            yield recorded_sample(request, place, _make_path_id(id), fields, _recording_of(request, id))
 
     return SourceRows(len(table.rows), results(), (*table.notes, columns_note(columns, table.columns)))
 
@@ -239,7 +241,9 @@ def _named_rows(
             columns = finder.of_row(row)
             path = row.get(columns.get("audio", ""))
             path = path.strip() if isinstance(path, str) else path
-            fields = {field: _as_text(row[column]) for field, column in columns.items() if field != "audio"}
+            fields = {
+                field: _cell_as_text(row[column]) for field, column in columns.items() if field != "audio"
+            }
             id = fields.pop("id", "")
             if is_missing(id, is_name=True):
                 id = _id_of_span(path, fields) or row_id(source, place)
@@ -248,14 +252,14 @@ def _named_rows(
     return SourceRows(len(rows.rows), results(), (*rows.notes, finder.note()))
 
 
-def _as_text(value: Any) -> str:
+def _cell_as_text(value: Any) -> str:
     """A cell as text; nothing of what is no text or number, such as a list."""
     if is_missing(value) or isinstance(value, bool) or not isinstance(value, str | int | float):
         return ""
     return str(value).strip()
 
 
-def _span(fields: Mapping[str, str]) -> tuple[float, float | None]:
+def _read_row_span(fields: Mapping[str, str]) -> tuple[float, float | None]:
     """
     Raises:
         ValueError: a number is expected.
@@ -271,12 +275,12 @@ def _span(fields: Mapping[str, str]) -> tuple[float, float | None]:
 
 def _id_of_span(path: Any, fields: Mapping[str, str]) -> str:
     """An id for a row without one: the recording's name, with the beginning of a span, of which it may have several."""
-    name = "" if is_recording(path) else _name(str(path or ""))
+    name = "" if is_recording(path) else _make_path_id(str(path or ""))
     start = fields.get("start_s") or fields.get("offset")
     return f"{name}@{start}" if name and start else name
 
 
-def _name(path: str) -> str:
+def _make_path_id(path: str) -> str:
     """An id from a path: without its extension, and for one from elsewhere without its folders."""
     place = Path(path)
     if not place.name:
@@ -293,7 +297,7 @@ def _side_sample(request: ConversionRequest, path: Path) -> Sample | BadSample:
         return BadSample(str(path), "", NAME_IS_NOT_UTF8, "text encoding")
     relative = path.relative_to(request.source)
     sides = [side for side in map(path.with_suffix, SIDE_FILES) if side.is_file()]
-    name = _name(str(relative))
+    name = _make_path_id(str(relative))
     if not sides:
         return bad_row(str(path), name, f"has no text beside it ({', '.join(SIDE_FILES)})")
     for side in sides:

@@ -55,7 +55,10 @@ def translations(request: ConversionRequest) -> SourceRows:
     ]
     notes = (*listed.notes, finder.note())
     return SourceRows(
-        len(rows), (_pair(request, place, row) for place, row in rows), notes, makes_samples=False
+        len(rows),
+        (_convert_translation(request, place, row) for place, row in rows),
+        notes,
+        makes_samples=False,
     )
 
 
@@ -65,7 +68,7 @@ def realsi(request: ConversionRequest) -> SourceRows:
     paths = [source] if source.is_file() else sorted(source.rglob("*.json"))
     if not paths:
         raise ConfigError("holds no .json", str(source), "give RealSI's folder, or one of its files")
-    return SourceRows(len(paths), (_talk(request, path) for path in paths), makes_samples=False)
+    return SourceRows(len(paths), (_convert_talk(request, path) for path in paths), makes_samples=False)
 
 
 def duplex(request: ConversionRequest) -> SourceRows:
@@ -79,7 +82,7 @@ def duplex(request: ConversionRequest) -> SourceRows:
         for place, row in read_json_rows(request.source).rows
     ]
     return SourceRows(
-        len(rows), (_conversation(request, place, row) for place, row in rows), makes_samples=False
+        len(rows), (_convert_conversation(request, place, row) for place, row in rows), makes_samples=False
     )
 
 
@@ -93,7 +96,7 @@ def _named(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]
     }
 
 
-def _told(place: str, id: str, make: Callable[[], Row]) -> Row:
+def _build_record(place: str, id: str, make: Callable[[], Row]) -> Row:
     """The record, or the reason why there is none."""
     try:
         return make()
@@ -109,14 +112,14 @@ def _told(place: str, id: str, make: Callable[[], Row]) -> Row:
         return bad_row(place, id, str(error))
 
 
-def _pair(request: ConversionRequest, place: str, row: dict[str, Any] | BadSample) -> Row:
+def _convert_translation(request: ConversionRequest, place: str, row: dict[str, Any] | BadSample) -> Row:
     if isinstance(row, BadSample):
         return row
 
     def make() -> Row:
         values = {**row, "audio": request.audio_part(str(row["audio"])).path}
         values.setdefault("id", Path(str(row["audio"])).with_suffix("").as_posix())
-        values |= _split(place, row)
+        values |= _read_row_split(place, row)
         if "target_audio" in row:
             values["target_audio"] = request.audio_part(str(row["target_audio"])).path
         for segment in values.get("segments") or ():
@@ -126,18 +129,20 @@ def _pair(request: ConversionRequest, place: str, row: dict[str, Any] | BadSampl
             return bad_row(place, str(values["id"]), "has no translation: neither target nor segments")
         return AlignedRecording.model_validate(values)
 
-    return _told(place, str(row.get("id") or row.get("audio") or ""), make)
+    return _build_record(place, str(row.get("id") or row.get("audio") or ""), make)
 
 
-def _talk(request: ConversionRequest, path: Path) -> Row:
+def _convert_talk(request: ConversionRequest, path: Path) -> Row:
     def make() -> Row:
         talk = json.loads(path.read_text(encoding="utf-8"))
         name = str(talk["vid"])
         folder = (path.parent.parent / "audio").resolve()
         names = [f"{start}{name}{end}" for end in SOUNDS for start in (f"{folder.as_posix()}/", "")]
         audio = request.first_audio_part([*names]).path
-        found = Path(audio)
-        duration_s = probe(found if found.is_absolute() else request.out.parent / found).duration_s
+        audio_path = Path(audio)
+        duration_s = probe(
+            audio_path if audio_path.is_absolute() else request.out.parent / audio_path
+        ).duration_s
         segments = [
             {
                 "start_s": start / 1000, "end_s": _within(start / 1000, end / 1000, duration_s), "text": text,
@@ -148,15 +153,20 @@ def _talk(request: ConversionRequest, path: Path) -> Row:
         values = {"id": name, "audio": audio, "segments": segments, "split": "test"}
         return AlignedRecording.model_validate(values | {"direction": name.partition("-")[0]})
 
-    return _told(str(path), path.stem, make)
+    return _build_record(str(path), path.stem, make)
 
 
 def _utterances(segments: Sequence[Mapping[str, Any]]) -> Iterator[tuple[float, float, str, str]]:
     """Start and end in ms, source and translation of each utterance; of a segment where it has none."""
     for segment in segments:
         inner = segment.get("utterance") or ()
-        for each in inner:
-            yield each["sub_start_time"], each["sub_end_time"], each["sub_src_text"], each["sub_trg_text"]
+        for utterance in inner:
+            yield (
+                utterance["sub_start_time"],
+                utterance["sub_end_time"],
+                utterance["sub_src_text"],
+                utterance["sub_trg_text"],
+            )
         if not inner:
             yield segment["start_time"], segment["end_time"], segment["src_text"], segment["trg_text"]
 
@@ -169,15 +179,15 @@ def _within(start_s: float, end_s: float, duration_s: float | None) -> float:
     return duration_s if beyond else end_s
 
 
-def _conversation(request: ConversionRequest, place: str, row: dict[str, Any] | BadSample) -> Row:
+def _convert_conversation(request: ConversionRequest, place: str, row: dict[str, Any] | BadSample) -> Row:
     if isinstance(row, BadSample):
         return row
 
     def make() -> Row:
         name = str(row["path"])
-        shown = Path(request.audio_part(name).path)
-        path = shown if shown.is_absolute() else request.out.parent / shown
-        words = _words(path.with_suffix(".json"))
+        audio_path = Path(request.audio_part(name).path)
+        path = audio_path if audio_path.is_absolute() else request.out.parent / audio_path
+        words = _read_word_alignments(path.with_suffix(".json"))
         sound = load(path)
         if sound.num_channels != 2:
             raise ValueError(f"{sound.num_channels} channel(s): left the interpreter, right the speaker")
@@ -189,33 +199,33 @@ def _conversation(request: ConversionRequest, place: str, row: dict[str, Any] | 
                 sound.samples_CN[channel : channel + 1],
                 sound.sample_rate,
             )
-        own = [each for each in words if each[3] == MAIN_SPEAKER]
-        if not own:
+        main_words = [word for word in words if word[3] == MAIN_SPEAKER]
+        if not main_words:
             raise ValueError(f"no word of {MAIN_SPEAKER} in {path.with_suffix('.json').name}")
         segments = [
             {
                 "start_s": start_s, "end_s": end_s, "text": word, "target": word, "due_s": start_s,
                 "said": {"path": f"{stem}.said.wav", "start_s": start_s, "end_s": end_s},
             }
-            for word, start_s, end_s in _whole_words(own, sound.duration_s)
+            for word, start_s, end_s in _whole_words(main_words, sound.duration_s)
         ]  # fmt: skip
-        heard = [
+        source_words = [
             {"text": word, "start_s": start_s, "end_s": end_s}
             for word, start_s, end_s, speaker in words
             if speaker != MAIN_SPEAKER
         ]
-        values = {"id": id, "audio": f"{stem}.heard.wav", "segments": segments, "words": heard}
-        return AlignedRecording.model_validate(values | _split(place, row))
+        values = {"id": id, "audio": f"{stem}.heard.wav", "segments": segments, "words": source_words}
+        return AlignedRecording.model_validate(values | _read_row_split(place, row))
 
-    return _told(place, str(row.get("path") or ""), make)
+    return _build_record(place, str(row.get("path") or ""), make)
 
 
-def _split(place: str, row: Mapping[str, Any]) -> dict[str, str]:
+def _read_row_split(place: str, row: Mapping[str, Any]) -> dict[str, str]:
     name = row.get("split")
     return {} if is_missing(name, is_name=True) else {"split": known_split(place, str(name))}
 
 
-def _words(path: Path) -> list[tuple[str, float, float, str]]:
+def _read_word_alignments(path: Path) -> list[tuple[str, float, float, str]]:
     """Word, start, end and speaker of each entry of a side file."""
     if not path.is_file():
         raise ValueError(f"{path.name}: no such file beside it; moshi-finetune's annotate.py writes it")

@@ -110,7 +110,7 @@ def messages_of(turns: Sequence[SourceTurn], sounds: Sequence[AudioPart], read: 
         if remaining and not marks and role == "user":
             parts, remaining = [*remaining], []
         parts += parts_of(turn.content or "", remaining if marks else [], read)
-        if any(not isinstance(part, TextPart) or part.text.strip() for part in parts):
+        if any(not isinstance(content_part, TextPart) or content_part.text.strip() for content_part in parts):
             weight = turn.weight if role == "assistant" else 1
             messages.append(Message.model_validate({"role": role, "content": parts, "weight": weight}))
         elif role != "system":
@@ -122,22 +122,26 @@ def messages_of(turns: Sequence[SourceTurn], sounds: Sequence[AudioPart], read: 
     return messages
 
 
-def parts_of(content: Any, left: list[AudioPart], read: ReadAudio) -> list[Part]:
-    """The parts of a turn's content; recordings for its marks are taken from the front of `left`.
+def parts_of(content: Any, recordings: list[AudioPart], read: ReadAudio) -> list[Part]:
+    """The parts of a turn's content; recordings for its marks are taken from the front of `recordings`.
 
     Raises:
         ValueError: a part that is not known.
     """
     if isinstance(content, str):
-        return _text_parts(content, left)
+        return _text_parts(content, recordings)
     parts: list[Part] = []
-    for part in content:
-        kind = part.get("type")
+    for content_part in content:
+        kind = content_part.get("type")
         if kind == "text":
-            parts += _text_parts(part["text"], left) if left else [TextPart(text=part["text"])]
+            parts += (
+                _text_parts(content_part["text"], recordings)
+                if recordings
+                else [TextPart(text=content_part["text"])]
+            )
         elif kind in ("audio", "audio_url"):
-            held = _held(part)
-            parts.append(left.pop(0) if held is None and left else read(held))
+            held = _find_part_recording(content_part)
+            parts.append(recordings.pop(0) if held is None and recordings else read(held))
         else:
             raise ValueError(f"a part of type {kind!r}: text and audio are known")
     return parts
@@ -148,11 +152,11 @@ def num_marks(content: Any) -> int:
     if isinstance(content, str):
         return content.count(AUDIO_MARK)
     marks = 0
-    for part in content or ():
-        if part.get("type") == "text":
-            marks += str(part.get("text")).count(AUDIO_MARK)
-        elif part.get("type") in ("audio", "audio_url"):
-            marks += _held(part) is None
+    for content_part in content or ():
+        if content_part.get("type") == "text":
+            marks += str(content_part.get("text")).count(AUDIO_MARK)
+        elif content_part.get("type") in ("audio", "audio_url"):
+            marks += _find_part_recording(content_part) is None
     return marks
 
 
@@ -179,18 +183,23 @@ def _weight(message: Mapping[str, Any]) -> int:
     return 1
 
 
-def _held(part: Mapping[str, Any]) -> Any:
+def _find_part_recording(content_part: Mapping[str, Any]) -> Any:
     """The recording that a part holds: a path or stored sound; None for a place to put one."""
-    named = part.get("audio") or part.get("path") or part.get("audio_url") or part.get("url")
+    named = (
+        content_part.get("audio")
+        or content_part.get("path")
+        or content_part.get("audio_url")
+        or content_part.get("url")
+    )
     return named.get("url") if isinstance(named, Mapping) and "url" in named else named
 
 
-def _text_parts(text: str, left: list[AudioPart]) -> list[Part]:
+def _text_parts(text: str, recordings: list[AudioPart]) -> list[Part]:
     """A text with the next recording in place of every mark."""
     parts: list[Part] = []
-    for number, piece in enumerate(text.split(AUDIO_MARK) if left else [text]):
+    for number, piece in enumerate(text.split(AUDIO_MARK) if recordings else [text]):
         if number:
-            parts.append(left.pop(0))
+            parts.append(recordings.pop(0))
         if piece:
             parts.append(TextPart(text=piece))
     return parts

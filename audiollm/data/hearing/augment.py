@@ -35,7 +35,10 @@ def augment_features(
     _mask(mel_MF, sound, config, generator)
     edges = accumulate((window.mel_MF.shape[1] for window in clip.windows), initial=0)
     parts = [mel_MF[:, start:end].contiguous() for start, end in pairwise(edges)]
-    windows = [window._replace(mel_MF=part) for window, part in zip(clip.windows, parts, strict=True)]
+    windows = [
+        window._replace(mel_MF=window_mel_MF)
+        for window, window_mel_MF in zip(clip.windows, parts, strict=True)
+    ]
     return ClipFeatures(tuple(windows))
 
 

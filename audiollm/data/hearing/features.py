@@ -52,8 +52,8 @@ class FeatureShape:
     """Mel frames that the encoder's stem makes one position of."""
 
     def __post_init__(self) -> None:
-        least = min(self.num_mel_bins, self.stride, self.frames_per_position)
-        if least < 1 or self.max_positions < self.stride:
+        smallest = min(self.num_mel_bins, self.stride, self.frames_per_position)
+        if smallest < 1 or self.max_positions < self.stride:
             raise ValueError(f"mel bins, stride, frames and positions must be 1 or more, not {self}")
         if self.max_positions % self.stride:
             raise ValueError(f"a window of {self.max_positions} positions is no multiple of {self.stride}")
@@ -137,10 +137,10 @@ class PackedFeatures:
         """
         if not windows:
             return None
-        kept, row_of = _shared(windows) if share else (windows, None)
-        mels = [window.mel_MF for window in kept]
+        unique_windows, row_of = _deduplicate_windows(windows) if share else (windows, None)
+        mels = [window.mel_MF for window in unique_windows]
         frames = tuple(mel_MF.shape[1] for mel_MF in mels)
-        return cls(torch.cat(mels, dim=1), frames, tuple(window.rows for window in kept), row_of)
+        return cls(torch.cat(mels, dim=1), frames, tuple(window.rows for window in unique_windows), row_of)
 
     def spread(self, encoded: Tensor) -> Tensor:
         """Return the encoded rows of the windows as they stand in the pack."""
@@ -151,8 +151,8 @@ class PackedFeatures:
         return PackedFeatures(self.mel_MX.to(device), self.frames, self.rows, row_of)
 
 
-def size_of(part: PartAudio) -> PartSize:
-    return FeatureRows(part.rows) if isinstance(part, ClipFeatures) else part.shape[1]
+def size_of(audio_input: PartAudio) -> PartSize:
+    return FeatureRows(audio_input.rows) if isinstance(audio_input, ClipFeatures) else audio_input.shape[1]
 
 
 def mel_features(samples_1N: Tensor, shape: FeatureShape, rows: int | None = None) -> ClipFeatures:
@@ -205,10 +205,10 @@ def clip_features(clip: AudioClip, shape: FeatureShape) -> ClipFeatures:
     """
     samples_1N = clip.load(SAMPLE_RATE, mono=True).samples_CN
     seconds = _declared_s(clip)
-    made = mel_features(
+    features = mel_features(
         samples_1N, shape, None if seconds is None else shape.rows(round(seconds * SAMPLE_RATE))
     )
-    return replace(made, peak_dbfs=peak_dbfs(samples_1N))
+    return replace(features, peak_dbfs=peak_dbfs(samples_1N))
 
 
 class HeardClips:
@@ -219,7 +219,7 @@ class HeardClips:
 
     def __init__(self, shape: FeatureShape, room_bytes: int) -> None:
         self._shape, self._room = shape, room_bytes
-        self._kept: dict[Hashable, ClipFeatures] = {}
+        self._cache: dict[Hashable, ClipFeatures] = {}
 
     def __call__(self, key: Hashable, clip: AudioClip) -> ClipFeatures:
         """`clip_features` of what goes by this key.
@@ -227,14 +227,14 @@ class HeardClips:
         Raises:
             BadSample: there is no sound, or none that can be decoded.
         """
-        if key in self._kept:
-            return self._kept[key]
-        made = clip_features(clip, self._shape)
-        size = sum(window.mel_MF.nbytes for window in made.windows)
+        if key in self._cache:
+            return self._cache[key]
+        features = clip_features(clip, self._shape)
+        size = sum(window.mel_MF.nbytes for window in features.windows)
         if size <= self._room:
-            self._kept[key] = made
+            self._cache[key] = features
             self._room -= size
-        return made
+        return features
 
 
 def part_audio(
@@ -254,29 +254,29 @@ def part_audio(
         BadSample: a part that needs codes has none, one that needs its sound cannot be read, or it is silent beside
             words.
     """
-    made: list[PartAudio] = []
-    for number, (clip, heard) in enumerate(zip(loaded.audio, heard_parts(loaded.sample), strict=True)):
-        if heard and shape is not None:
+    inputs: list[PartAudio] = []
+    for number, (clip, is_heard) in enumerate(zip(loaded.audio, heard_parts(loaded.sample), strict=True)):
+        if is_heard and shape is not None:
             features = clip_features(clip, shape) if hear is None else hear(number, clip)
             if features.peak_dbfs < SILENCE_DBFS and teaches_words(loaded.sample):
                 raise silent_part(loaded.sample, clip.place, features.peak_dbfs)
-            made.append(features)
+            inputs.append(features)
         elif number < len(codes):
-            made.append(codes[number])
+            inputs.append(codes[number])
         else:
             raise no_codes(clip)
-    return made
+    return inputs
 
 
 def heard_parts(sample: Sample) -> list[bool]:
     """Return for each audio part whether it is heard, and not said by the assistant."""
-    asked = [
+    is_heard = [
         message.role != "assistant"
         for message in sample.messages
-        for part in message.content
-        if isinstance(part, AudioPart)
+        for content_part in message.content
+        if isinstance(content_part, AudioPart)
     ]
-    return asked + [False for answer in sample.answers for _ in answer.audio_parts()]
+    return is_heard + [False for answer in sample.answers for _ in answer.audio_parts()]
 
 
 def no_codes(clip: AudioClip) -> BadSample:
@@ -289,19 +289,19 @@ def no_codes(clip: AudioClip) -> BadSample:
 # Private
 
 
-def _shared(windows: Sequence[FeatureWindow]) -> tuple[list[FeatureWindow], Tensor | None]:
+def _deduplicate_windows(windows: Sequence[FeatureWindow]) -> tuple[list[FeatureWindow], Tensor | None]:
     """Find the windows without repetitions, and the encoded row of each row; None where nothing is repeated."""
-    kept: dict[tuple[int, int], FeatureWindow] = {}
+    unique_windows: dict[tuple[int, int], FeatureWindow] = {}
     for window in windows:
-        kept.setdefault((id(window.mel_MF), window.rows), window)
-    if len(kept) == len(windows):
+        unique_windows.setdefault((id(window.mel_MF), window.rows), window)
+    if len(unique_windows) == len(windows):
         return list(windows), None
     starts, start = {}, 0
-    for key, window in kept.items():
+    for key, window in unique_windows.items():
         starts[key] = start
         start += window.rows
     parts = [torch.arange(window.rows) + starts[id(window.mel_MF), window.rows] for window in windows]
-    return list(kept.values()), torch.cat(parts)
+    return list(unique_windows.values()), torch.cat(parts)
 
 
 def _log_mel(samples_N: Tensor, shape: FeatureShape) -> Tensor:
@@ -311,14 +311,14 @@ def _log_mel(samples_N: Tensor, shape: FeatureShape) -> Tensor:
     with torch.autocast(
         "cpu", enabled=False
     ):  # on where a strategy casts weights and an evaluation reads records
-        made = _extractor(shape.num_mel_bins)(
+        extracted = _extractor(shape.num_mel_bins)(
             samples_N.numpy(),
             sampling_rate=SAMPLE_RATE,
             padding="max_length",
             max_length=length,
             return_tensors="np",
         )
-    mel_MF = np.asarray(made["input_features"][0], np.float32)
+    mel_MF = np.asarray(extracted["input_features"][0], np.float32)
     frames = len(samples_N) // SAMPLES_PER_FRAME + TAIL_FRAMES if shape.padded else mel_MF.shape[1]
     return torch.from_numpy(np.ascontiguousarray(mel_MF[:, :frames]))
 

@@ -56,15 +56,15 @@ class StoredArray:
         except (OSError, ValueError) as error:
             raise self._bad(f"cannot be read ({error})", "missing array") from error
         try:
-            facts, array = _facts(content), load(content)[_KEY]
+            facts, array = _read_array_facts(content), load(content)[_KEY]
         except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             reason = f"no array in it ({' '.join(str(error).split())})"
             raise self._bad(reason, "damaged array") from error
-        if _digest(array) != facts.get(_SHA256):
+        if _digest_array(array) != facts.get(_SHA256):
             raise self._bad("its values are not those that were written: make it anew", "damaged array")
         if made_by is not None and facts.get(_MADE_BY) != made_by:
-            made = f"made by {str(facts.get(_MADE_BY))[:12]}, and {made_by[:12]} is needed"
-            raise self._bad(f"{made}: make it anew with today's encoder", "array of another encoder")
+            origin = f"made by {str(facts.get(_MADE_BY))[:12]}, and {made_by[:12]} is needed"
+            raise self._bad(f"{origin}: make it anew with today's encoder", "array of another encoder")
         return array
 
     def _bad(self, reason: str, kind: str) -> BadSample:
@@ -85,7 +85,7 @@ def array_bytes(array: Tensor, made_by: str) -> bytes:
         raise ValueError(f"an array is float and has values, and this is {array.dtype} {list(array.shape)}")
     plain = array.detach().to("cpu").contiguous()
     # one entry: safetensors writes several in an order that differs from call to call
-    facts = json.dumps({_MADE_BY: made_by, _SHA256: _digest(plain)})
+    facts = json.dumps({_MADE_BY: made_by, _SHA256: _digest_array(plain)})
     return save({_KEY: plain}, {_FACTS: facts})
 
 
@@ -117,13 +117,13 @@ def member_arrays(sample: Sample, place: str, members: Mapping[str, bytes]) -> d
     Raises:
         BadSample: a member that the sample names is not there.
     """
-    found = {}
+    arrays = {}
     for name, member in sample.arrays.items():
         if member not in members:
             reason = f"array {name!r}: there is no member {member!r}"
             raise BadSample(place, sample.id, reason, "missing array")
-        found[name] = StoredArray(name, f"{place}.{member}", sample.id, members[member])
-    return found
+        arrays[name] = StoredArray(name, f"{place}.{member}", sample.id, members[member])
+    return arrays
 
 
 def named_arrays(sample: Sample, place: str, folder: str) -> dict[str, StoredArray]:
@@ -137,13 +137,13 @@ def named_arrays(sample: Sample, place: str, folder: str) -> dict[str, StoredArr
 # Private
 
 
-def _facts(content: bytes) -> dict[str, str]:
+def _read_array_facts(content: bytes) -> dict[str, str]:
     """The metadata in a file's header."""
     size = int.from_bytes(content[:8], "little")
     return dict(json.loads(json.loads(content[8 : 8 + size])["__metadata__"][_FACTS]))
 
 
-def _digest(array: Tensor) -> str:
+def _digest_array(array: Tensor) -> str:
     """SHA-256 of type, shape and values."""
     digest = hashlib.sha256(f"{array.dtype} {list(array.shape)} ".encode())
     digest.update(array.contiguous().flatten().view(torch.uint8).numpy().tobytes())

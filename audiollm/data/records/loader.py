@@ -39,7 +39,7 @@ class Loader(Generic[T]):
             raise ValueError(f"workers and ahead must be >= 0, not {workers} and {ahead}")
         self._make = make
         self._steps = _StepsFrom()
-        self._loader = _start(make, self._steps, workers, ahead) if workers else None
+        self._loader = _start_loader(make, self._steps, workers, ahead) if workers else None
         self._iterator: Iterator[T] | None = None
         self._next = -1
 
@@ -57,9 +57,9 @@ class Loader(Generic[T]):
             with interrupts_held_back():
                 self._iterator = iter(self._loader)
         self._next = -1  # an error leaves no one knows where
-        made = next(self._iterator)
+        result = next(self._iterator)
         self._next = step + 1
-        return made
+        return result
 
     def close(self) -> None:
         """End the workers; they start anew when a step is asked for."""
@@ -91,7 +91,7 @@ class _StepsFrom(torch.utils.data.Sampler[int]):
         return itertools.count(self.start)
 
 
-def _start(
+def _start_loader(
     make: Callable[[int], T], steps: _StepsFrom, workers: int, ahead: int
 ) -> torch.utils.data.DataLoader[T]:
     # not fork: that of a process with threads can hang. The server loads the modules once, for all workers.
@@ -109,7 +109,7 @@ def _start(
         _Steps(make),
         sampler=steps,
         batch_size=None,
-        collate_fn=_as_it_is,
+        collate_fn=_return_item,
         num_workers=workers,
         prefetch_factor=max(1, -(-ahead // workers)),
         persistent_workers=True,
@@ -124,5 +124,5 @@ def _end_with_parent(worker: int) -> None:
     end_with_parent()
 
 
-def _as_it_is(made: T) -> T:
-    return made
+def _return_item(item: T) -> T:
+    return item

@@ -87,13 +87,13 @@ def _scan(url: str) -> tuple[np.ndarray, np.ndarray, str]:
         digest.update(block)
         ends_L = np.flatnonzero(np.frombuffer(block, np.uint8) == _NEWLINE) + (position + 1)
         sizes_L = np.diff(ends_L, prepend=last_end)
-        known, known_from = tail + block, position - len(tail)
+        buffer, buffer_start = tail + block, position - len(tail)
         for n in np.flatnonzero(sizes_L < _SHORT_BYTES):
-            end = int(ends_L[n]) - known_from
-            if not known[end - int(sizes_L[n]) : end].strip():
+            end = int(ends_L[n]) - buffer_start
+            if not buffer[end - int(sizes_L[n]) : end].strip():
                 empty.append(lines + int(n))
         ends.append(ends_L)
-        position, lines, tail = position + len(block), lines + len(ends_L), known[-_SHORT_BYTES:]
+        position, lines, tail = position + len(block), lines + len(ends_L), buffer[-_SHORT_BYTES:]
         last_end = int(ends_L[-1]) if len(ends_L) else last_end
     if position > last_end:  # no newline behind the last one
         ends.append(np.array([position], np.int64))
@@ -115,7 +115,7 @@ def read_samples(path: Path) -> tuple[list[Sample], list[BadSample]]:
     manifest = Manifest(path)
     samples: list[Sample] = []
     bad: list[BadSample] = []
-    seen: dict[str, str] = {}
+    place_of_id: dict[str, str] = {}
     for index in range(len(manifest)):
         place = manifest.place(index)
         try:
@@ -123,21 +123,23 @@ def read_samples(path: Path) -> tuple[list[Sample], list[BadSample]]:
         except BadSample as error:
             bad.append(error.with_traceback(None))
             continue
-        if sample.id in seen:
-            line = seen[sample.id].rpartition(":")[2]
+        if sample.id in place_of_id:
+            line = place_of_id[sample.id].rpartition(":")[2]
             reason = f"id {sample.id!r} was used on line {line}"
             bad.append(BadSample(place, sample.id, reason, "doubled id"))
             continue
-        seen[sample.id] = place
+        place_of_id[sample.id] = place
         samples.append(_with_addresses(sample, path.parent))
     return samples, bad
 
 
 def _with_addresses(sample: Sample, folder: Path) -> Sample:
-    def moved(part: Part) -> Part:
-        if isinstance(part, VideoPart):
-            return part.model_copy(update={"path": audio_address(str(folder), part.path)})
-        return at_addresses(part, str(folder)) if isinstance(part, AudioPart) else part
+    def moved(content_part: Part) -> Part:
+        if isinstance(content_part, VideoPart):
+            return content_part.model_copy(update={"path": audio_address(str(folder), content_part.path)})
+        return (
+            at_addresses(content_part, str(folder)) if isinstance(content_part, AudioPart) else content_part
+        )
 
     arrays = {name: audio_address(str(folder), file) for name, file in sample.arrays.items()}
     return sample.with_parts(moved).model_copy(update={"arrays": arrays})

@@ -40,17 +40,19 @@ class ManifestSource:
     def __getitem__(self, index: int) -> LoadedSample:
         sample = self._manifest[index]
         place = self._manifest.place(index)
-        parts = [at_addresses(part, self._folder) for part in sample.audio_parts()]
+        parts = [at_addresses(audio_part, self._folder) for audio_part in sample.audio_parts()]
         clips = tuple(
-            AudioClip(f"{place} {named.path}", sample.id, part.path, part.start_s, part.end_s)
-            for named, part in zip(sample.audio_parts(), parts, strict=True)
+            AudioClip(
+                f"{place} {named.path}", sample.id, audio_part.path, audio_part.start_s, audio_part.end_s
+            )
+            for named, audio_part in zip(sample.audio_parts(), parts, strict=True)
         )
         arrays = named_arrays(sample, place, self._folder)
         encodings = load_encodings(parts, sample.id, place)
         videos = tuple(
-            part.model_copy(update={"path": audio_address(self._folder, part.path)})
+            video_part.model_copy(update={"path": audio_address(self._folder, video_part.path)})
             for message in sample.messages
-            for part in message.content
-            if isinstance(part, VideoPart)
+            for video_part in message.content
+            if isinstance(video_part, VideoPart)
         )
         return LoadedSample(sample, encodings, clips, arrays, videos)

@@ -33,9 +33,9 @@ _KEPT_ORDERS = 8
 Value = TypeVar("Value")
 
 
-def evenly(count: int, most: int) -> list[int]:
-    """Places of at most `most` of `count` things, evenly picked."""
-    picked = min(most, count)
+def evenly(count: int, max_count: int) -> list[int]:
+    """Places of at most `max_count` of `count` things, evenly picked."""
+    picked = min(max_count, count)
     return [number * count // picked for number in range(picked)]
 
 
@@ -101,10 +101,10 @@ class Mixture:
         if not 0 <= start <= stop:
             raise ValueError(f"invalid range of items: {start} to {stop}; items are counted from 0")
         blocks = range(start // self.block, -(-stop // self.block))
-        drawn = [self._block(block) for block in blocks]
+        block_draws = [self._block(block) for block in blocks]
         none = np.zeros(0, np.int64)
-        sources_K = np.concatenate([none, *(sources for sources, _ in drawn)])
-        draws_K = np.concatenate([none, *(draws for _, draws in drawn)])
+        sources_K = np.concatenate([none, *(sources for sources, _ in block_draws)])
+        draws_K = np.concatenate([none, *(draws for _, draws in block_draws)])
         first = blocks.start * self.block
         sources_K, draws_K = sources_K[start - first : stop - first], draws_K[start - first : stop - first]
         sizes_K = np.array(self.sizes, np.int64)[sources_K]
@@ -113,7 +113,7 @@ class Mixture:
             indices_K[k] = self._index(int(source), int(epoch), int(draw) % self.sizes[source])
         return sources_K, indices_K, epochs_K
 
-    def drawn(self, k: int) -> np.ndarray:
+    def source_counts(self, k: int) -> np.ndarray:
         """Return the number of items from each source among the first `k`, int64 `[S]`."""
         counts_S = self._before(k // self.block)
         if k % self.block:
@@ -133,7 +133,7 @@ class Mixture:
         ordered_B = np.repeat(np.arange(len(counts_S)), counts_S)
         ranks_B = np.arange(self.block) - np.repeat(np.cumsum(counts_S) - counts_S, counts_S)
         # draws of one source rise with the items; only the places of the sources are shuffled
-        sources_B = ordered_B[_order(self.block, self.seed, 0, block)] if self._mixes else ordered_B
+        sources_B = ordered_B[_draw_order(self.block, self.seed, 0, block)] if self._mixes else ordered_B
         draws_B = np.empty(self.block, np.int64)
         draws_B[np.argsort(sources_B, kind="stable")] = self._before(block)[ordered_B] + ranks_B
         return sources_B, draws_B
@@ -147,7 +147,9 @@ class Mixture:
         if not self.shuffle:
             return place
         window = place // self._window
-        indices = self._kept(source, (source, epoch, window), lambda: self._shuffled(source, epoch, window))
+        indices = self._cached_order(
+            source, (source, epoch, window), lambda: self._shuffled(source, epoch, window)
+        )
         return int(indices[place % self._window])
 
     def _shuffled(self, source: int, epoch: int, window: int) -> np.ndarray:
@@ -157,43 +159,48 @@ class Mixture:
         the runs are turned round by a number drawn for the pass, so that the same samples do not always come last.
         """
         size = self.sizes[source]
-        turn = int(_hash(np.zeros(1, np.uint64), self.seed, 1, source, epoch)[0] % np.uint64(size))
-        runs_R = self._kept(source, (source, epoch), lambda: self._runs(source, epoch))
+        turn = int(_hash_numbers(np.zeros(1, np.uint64), self.seed, 1, source, epoch)[0] % np.uint64(size))
+        runs_R = self._cached_order(source, (source, epoch), lambda: self._runs(source, epoch))
         per_window = self._window // self._run
         starts = runs_R[window * per_window : (window + 1) * per_window] * self._run
         places = (starts[:, None] + np.arange(self._run)).ravel()
         places = places[places < size]
-        order = _order(len(places), self.seed, 2, source, epoch, window)
+        order = _draw_order(len(places), self.seed, 2, source, epoch, window)
         shuffled: np.ndarray = (places[order] + turn) % size
         return shuffled
 
     def _runs(self, source: int, epoch: int) -> np.ndarray:
         """The order of a source's runs in a pass, `[R]`; the short one, if any, is last."""
-        whole, rest = divmod(self.sizes[source], self._run)
-        order = _order(whole, self.seed, 3, source, epoch)
-        return np.append(order, whole) if rest else order
+        num_full_runs, remainder = divmod(self.sizes[source], self._run)
+        order = _draw_order(num_full_runs, self.seed, 3, source, epoch)
+        return np.append(order, num_full_runs) if remainder else order
 
-    def _kept(self, source: int, key: Hashable, make: Callable[[], np.ndarray]) -> np.ndarray:
+    def _cached_order(self, source: int, key: Hashable, make: Callable[[], np.ndarray]) -> np.ndarray:
         if key in self._orders:
             self._orders.move_to_end(key)
             return self._orders[key]
-        self._orders[key] = made = make()
+        self._orders[key] = order = make()
         while len(self._orders) > _KEPT_ORDERS * len(self.sizes):
             self._orders.popitem(last=False)
-        return made
+        return order
 
 
 def _shares(sizes: Sequence[int], weights: Sequence[float] | None, block: int) -> np.ndarray:
     """Shares of the stream that add up to 1, `[S]`, each large enough to come in every period."""
-    given = np.array(sizes if weights is None else weights, np.float64)
-    if len(given) != len(sizes):
-        raise ValueError(f"{len(given)} weights for {len(sizes)} sources: give one each")
-    if not len(given) or not np.isfinite(given).all() or (given < 0).any() or given.sum() <= 0:
-        raise ValueError(f"weights must be 0 or more, and not all 0: {given.tolist()}")
-    for source, (size, weight) in enumerate(zip(sizes, given, strict=True)):
+    raw_weights = np.array(sizes if weights is None else weights, np.float64)
+    if len(raw_weights) != len(sizes):
+        raise ValueError(f"{len(raw_weights)} weights for {len(sizes)} sources: give one each")
+    if (
+        not len(raw_weights)
+        or not np.isfinite(raw_weights).all()
+        or (raw_weights < 0).any()
+        or raw_weights.sum() <= 0
+    ):
+        raise ValueError(f"weights must be 0 or more, and not all 0: {raw_weights.tolist()}")
+    for source, (size, weight) in enumerate(zip(sizes, raw_weights, strict=True)):
         if weight > 0 and size < 1:
             raise ValueError(f"source {source} has weight {weight:g} and no samples: leave it out")
-    shares_S: np.ndarray = given / given.sum()
+    shares_S: np.ndarray = raw_weights / raw_weights.sum()
     smallest, longest = float(shares_S[shares_S > 0].min()), _MAX_PERIOD * block
     if weights is not None and smallest * longest < _LEAST_ITEMS:
         raise ValueError(f"a share of {smallest:.2g} is too small to be kept: join sources, or weigh it more")
@@ -220,18 +227,18 @@ def _schedule(shares_S: np.ndarray, block: int) -> np.ndarray:
     for place in range(period):
         owed_S += exact_S - base_S
         counts_PS[place] = base_S
-        chosen = np.argsort(-np.where(exact_S > base_S, owed_S, -np.inf), kind="stable")[:extra]
-        counts_PS[place, chosen] += 1
-        owed_S[chosen] -= 1
+        rounded_up = np.argsort(-np.where(exact_S > base_S, owed_S, -np.inf), kind="stable")[:extra]
+        counts_PS[place, rounded_up] += 1
+        owed_S[rounded_up] -= 1
     return counts_PS
 
 
-def _order(length: int, *key: int) -> np.ndarray:
+def _draw_order(length: int, *key: int) -> np.ndarray:
     """A permutation of `0 … length - 1` that depends on the key alone, on any machine and version of numpy."""
-    return np.argsort(_hash(np.arange(length, dtype=np.uint64), *key), kind="stable")
+    return np.argsort(_hash_numbers(np.arange(length, dtype=np.uint64), *key), kind="stable")
 
 
-def _hash(values: np.ndarray, *key: int) -> np.ndarray:
+def _hash_numbers(values: np.ndarray, *key: int) -> np.ndarray:
     """64 well mixed bits a value (SplitMix64's finalizer, Steele et al. 2014, chained over the key)."""
     state = np.zeros(1, np.uint64)
     for number in key:

@@ -25,10 +25,10 @@ CODES_KEY = "codes"
 """Name of the one tensor in a file of codes, int32 `[K, T]`."""
 
 
-def at_addresses(part: AudioPart, folder: str) -> AudioPart:
+def at_addresses(audio_part: AudioPart, folder: str) -> AudioPart:
     """The part with the addresses of its files; its paths are those of a manifest in `folder`."""
-    codes = None if part.codes is None else audio_address(folder, part.codes)
-    return part.model_copy(update={"path": audio_address(folder, part.path), "codes": codes})
+    codes = None if audio_part.codes is None else audio_address(folder, audio_part.codes)
+    return audio_part.model_copy(update={"path": audio_address(folder, audio_part.path), "codes": codes})
 
 
 def save_part_codes(path: Path, codes_KT: Tensor) -> None:
@@ -47,16 +47,16 @@ def load_encodings(parts: Sequence[AudioPart], sample_id: str, place: str) -> li
     Raises:
         BadSample: some parts have codes and others have none, or a file that holds none.
     """
-    if all(part.codes is None for part in parts):
+    if all(audio_part.codes is None for audio_part in parts):
         return []
-    without = [part.path for part in parts if part.codes is None]
+    without = [audio_part.path for audio_part in parts if audio_part.codes is None]
     if without:
         reason = f"has codes of some recordings, and none of {without[0]}: give them for all, or for none"
         raise BadSample(place, sample_id, reason, "missing codes")
-    return [[_load(str(part.codes), sample_id, place) for part in parts]]
+    return [[_load_part_codes(str(audio_part.codes), sample_id, place) for audio_part in parts]]
 
 
-def _load(address: str, sample_id: str, place: str) -> Tensor:
+def _load_part_codes(address: str, sample_id: str, place: str) -> Tensor:
     try:
         codes_KT = load(read_all(address))[CODES_KEY]
     except (OSError, ValueError, KeyError, SafetensorError) as error:

@@ -132,12 +132,12 @@ class Message(_Record):
 
     def actions(self) -> list[list[Part]]:
         """The parts of each action of a stream."""
-        found: list[list[Part]] = []
-        for part in self.content:
-            if isinstance(part, TextPart) or not found:
-                found.append([])
-            found[-1].append(part)
-        return found
+        actions: list[list[Part]] = []
+        for content_part in self.content:
+            if isinstance(content_part, TextPart) or not actions:
+                actions.append([])
+            actions[-1].append(content_part)
+        return actions
 
 
 Score = Annotated[float, Field(allow_inf_nan=False)]
@@ -162,7 +162,10 @@ class RatedAnswer(_Record):
 
     @model_validator(mode="after")
     def _says_something(self) -> RatedAnswer:
-        if not any(not isinstance(part, TextPart) or part.text.strip() for part in self.content):
+        if not any(
+            not isinstance(content_part, TextPart) or content_part.text.strip()
+            for content_part in self.content
+        ):
             raise PydanticCustomError("empty_answer", "the answer is empty: leave it out, or give its text")
         if self.steps is None:
             return self
@@ -178,19 +181,19 @@ class RatedAnswer(_Record):
 
     def audio_parts(self) -> list[AudioPart]:
         """The audio parts of the content, in order."""
-        return [part for part in self.content if isinstance(part, AudioPart)]
+        return [content_part for content_part in self.content if isinstance(content_part, AudioPart)]
 
     def says(self) -> tuple[str | tuple[str, float, float | None], ...]:
         """The texts without the spaces around them, and file and span of each recording: equal for equal answers."""
-        said: list[str | tuple[str, float, float | None]] = []
-        for part in self.content:
-            if not isinstance(part, TextPart):
-                said.append((part.path, part.start_s, part.end_s))
-            elif said and isinstance(said[-1], str):
-                said[-1] += part.text
+        pieces: list[str | tuple[str, float, float | None]] = []
+        for content_part in self.content:
+            if not isinstance(content_part, TextPart):
+                pieces.append((content_part.path, content_part.start_s, content_part.end_s))
+            elif pieces and isinstance(pieces[-1], str):
+                pieces[-1] += content_part.text
             else:
-                said.append(part.text)
-        return tuple(piece.strip() if isinstance(piece, str) else piece for piece in said if piece != "")
+                pieces.append(content_part.text)
+        return tuple(piece.strip() if isinstance(piece, str) else piece for piece in pieces if piece != "")
 
 
 class Sample(_Record):
@@ -245,13 +248,18 @@ class Sample(_Record):
 
         This is the order of a sample's codes.
         """
-        asked = [p for m in self.messages for p in m.content if isinstance(p, AudioPart)]
-        return asked + [part for answer in self.answers for part in answer.audio_parts()]
+        message_parts = [p for m in self.messages for p in m.content if isinstance(p, AudioPart)]
+        return message_parts + [p for answer in self.answers for p in answer.audio_parts()]
 
     def video_parts(self) -> list[VideoPart]:
         """All video parts in order of appearance, those of the messages before those of the answers."""
         contents = [*(m.content for m in self.messages), *(a.content for a in self.answers)]
-        return [part for content in contents for part in content if isinstance(part, VideoPart)]
+        return [
+            content_part
+            for content in contents
+            for content_part in content
+            if isinstance(content_part, VideoPart)
+        ]
 
     def answered(self, index: int) -> Sample:
         """The conversation with answer `index` as its last message, as an ordinary sample.
@@ -265,10 +273,12 @@ class Sample(_Record):
     def with_parts(self, change: Callable[[Part], Part]) -> Sample:
         """The sample with every part, of messages and answers in order of appearance, replaced by `change(part)`."""
         messages = [
-            m.model_copy(update={"content": [change(part) for part in m.content]}) for m in self.messages
+            m.model_copy(update={"content": [change(content_part) for content_part in m.content]})
+            for m in self.messages
         ]
         answers = [
-            a.model_copy(update={"content": [change(part) for part in a.content]}) for a in self.answers
+            a.model_copy(update={"content": [change(content_part) for content_part in a.content]})
+            for a in self.answers
         ]
         return self.model_copy(update={"messages": messages, "answers": answers})
 
@@ -279,7 +289,7 @@ def refuse_video(messages: Sequence[Message]) -> None:
     Raises:
         ValueError: there is one.
     """
-    if any(isinstance(part, VideoPart) for message in messages for part in message.content):
+    if any(isinstance(content_part, VideoPart) for message in messages for content_part in message.content):
         raise ValueError("there is a video part, and only text and recordings are read here: leave it out")
 
 
@@ -297,9 +307,9 @@ def check_without_video(sample: Sample, place: str) -> None:
 
 def find_equal(answers: Sequence[RatedAnswer]) -> tuple[int, int] | None:
     """Indices of the first two answers that say the same; None where all differ."""
-    seen: dict[object, int] = {}
+    first_index: dict[object, int] = {}
     for index, answer in enumerate(answers):
-        first = seen.setdefault(answer.says(), index)
+        first = first_index.setdefault(answer.says(), index)
         if first != index:
             return first, index
     return None
@@ -324,9 +334,9 @@ def parse_sample(content: bytes, place: str) -> Sample:
     except json.JSONDecodeError as error:
         raise BadSample(place, "", f"wrong JSON: {error}", "wrong JSON") from None
     except ValidationError as error:
-        known = str(record.get("id", "")) if isinstance(record, dict) else ""
+        sample_id = str(record.get("id", "")) if isinstance(record, dict) else ""
         kind = _KINDS.get(error.errors()[0]["type"], "invalid record")
-        raise BadSample(place, known, f"no sample: {first_problem(error)}", kind) from None
+        raise BadSample(place, sample_id, f"no sample: {first_problem(error)}", kind) from None
     except RecursionError:
         raise BadSample(place, "", "wrong JSON: nested too deep", "wrong JSON") from None
 
@@ -339,6 +349,6 @@ def write_samples(path: Path, samples: Iterable[Sample]) -> None:
 def first_problem(error: ValidationError) -> str:
     """The first of a record's problems: its place in the record, what is wrong, and a remedy where there is one."""
     problem = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in problem["loc"])
+    place = ".".join(str(key) for key in problem["loc"])
     text = f"{problem['msg']}{_REMEDIES.get(problem['type'], '')}"
     return f"{place}: {text}" if place else text

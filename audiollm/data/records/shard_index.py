@@ -114,16 +114,16 @@ def index_shards(url: str | Path, facts: Mapping[str, Any] | None = None) -> Sha
         OSError: the index cannot be written.
     """
     url = str(url)
-    files = _list(url)
+    files = _list_shard_files(url)
     names = sorted(name for name in files if name.endswith(".tar") and not name.startswith("."))
-    known = _read_record(url)[0] if facts is None and INDEX in files else {}
-    made = _assemble(url, dict(known if facts is None else facts), names, files, None, ())
-    _write_arrays(made, [files[name] for name in names])
-    record = {**made.facts, "shards": names, "counts": made.counts}
-    if made.bad:
-        record["set_aside"] = [bad.row() for bad in made.bad]
+    saved_facts = _read_index_record(url)[0] if facts is None and INDEX in files else {}
+    index = _assemble_index(url, dict(saved_facts if facts is None else facts), names, files, None, ())
+    _write_arrays(index, [files[name] for name in names])
+    record = {**index.facts, "shards": names, "counts": index.counts}
+    if index.bad:
+        record["set_aside"] = [bad.row() for bad in index.bad]
     write_bytes(join_address(url, INDEX), (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode())
-    return made
+    return index
 
 
 def open_index(url: str | Path) -> ShardIndex:
@@ -137,7 +137,7 @@ def open_index(url: str | Path) -> ShardIndex:
     url = str(url)
     if url.endswith(".tar"):
         return _one_tar(url)
-    files = _list(url)
+    files = _list_shard_files(url)
     if INDEX not in files:
         if not any(name.endswith(".tar") for name in files):
             raise ConfigError("a folder without shards", url, "give a folder of .tar")
@@ -145,14 +145,14 @@ def open_index(url: str | Path) -> ShardIndex:
             return index_shards(url)
         except OSError:  # a folder that is not ours to write to: it is scanned each time
             names = sorted(name for name in files if name.endswith(".tar") and not name.startswith("."))
-            return _assemble(url, {}, names, files, None, ())
-    facts, names, bad = _read_record(url)
+            return _assemble_index(url, {}, names, files, None, ())
+    facts, names, bad = _read_index_record(url)
     saved = _read_arrays(url, len(names)) if ARRAYS in files else None
-    made = _assemble(url, facts, names, files, saved, bad)
+    index = _assemble_index(url, facts, names, files, saved, bad)
     if saved is None and all(name in files for name in names):
         with contextlib.suppress(OSError):  # as above
-            _write_arrays(made, [files[name] for name in names])
-    return made
+            _write_arrays(index, [files[name] for name in names])
+    return index
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -164,7 +164,7 @@ def split_name(name: str) -> tuple[str, str] | None:
 # Private: the index as a whole
 
 
-def _list(url: str) -> dict[str, int]:
+def _list_shard_files(url: str) -> dict[str, int]:
     try:
         files = list_sizes(url)
     except OSError as error:
@@ -180,10 +180,10 @@ def _one_tar(url: str) -> ShardIndex:
     except OSError as error:
         raise ConfigError(f"cannot be read ({error})", url, "check the address") from error
     name = url.rpartition("/")[2] if is_url(url) else Path(url).name
-    return _assemble(url, {}, [name], {name: size}, None, ())
+    return _assemble_index(url, {}, [name], {name: size}, None, ())
 
 
-def _assemble(
+def _assemble_index(
     url: str,
     facts: dict[str, Any],
     names: Sequence[str],
@@ -224,12 +224,12 @@ def _drop_doubled(rows: dict[str, np.ndarray], scanned: _Scanned, tars: list[str
     doubled_N[first_N] = False
     for n in np.flatnonzero(doubled_N):
         place = f"{tars[rows['shard'][n]]} at byte {rows['offset'][n]}"
-        known = scanned.ids.get(int(rows["id_hash"][n]), "")
-        scanned.bad.append(BadSample(place, known, "its id was used before", "doubled id"))
+        sample_id = scanned.ids.get(int(rows["id_hash"][n]), "")
+        scanned.bad.append(BadSample(place, sample_id, "its id was used before", "doubled id"))
     return {key: values[~doubled_N] for key, values in rows.items()}
 
 
-def _read_record(url: str) -> tuple[dict[str, Any], list[str], list[BadSample]]:
+def _read_index_record(url: str) -> tuple[dict[str, Any], list[str], list[BadSample]]:
     """Facts, names of tars and bad samples of `index.json`; a name is one in the folder, whatever it says."""
     remedy = "remove it: it is made anew from the tars"
     try:
@@ -304,7 +304,7 @@ class _Scanned:
         before = len(self.rows)
         try:
             with open_file(address) as file:
-                groups, cut = _groups(file)
+                groups, cut = _scan_groups(file)
                 for group in groups:
                     self._add(group, file, address, shard)
         except (OSError, tarfile.TarError) as error:
@@ -322,12 +322,12 @@ class _Scanned:
             frames = _num_frames(group.read(file, CODES)) if CODES in group.members else 0
         except (BadSample, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile):
             pass  # reading the sample meets it again, and names it
-        number = _hash(sample.id if sample else place)
+        number = _hash_id(sample.id if sample else place)
         self.ids[number] = sample.id if sample else ""
         self.rows.append((shard, group.offset, group.end - group.offset, frames, number))
 
 
-def _groups(file: IO[bytes]) -> tuple[list[_Group], int | None]:
+def _scan_groups(file: IO[bytes]) -> tuple[list[_Group], int | None]:
     """The whole samples of a tar, and where it is cut (None: it is whole).
 
     Python's tarfile ends without a word at a header that is cut or damaged, so the end mark is looked for.
@@ -374,6 +374,6 @@ def _num_frames(content: bytes) -> int:
     return frames
 
 
-def _hash(text: str) -> int:
+def _hash_id(text: str) -> int:
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

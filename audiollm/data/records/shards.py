@@ -89,7 +89,7 @@ class ShardWriter:
         """
         files = {array_member(name): content for name, content in (arrays or {}).items()}
         sample = sample.model_copy(update={"arrays": {name: array_member(name) for name in arrays or {}}})
-        paths = {part.path for part in sample.audio_parts()}
+        paths = {audio_part.path for audio_part in sample.audio_parts()}
         for path in audio or {}:
             if path not in paths or not _MEMBER.fullmatch(path):
                 raise ValueError(
@@ -158,7 +158,7 @@ class Shards:
 
     def __getitem__(self, index: int) -> LoadedSample:
         place, members = self._members(index)
-        loaded = _load(place, members, self._max_codes_mb)
+        loaded = _load_shard_sample(place, members, self._max_codes_mb)
         if not loaded.encodings and self._codebooks is not None and loaded.audio:
             raise BadSample(place, loaded.sample.id, "has audio and no codes (.codes.npz)", "missing codes")
         for clip in loaded.audio:
@@ -175,7 +175,7 @@ class Shards:
         Raises:
             BadSample: it cannot be read.
         """
-        return _load(*self._members(index), self._max_codes_mb)
+        return _load_shard_sample(*self._members(index), self._max_codes_mb)
 
     def _members(self, index: int) -> tuple[str, dict[str, bytes]]:
         if not 0 <= index < len(self):
@@ -191,7 +191,7 @@ class Shards:
             reason = f"has been cut short to {offset + len(content)} bytes since it was opened"
             raise BadSample(f"{tar} at byte {offset}", "", reason, "truncated tar")
         try:
-            return _split(tar, content)
+            return _split_members(tar, content)
         except (tarfile.TarError, ValueError) as error:
             reason = f"is no tar there ({error}): remove index.json, it is made anew"
             raise BadSample(f"{tar} at byte {offset}", "", reason, "truncated tar") from error
@@ -256,7 +256,7 @@ def _codec_fact(index: ShardIndex, key: str) -> int | None:
     return value
 
 
-def _split(tar: str, content: bytes) -> tuple[str, dict[str, bytes]]:
+def _split_members(tar: str, content: bytes) -> tuple[str, dict[str, bytes]]:
     """The place of a sample, and its members by what follows the key."""
     members: dict[str, bytes] = {}
     key = ""
@@ -274,16 +274,16 @@ def _plain_members(content: bytes) -> list[tuple[str, int, int]] | None:
     Nearly all are, and tarfile takes a good part of the time that decoding a short clip takes. The fields are those
     of POSIX.1-1988 (ustar): name 0:100, size 124:136 in octal, type 156, magic 257:262, prefix of the name 345:500.
     """
-    found, offset = [], 0
+    members, offset = [], 0
     while offset + BLOCK <= len(content):
         header = content[offset : offset + BLOCK]
         is_plain = header[156] in b"0\0" and header[257:262] == b"ustar" and header[345] == 0
         if not (is_plain and header[124:135].isdigit() and header[:100].isascii()):
             return None
         size = int(header[124:135], 8)
-        found.append((header[:100].partition(b"\0")[0].decode("ascii"), offset + BLOCK, size))
+        members.append((header[:100].partition(b"\0")[0].decode("ascii"), offset + BLOCK, size))
         offset += BLOCK - (-size // BLOCK) * BLOCK
-    return found
+    return members
 
 
 def _all_members(content: bytes) -> list[tuple[str, int, int]]:
@@ -291,7 +291,7 @@ def _all_members(content: bytes) -> list[tuple[str, int, int]]:
         return [(member.name, member.offset_data, member.size) for member in archive if member.isfile()]
 
 
-def _load(place: str, members: Mapping[str, bytes], max_codes_mb: float) -> LoadedSample:
+def _load_shard_sample(place: str, members: Mapping[str, bytes], max_codes_mb: float) -> LoadedSample:
     if JSON not in members:
         raise BadSample(place, "", "has no .json", "missing json")
     sample = parse_sample(members[JSON], f"{place}.{JSON}")
@@ -309,14 +309,20 @@ def _load(place: str, members: Mapping[str, bytes], max_codes_mb: float) -> Load
 def _clips(place: str, sample: Sample, members: Mapping[str, bytes]) -> tuple[AudioClip, ...]:
     parts = sample.audio_parts()
     sounds = [name for name in members if name.rpartition(".")[2].lower() in SOUND]
-    only = sounds[0] if len(sounds) == 1 and len({part.path for part in parts}) == 1 else None
+    only = sounds[0] if len(sounds) == 1 and len({audio_part.path for audio_part in parts}) == 1 else None
     clips = []
-    for part in parts:
-        named = part.path.removeprefix(f"{place.rpartition('/')[2]}.")
+    for audio_part in parts:
+        named = audio_part.path.removeprefix(f"{place.rpartition('/')[2]}.")
         member = named if named in sounds else only
         content = None if member is None else members[member]
         clips.append(
-            AudioClip(f"{place}.{member or part.path}", sample.id, content, part.start_s, part.end_s)
+            AudioClip(
+                f"{place}.{member or audio_part.path}",
+                sample.id,
+                content,
+                audio_part.start_s,
+                audio_part.end_s,
+            )
         )
     return tuple(clips)
 
@@ -342,7 +348,9 @@ def _check_unpacked_size(data: bytes, max_mb: float) -> None:
 
 def _to_bytes(encodings: Encodings) -> bytes:
     arrays = {
-        f"{variant}-{part}": codes for variant, row in enumerate(encodings) for part, codes in enumerate(row)
+        f"{variant}-{part_number}": codes
+        for variant, row in enumerate(encodings)
+        for part_number, codes in enumerate(row)
     }
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]

@@ -14,9 +14,9 @@ def teaches_words(sample: Sample) -> bool:
     """Return whether the sample has words of a user or an assistant: silence would be taught as them."""
     roles = ("user", "assistant")
     return any(text.strip() for role in roles for text in sample.texts(role)) or any(
-        isinstance(part, TextPart) and part.text.strip()
+        isinstance(content_part, TextPart) and content_part.text.strip()
         for answer in sample.answers
-        for part in answer.content
+        for content_part in answer.content
     )
 
 

@@ -98,34 +98,40 @@ class LoadedSample:
         Raises:
             IndexError: there is no such answer.
         """
-        sizes, asked = [len(answer.audio_parts()) for answer in self.sample.answers], self.num_asked
-        first = asked + sum(sizes[:index])
-        kept = [*range(asked), *range(first, first + sizes[index])]
-        encodings = [[encoding[part] for part in kept] for encoding in self.encodings]
-        audio = tuple(self.audio[part] for part in kept) if self.audio else ()
+        sizes, num_asked = [len(answer.audio_parts()) for answer in self.sample.answers], self.num_asked
+        first = num_asked + sum(sizes[:index])
+        part_numbers = [*range(num_asked), *range(first, first + sizes[index])]
+        encodings = [[encoding[number] for number in part_numbers] for encoding in self.encodings]
+        audio = tuple(self.audio[number] for number in part_numbers) if self.audio else ()
         return replace(self, sample=self.sample.answered(index), encodings=encodings, audio=audio)
 
     def without_answers(self) -> LoadedSample:
         """The messages alone, with the codes and clips of their parts."""
-        asked = self.num_asked
+        num_asked = self.num_asked
         sample = self.sample.model_copy(update={"answers": []})
-        encodings = [encoding[:asked] for encoding in self.encodings]
-        return replace(self, sample=sample, encodings=encodings, audio=self.audio[:asked])
+        encodings = [encoding[:num_asked] for encoding in self.encodings]
+        return replace(self, sample=sample, encodings=encodings, audio=self.audio[:num_asked])
 
     def without_recordings(self) -> LoadedSample:
         """The sample without the sound of its messages, for models that see and do not hear.
 
         A message of sound alone is left out.
         """
-        left = [
+        messages = [
             message.model_copy(update={"content": parts})
             for message in self.sample.messages
-            if (parts := [part for part in message.content if not isinstance(part, AudioPart)])
+            if (
+                parts := [
+                    content_part
+                    for content_part in message.content
+                    if not isinstance(content_part, AudioPart)
+                ]
+            )
         ]
-        asked = self.num_asked
-        sample = self.sample.model_copy(update={"messages": left})
-        encodings = [encoding[asked:] for encoding in self.encodings]
-        return replace(self, sample=sample, encodings=encodings, audio=self.audio[asked:])
+        num_asked = self.num_asked
+        sample = self.sample.model_copy(update={"messages": messages})
+        encodings = [encoding[num_asked:] for encoding in self.encodings]
+        return replace(self, sample=sample, encodings=encodings, audio=self.audio[num_asked:])
 
     def array(self, name: str, made_by: str | None = None) -> Tensor:
         """Read a named array.
@@ -143,7 +149,7 @@ class LoadedSample:
     def __reduce__(self) -> tuple[object, ...]:
         """Between processes as plain arrays: as tensors, each would hold a file descriptor open."""
         encodings = [[codes_KT.numpy() for codes_KT in encoding] for encoding in self.encodings]
-        return _restore, (self.sample, encodings, self.audio, self.arrays, self.videos)
+        return _restore_sample, (self.sample, encodings, self.audio, self.arrays, self.videos)
 
 
 class Source(Protocol):
@@ -173,7 +179,7 @@ class Source(Protocol):
         """
 
 
-def _restore(
+def _restore_sample(
     sample: Sample,
     encodings: list[list[np.ndarray]],
     audio: tuple[AudioClip, ...],

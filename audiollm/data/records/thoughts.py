@@ -44,12 +44,12 @@ Phrase = Annotated[str, AfterValidator(_check_phrase)]
 """A few words on one line."""
 
 
-class _Part(BaseModel):
+class _ThoughtModel(BaseModel):
     # strict: "1.0" is no time, and true is no number
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
-class ThoughtEvent(_Part):
+class ThoughtEvent(_ThoughtModel):
     """One sound with a beginning and an end."""
 
     sound: Phrase
@@ -72,7 +72,7 @@ class ThoughtEvent(_Part):
         return self
 
 
-class Consequence(_Part):
+class Consequence(_ThoughtModel):
     """An event that follows from another; both are counted from 0."""
 
     event: int = Field(ge=0)
@@ -81,7 +81,7 @@ class Consequence(_Part):
     """The reason, as words that follow "because"."""
 
 
-class ThoughtRecord(_Part):
+class ThoughtRecord(_ThoughtModel):
     """A chain of thought (CoT) about the sound of a clip."""
 
     events: list[ThoughtEvent] = Field(default_factory=list, max_length=MAX_EVENTS)
@@ -102,9 +102,9 @@ class ThoughtRecord(_Part):
                 raise ValueError(f"follows names event {max(link.event, link.after)} of {len(self.events)}")
             if link.after >= link.event:
                 raise ValueError(f"event {link.event} cannot follow from event {link.after}: it is not later")
-        heard = {sound.casefold() for sound in self.sounds()}
+        sounds = {sound.casefold() for sound in self.sounds()}
         for sound in self.avoid:
-            if sound.casefold() in heard:
+            if sound.casefold() in sounds:
                 raise ValueError(f"{sound!r} is both heard and to be avoided")
         return self
 
@@ -114,19 +114,19 @@ class ThoughtRecord(_Part):
 
     def between(self, start_s: float, end_s: float) -> ThoughtRecord:
         """The part of the record that sounds in a span; times stay those of the clip."""
-        kept = [n for n, e in enumerate(self.events) if e.start_s < end_s and e.end_s > start_s]
-        places = {number: place for place, number in enumerate(kept)}
+        event_numbers = [n for n, e in enumerate(self.events) if e.start_s < end_s and e.end_s > start_s]
+        places = {number: place for place, number in enumerate(event_numbers)}
         links = [
             Consequence(event=places[link.event], after=places[link.after], why=link.why)
             for link in self.follows
             if link.event in places and link.after in places
         ]
-        events = [self.events[number] for number in kept]
+        events = [self.events[number] for number in event_numbers]
         return ThoughtRecord(events=events, background=self.background, follows=links, avoid=self.avoid)
 
     def cut(self, start_s: float, end_s: float) -> ThoughtRecord:
         """The record of a span as of a clip of its own: cut to the span, whose beginning is second 0."""
-        part = self.between(start_s, end_s)
+        span_record = self.between(start_s, end_s)
         events = [
             event.model_copy(
                 update={
@@ -134,9 +134,9 @@ class ThoughtRecord(_Part):
                     "end_s": min(event.end_s, end_s) - start_s,
                 }
             )
-            for event in part.events
+            for event in span_record.events
         ]
-        return part.model_copy(update={"events": events})
+        return span_record.model_copy(update={"events": events})
 
 
 def check_record_times(record: ThoughtRecord, duration_s: float) -> None:
@@ -196,7 +196,7 @@ def parse_answer(text: str, schema: type[Record]) -> Record:
         return schema.model_validate_json(json.dumps(content))
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in problem["loc"])
+        place = ".".join(str(key) for key in problem["loc"])
         message = problem["msg"].removeprefix("Value error, ")
         raise ThoughtError(f"{place}: {message}" if place else message) from None
 
@@ -209,12 +209,12 @@ def prose_of(record: ThoughtRecord) -> str:
         is_last_of_many = 3 < len(record.events) == number + 1
         order = _ORDER[0 if number == 0 else 2 if is_last_of_many else 1]
         sound = _with_manner(event.sound, event.manner)
-        told = f"{order}, at {event.start_s:.1f} seconds, {sound}"
-        told += f" of {event.source}" if event.source else ""
-        told += f" {event.place}" if event.place else ""
+        sentence = f"{order}, at {event.start_s:.1f} seconds, {sound}"
+        sentence += f" of {event.source}" if event.source else ""
+        sentence += f" {event.place}" if event.place else ""
         if number in reasons:
-            told += f", because {reasons[number].why}"
-        words.append(f"{told}.")
+            sentence += f", because {reasons[number].why}"
+        words.append(f"{sentence}.")
     behind = " and ".join(filter(None, [", ".join(record.background[:-1]), *record.background[-1:]]))
     words.append(f"In the background: {behind.lower() or 'nothing'}.")
     if record.avoid:

@@ -70,10 +70,10 @@ class PictureReader:
 
     def __init__(self, settings: PictureSettings) -> None:
         self.settings = settings
-        self._kept: OrderedDict[str, TimedPictures] = OrderedDict()
+        self._cache: OrderedDict[str, TimedPictures] = OrderedDict()
         self._bytes = 0
 
-    def read(self, part: VideoPart, check_stop: Callable[[], None] | None = None) -> TimedPictures:
+    def read(self, video_part: VideoPart, check_stop: Callable[[], None] | None = None) -> TimedPictures:
         """Read the pictures of a part, cut to its region where it has one.
 
         Args:
@@ -83,38 +83,40 @@ class PictureReader:
             VideoError: it cannot be read, or its region lies outside of the picture.
             ValueError: more than 768 pictures, or a file that does not tell its length.
         """
-        key = part.model_dump_json()
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key]
-        found = _read(part, self.settings, check_stop)
-        self._kept[key] = found
-        self._bytes += _bytes_of(found.frames)
+        key = video_part.model_dump_json()
+        if key in self._cache:
+            self._cache.move_to_end(key)
+            return self._cache[key]
+        pictures = _read_part_pictures(video_part, self.settings, check_stop)
+        self._cache[key] = pictures
+        self._bytes += _bytes_of(pictures.frames)
         while self._bytes > _KEPT_BYTES:
-            _, oldest = self._kept.popitem(last=False)
+            _, oldest = self._cache.popitem(last=False)
             self._bytes -= _bytes_of(oldest.frames)
-        return found
+        return pictures
 
 
 # Private
 
 
-def _read(part: VideoPart, settings: PictureSettings, check_stop: Callable[[], None] | None) -> TimedPictures:
-    end_s = probe_video(part.path).duration_s if part.end_s is None else part.end_s
+def _read_part_pictures(
+    video_part: VideoPart, settings: PictureSettings, check_stop: Callable[[], None] | None
+) -> TimedPictures:
+    end_s = probe_video(video_part.path).duration_s if video_part.end_s is None else video_part.end_s
     if end_s is None:
-        raise ValueError(f"{part.path}: its length is not known: give the part an end_s")
-    times = frame_times(part.start_s, end_s, settings.per_second)
+        raise ValueError(f"{video_part.path}: its length is not known: give the part an end_s")
+    times = frame_times(video_part.start_s, end_s, settings.per_second)
     if len(times) > MAX_PICTURES:
-        raise ValueError(f"{part.path}: {len(times)} pictures, and at most {MAX_PICTURES} are shown")
-    boxes = [(box.at_s, box.x, box.y, box.width, box.height) for box in part.region]
+        raise ValueError(f"{video_part.path}: {len(times)} pictures, and at most {MAX_PICTURES} are shown")
+    boxes = [(box.at_s, box.x, box.y, box.width, box.height) for box in video_part.region]
     frames = []
-    for frame in read_frames(part.path, times, settings.side, boxes):
+    for frame in read_frames(video_part.path, times, settings.side, boxes):
         frames.append(frame)
         if check_stop is not None:
             check_stop()
-    if part.region and settings.side is None:
+    if video_part.region and settings.side is None:
         frames = _of_one_size(frames)
-    return TimedPictures(tuple(frames), tuple(time - part.start_s for time in times))
+    return TimedPictures(tuple(frames), tuple(time - video_part.start_s for time in times))
 
 
 def _of_one_size(frames: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
@@ -122,9 +124,9 @@ def _of_one_size(frames: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]
     height, width = (max(frame.shape[axis] for frame in frames) for axis in (0, 1))
     padded = []
     for frame in frames:
-        whole = np.zeros((height, width, 3), np.uint8)
-        whole[: frame.shape[0], : frame.shape[1]] = frame
-        padded.append(whole)
+        canvas = np.zeros((height, width, 3), np.uint8)
+        canvas[: frame.shape[0], : frame.shape[1]] = frame
+        padded.append(canvas)
     return padded
 
 

@@ -72,8 +72,8 @@ def find_columns(
                 f"{field}={name}: {place} has no such column", "--columns", suggestion(name, list(names))
             )
         columns[field] = match
-    others = [name for name in names if name not in columns.values() and name not in columns]
-    return {**columns, **{name: name for name in others}}
+    other_names = [name for name in names if name not in columns.values() and name not in columns]
+    return {**columns, **{name: name for name in other_names}}
 
 
 class ColumnFinder:
@@ -112,9 +112,9 @@ class ColumnFinder:
         return self._by_names[names]
 
 
-def rename_columns(cells: Mapping[str, str], known: Iterable[str]) -> dict[str, str]:
+def rename_columns(cells: Mapping[str, str], known_names: Iterable[str]) -> dict[str, str]:
     """The cells of a row with each known column under its known name: `Path` as `path`."""
-    by_plain = {plain_name(name): name for name in known}
+    by_plain = {plain_name(name): name for name in known_names}
     return {
         column if column in by_plain.values() else by_plain.get(plain_name(column), column): cell
         for column, cell in cells.items()

@@ -96,7 +96,7 @@ def read_json_rows(path: Path) -> RowList:
     elif first.startswith("{") and (nested := _nested(path, text)) is not None:
         rows = nested
     else:
-        rows = _json_lines(path, text)
+        rows = _read_json_lines(path, text)
     keys = dict.fromkeys(key for row in rows if isinstance(row.values, dict) for key in row.values)
     return RowList(rows, list(keys), tuple(text.notes))
 
@@ -131,10 +131,10 @@ def _nested(path: Path, text: TextLines) -> list[ListRow] | None:
     if len(lines) > 1 and not isinstance(_object(lines[0], is_guessed=False), BadRow):
         return None
     try:
-        whole = json.loads("\n".join(lines))
+        document = json.loads("\n".join(lines))
     except (json.JSONDecodeError, RecursionError):
         return None
-    lists = {key: value for key, value in whole.items() if isinstance(value, list)}
+    lists = {key: value for key, value in document.items() if isinstance(value, list)}
     key = next((key for key in LIST_KEYS if any(isinstance(row, dict) for row in lists.get(key, ()))), None)
     if key is not None:
         return _rows_of(lists[key], f"{path}:{key}")
@@ -147,7 +147,7 @@ def _nested(path: Path, text: TextLines) -> list[ListRow] | None:
     return None
 
 
-def _json_lines(path: Path, text: TextLines) -> list[ListRow]:
+def _read_json_lines(path: Path, text: TextLines) -> list[ListRow]:
     return [
         ListRow(f"{path}:{number}", _object(line, is_guessed=bool(text.notes)))
         for number, line in enumerate(text.lines, start=1)

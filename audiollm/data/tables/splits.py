@@ -25,12 +25,12 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 def holds_out(split: str) -> bool:
     """Return whether trainings leave a split out: a word of its name is one of `HELD_OUT_NAMES`."""
-    return not _words(split).isdisjoint(HELD_OUT_NAMES)
+    return not _split_name_words(split).isdisjoint(HELD_OUT_NAMES)
 
 
 def is_split(name: str) -> bool:
     """Return whether a split's name says if it is trained on or held out."""
-    return not _words(name).isdisjoint(SPLIT_WORDS)
+    return not _split_name_words(name).isdisjoint(SPLIT_WORDS)
 
 
 def split_of(name: str) -> str:
@@ -40,7 +40,9 @@ def split_of(name: str) -> str:
         ValueError: the name says neither; the known names are in the message.
     """
     if not is_split(name):
-        raise ValueError(f"split {name!r} is neither trained on nor held out by its name: {_remedy(name)}")
+        raise ValueError(
+            f"split {name!r} is neither trained on nor held out by its name: {_suggest_split(name)}"
+        )
     return "test" if holds_out(name) else "train"
 
 
@@ -55,11 +57,11 @@ def is_of_split(name: object, split: str) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _words(name: str) -> frozenset[str]:
+def _split_name_words(name: str) -> frozenset[str]:
     return frozenset(_WORD.findall(_HOLD_OUT.sub("holdout", name.lower())))
 
 
-def _remedy(name: str) -> str:
+def _suggest_split(name: str) -> str:
     nearest = suggestion(name.lower(), SPLIT_WORDS)
-    known = f"known: {', '.join(SPLIT_WORDS)}"
-    return f"{nearest} {known}" if nearest.startswith("did") else known
+    known_words = f"known: {', '.join(SPLIT_WORDS)}"
+    return f"{nearest} {known_words}" if nearest.startswith("did") else known_words

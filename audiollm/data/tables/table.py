@@ -90,7 +90,7 @@ def parse_table(path: Path, text: TextLines, known_columns: Collection[str] = ()
     """Read the lines of a table; see `read_table`."""
     first, separator = _first_line(path, text.lines, known_columns)
     parser = _RowParser(text.lines, separator)
-    head = _split(text.lines[first], separator)
+    head = _split_line(text.lines[first], separator)
     names = [name.strip().strip("\ufeff") for name in head]
     doubled = sorted(name for name, count in Counter(filter(None, names)).items() if count > 1)
     if doubled:
@@ -141,17 +141,17 @@ def separator_of(lines: Sequence[str], path: Path, known_columns: Collection[str
     plain = {plain_name(name) for name in known_columns}
 
     def rank(separator: str) -> tuple[int, float, int, bool]:
-        head = _split(lines[0], separator)
-        known = sum(plain_name(name) in plain for name in head)
-        equal = sum(len(_split(line, separator)) == len(head) for line in sample)
+        head = _split_line(lines[0], separator)
+        num_known = sum(plain_name(name) in plain for name in head)
+        equal = sum(len(_split_line(line, separator)) == len(head) for line in sample)
         share = round(equal / len(sample), 1) if sample and len(head) > 1 else 0.0
-        return known, share, len(head), separator == usual
+        return num_known, share, len(head), separator == usual
 
     splitting = [separator for separator in SEPARATORS if separator in lines[0]]
     return max(splitting, key=rank, default=usual)
 
 
-def _one_line(line: str, separator: str, skips_spaces: bool = False) -> list[str] | None:
+def _split_quoted_line(line: str, separator: str, skips_spaces: bool = False) -> list[str] | None:
     """The cells of a line with well-formed quotation marks; None where they are not."""
     try:
         reader = csv.reader([line], delimiter=separator, strict=True, skipinitialspace=skips_spaces)
@@ -161,8 +161,8 @@ def _one_line(line: str, separator: str, skips_spaces: bool = False) -> list[str
     return rows[0] if rows else []
 
 
-def _split(line: str, separator: str) -> list[str]:
-    return _one_line(line, separator) or line.split(separator)
+def _split_line(line: str, separator: str) -> list[str]:
+    return _split_quoted_line(line, separator) or line.split(separator)
 
 
 class _RowParser:
@@ -230,7 +230,7 @@ class _RowParser:
         one_line = quoted is not None and quoted[1] == place + 1
         if len(plain) == width and (not one_line or self._separator == "\t"):
             return self._as_text(place, plain), place + 1
-        spaced = _one_line(line, self._separator, skips_spaces=True)
+        spaced = _split_quoted_line(line, self._separator, skips_spaces=True)
         if spaced is not None and len(spaced) == width:  # `a.wav, "one, two"`
             return spaced, place + 1
         return self._checked(quoted[0] if quoted is not None and one_line else plain), place + 1
@@ -250,7 +250,7 @@ class _RowParser:
     def _as_text(self, place: int, plain: list[str]) -> list[str]:
         """The cells of a line whose quotation marks are not all well formed; a cell whose marks are loses them."""
         self._literal.append(place + 1)
-        cells = [_one_line(cell, self._separator) for cell in plain]
+        cells = [_split_quoted_line(cell, self._separator) for cell in plain]
         return [read[0] if read and len(read) == 1 else cell for read, cell in zip(cells, plain, strict=True)]
 
     def _quoted(self, place: int) -> tuple[list[str], int] | None:
@@ -265,7 +265,7 @@ class _RowParser:
     def _looks_like_row(self, place: int) -> bool:
         plain = self._lines[place].split(self._separator)
         return len(plain) == self._width and all(
-            _extension(plain[column]) in known for column, known in self._extensions.items()
+            _extension(plain[column]) in extensions for column, extensions in self._extensions.items()
         )
 
     def _known_extensions(self, start: int) -> dict[int, frozenset[str]]:

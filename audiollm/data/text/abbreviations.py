@@ -182,7 +182,7 @@ def _behind_name(match: re.Match[str]) -> str:
     return _AFTER_NAMES[match[1]] + "." * (match[2] is not None)
 
 
-def _unit(match: re.Match[str]) -> str:
+def _say_unit(match: re.Match[str]) -> str:
     unit = _UNITS[match[3]]
     if re.fullmatch(r"0*1", match[1]):
         unit = {"feet": "foot", "square feet": "square foot"}.get(unit, unit.removesuffix("s"))
@@ -209,7 +209,7 @@ def _roman_value(numeral: str) -> int | None:
     return 10 * tens + ones[match[2]]
 
 
-def _counted(match: re.Match[str]) -> str:
+def _say_counted(match: re.Match[str]) -> str:
     value = _roman_value(match[2])
     return match[0] if value is None else f"{match[1]} {value}"
 
@@ -230,9 +230,9 @@ def _greek_letter(match: re.Match[str]) -> str:
 
 
 def _vulgar_fraction(match: re.Match[str]) -> str:
-    whole, _, parts = unicodedata.normalize("NFKC", match[0]).partition("\u2044")
-    digits = len(whole) - 1  # NFKC writes 2½ as 21⁄2
-    return f"{whole[:digits]} {whole[digits:]}/{parts}".lstrip()
+    leading_digits, _, parts = unicodedata.normalize("NFKC", match[0]).partition("\u2044")
+    digits = len(leading_digits) - 1  # NFKC writes 2½ as 21⁄2
+    return f"{leading_digits[:digits]} {leading_digits[digits:]}/{parts}".lstrip()
 
 
 def _postal_code(match: re.Match[str]) -> str:
@@ -341,7 +341,7 @@ _RULES = (
         re.compile(
             rf"(?<![\w$£€¥.,])(\d+(?:[.,]\d+)*)( ?)({_any(_UNITS)})\b(?!['’]|/)(?:\.(?=(\s*$|\s+[A-Z]))?)?(?!\w)"
         ),
-        _unit,
+        _say_unit,
     ),
     _Rule(
         re.compile(r"\b(\d+(?:\.\d+)?) ?in\b\.?(?= (?:tall|long|wide|deep|thick|high|x|by) )"), r"\1 inches"
@@ -368,8 +368,8 @@ _RULES = (
     _Rule(re.compile(r"(?<![^\W\d_])[Α-Ωα-ωµΩ](?![^\W\d_]|['’])"), _greek_letter),
     _Rule(re.compile(r"(?<![\w°])º(?!\w)"), "degree"),
     # roman numbers
-    _Rule(re.compile(rf"\b({_any(_COUNTED)}) ([IVXL]{{2,7}}|[VX])\b"), _counted),
-    _Rule(re.compile(r"\b(World War) (I)\b"), _counted),
-    _Rule(re.compile(rf"\b({_any(_COUNTED)}) (I)\b(?=[,.:;)!?]|\s*$)"), _counted),
+    _Rule(re.compile(rf"\b({_any(_COUNTED)}) ([IVXL]{{2,7}}|[VX])\b"), _say_counted),
+    _Rule(re.compile(r"\b(World War) (I)\b"), _say_counted),
+    _Rule(re.compile(rf"\b({_any(_COUNTED)}) (I)\b(?=[,.:;)!?]|\s*$)"), _say_counted),
     _Rule(re.compile(rf"\b({_any(_RULERS)}) ([IVX]{{2,6}}|V)\b"), _ruler),
 )

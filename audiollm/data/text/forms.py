@@ -49,7 +49,7 @@ def spoken_form(text: str, language: str | None = None) -> str:
         _warn_of(code)
         return text
     parts = normalize.MARKUP.split(text)
-    return "".join(part if kept % 2 else _say_numbers(part, code) for kept, part in enumerate(parts))
+    return "".join(piece if index % 2 else _say_numbers(piece, code) for index, piece in enumerate(parts))
 
 
 def prompt_form(text: str, language: str | None = None) -> str:
@@ -71,8 +71,8 @@ def recognition_form(text: str) -> str:
     """Lower case, no punctuation but apostrophes inside words, single spaces (Unicode NFKC, nothing invisible)."""
     text = unicodedata.normalize("NFKC", settle_characters(text)).lower()
     text = text.replace("\u2019", "'").replace("\u2018", "'")
-    kept = "".join(c if c == "'" or unicodedata.category(c)[0] in "LMN" else " " for c in text)
-    words = (word.strip("'") for word in kept.split())
+    cleaned = "".join(c if c == "'" or unicodedata.category(c)[0] in "LMN" else " " for c in text)
+    words = (word.strip("'") for word in cleaned.split())
     return " ".join(word for word in words if word)
 
 
@@ -94,8 +94,10 @@ def _say_numbers(text: str, language: str) -> str:
 
 
 def _say_english_number(match: re.Match[str]) -> str:
-    sign, whole, fraction, ordinal = (match[name] or "" for name in ("sign", "whole", "fraction", "ordinal"))
-    digits = whole.replace(",", "")
+    sign, integer, fraction, ordinal = (
+        match[name] or "" for name in ("sign", "whole", "fraction", "ordinal")
+    )
+    digits = integer.replace(",", "")
     if len(digits) > _LONGEST_NUMBER or (digits[0] == "0" and len(digits) > 1):
         words = sign + " ".join(_say(digit) for digit in digits + fraction[1:]) + ordinal
     elif ordinal and not sign and not fraction:

@@ -20,7 +20,7 @@ _LONGEST_PIECE = 240
 MARKUP = re.compile(r"(</?\w+>|<\|\w+\|>|\[[A-Za-z][\w ]*\])")
 """Higgs's tags and control tokens, speakers and sounds in brackets."""
 # with what the grammars escape or choke on, and all white space but single spaces
-_KEPT = re.compile(
+_PRESERVED = re.compile(
     MARKUP.pattern[:-1]
     + r'|[\x00-\x1f\x7f-\xa0"\\{}\xad\u200b-\u200f\u2028-\u202f\u2060\ufeff\ud800-\udfff]+|  +)'
 )
@@ -68,8 +68,8 @@ def normalize(text: str, language: str) -> str:
     Args:
         language: one of `LANGUAGES`.
     """
-    parts = _KEPT.split(text)
-    return "".join(part if kept % 2 else _say(part, language) for kept, part in enumerate(parts))
+    parts = _PRESERVED.split(text)
+    return "".join(piece if index % 2 else _say(piece, language) for index, piece in enumerate(parts))
 
 
 def _say(text: str, language: str) -> str:
@@ -86,9 +86,9 @@ def _say_piece(piece: str, language: str) -> str:
     core = piece.strip(" ")
     if not core or (language == "en" and not _FOR_THE_GRAMMARS.search(core)):
         return piece
-    said = _english(core) if language == "en" else _by_grammar(core, language)
+    verbalized = _english(core) if language == "en" else _by_grammar(core, language)
     before, _, after = piece.partition(core)
-    return before + said + after
+    return before + verbalized + after
 
 
 def _english(text: str) -> str:
@@ -140,11 +140,11 @@ def _is_misread(word: str) -> bool:
 
 def _by_grammar(text: str, language: str) -> str:
     """The grammars' reading, but for the words that they have no path for (`5+5+`, some scripts)."""
-    reading = _grammar(text, language)
+    reading = _apply_grammar(text, language)
     if reading is not None:
         return reading
     words = text.split(" ")
-    unknown = [_grammar(word, language) is None for word in words]
+    unknown = [_apply_grammar(word, language) is None for word in words]
     if all(unknown) or not any(unknown):
         return text
     runs: list[tuple[bool, list[str]]] = []
@@ -154,12 +154,13 @@ def _by_grammar(text: str, language: str) -> str:
         else:
             runs.append((stays, [word]))
     readings = (
-        " ".join(run) if stays else _grammar(" ".join(run), language) or " ".join(run) for stays, run in runs
+        " ".join(run) if stays else _apply_grammar(" ".join(run), language) or " ".join(run)
+        for stays, run in runs
     )
     return " ".join(readings)
 
 
-def _grammar(text: str, language: str) -> str | None:
+def _apply_grammar(text: str, language: str) -> str | None:
     from wetext import normalize as wetext_normalize  # a second of loading, at first use
 
     try:

@@ -139,7 +139,7 @@ class _Reader:
 
     def read(self, text: str) -> str:
         for pattern, reading in self._steps:
-            text = pattern.sub(lambda match, reading=reading: _spaced(match, reading(match)), text)  # type: ignore[misc]
+            text = pattern.sub(lambda match, reading=reading: _pad_words(match, reading(match)), text)  # type: ignore[misc]
         return text
 
     def _units(self) -> list[str]:
@@ -154,32 +154,32 @@ class _Reader:
         """A number in words, and its value."""
         sign = -1 if figures[0] in "-−" else 1
         digits = figures.lstrip("-−")
-        whole, point, fraction = self._split(digits)
-        if len(whole) > _LONGEST_NUMBER or (len(whole) > 1 and whole[0] == "0"):
-            return self._digits(whole + fraction), 0.0
-        value = sign * float(f"{whole}.{fraction or 0}")
-        words = number_words(sign * int(whole), self._language)
+        integer, point, fraction = self._split(digits)
+        if len(integer) > _LONGEST_NUMBER or (len(integer) > 1 and integer[0] == "0"):
+            return self._digits(integer + fraction), 0.0
+        value = sign * float(f"{integer}.{fraction or 0}")
+        words = number_words(sign * int(integer), self._language)
         if words is None:
-            return self._digits(whole + fraction), value
+            return self._digits(integer + fraction), value
         if not point:
             return words, value
-        return self._decimal(words, whole, fraction, sign), value
+        return self._decimal(words, integer, fraction, sign), value
 
     def _split(self, digits: str) -> tuple[str, str, str]:
         """Integer part, decimal sign and fraction, all as digits."""
         sign = "," if self._comma else "."
         if sign not in digits and self._comma and re.fullmatch(r"\d+\.(?:\d{1,2}|\d{4,})", digits):
             sign = "."
-        whole, point, fraction = digits.partition(sign)
-        return re.sub(r"\D", "", whole), point, fraction
+        integer, point, fraction = digits.partition(sign)
+        return re.sub(r"\D", "", integer), point, fraction
 
-    def _decimal(self, words: str, whole: str, fraction: str, sign: int) -> str | None:
+    def _decimal(self, words: str, integer: str, fraction: str, sign: int) -> str | None:
         if self._language in _WHOLE_DECIMALS:
             from num2words import num2words
 
             try:
                 number: Any = (
-                    f"{whole}.{fraction}" if self._language != "fa" else float(f"{whole}.{fraction}")
+                    f"{integer}.{fraction}" if self._language != "fa" else float(f"{integer}.{fraction}")
                 )
                 return f"{_negative(self._language)} " * (sign < 0) + str(
                     num2words(number, lang=self._language)
@@ -288,7 +288,7 @@ def _russian_year(match: re.Match[str]) -> str:
     return f"{before}{num2words(int(match[2]), lang='ru', to='ordinal', case=case)} {noun}"
 
 
-def _spaced(match: re.Match[str], words: str) -> str:
+def _pad_words(match: re.Match[str], words: str) -> str:
     """What is read, with a space to the letters that stand at its sides."""
     if words == match[0]:
         return words

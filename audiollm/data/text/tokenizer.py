@@ -127,8 +127,8 @@ def add_special_tokens(tokenizer: Tokenizer, style: str) -> int:
     Returns:
         How many were added: the rows by which a model's text embedding and head must grow.
     """
-    wanted = [*missing_tokens(tokenizer, style), AUDIO_DELAY, *MARKS_IN_TEXT]
-    return int(tokenizer.add_special_tokens([AddedToken(token, special=True) for token in wanted]))
+    new_tokens = [*missing_tokens(tokenizer, style), AUDIO_DELAY, *MARKS_IN_TEXT]
+    return int(tokenizer.add_special_tokens([AddedToken(token, special=True) for token in new_tokens]))
 
 
 def train_text_tokenizer(texts: Iterable[str], vocab_size: int, style: str = "llama3") -> Tokenizer:

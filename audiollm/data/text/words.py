@@ -25,7 +25,7 @@ def words_of(text: str) -> list[str]:
     spaced = _WORD.sub(
         r" \1 ", unicodedata.normalize("NFKC", settle_characters(text)).translate(_SAME).casefold()
     )
-    bare = (_strip(part) for part in spaced.split())
+    bare = (_strip_punctuation(token) for token in spaced.split())
     return [word for word in bare if word]
 
 
@@ -34,7 +34,7 @@ def is_unspaced(word: str) -> bool:
     return _WORD.match(word) is not None
 
 
-def _strip(part: str) -> str:
+def _strip_punctuation(token: str) -> str:
     """A part of a text without what is neither letter, mark nor number at its ends."""
-    kept = [place for place, letter in enumerate(part) if unicodedata.category(letter)[0] in "LMN"]
-    return part[kept[0] : kept[-1] + 1] if kept else ""
+    word_places = [place for place, letter in enumerate(token) if unicodedata.category(letter)[0] in "LMN"]
+    return token[word_places[0] : word_places[-1] + 1] if word_places else ""

@@ -171,7 +171,11 @@ def _joined(pieces: Sequence[TokenStream]) -> TokenStream:
 def _behind(prompt: TokenStream, answer: TokenStream, kind: AnswerKind) -> SampledStream:
     none_S, none_SK = torch.full_like(prompt.text_ids_S, IGNORE), torch.full_like(prompt.codes_SK, IGNORE)
     asked = replace(prompt, text_targets_S=none_S, audio_targets_SK=none_SK, features=())
-    both = {**_joined([asked, answer]).__dict__, "features": prompt.features, "kept": prompt.kept}
+    both = {
+        **_joined([asked, answer]).__dict__,
+        "features": prompt.features,
+        "pinned_rows": prompt.pinned_rows,
+    }
     return SampledStream(**both, kind=kind)
 
 

@@ -105,7 +105,7 @@ class BatchMaker:
 
     def passes(self, steps: int) -> list[float]:
         """Return the number of passes through each source in so many steps."""
-        drawn_S = self.mixture.drawn(steps * self._batching.batch_size)
+        drawn_S = self.mixture.source_counts(steps * self._batching.batch_size)
         return [float(n) / max(1, len(used)) for n, used in zip(drawn_S, self._used, strict=True)]
 
     def _pack(

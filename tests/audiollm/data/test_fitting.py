@@ -43,14 +43,14 @@ def test_any_chat_in_any_length(chat: list[Message], seed: int, max_length: int)
     whole = TEMPLATE.compile(chat, codes)
     stream, plan = fit_stream(TEMPLATE, chat, codes, max_length, "cut")
     assert plan == plan_fit(TEMPLATE, chat, frames, max_length, "cut")
-    assert (plan.fitting == Fitting.WHOLE) == (len(whole) <= max_length)
+    assert (plan.fitting == Fitting.COMPLETE) == (len(whole) <= max_length)
     if stream is None:
         assert (plan.fitting, plan.rows) == (Fitting.REFUSED, 0)
         return
     assert len(stream) == plan.rows <= max_length
     assert torch.equal(stream.codes_SK, whole.codes_SK[: len(stream)])
     assert torch.equal(stream.kinds_S, whole.kinds_S[: len(stream)])
-    if plan.fitting != Fitting.WHOLE:
+    if plan.fitting != Fitting.COMPLETE:
         assert bool((stream.text_targets_S != IGNORE).any() | (stream.audio_targets_SK != IGNORE).any())
     if plan.fitting == Fitting.FEWER_TURNS:
         kept = chat[: plan.num_messages]
@@ -98,7 +98,7 @@ def test_whole_turns_go_first() -> None:
         _, plan = fit_stream(TEMPLATE, chat, codes, length, "cut")
         found[length] = (plan.fitting, plan.rows, plan.num_messages)
     assert list(found.values()) == [
-        (Fitting.WHOLE, lengths[2], 6),
+        (Fitting.COMPLETE, lengths[2], 6),
         (Fitting.FEWER_TURNS, lengths[1], 4),
         (Fitting.FEWER_TURNS, lengths[1], 4),
         (Fitting.FEWER_TURNS, lengths[0], 2),

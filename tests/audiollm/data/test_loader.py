@@ -167,7 +167,9 @@ def test_a_killed_run_that_goes_on_loses_and_repeats_no_sample(tmp_path: Path) -
     assert [row["step"] for row in rows] == list(range(len(rows)))
     for row in rows:
         assert row["ids"] == make(row["step"])[1]
-    one_pass = next(n for n in range(100) if (make.mixture.drawn(n * BATCH) >= make.mixture.sizes).all())
+    one_pass = next(
+        n for n in range(100) if (make.mixture.source_counts(n * BATCH) >= make.mixture.sizes).all()
+    )
     read = [name for row in rows[:one_pass] for name in row["ids"]]
     read += [name for step in range(len(rows), one_pass) for name in make(step)[1]]
     spoken = [name for name in read if name.startswith("s")]  # more passes of these than one

@@ -24,7 +24,7 @@ def mixture(sources: list[tuple[int, float]], seed: int, shape: tuple[int, int],
 def items_for(mixed: Mixture, passes: int) -> int:
     """Enough items to go through every source so often, in whole blocks."""
     items = mixed.block
-    while (mixed.drawn(items) < passes * np.array(mixed.sizes)).any():
+    while (mixed.source_counts(items) < passes * np.array(mixed.sizes)).any():
         items += mixed.block
     return items
 
@@ -60,7 +60,7 @@ def test_weights_hold_within_one_item_a_block_and_do_not_drift(
     assert np.abs(counts_S - shares_S * mixed.block).max() < 1 + 1e-6
     # from the beginning: the rounding is made good within a period, whose own error is about an item
     blocks = 200
-    drift_S = np.abs(mixed.drawn(blocks * mixed.block) - shares_S * blocks * mixed.block)
+    drift_S = np.abs(mixed.source_counts(blocks * mixed.block) - shares_S * blocks * mixed.block)
     assert drift_S.max() < 2 + blocks * mixed.block * shares_S.max() / 1000
 
 
@@ -78,7 +78,7 @@ def test_an_item_does_not_depend_on_how_one_comes_to_it(
         assert fresh.items(k, k + length)[0] == one_by_one[k]
         start = max(0, k - length)
         assert mixed.items(start, k + 1)[-1] == one_by_one[k]
-        before, after = mixed.drawn(k), mixed.drawn(k + 1)
+        before, after = mixed.source_counts(k), mixed.source_counts(k + 1)
         assert after.sum() == k + 1 and after[one_by_one[k].source] - before[one_by_one[k].source] == 1
 
 
@@ -151,17 +151,17 @@ def test_what_does_not_go_together(sizes: list[int], weights: list[float] | None
 def test_a_small_source_beside_a_huge_one_is_kept_where_nobody_weighs_them(sizes: list[int]) -> None:
     mixed = Mixture(sizes)
     stop = 10 * 4 * 10**6
-    shares_S = mixed.drawn(stop) / stop
+    shares_S = mixed.source_counts(stop) / stop
     for share, size in zip(shares_S, sizes, strict=True):
         natural = size / sum(sizes)
         assert share == pytest.approx(max(natural, 1e-6) if size else 0.0, rel=0.15)
     stop = int(1.1 * sum(sizes))
-    assert (mixed.drawn(stop) >= sizes).all(), "a pass through all is hardly longer"
+    assert (mixed.source_counts(stop) >= sizes).all(), "a pass through all is hardly longer"
 
 
 def test_sources_of_no_weight_are_left_out() -> None:
     mixed = Mixture([10, 20, 0], [1, 0, 0])
     assert {item.source for item in mixed.items(0, 500)} == {0}
-    assert mixed.drawn(500).tolist() == [500, 0, 0]
+    assert mixed.source_counts(500).tolist() == [500, 0, 0]
     with pytest.raises(ValueError, match="counted from 0"):
         mixed.items(-1, 2)

@@ -46,7 +46,7 @@ def test_a_silence_costs_one_row_and_heard_frames_are_not_delayed(template: Temp
     assert torch.equal(stream.codes_SK[heard_S].T, CODES)
     end = template.tokenizer.token_to_id(tokens.END_OF_TURN)
     first = int(heard_S.nonzero()[0])
-    assert stream.kept == first
+    assert stream.pinned_rows == first
     rows = stream.text_ids_S[first:].tolist()
     placeholder = template.tokenizer.token_to_id(tokens.AUDIO_IN)
     expected: list[int] = []
@@ -61,7 +61,7 @@ def test_a_silence_costs_one_row_and_heard_frames_are_not_delayed(template: Temp
     assert bool((stream.audio_targets_SK == IGNORE).all())
     # the prompt of the live loop, here without the words that precede the recording, begins alike
     assert prefix.text_ids_S.tolist()[:-1] == stream.text_ids_S[: len(prefix) - 1].tolist()
-    assert prefix.kept == len(prefix)
+    assert prefix.pinned_rows == len(prefix)
 
 
 def test_the_first_token_of_an_action_is_predicted_by_the_last_heard_frame(template: Template) -> None:
@@ -71,7 +71,7 @@ def test_the_first_token_of_an_action_is_predicted_by_the_last_heard_frame(templ
     heard_S = stream.kinds_S == Kind.AUDIO_IN
     last_heard = (heard_S[:-1] & ~heard_S[1:]).nonzero()[:, 0]
     assert set(last_heard.tolist()) <= set(positions.tolist())
-    assert batch.layout.kept[0] == stream.kept
+    assert batch.layout.pinned_rows[0] == stream.pinned_rows
 
 
 @pytest.mark.parametrize("normalization", ["sequence", "token"])
@@ -124,7 +124,7 @@ def test_a_stream_is_cut_at_the_end_of_an_action(template: Template, max_length:
         assert plan.fitting == Fitting.REFUSED
         return
     assert len(stream) == plan.rows == fits[-1]
-    assert stream.kept == whole.kept
+    assert stream.pinned_rows == whole.pinned_rows
     assert torch.equal(stream.text_targets_S, whole.text_targets_S[: len(stream)])
 
 

@@ -156,7 +156,7 @@ def test_behaviour_log_probabilities_are_those_of_the_update(model: DualFFN, tem
     for asked, found in zip(requests, tokens, strict=True):
         assert found is not None
         stream = offline(template, asked, found)
-        beyond += len(stream) > stream.kept + 2 * WINDOW
+        beyond += len(stream) > stream.pinned_rows + 2 * WINDOW
         text, words, audio, codes = offline_logits(model, template, stream)
         expected = [text.log_softmax(-1).gather(1, words[:, None])[:, 0]]
         is_code = codes != IGNORE

@@ -42,7 +42,7 @@ def stream(length: int, kept: int, seed: int) -> TokenStream:
     ids_S = torch.randint(23, (length,), generator=draw)
     codes_SK = torch.randint(11, (length, BOOKS), generator=draw)
     none_SK = torch.full((length, BOOKS), -100)
-    return TokenStream(ids_S, codes_SK, kinds_S, ids_S, none_SK, kept=kept)
+    return TokenStream(ids_S, codes_SK, kinds_S, ids_S, none_SK, pinned_rows=kept)
 
 
 def dense_scores(q_SHD: Tensor, k_SHD: Tensor, kept: int, window: int) -> Tensor:
@@ -63,7 +63,7 @@ def dense_scores(q_SHD: Tensor, k_SHD: Tensor, kept: int, window: int) -> Tensor
 def test_packed_attention_is_that_of_the_written_out_mask(kept: int, length: int) -> None:
     torch.manual_seed(kept)
     q, k, v = (torch.randn(length + 4, 2, 8, dtype=torch.float64) for _ in range(3))
-    layout = SegmentLayout.of([length, 4], torch.randperm(length + 4), kept=[kept or 1, 2])
+    layout = SegmentLayout.of([length, 4], torch.randperm(length + 4), pinned_rows=[kept or 1, 2])
     kept = kept or 1
     turns = PrefixTurns.of(layout, WINDOW, 8, 100.0, None)
     places = torch.cat([torch.arange(length), torch.arange(4)])
