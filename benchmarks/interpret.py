@@ -346,7 +346,7 @@ def rollout(shape: Shape, rounds: int) -> None:
             )
             tokens = [group[0].tokens for group in groups]
             acted, num_tokens = (
-                sum(len(answer.heard) for answer in tokens),
+                sum(len(answer.input_frames) for answer in tokens),
                 sum(answer.num_actions for answer in tokens),
             )
             if (

@@ -59,7 +59,7 @@ class AttentionAligner:
             raise BadSample(
                 recording.audio, recording.id, f"audio: {error.reason}", "cannot be read"
             ) from None
-        input_audio = self._generator.heard(waveform)
+        input_audio = self._generator.encode_input_audio(waveform)
         try:
             attention = heard_attention(
                 self._generator, self._prompt, input_audio, recording.target, self._layers

@@ -247,7 +247,9 @@ class AskedTagger:
         waves = [
             Waveform(torch.from_numpy(np.array(window_N))[None], self.sample_rate) for window_N in windows
         ]
-        requests = [self._generator.asked(self._question, wave, max_tokens=_ANSWER_TOKENS) for wave in waves]
+        requests = [
+            self._generator.chat_request(self._question, wave, max_tokens=_ANSWER_TOKENS) for wave in waves
+        ]
         return [listed(answer.text) for answer in self._generator.answer_all(requests)]
 
 

@@ -92,7 +92,7 @@ class DualFFNAnswers:
                         check_recording_length(part)
                         key = (id(part), role == "assistant")
                         if key not in known:
-                            encode = self._generator.encode if key[1] else self._generator.heard
+                            encode = self._generator.encode if key[1] else self._generator.encode_input_audio
                             known[key] = encode(part)
                         audio.append(known[key])
                     else:

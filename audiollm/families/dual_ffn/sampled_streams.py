@@ -109,7 +109,7 @@ def _answer_rows(template: Template, answer: SampledTokens) -> TokenStream:
     ids, is_action = answer.ids_N.tolist(), answer.is_action_N.tolist()
     first = 0
     heard: dict[int, list[Tensor]] = {}
-    for place, codes_KT in answer.heard:
+    for place, codes_KT in answer.input_frames:
         heard.setdefault(place, []).append(codes_KT)
     for place in range(len(ids) + 1):
         for codes_KT in heard.get(place, ()):

@@ -1,6 +1,7 @@
 """Rollouts over streams: recordings heard chunk by chunk, an action of the policy after each.
 
-A rollout's tokens have the heard frames between them (`SampledTokens.heard`); everything else is as for one answer.
+A rollout's tokens have the heard frames between them (`SampledTokens.input_frames`); everything else is as for one
+answer.
 """
 
 from __future__ import annotations

@@ -60,11 +60,11 @@ class Defaults:
     sources: Mapping[str, str] = field(default_factory=dict)
     """The file that a field of `sampling` comes from, or `GIVEN_BY_USER`; the others are those of `PLAIN`."""
 
-    def over(self, **given: float | int | None) -> Defaults:
+    def over(self, **overrides: float | int | None) -> Defaults:
         """Replace the fields that the user gives; None keeps a field."""
-        said: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        changes: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
         return Defaults(
-            replace(self.sampling, **said), {**self.sources, **dict.fromkeys(said, GIVEN_BY_USER)}
+            replace(self.sampling, **changes), {**self.sources, **dict.fromkeys(changes, GIVEN_BY_USER)}
         )
 
     def __str__(self) -> str:
@@ -75,8 +75,8 @@ class Defaults:
             off |= {name: getattr(sampling, name) for name in ("top_k", "top_p", "ras_window", "ras_repeats")}
         if not sampling.ras_window:
             off["ras_repeats"] = sampling.ras_repeats
-        shown = {name: value for name, value in vars(sampling).items() if value != off.get(name)}
-        return ", ".join(f"{name} {value:g}{self._source(name)}" for name, value in shown.items())
+        active = {name: value for name, value in vars(sampling).items() if value != off.get(name)}
+        return ", ".join(f"{name} {value:g}{self._source(name)}" for name, value in active.items())
 
     def _source(self, name: str) -> str:
         return f" ({self.sources[name]})" if name in self.sources else ""
@@ -103,11 +103,11 @@ def read_defaults(folder: Path) -> Defaults:
 
 def guidance_of(text_dropout: float | None, speaker_dropout: float | None) -> dict[str, Any]:
     """Guidance weights by field, from how often a training hid each condition; unknown (None) ones are left out."""
-    known = (
+    conditions = (
         ("text_guidance", text_dropout, TEXT_GUIDANCE),
         ("speaker_guidance", speaker_dropout, SPEAKER_GUIDANCE),
     )
-    return {name: weight if dropout else 1.0 for name, dropout, weight in known if dropout is not None}
+    return {name: weight if dropout else 1.0 for name, dropout, weight in conditions if dropout is not None}
 
 
 def read_trained(folder: Path) -> Trained:
@@ -126,11 +126,11 @@ def read_trained(folder: Path) -> Trained:
         ("text_dropout", 1.0),
         ("speaker_dropout", 1.0),
     )
-    for name, most in numbers:
+    for name, limit in numbers:
         value = data.get(name)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if value is not None and not (number and 0 <= value <= most):
-            problem = f"{name}: {value!r} is not a number from 0{f' to {most:g}' if most < math.inf else ' or more'}"
+        if value is not None and not (number and 0 <= value <= limit):
+            problem = f"{name}: {value!r} is not a number from 0{f' to {limit:g}' if limit < math.inf else ' or more'}"
             raise ConfigError(problem, str(path), DAMAGED_REMEDY)
     for name in ("codec_digest", "stream_prompt"):
         text = data.get(name)

@@ -104,7 +104,9 @@ class Engine:
         branches = [
             len(request.sampling.branches) for request in requests for _ in range(answers_per_request)
         ]
-        longest = max(_positions(template, request, _prompts(template, request)) for request in requests)
+        longest = max(
+            _positions(template, request, _lay_out_prompts(template, request)) for request in requests
+        )
         return cls(model, template, max(max(branches), min(sum(branches), most_slots)), longest, decoder)
 
     @property
@@ -133,11 +135,11 @@ class Engine:
             raise ValueError(
                 f"guidance gives the request {branches} branches, and there are {self._slots} slots"
             )
-        streams = _prompts(self._template, request)
-        wanted = _positions(self._template, request, streams)
-        if wanted > self._cache.length:
+        streams = _lay_out_prompts(self._template, request)
+        num_positions = _positions(self._template, request, streams)
+        if num_positions > self._cache.length:
             raise ValueError(
-                f"prompt and answer may take {wanted} positions, a slot has {self._cache.length}: "
+                f"prompt and answer may take {num_positions} positions, a slot has {self._cache.length}: "
                 "lower the limits, shorten the prompt, or give the engine a larger max_length"
             )
         first_id = None
@@ -216,7 +218,7 @@ class Engine:
         if stream.actions:
             rows = running.state.unfed(self._end_of_turn)
             if stream.record is not None:  # else an endless stream would gather its speech for nobody
-                stream.spoken += running.state.spoken()
+                stream.finished_speech += running.state.speech_codes()
         heard_TK = codes_KT.T.cpu().numpy()
         rows += list(heard_TK)
         room = ENDLESS
@@ -250,10 +252,10 @@ class Engine:
         if stream.actions:
             if running.state.drawn_end is None:
                 running.state.unfed(self._end_of_turn)
-            stream.spoken += running.state.spoken()
+            stream.finished_speech += running.state.speech_codes()
         self.cancel(number)
         has_logprobs = running.request.sampling.temperature > 0
-        return None if stream.record is None else stream.record.tokens(stream.spoken, has_logprobs)
+        return None if stream.record is None else stream.record.tokens(stream.finished_speech, has_logprobs)
 
     @property
     def acting(self) -> bool:
@@ -269,8 +271,8 @@ class Engine:
 
     def cancel(self, number: int) -> None:
         """Drop a request and free its slots; does nothing for a finished or unknown one."""
-        self._waiting = deque(each for each in self._waiting if each.number != number)
-        for running in [each for each in self._running() if each.number == number]:
+        self._waiting = deque(running for running in self._waiting if running.number != number)
+        for running in [running for running in self._running() if running.number == number]:
             self._release(running)
 
     @torch.inference_mode()
@@ -283,8 +285,8 @@ class Engine:
         if any(owner.stream is not None for owner in self._owners):
             return self._append(active)
         plan = self._plan = self._plan or batch_rows(self._owners, self._device)
-        ids_X = np.array([each.state.input_id for each in plan.writing], dtype=np.int64)[plan.writer_X]
-        codes_YK = self._codes([each.state.speech.last_K for each in plan.speaking])[plan.speaker_Y]
+        ids_X = np.array([running.state.input_id for running in plan.writing], dtype=np.int64)[plan.writer_X]
+        codes_YK = self._codes([running.state.speech.last_K for running in plan.speaking])[plan.speaker_Y]
         hidden_XC, logits_YKV = self._feed(torch.from_numpy(ids_X), torch.from_numpy(codes_YK), plan.order_R)
         return self._draw(plan, hidden_XC, logits_YKV)
 
@@ -305,8 +307,8 @@ class Engine:
             owner = self._owners[row]
             rows: list[int | Codes]
             if owner.stream is not None and owner.stream.pending:
-                most = self._cache.largest_append(row)
-                rows, owner.stream.pending = owner.stream.pending[:most], owner.stream.pending[most:]
+                max_rows = self._cache.largest_append(row)
+                rows, owner.stream.pending = owner.stream.pending[:max_rows], owner.stream.pending[max_rows:]
                 owner.stream.draws_first = True
                 if not owner.stream.pending:
                     drawing.append(row)
@@ -316,12 +318,12 @@ class Engine:
                 if owner.stream is not None:
                     owner.stream.draws_first = False
                 drawing.append(row)
-            for each in rows:
-                if isinstance(each, int):
-                    ids.append(each)
+            for token_or_codes in rows:
+                if isinstance(token_or_codes, int):
+                    ids.append(token_or_codes)
                     text_at.append(number)
                 else:
-                    codes.append(each)
+                    codes.append(token_or_codes)
                     audio_at.append(number)
                 number += 1
             counts[row], last[row] = len(rows), number - 1
@@ -347,15 +349,17 @@ class Engine:
 
     def _draw(self, plan: StepPlan, hidden_XC: Tensor, logits_YKV: Tensor) -> list[Event]:
         """Draw for every answer of the plan, and advance."""
-        drawn = [self._draw_words(hidden_XC, group) for group in plan.text_groups]
-        drawn += [self._draw_codes(logits_YKV, group) for group in plan.audio_groups]
+        draws = [self._draw_words(hidden_XC, group) for group in plan.text_groups]
+        draws += [self._draw_codes(logits_YKV, group) for group in plan.audio_groups]
         # the one wait for the device
-        flat = torch.cat([codes.flatten() for codes, _ in drawn]).cpu().numpy()
+        flat = torch.cat([codes.flatten() for codes, _ in draws]).cpu().numpy()
         logprobs = None
-        if any(found is not None for _, found in drawn):
-            found = [torch.zeros(codes.shape, device=self._device) if logprob is None else logprob
-                     for codes, logprob in drawn]  # fmt: skip
-            logprobs = torch.cat([each.flatten() for each in found]).float().cpu().numpy()
+        if any(logprob is not None for _, logprob in draws):
+            logprob_groups = [
+                torch.zeros(codes.shape, device=self._device) if logprob is None else logprob
+                for codes, logprob in draws
+            ]
+            logprobs = torch.cat([logprob.flatten() for logprob in logprob_groups]).float().cpu().numpy()
         return self._advance(plan, flat, logprobs)
 
     def run(
@@ -405,7 +409,7 @@ class Engine:
         if not self._waiting:
             return
         changes = self._model.weight_changes
-        twins = {each.group: each for each in self._running() if each.weight_changes == changes}
+        twins = {running.group: running for running in self._running() if running.weight_changes == changes}
         while self._waiting and len(self._owners) + len(self._waiting[0].streams) <= self._slots:
             running = self._waiting.popleft()
             running.rows = list(range(len(self._owners), len(self._owners) + len(running.streams)))
@@ -416,13 +420,13 @@ class Engine:
             self._layers = self._decoder.current()
         pairs: list[tuple[TokenStream, int]] = []
         copies: list[tuple[int, int, int]] = []
-        for each in admitted:
-            each.weight_changes = changes
-            twin = twins.setdefault(each.group, each)
-            if twin is each:
-                pairs += zip(each.streams, each.rows, strict=True)
+        for member in admitted:
+            member.weight_changes = changes
+            twin = twins.setdefault(member.group, member)
+            if twin is member:
+                pairs += zip(member.streams, member.rows, strict=True)
             else:
-                copies += zip(twin.rows, each.rows, each.lengths, strict=True)
+                copies += zip(twin.rows, member.rows, member.lengths, strict=True)
         while pairs:
             count, positions = 1, len(pairs[0][0])
             while count < len(pairs) and positions + len(pairs[count][0]) <= PREFILL_POSITIONS:
@@ -470,7 +474,7 @@ class Engine:
             The codes, and their log-probabilities where they are recorded.
         """
         sampling, marks = group.members[0].request.sampling, self._marks
-        branches = [logits_YKV if each is None else logits_YKV[each] for each in group.branches]
+        branches = [logits_YKV if rows is None else logits_YKV[rows] for rows in group.branches]
         logits_BKV = branches[0]
         if len(branches) > 1:
             no_text = branches[1] if sampling.text_guidance != 1 else None
@@ -478,12 +482,12 @@ class Engine:
             logits_BKV = guide(logits_BKV, no_text, no_speaker, sampling)
         logits_BKV[:, :, marks.audio_bos] = -torch.inf
         logits_BKV[:, 1:, marks.audio_eos] = -torch.inf
-        fresh = [place for place, each in enumerate(group.members) if each.state.speech.rows == 1]
+        fresh = [place for place, running in enumerate(group.members) if running.state.speech.rows == 1]
         if fresh:  # at least one frame
             logits_BKV[fresh, 0, marks.audio_eos] = -torch.inf
         recent_BWK = None
         if sampling.ras_window and sampling.temperature:
-            recent = [each.state.speech.recent_WK(sampling.ras_window) for each in group.members]
+            recent = [running.state.speech.recent_WK(sampling.ras_window) for running in group.members]
             recent_BWK = torch.from_numpy(np.stack(recent)).to(self._device)
         return _draw(logits_BKV, self._uniform(group), group, recent_BWK)
 
@@ -491,35 +495,37 @@ class Engine:
         """Return the members' random numbers, `[B, 2, K]`; an empty tensor where the most likely code is taken."""
         if group.members[0].request.sampling.temperature == 0:
             return torch.empty(0, 2, 0)
-        return torch.stack([each.next_uniform_2K() for each in group.members]).to(self._device)
+        return torch.stack([running.next_uniform_2K() for running in group.members]).to(self._device)
 
-    def _advance(self, plan: StepPlan, drawn: Codes, logprobs: Logprobs | None) -> list[Event]:
+    def _advance(self, plan: StepPlan, flat_codes: Codes, logprobs: Logprobs | None) -> list[Event]:
         """Advance every answer's state by what was drawn for it, and free the slots of finished answers."""
         events: list[Event] = []
-        logprobs = np.zeros(drawn.shape, dtype=np.float32) if logprobs is None else logprobs
+        logprobs = np.zeros(flat_codes.shape, dtype=np.float32) if logprobs is None else logprobs
         start = 0
         for group in plan.text_groups:
-            drawn_words = zip(group.members, drawn[start:].tolist(), logprobs[start:].tolist(), strict=False)
+            drawn_words = zip(
+                group.members, flat_codes[start:].tolist(), logprobs[start:].tolist(), strict=False
+            )
             for running, token, logprob in drawn_words:
                 if piece := running.state.take_text(token, logprob):
                     events.append(TextPiece(running.number, piece))
             start += len(group.members)
         books = self._marks.num_codebooks
-        rows = zip(drawn[start:].reshape(-1, books), logprobs[start:].reshape(-1, books), strict=True)
-        for running in (each for group in plan.audio_groups for each in group.members):
+        rows = zip(flat_codes[start:].reshape(-1, books), logprobs[start:].reshape(-1, books), strict=True)
+        for running in (running for group in plan.audio_groups for running in group.members):
             codes_KT = running.state.take_codes(*next(rows))
             if codes_KT is not None:
                 running.first_frame = running.first_frame or time.perf_counter()
                 events.append(Frames(running.number, codes_KT, running.state.stretches - 1))
-        changed = any(each.state.speaks for each in plan.writing)
-        if changed or not all(each.state.speaks for each in plan.speaking):
+        changed = any(running.state.speaks for running in plan.writing)
+        if changed or not all(running.state.speaks for running in plan.speaking):
             self._plan = None
-        for running in [each for each in (*plan.writing, *plan.speaking) if each.state.reason]:
+        for running in [running for running in (*plan.writing, *plan.speaking) if running.state.reason]:
             if running.stream is None:
                 events.append(Finished(running.number, self._answer(running)))
                 self._release(running)
                 continue
-            parts, reason = _parts(running), running.state.reason
+            parts, reason = _collect_answer_parts(running), running.state.reason
             assert reason is not None
             seconds = time.perf_counter() - running.submitted
             events.append(Acted(running.number, running.stream.actions, parts, reason, seconds))
@@ -527,8 +533,8 @@ class Engine:
         return events
 
     def _answer(self, running: Running) -> Answer:
-        parts = _parts(running)
-        speech = [part for part in parts if isinstance(part, Tensor)]
+        parts = _collect_answer_parts(running)
+        speech = [answer_part for answer_part in parts if isinstance(answer_part, Tensor)]
         none_K0 = torch.zeros(self._marks.num_codebooks, 0, dtype=torch.long)
         reason, first = running.state.reason, running.first_frame
         assert reason is not None
@@ -565,9 +571,10 @@ def _is_active(running: Running) -> bool:
     return running.state.reason is None
 
 
-def _parts(running: Running) -> tuple[str | Tensor, ...]:
+def _collect_answer_parts(running: Running) -> tuple[str | Tensor, ...]:
     return tuple(
-        part.codes_KT() if isinstance(part, SpeechState) else part.text for part in running.state.parts
+        stretch.codes_KT() if isinstance(stretch, SpeechState) else stretch.text
+        for stretch in running.state.parts
     )
 
 
@@ -578,7 +585,7 @@ def _shared_prompt(prompt: TokenStream) -> Hashable:
     return prompt.text_ids_S.numpy().tobytes(), prompt.codes_SK.numpy().tobytes()
 
 
-def _prompts(template: Template, request: Request) -> list[TokenStream]:
+def _lay_out_prompts(template: Template, request: Request) -> list[TokenStream]:
     """Lay out the prompt of each branch."""
     open_turn = template.prompt if request.answer == "audio" else template.text_prompt
     return [

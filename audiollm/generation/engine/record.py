@@ -41,7 +41,7 @@ class TokenRecord:
     kind: AnswerKind
     ids: list[int] = field(default_factory=list)
     is_action: list[bool] = field(default_factory=list)
-    heard: list[tuple[int, Tensor]] = field(default_factory=list)
+    input_frames: list[tuple[int, Tensor]] = field(default_factory=list)
     """Heard frames of an open request, with the number of text tokens before them."""
     parts: list[float | SpeechRecord] = field(default_factory=list)
     """Log-probability of each drawn text token, and the record of each stretch of speech, in order."""
@@ -59,7 +59,7 @@ class TokenRecord:
 
     def hears(self, codes_KT: Tensor) -> None:
         """Add heard frames, which nothing drew."""
-        self.heard.append((len(self.ids), codes_KT))
+        self.input_frames.append((len(self.ids), codes_KT))
 
     def opened_speech(self) -> None:
         """Begin a stretch of speech."""
@@ -78,7 +78,7 @@ class TokenRecord:
             speech: for each stretch, its codes `[K, T]` and whether the model ended it.
             has_logprobs: False for greedy answers.
         """
-        codes, ended = tuple(each for each, _ in speech), tuple(by_model for _, by_model in speech)
+        codes, ended = tuple(codes_KT for codes_KT, _ in speech), tuple(by_model for _, by_model in speech)
         return SampledTokens(
             self.kind,
             torch.tensor(self.ids, dtype=torch.long),
@@ -86,17 +86,17 @@ class TokenRecord:
             codes,
             ended,
             self._logprobs(speech) if has_logprobs else None,
-            tuple(self.heard),
+            tuple(self.input_frames),
         )
 
     def _logprobs(self, speech: list[tuple[Tensor, bool]]) -> Tensor:
         stretches = iter(speech)
         pieces = [np.zeros(0, dtype=np.float32)]
-        for part in self.parts:
-            if isinstance(part, SpeechRecord):
+        for entry in self.parts:
+            if isinstance(entry, SpeechRecord):
                 codes_KT, ended = next(stretches)
                 num_codebooks, frames = codes_KT.shape
-                pieces.append(part.actions(num_codebooks, frames, ended))
+                pieces.append(entry.actions(num_codebooks, frames, ended))
             else:
-                pieces.append(np.array([part], dtype=np.float32))
+                pieces.append(np.array([entry], dtype=np.float32))
         return torch.from_numpy(np.concatenate(pieces).astype(np.float32, copy=False))

@@ -69,7 +69,7 @@ class SampledTokens:
     logprob_A: Tensor | None
     """float32: log-probability of each action under the distribution that it was drawn from, temperature and
     forbidden tokens included; None for greedy answers (temperature 0), which have no distribution."""
-    heard: tuple[tuple[int, Tensor], ...] = ()
+    input_frames: tuple[tuple[int, Tensor], ...] = ()
     """Frames fed to an open request: for each piece, the text tokens before it and its codes `[K, T]`."""
 
     @property
@@ -97,7 +97,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        return "".join(part for part in self.parts if isinstance(part, str))
+        return "".join(answer_part for answer_part in self.parts if isinstance(answer_part, str))
 
     @property
     def stopped(self) -> bool:
@@ -167,7 +167,7 @@ class Acted:
 
     @property
     def text(self) -> str:
-        return "".join(part for part in self.parts if isinstance(part, str))
+        return "".join(answer_part for answer_part in self.parts if isinstance(answer_part, str))
 
 
 Event = TextPiece | Frames | Finished | Acted

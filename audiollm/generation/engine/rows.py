@@ -34,7 +34,7 @@ class OpenStream:
     """Rows that the model is fed next: text tokens, and the codes of heard frames."""
     actions: int = 0
     """Finished actions."""
-    spoken: list[tuple[Tensor, bool]] = field(default_factory=list)
+    finished_speech: list[tuple[Tensor, bool]] = field(default_factory=list)
     """Codes of all stretches of speech of finished actions, and whether the model ended each."""
     draws_first: bool = False
     """Whether the next draw begins an action."""
@@ -117,16 +117,18 @@ def batch_rows(
     text_rows = [row for row in rows if not owners[row].state.speaks]
     audio_rows = [row for row in rows if owners[row].state.speaks]
     mixed = bool(text_rows and audio_rows)
-    writing, writer_X = _distinct([owners[row] for row in text_rows])
-    speaking, speaker_Y = _distinct([owners[row] for row in audio_rows])
+    writing, writer_X = _deduplicate_owners([owners[row] for row in text_rows])
+    speaking, speaker_Y = _deduplicate_owners([owners[row] for row in audio_rows])
     return StepPlan(
         writing,
         speaking,
         writer_X,
         speaker_Y,
         torch.tensor([*text_rows, *audio_rows], device=device) if mixed else None,
-        _groups(writing, text_rows, lambda each: (_drawn_alike(each), each.request.answer), device),
-        _groups(speaking, audio_rows, _drawn_alike, device),
+        _group_alike(
+            writing, text_rows, lambda running: (_drawn_alike(running), running.request.answer), device
+        ),
+        _group_alike(speaking, audio_rows, _drawn_alike, device),
     )
 
 
@@ -137,15 +139,15 @@ def _drawn_alike(running: Running) -> Hashable:
     return running.request.sampling, running.request.record_tokens, bias
 
 
-def _distinct(owners: Sequence[Running]) -> tuple[list[Running], NDArray[np.int64]]:
+def _deduplicate_owners(owners: Sequence[Running]) -> tuple[list[Running], NDArray[np.int64]]:
     places = {
-        owner.number: place for place, owner in enumerate({each.number: each for each in owners}.values())
+        owner.number: place for place, owner in enumerate({owner.number: owner for owner in owners}.values())
     }
     distinct = list({owner.number: owner for owner in owners}.values())
     return distinct, np.array([places[owner.number] for owner in owners], dtype=np.int64)
 
 
-def _groups(
+def _group_alike(
     members: Sequence[Running],
     rows: Sequence[int],
     key: Callable[[Running], Hashable],
@@ -160,6 +162,9 @@ def _groups(
         branches = [[place[row] for row in rows_of] for rows_of in zip(*(m.rows for m in alike), strict=True)]
         every = list(range(len(rows)))
         groups.append(
-            Group(alike, [None if each == every else torch.tensor(each, device=device) for each in branches])
+            Group(
+                alike,
+                [None if branch == every else torch.tensor(branch, device=device) for branch in branches],
+            )
         )
     return groups

@@ -64,17 +64,17 @@ def truncate(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     if top_p >= 1.0:
         return logits
     total = logits.logsumexp(dim=-1, keepdim=True)
-    most = top_k if 0 < top_k < size else size
+    max_codes = top_k if 0 < top_k < size else size
     # a GPU sorts all of them sooner than the host could ask whether that is needed
-    for count in (most,) if logits.is_cuda or most <= SORTED_CODES else (SORTED_CODES, most):
+    for count in (max_codes,) if logits.is_cuda or max_codes <= SORTED_CODES else (SORTED_CODES, max_codes):
         best = logits.topk(count, dim=-1).values
         shares = (best - total).exp()
         before = shares.cumsum(dim=-1) - shares
-        if count == most or bool((before[..., -1] >= top_p).all()):
+        if count == max_codes or bool((before[..., -1] >= top_p).all()):
             break
     before[..., 0] = 0.0
-    least = best.masked_fill(before >= top_p, torch.inf).amin(dim=-1, keepdim=True)
-    return logits.masked_fill(logits < least, -torch.inf)
+    threshold = best.masked_fill(before >= top_p, torch.inf).amin(dim=-1, keepdim=True)
+    return logits.masked_fill(logits < threshold, -torch.inf)
 
 
 def sample_codes(
@@ -110,10 +110,10 @@ def check_plain(config: SamplingConfig) -> None:
     """
     plain = {"top_k": 0, "top_p": 1.0, "text_guidance": 1.0, "speaker_guidance": 1.0, "ras_window": 0}
     for name, value in plain.items():
-        found = getattr(config, name)
-        if found != value:
+        setting = getattr(config, name)
+        if setting != value:
             raise ValueError(
-                f"{name}: {found} samples from another distribution than the model's at its temperature, and the "
+                f"{name}: {setting} samples from another distribution than the model's at its temperature, and the "
                 f"log-probabilities of such tokens are not recorded; set {name} to {value:g}"
             )
 
@@ -135,5 +135,5 @@ def sample_plain(logits: Tensor, temperature: float, uniform: Tensor) -> tuple[T
 def pick(shares: Tensor, uniform: Tensor) -> Tensor:
     """Pick the first code at which the cumulated shares exceed a uniform number: each code by its probability."""
     cumulated = shares.cumsum(dim=-1)
-    wanted = uniform[..., None].clamp(max=1 - 1e-6) * cumulated[..., -1:]
-    return torch.searchsorted(cumulated, wanted, right=True)[..., 0]
+    thresholds = uniform[..., None].clamp(max=1 - 1e-6) * cumulated[..., -1:]
+    return torch.searchsorted(cumulated, thresholds, right=True)[..., 0]

@@ -45,9 +45,9 @@ class Marks:
     @classmethod
     def of(cls, template: Template) -> Marks:
         style = tokens.HEADER_STYLES[template.header_style]
-        known = template.tokenizer.token_to_id
-        ends = [known(name) for name in (style.end_of_turn, style.end_of_message, style.pad) if name]
-        opens, closes = known(tokens.AUDIO_OUT_BOS), known(tokens.AUDIO_EOS)
+        token_id = template.tokenizer.token_to_id
+        ends = [token_id(name) for name in (style.end_of_turn, style.end_of_message, style.pad) if name]
+        opens, closes = token_id(tokens.AUDIO_OUT_BOS), token_id(tokens.AUDIO_EOS)
         assert opens is not None and closes is not None  # a template has them
         return cls(
             template.num_codebooks,
@@ -137,7 +137,7 @@ class Text:
         """`in_pieces`: False where nobody reads along; the text is then decoded once, when it is finished."""
         self._tokenizer, self._in_pieces = tokenizer, in_pieces
         self._ids: list[int] = []
-        self._context = self._given = 0
+        self._context = self._decoded_end = 0
         """First and last index of the ids of the last piece."""
         self.text = ""
 
@@ -147,7 +147,7 @@ class Text:
         if not self._in_pieces:
             return ""
         piece = self._beyond()
-        cut = piece.endswith(REPLACEMENT) and len(self._ids) - self._given < MAX_PENDING_TOKENS
+        cut = piece.endswith(REPLACEMENT) and len(self._ids) - self._decoded_end < MAX_PENDING_TOKENS
         return "" if cut else self._give(piece)
 
     def finish(self) -> str:
@@ -156,15 +156,15 @@ class Text:
 
     def _give(self, piece: str) -> str:
         if piece:
-            self._context, self._given = self._given, len(self._ids)
+            self._context, self._decoded_end = self._decoded_end, len(self._ids)
             self.text += piece
         return piece
 
     def _beyond(self) -> str:
         """The text of the ids that have given nothing yet."""
-        known: str = self._tokenizer.decode(self._ids[self._context : self._given])
-        whole: str = self._tokenizer.decode(self._ids[self._context :])
-        return whole[len(known) :]
+        prefix: str = self._tokenizer.decode(self._ids[self._context : self._decoded_end])
+        text: str = self._tokenizer.decode(self._ids[self._context :])
+        return text[len(prefix) :]
 
 
 @dataclass
@@ -210,7 +210,7 @@ class AnswerState:
     @property
     def stretches(self) -> int:
         """Number of stretches of speech so far."""
-        return sum(isinstance(part, SpeechState) for part in self.parts)
+        return sum(isinstance(stretch, SpeechState) for stretch in self.parts)
 
     @property
     def speaks(self) -> bool:
@@ -221,12 +221,12 @@ class AnswerState:
         """Return the tokens of a complete answer; None where they were not recorded."""
         if self.record is None:
             return None
-        return self.record.tokens(self.spoken(), has_logprobs)
+        return self.record.tokens(self.speech_codes(), has_logprobs)
 
-    def spoken(self) -> list[tuple[Tensor, bool]]:
+    def speech_codes(self) -> list[tuple[Tensor, bool]]:
         """Return the codes of each stretch of speech, and whether the model ended it."""
-        speech = [part for part in self.parts if isinstance(part, SpeechState)]
-        return [(part.codes_KT(), part.said_end) for part in speech]
+        speech = [stretch for stretch in self.parts if isinstance(stretch, SpeechState)]
+        return [(stretch.codes_KT(), stretch.said_end) for stretch in speech]
 
     def unfed(self, end_of_turn: int) -> list[int | Codes]:
         """Return the rows of a finished action that the model has not been fed: its end, as training lays it out.
@@ -246,7 +246,7 @@ class AnswerState:
                 self.record.forced(token)
         return [*rows, *forced]
 
-    def take_text(self, drawn: int, logprob: float = 0.0) -> str:
+    def take_text(self, token: int, logprob: float = 0.0) -> str:
         """Advance by the token drawn after a text row; return the text that it completes.
 
         A token that a limit takes away again is not recorded.
@@ -255,12 +255,12 @@ class AnswerState:
         if self.input_id == self.marks.opens_speech:
             self._open_speech()
             return ""
-        if drawn in self.marks.ends:
-            self.reason, self.drawn_end = "end", drawn
-            self._record(drawn, logprob)
+        if token in self.marks.ends:
+            self.reason, self.drawn_end = "end", token
+            self._record(token, logprob)
             return self._finish_text()
         self._text_tokens += 1
-        opens = drawn == self.marks.opens_speech
+        opens = token == self.marks.opens_speech
         if (
             self._text_tokens > self.limits.max_text_tokens
             or self.room < 1
@@ -268,15 +268,15 @@ class AnswerState:
         ):
             self.reason = "length"
             return self._finish_text()
-        self.input_id = drawn
-        self._record(drawn, logprob)
+        self.input_id = token
+        self._record(token, logprob)
         if opens:
             return self._finish_text()
         if not self.parts or not isinstance(self.parts[-1], Text):
             self.parts.append(Text(self.tokenizer, in_pieces=self.record is None))
         last = self.parts[-1]
         assert isinstance(last, Text)
-        return last.take(drawn)
+        return last.take(token)
 
     def take_codes(self, drawn_K: Codes, logprob_K: Logprobs | None = None) -> Tensor | None:
         """Advance by the codes drawn after a row of codes; return the frames `[K, t]` that they complete.
@@ -303,8 +303,10 @@ class AnswerState:
 
     def _frames_left(self, rows: int = 0) -> int:
         """Frames that limits and room leave after `rows` more; a stretch of speech takes K rows beside its frames."""
-        spoken = sum(part.complete for part in self.parts if isinstance(part, SpeechState))
-        return max(0, min(self.limits.max_frames - spoken, self.room - rows - self.marks.num_codebooks - 1))
+        num_frames = sum(stretch.complete for stretch in self.parts if isinstance(stretch, SpeechState))
+        return max(
+            0, min(self.limits.max_frames - num_frames, self.room - rows - self.marks.num_codebooks - 1)
+        )
 
     def _open_speech(self) -> None:
         self.parts.append(SpeechState(self.marks, self._frames_left()))
@@ -312,9 +314,9 @@ class AnswerState:
         if self.record is not None:
             self.record.opened_speech()
 
-    def _record(self, drawn: int, logprob: float) -> None:
+    def _record(self, token: int, logprob: float) -> None:
         if self.record is not None:
-            self.record.drew(drawn, logprob)
+            self.record.drew(token, logprob)
 
     def _finish_text(self) -> str:
         last = self.parts[-1] if self.parts else None

@@ -20,7 +20,7 @@ CHUNK_FRAMES = 4
 
 
 @dataclass(frozen=True)
-class Spoken:
+class StreamPiece:
     """A piece of an answer: sound, text, or its end."""
 
     samples_1N: Tensor
@@ -31,7 +31,9 @@ class Spoken:
     """Seconds from the request to the first samples, given with the last piece; None without speech."""
 
 
-def stream_audio(events: Iterable[Event], codec: Codec, chunk_frames: int = CHUNK_FRAMES) -> Iterator[Spoken]:
+def stream_audio(
+    events: Iterable[Event], codec: Codec, chunk_frames: int = CHUNK_FRAMES
+) -> Iterator[StreamPiece]:
     """Turn the events of one request (`Engine.stream`) into pieces with samples in place of codes.
 
     The sound in all is that of `codec.decode` for every stretch of speech, as closely as `code_stream(codec)` says.
@@ -46,12 +48,12 @@ def stream_audio(events: Iterable[Event], codec: Codec, chunk_frames: int = CHUN
             samples_1N = voice.finish()
         if samples_1N.shape[1]:
             first_audio = first_audio or time.perf_counter()
-            yield Spoken(samples_1N)
+            yield StreamPiece(samples_1N)
         if isinstance(event, TextPiece):
-            yield Spoken(voice.nothing_10, text=event.text)
+            yield StreamPiece(voice.nothing_10, text=event.text)
         elif isinstance(event, Finished):
             wait_s = None if first_audio is None else first_audio - started
-            yield Spoken(voice.nothing_10, answer=event.answer, first_audio_s=wait_s)
+            yield StreamPiece(voice.nothing_10, answer=event.answer, first_audio_s=wait_s)
 
 
 def code_stream(codec: Codec) -> CodeStream:
@@ -91,8 +93,8 @@ class OverlappingWindows:
     def flush(self) -> Tensor:
         """Return the rest of the sound, and begin anew."""
         codes_KT = self._codes_KT
-        rest = 0 if codes_KT is None else codes_KT.shape[1] - self._context
-        samples_1N = self._decode(rest) if rest else torch.zeros(1, 0)
+        remaining = 0 if codes_KT is None else codes_KT.shape[1] - self._context
+        samples_1N = self._decode(remaining) if remaining else torch.zeros(1, 0)
         self._begin()
         return samples_1N
 
@@ -125,8 +127,8 @@ class _Voice:
         ended_1N = self.finish() if stretch != self._stretch else self.nothing_10
         self._stretch, self._began = stretch, True
         self._waiting.append(codes_KT)
-        wanted = self._chunk_frames if self._sounded else 1
-        if len(self._waiting) < wanted:
+        min_frames = self._chunk_frames if self._sounded else 1
+        if len(self._waiting) < min_frames:
             return ended_1N
         samples_1N = self._decode()
         self._sounded = self._sounded or samples_1N.shape[1] > 0

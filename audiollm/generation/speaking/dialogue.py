@@ -31,8 +31,8 @@ from audiollm.generation.speaking.speak import (
     SLACK,
     SLACK_S,
     OnSeconds,
-    Said,
     Speech,
+    SpokenChunk,
     chunks_of,
     notes_of,
     say,
@@ -65,7 +65,7 @@ def parse_script(script: str) -> list[Turn]:
     tagged = bool(_TAG.search(script))
     turns: list[tuple[str, list[str], int]] = []
     for number, line in enumerate(script.split("\n"), start=1):
-        for speaker, words in _pieces(line, tagged):
+        for speaker, words in _split_script_line(line, tagged):
             if speaker is not None:
                 turns.append((speaker.upper() if tagged else speaker, [words], number))
             elif words and not turns:
@@ -80,29 +80,29 @@ def parse_script(script: str) -> list[Turn]:
             raise ConfigError(
                 f"line {number}: the turn of {speaker} is empty", "dialogue", "give it words, or leave it out"
             )
-    return [Turn(speaker, " ".join(part for part in parts if part)) for speaker, parts, _ in turns]
+    return [Turn(speaker, " ".join(piece for piece in parts if piece)) for speaker, parts, _ in turns]
 
 
-def match_references(speakers: Sequence[str], given: Mapping[str, Voice]) -> dict[str, Voice]:
+def match_references(speakers: Sequence[str], references: Mapping[str, Voice]) -> dict[str, Voice]:
     """Map each speaker who has a reference to its voice; a bare number n means `SPEAKERn`, else the n-th speaker.
 
     Raises:
         ConfigError: a reference for nobody in the script.
     """
-    found: dict[str, Voice] = {}
-    for key, voice in given.items():
+    matches: dict[str, Voice] = {}
+    for key, voice in references.items():
         tag = f"SPEAKER{key}"
         if key in speakers:
-            found[key] = voice
+            matches[key] = voice
         elif tag in speakers:
-            found[tag] = voice
+            matches[tag] = voice
         elif (
             key.isdigit() and int(key) < len(speakers) and not any(_TAG.fullmatch(f"[{s}]") for s in speakers)
         ):
-            found[speakers[int(key)]] = voice
+            matches[speakers[int(key)]] = voice
         else:
             raise ConfigError(f"{key}: no such speaker in the script", "reference", suggestion(key, speakers))
-    return found
+    return matches
 
 
 def converse(
@@ -120,10 +120,13 @@ def converse(
     """
     begun = time.perf_counter()
     speakers = list(dict.fromkeys(turn.speaker for turn in turns))
-    known = match_references(speakers, references)
-    manners = {name: _manner(generator, manner, name, known.get(name), n) for n, name in enumerate(speakers)}
+    matched_voices = match_references(speakers, references)
+    manners = {
+        name: _manner_of_speaker(generator, manner, name, matched_voices.get(name), n)
+        for n, name in enumerate(speakers)
+    }
     chunks = [_chunks(generator, turn, manners[turn.speaker], place) for place, turn in enumerate(turns)]
-    spoken: dict[str, list[Said]] = {name: [] for name in speakers}
+    spoken_chunks: dict[str, list[SpokenChunk]] = {name: [] for name in speakers}
     pieces: list[Tensor] = []
     pauses_s: list[float] = []
     first, stopped, seconds = None, True, 0.0
@@ -131,23 +134,25 @@ def converse(
         left_s = None if manner.max_duration_s is None else manner.max_duration_s - seconds
         if left_s is not None and left_s < SHORTEST_CHUNK_S and pieces:
             break
-        own = replace(manners[turn.speaker], max_duration_s=left_s)
-        report = partial(_add, on_seconds, seconds)
-        for said, chunk in zip(say(generator, here, own, spoken[turn.speaker], report), here, strict=False):
-            spoken[turn.speaker].append(said)
-            pieces.append(generator.codec.decode(said.codes_KT).cpu())
+        turn_manner = replace(manners[turn.speaker], max_duration_s=left_s)
+        report = partial(_report_seconds, on_seconds, seconds)
+        for spoken_chunk, chunk in zip(
+            say(generator, here, turn_manner, spoken_chunks[turn.speaker], report), here, strict=False
+        ):
+            spoken_chunks[turn.speaker].append(spoken_chunk)
+            pieces.append(generator.codec.decode(spoken_chunk.codes_KT).cpu())
             pauses_s.append(TURN_PAUSE_S if chunk is here[-1] else chunk.pause_s)
-            first, stopped = first or said.first_frame_s, stopped and said.stopped
-            seconds += said.codes_KT.shape[1] / generator.codec.frame_rate
+            first, stopped = first or spoken_chunk.first_frame_s, stopped and spoken_chunk.stopped
+            seconds += spoken_chunk.codes_KT.shape[1] / generator.codec.frame_rate
     every = [chunk for here in chunks for chunk in here]
     return Speech(
         samples_1N=join_pieces(pieces, [*pauses_s[:-1], 0.0], generator.codec.sample_rate),
         sample_rate=generator.codec.sample_rate,
         stopped=stopped and len(pieces) == len(every),
-        text=_text(turns, chunks),
+        text=_join_dialogue(turns, chunks),
         seconds=time.perf_counter() - begun,
         first_audio_s=first,
-        notes=_notes(generator, known, manners, every, len(every) - len(pieces)),
+        notes=_notes(generator, matched_voices, manners, every, len(every) - len(pieces)),
     )
 
 
@@ -166,16 +171,19 @@ def converse_together(
     """
     begun = time.perf_counter()
     speakers = list(dict.fromkeys(turn.speaker for turn in turns))
-    known = match_references(speakers, references)
-    manners = {name: replace(manner, speaker=None, voice=known.get(name)) for name in speakers}
+    matched_voices = match_references(speakers, references)
+    manners = {name: replace(manner, speaker=None, voice=matched_voices.get(name)) for name in speakers}
     chunks = [_chunks(generator, turn, manners[turn.speaker], place) for place, turn in enumerate(turns)]
-    text = _text(turns, chunks)
+    text = _join_dialogue(turns, chunks)
     fields: dict[str, FieldValue] = {"text": text, "audio": AudioPart(path="(to be said)")}
     audio: list[PartAudio] = []
-    all_known = len(known) == len(speakers)
+    all_known = len(matched_voices) == len(speakers)
     if all_known:
-        fields["references"] = voices({name: known[name].part for name in speakers})
-        audio = [generator.heard(known[name].waveform, known[name].codes_KT) for name in speakers]
+        fields["references"] = voices({name: matched_voices[name].audio_part for name in speakers})
+        audio = [
+            generator.encode_input_audio(matched_voices[name].waveform, matched_voices[name].codes_KT)
+            for name in speakers
+        ]
     else:
         fields["voices"] = voices({name: name for name in speakers})
     if manner.scene:
@@ -186,9 +194,11 @@ def converse_together(
     sampling = replace(manner.sampling, speaker_guidance=1.0)
     request = Request(messages, manner.seed, audio, sampling, limits, "audio")
     answer = generator.answer_all([request], on_seconds)[0]
-    notes = _notes(generator, known if all_known else {}, manners, [c for here in chunks for c in here])
-    if known and not all_known:
-        unused = ", ".join(known)
+    notes = _notes(
+        generator, matched_voices if all_known else {}, manners, [c for here in chunks for c in here]
+    )
+    if matched_voices and not all_known:
+        unused = ", ".join(matched_voices)
         notes += (f"in one go everybody needs a reference: that of {unused} is not used",)
     return Speech(
         samples_1N=generator.codec.decode(answer.codes_KT).cpu(),
@@ -204,11 +214,11 @@ def converse_together(
 # Private
 
 
-def _pieces(line: str, tagged: bool) -> list[tuple[str | None, str]]:
+def _split_script_line(line: str, tagged: bool) -> list[tuple[str | None, str]]:
     """Split a line into (speaker, words); the speaker is None where the turn before goes on."""
     if not tagged:
-        found = _NAMED.match(line)
-        return [(found[1], found[2].strip())] if found else [(None, line.strip())]
+        match = _NAMED.match(line)
+        return [(match[1], match[2].strip())] if match else [(None, line.strip())]
     parts = _TAG.split(line)
     return [
         (None, parts[0].strip()),
@@ -216,7 +226,9 @@ def _pieces(line: str, tagged: bool) -> list[tuple[str | None, str]]:
     ]
 
 
-def _manner(generator: SpeakingModel, manner: Manner, name: str, voice: Voice | None, place: int) -> Manner:
+def _manner_of_speaker(
+    generator: SpeakingModel, manner: Manner, name: str, voice: Voice | None, place: int
+) -> Manner:
     speaker = name if voice is None and name in generator.speakers else None
     # with one seed, two voices of the model's own choice would be the same
     return replace(manner, speaker=speaker, voice=voice, seed=manner.seed + (place if voice is None else 0))
@@ -236,28 +248,32 @@ def _chunks(generator: SpeakingModel, turn: Turn, manner: Manner, place: int) ->
         raise ConfigError(problem, "dialogue", error.remedy) from None
 
 
-def _text(turns: Sequence[Turn], chunks: Sequence[Sequence[Chunk]]) -> str:
+def _join_dialogue(turns: Sequence[Turn], chunks: Sequence[Sequence[Chunk]]) -> str:
     """The dialogue's text as the model reads it."""
-    said = zip(turns, chunks, strict=True)
-    return dialogue_text([(turn.speaker, " ".join(chunk.text for chunk in here)) for turn, here in said])
+    turn_chunks = zip(turns, chunks, strict=True)
+    return dialogue_text(
+        [(turn.speaker, " ".join(chunk.text for chunk in here)) for turn, here in turn_chunks]
+    )
 
 
 def _notes(
     generator: SpeakingModel,
-    known: Mapping[str, Voice],
+    matched_voices: Mapping[str, Voice],
     manners: Mapping[str, Manner],
     chunks: Sequence[Chunk],
     left_out: int = 0,
 ) -> tuple[str, ...]:
-    notes = [note for voice in known.values() for note in voice.notes]
-    own = [name for name, manner in manners.items() if name not in known and manner.speaker is None]
-    if own:
-        notes.append(f"no reference for {', '.join(own)}: the model chooses the voice")
+    notes = [note for voice in matched_voices.values() for note in voice.notes]
+    unmatched_speakers = [
+        name for name, manner in manners.items() if name not in matched_voices and manner.speaker is None
+    ]
+    if unmatched_speakers:
+        notes.append(f"no reference for {', '.join(unmatched_speakers)}: the model chooses the voice")
     notes += notes_of(generator, chunks, Manner())
     if left_out:
         notes.append(f"{left_out} of {len(chunks)} parts are left out: max_duration_s was reached")
     return tuple(notes)
 
 
-def _add(on_seconds: OnSeconds, before_s: float, seconds: float) -> None:
+def _report_seconds(on_seconds: OnSeconds, before_s: float, seconds: float) -> None:
     on_seconds(before_s + seconds)

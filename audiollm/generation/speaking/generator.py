@@ -99,18 +99,20 @@ class Generator(SpeechGenerator):
 
 def _codec_for(config: DualFFNConfig, folder: Path, codec_folder: Path, digest: str | None) -> Codec:
     """Load the codec in a folder, and refuse one that is not the model's by shape or by `digest`."""
-    found = model_folder(codec_folder)
+    codec_path = model_folder(codec_folder)
     try:
-        codec = load_codec(found)
+        codec = load_codec(codec_path)
     except (RuntimeError, TypeError, ValueError) as error:  # weights and settings that do not match
-        said = " ".join(str(error).split())
-        raise ConfigError(f"the codec cannot be loaded: {said:.300}", str(found), CODEC_REMEDY) from error
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"the codec cannot be loaded: {reason:.300}", str(codec_path), CODEC_REMEDY
+        ) from error
     shapes = (config.num_codebooks, config.codebook_size - 2), (codec.num_codebooks, codec.codebook_size)
     if shapes[0] != shapes[1]:
-        (books, codes), (given, of) = shapes
-        problem = f"the codec has {given} codebooks of {of} codes, the model {folder} {books} of {codes}"
-        raise ConfigError(problem, str(found), CODEC_REMEDY)
+        (books, codes), (codec_books, codec_codes) = shapes
+        problem = f"the codec has {codec_books} codebooks of {codec_codes} codes, the model {folder} {books} of {codes}"
+        raise ConfigError(problem, str(codec_path), CODEC_REMEDY)
     if digest is not None and codec_digest(codec) != digest:
         problem = f"another codec than that of the model {folder}: its codes stand for other sounds"
-        raise ConfigError(problem, str(found), CODEC_REMEDY)
+        raise ConfigError(problem, str(codec_path), CODEC_REMEDY)
     return codec

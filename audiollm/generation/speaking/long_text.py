@@ -43,9 +43,9 @@ class Chunk:
 
 def spoken_seconds(text: str) -> float:
     """Estimate the seconds that a text takes to say."""
-    said = _UNBROKEN.sub("", text)
-    han, kana = (len(script.findall(said)) for script in (_HAN, _KANA))
-    return han / HAN_PER_SECOND + kana / KANA_PER_SECOND + (len(said) - han - kana) / LETTERS_PER_SECOND
+    letters = _UNBROKEN.sub("", text)
+    han, kana = (len(script.findall(letters)) for script in (_HAN, _KANA))
+    return han / HAN_PER_SECOND + kana / KANA_PER_SECOND + (len(letters) - han - kana) / LETTERS_PER_SECOND
 
 
 def split_text(text: str, chunk_s: float) -> list[Chunk]:
@@ -58,7 +58,9 @@ def split_text(text: str, chunk_s: float) -> list[Chunk]:
     chunks: list[Chunk] = []
     for paragraph in re.split(r"\n\s*\n", text):
         pieces = [
-            piece for sentence in _sentences(" ".join(paragraph.split())) for piece in _cut(sentence, chunk_s)
+            piece
+            for sentence in _split_sentences(" ".join(paragraph.split()))
+            for piece in _split_sentence(sentence, chunk_s)
         ]
         packed = _packed(pieces, chunk_s)
         if packed and chunks:
@@ -72,16 +74,16 @@ def split_text(text: str, chunk_s: float) -> list[Chunk]:
 def trim(samples_1N: Tensor, sample_rate: int, kept_s: float = KEPT_SILENCE_S) -> Tensor:
     """Cut the silence at both ends down to `kept_s`, with short fades; a silent recording stays whole."""
     block = max(1, round(0.01 * sample_rate))
-    whole = samples_1N.shape[1] // block * block
-    if whole == 0:
+    num_samples = samples_1N.shape[1] // block * block
+    if num_samples == 0:
         return samples_1N
-    power_B = samples_1N[0, :whole].double().square().unflatten(0, (-1, block)).mean(dim=1)
+    power_B = samples_1N[0, :num_samples].double().square().unflatten(0, (-1, block)).mean(dim=1)
     loud = (power_B > power_B.max() * 10 ** (QUIET_DB / 10)).nonzero()[:, 0]
     if len(loud) == 0:
         return samples_1N
-    kept = round(kept_s * sample_rate)
-    start = max(0, int(loud[0]) * block - kept)
-    end = min(samples_1N.shape[1], (int(loud[-1]) + 1) * block + kept)
+    margin = round(kept_s * sample_rate)
+    start = max(0, int(loud[0]) * block - margin)
+    end = min(samples_1N.shape[1], (int(loud[-1]) + 1) * block + margin)
     return fade(samples_1N[:, start:end], sample_rate)
 
 
@@ -129,37 +131,37 @@ def _rise(length: int) -> Tensor:
     return 0.5 - 0.5 * torch.cos(torch.pi * (torch.arange(length) + 0.5) / length)
 
 
-def _sentences(text: str) -> list[str]:
+def _split_sentences(text: str) -> list[str]:
     sentences: list[str] = []
     start = 0
-    for found in _SENTENCE_END.finditer(text):
-        word = text[start : found.start()].rsplit(" ", 1)[-1].lower().strip("(\"'“‘")
-        stop = found[0].strip()
-        if stop == "." and _ABBREVIATION.fullmatch(word) and found.end() < len(text):
+    for match in _SENTENCE_END.finditer(text):
+        word = text[start : match.start()].rsplit(" ", 1)[-1].lower().strip("(\"'“‘")
+        stop = match[0].strip()
+        if stop == "." and _ABBREVIATION.fullmatch(word) and match.end() < len(text):
             continue
-        sentences.append(text[start : found.end()].strip())
-        start = found.end()
+        sentences.append(text[start : match.end()].strip())
+        start = match.end()
     return [sentence for sentence in [*sentences, text[start:].strip()] if sentence]
 
 
-def _cut(sentence: str, chunk_s: float) -> list[str]:
+def _split_sentence(sentence: str, chunk_s: float) -> list[str]:
     if spoken_seconds(sentence) <= chunk_s:
         return [sentence]
     clauses, start = [], 0
-    for found in _CLAUSE_END.finditer(sentence):
-        clauses.append(sentence[start : found.end()].strip())
-        start = found.end()
+    for match in _CLAUSE_END.finditer(sentence):
+        clauses.append(sentence[start : match.end()].strip())
+        start = match.end()
     clauses = [clause for clause in [*clauses, sentence[start:].strip()] if clause]
     return [
         piece
         for clause in _packed(clauses, chunk_s)
         for piece in (
-            [clause] if spoken_seconds(clause) <= chunk_s else _packed(_words(clause, chunk_s), chunk_s)
+            [clause] if spoken_seconds(clause) <= chunk_s else _packed(_split_words(clause, chunk_s), chunk_s)
         )
     ]
 
 
-def _words(clause: str, chunk_s: float) -> list[str]:
+def _split_words(clause: str, chunk_s: float) -> list[str]:
     """Words; one that is itself too long (or a script without spaces) in pieces of characters."""
     words: list[str] = []
     for word in _WORD.findall(clause):
@@ -174,14 +176,16 @@ def _words(clause: str, chunk_s: float) -> list[str]:
 
 def _letters_within(word: str, chunk_s: float) -> int:
     """Number of first letters of a text that can be said in a time."""
-    most = min(len(word), int(chunk_s * LETTERS_PER_SECOND))
-    return bisect_right(range(1, most + 1), chunk_s, key=lambda letters: spoken_seconds(word[:letters]))
+    max_letters = min(len(word), int(chunk_s * LETTERS_PER_SECOND))
+    return bisect_right(
+        range(1, max_letters + 1), chunk_s, key=lambda letters: spoken_seconds(word[:letters])
+    )
 
 
 def _packed(pieces: Sequence[str], chunk_s: float) -> list[str]:
     packed: list[str] = []
     for piece in pieces:
-        together = _joined(packed[-1], piece) if packed else piece
+        together = _join_texts(packed[-1], piece) if packed else piece
         if packed and spoken_seconds(together) <= chunk_s:
             packed[-1] = together
         else:
@@ -189,7 +193,7 @@ def _packed(pieces: Sequence[str], chunk_s: float) -> list[str]:
     return packed
 
 
-def _joined(first: str, second: str) -> str:
+def _join_texts(first: str, second: str) -> str:
     """Join two texts with a space, but without one after Chinese and Japanese characters and punctuation."""
     return first + ("" if re.search(r"[\u2026\u3000-\u9fff\uff00-\uffef]$", first) else " ") + second
 

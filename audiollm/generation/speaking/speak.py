@@ -34,11 +34,11 @@ SLACK, SLACK_S = 3.0, 3.0
 MAX_PARALLEL_CHUNKS = 16
 """Most chunks in the engine at a time: each reserves memory for its longest possible answer."""
 
-_SPOKEN = AudioPart(path="(to be said)")
+_SPEECH_PART = AudioPart(path="(to be said)")
 
 
 @dataclass(frozen=True, eq=False)
-class Said:
+class SpokenChunk:
     """A spoken chunk: its text and codes."""
 
     text: str
@@ -47,7 +47,7 @@ class Said:
     first_frame_s: float | None
 
     @classmethod
-    def of(cls, chunk: Chunk, answer: Answer) -> Said:
+    def of(cls, chunk: Chunk, answer: Answer) -> SpokenChunk:
         return cls(chunk.text, answer.codes_KT, answer.stopped, answer.first_frame_s)
 
 
@@ -97,26 +97,25 @@ def speak(
     """
     begun = time.perf_counter()
     chunks = chunks_of(generator, text, manner)
-    said = list(say(generator, chunks, manner, (), on_seconds))
-    pieces = [generator.codec.decode(each.codes_KT).cpu() for each in said]
+    spoken_chunks = list(say(generator, chunks, manner, (), on_seconds))
+    pieces = [generator.codec.decode(chunk.codes_KT).cpu() for chunk in spoken_chunks]
     rate = generator.codec.sample_rate
-    whole = (
+    samples_1N = (
         pieces[0]
         if len(chunks) == 1
-        else join_pieces(pieces, [chunk.pause_s for chunk in chunks[: len(said)]], rate)
+        else join_pieces(pieces, [chunk.pause_s for chunk in chunks[: len(spoken_chunks)]], rate)
     )
     notes = notes_of(generator, chunks, manner)
-    if len(said) < len(chunks):
-        notes += (
-            f"{len(chunks) - len(said)} of {len(chunks)} parts of the text are left out: max_duration_s was reached",
-        )
+    if len(spoken_chunks) < len(chunks):
+        missing = len(chunks) - len(spoken_chunks)
+        notes += (f"{missing} of {len(chunks)} parts of the text are left out: max_duration_s was reached",)
     return Speech(
-        samples_1N=whole,
+        samples_1N=samples_1N,
         sample_rate=rate,
-        stopped=len(said) == len(chunks) and all(each.stopped for each in said),
+        stopped=len(spoken_chunks) == len(chunks) and all(chunk.stopped for chunk in spoken_chunks),
         text=" ".join(chunk.text for chunk in chunks),
         seconds=time.perf_counter() - begun,
-        first_audio_s=said[0].first_frame_s,
+        first_audio_s=spoken_chunks[0].first_frame_s,
         notes=notes,
     )
 
@@ -140,10 +139,10 @@ def chunks_of(generator: SpeakingModel, text: str, manner: Manner) -> list[Chunk
         prompt_form(paragraph, manner.language) for paragraph in text.replace("\r\n", "\n").split("\n\n")
     ]
     chunks = split_text("\n\n".join(paragraphs), chunk_seconds(generator, manner))
-    whole = " ".join(chunk.text for chunk in chunks)
-    if not any(letter.isalnum() for letter in whole):
-        raise ConfigError(f"the text has no word: {whole:.40}", "text", "give words to say")
-    for name, words in (("text", whole), ("scene", manner.scene or "")):
+    full_text = " ".join(chunk.text for chunk in chunks)
+    if not any(letter.isalnum() for letter in full_text):
+        raise ConfigError(f"the text has no word: {full_text:.40}", "text", "give words to say")
+    for name, words in (("text", full_text), ("scene", manner.scene or "")):
         try:
             generator.check_messages([Message(role="user", content=[TextPart(text=words)])], 0)
         except ValueError as error:
@@ -165,7 +164,7 @@ def chunk_seconds(generator: SpeakingModel, manner: Manner) -> float:
         return manner.chunk_s or CHUNK_S
     messages, audio = prompt_of(generator, "a", manner, ())
     room = generator.longest_positions - generator.messages_length(
-        messages, [size_of(part) for part in audio]
+        messages, [size_of(audio_input) for audio_input in audio]
     )
     return min(CHUNK_S, max(SHORTEST_CHUNK_S, room / POSITIONS_PER_SECOND))
 
@@ -174,9 +173,9 @@ def say(
     generator: SpeakingModel,
     chunks: Sequence[Chunk],
     manner: Manner,
-    earlier: Sequence[Said],
+    earlier: Sequence[SpokenChunk],
     on_seconds: OnSeconds = lambda seconds: None,
-) -> Iterator[Said]:
+) -> Iterator[SpokenChunk]:
     """Say chunks one after the other, each prompted with those before it; in parallel where no chunk is remembered.
 
     Args:
@@ -187,21 +186,25 @@ def say(
         for first in range(0, len(chunks), MAX_PARALLEL_CHUNKS):
             some = chunks[first : first + MAX_PARALLEL_CHUNKS]
             requests = [chunk_request(generator, chunk.text, manner, ()) for chunk in some]
-            answers = generator.answer_all(requests, partial(_add, on_seconds, seconds))
-            seconds += sum(each.codes_KT.shape[1] for each in answers) / generator.codec.frame_rate
-            yield from map(Said.of, some, answers)
+            answers = generator.answer_all(requests, partial(_report_seconds, on_seconds, seconds))
+            seconds += sum(answer.codes_KT.shape[1] for answer in answers) / generator.codec.frame_rate
+            yield from map(SpokenChunk.of, some, answers)
         return
     reading = Reading(generator, chunks, manner, earlier)
     for chunk, request in reading.requests():
-        answer = generator.answer_all([request], partial(_add, on_seconds, reading.seconds))[0]
-        yield reading.add(Said.of(chunk, answer))
+        answer = generator.answer_all([request], partial(_report_seconds, on_seconds, reading.seconds))[0]
+        yield reading.add(SpokenChunk.of(chunk, answer))
 
 
 class Reading:
     """A sequence of chunks whose requests each show the speech before them."""
 
     def __init__(
-        self, generator: SpeakingModel, chunks: Sequence[Chunk], manner: Manner, earlier: Sequence[Said] = ()
+        self,
+        generator: SpeakingModel,
+        chunks: Sequence[Chunk],
+        manner: Manner,
+        earlier: Sequence[SpokenChunk] = (),
     ) -> None:
         self._generator, self._chunks, self._manner = generator, chunks, manner
         self._history = list(earlier)
@@ -215,21 +218,21 @@ class Reading:
             left_s = math.inf if limit_s is None else limit_s - self.seconds
             if number and left_s < SHORTEST_CHUNK_S:
                 return
-            shown = self._history[-remembered:] if remembered else ()
+            history = self._history[-remembered:] if remembered else ()
             alone = len(self._chunks) == 1
-            yield chunk, chunk_request(self._generator, chunk.text, self._manner, shown, left_s, alone)
+            yield chunk, chunk_request(self._generator, chunk.text, self._manner, history, left_s, alone)
 
-    def add(self, said: Said) -> Said:
-        self.seconds += said.codes_KT.shape[1] / self._generator.codec.frame_rate
-        self._history.append(said)
-        return said
+    def add(self, spoken_chunk: SpokenChunk) -> SpokenChunk:
+        self.seconds += spoken_chunk.codes_KT.shape[1] / self._generator.codec.frame_rate
+        self._history.append(spoken_chunk)
+        return spoken_chunk
 
 
 def chunk_request(
     generator: SpeakingModel,
     text: str,
     manner: Manner,
-    earlier: Sequence[Said],
+    earlier: Sequence[SpokenChunk],
     left_s: float = math.inf,
     alone: bool = True,
 ) -> Request:
@@ -245,7 +248,10 @@ def chunk_request(
     messages, audio = prompt_of(generator, text, manner, earlier)
     if generator.longest_positions is not None:
         room = generator.longest_positions - round(spoken_seconds(text) * generator.codec.frame_rate)
-        while earlier and generator.messages_length(messages, [size_of(part) for part in audio]) > room:
+        while (
+            earlier
+            and generator.messages_length(messages, [size_of(audio_input) for audio_input in audio]) > room
+        ):
             earlier = earlier[1:]
             messages, audio = prompt_of(generator, text, manner, earlier)
     by_name = manner.speaker is not None
@@ -254,31 +260,33 @@ def chunk_request(
 
 
 def prompt_of(
-    generator: SpeakingModel, text: str, manner: Manner, earlier: Sequence[Said]
+    generator: SpeakingModel, text: str, manner: Manner, earlier: Sequence[SpokenChunk]
 ) -> tuple[list[Message], list[PartAudio]]:
     """Build the messages before the assistant's turn, in the words of `tasks.yaml`, and their audio in order.
 
     `clone_by_turn` with a reference whose words are known, `clone` with one whose words are not, else `tts`. What the
     voice said before stands as turns between the reference and the text.
     """
-    fields: dict[str, FieldValue | None] = {"text": text, "audio": _SPOKEN, "scene": manner.scene}
+    fields: dict[str, FieldValue | None] = {"text": text, "audio": _SPEECH_PART, "scene": manner.scene}
     audio: list[PartAudio] = []
     name, voice = "tts", manner.voice
     if voice is None:
         fields["speaker"] = manner.speaker
     else:
         name = "clone_by_turn" if voice.text else "clone"
-        fields |= {"reference": voice.part, "reference_text": voice.text}
-        audio.append(voice.codes_KT if voice.text else generator.heard(voice.waveform, voice.codes_KT))
-    given = {key: value for key, value in fields.items() if value}
-    messages = list(fill_task(load_tasks()[name], text, given).messages[:-1])
-    for said in earlier:
+        fields |= {"reference": voice.audio_part, "reference_text": voice.text}
+        audio.append(
+            voice.codes_KT if voice.text else generator.encode_input_audio(voice.waveform, voice.codes_KT)
+        )
+    filled_fields = {key: value for key, value in fields.items() if value}
+    messages = list(fill_task(load_tasks()[name], text, filled_fields).messages[:-1])
+    for spoken_chunk in earlier:
         turn = [
-            Message(role="user", content=[TextPart(text=said.text)]),
-            Message(role="assistant", content=[_SPOKEN]),
+            Message(role="user", content=[TextPart(text=spoken_chunk.text)]),
+            Message(role="assistant", content=[_SPEECH_PART]),
         ]
         messages[-1:-1] = turn
-        audio.append(said.codes_KT)
+        audio.append(spoken_chunk.codes_KT)
     return messages, audio
 
 
@@ -289,14 +297,15 @@ def notes_of(generator: SpeakingModel, chunks: Sequence[Chunk], manner: Manner) 
         notes += (f"the model has no list of its speakers: whether it knows {manner.speaker} is not known",)
     unseen = generator.unseen_letters("".join(chunk.text for chunk in chunks))
     if unseen:
-        shown = " ".join(unseen[:8]) + (" ..." if len(unseen) > 8 else "")
+        listing = " ".join(unseen[:8]) + (" ..." if len(unseen) > 8 else "")
         notes += (
-            f"the model's vocabulary never saw {shown}: it spells them in bytes and will hardly know their sound",
+            f"the model's vocabulary never saw {listing}: it spells them in bytes and will hardly know their sound",
         )
     unknown = generator.unseen_words(" ".join(chunk.text for chunk in chunks))
     if unknown:
-        shown = ", ".join(unknown[:8]) + (", ..." if len(unknown) > 8 else "")
-        text = f"the model was trained to say {len(generator.words or ())} words, and these are not among them: {shown}"
+        listing = ", ".join(unknown[:8]) + (", ..." if len(unknown) > 8 else "")
+        count = len(generator.words or ())
+        text = f"the model was trained to say {count} words, and these are not among them: {listing}"
         notes += (f"{text}; do not expect to hear them",)
     return notes
 
@@ -304,5 +313,5 @@ def notes_of(generator: SpeakingModel, chunks: Sequence[Chunk], manner: Manner) 
 # Private
 
 
-def _add(on_seconds: OnSeconds, before_s: float, seconds: float) -> None:
+def _report_seconds(on_seconds: OnSeconds, before_s: float, seconds: float) -> None:
     on_seconds(before_s + seconds)

@@ -158,12 +158,12 @@ class SpeechGenerator(ABC):
         if not parsed:
             raise ConfigError("the dialogue has no turn", "dialogue", "give at least one")
         texts = reference_texts or {}
-        known = {
+        voices = {
             str(name): self.voice(reference, texts.get(name), options.get("language"))
             for name, reference in (references or {}).items()
         }
         converse = dialogues.converse_together if together else dialogues.converse
-        return converse(self, parsed, known, self.manner(**options), on_seconds)
+        return converse(self, parsed, voices, self.manner(**options), on_seconds)
 
     def answer(
         self,
@@ -198,11 +198,11 @@ class SpeechGenerator(ABC):
         """
         if not question.strip():
             raise ConfigError("there is no question", "question", "ask something about the recording")
-        part = AudioPart(path="(heard)" if isinstance(audio, Waveform) else str(audio))
-        messages = [Message(role="user", content=[part, TextPart(text=question.strip())])]
-        return self.asked(messages, audio, seed=seed, sampling=sampling, max_tokens=max_tokens)
+        audio_part = AudioPart(path="(heard)" if isinstance(audio, Waveform) else str(audio))
+        messages = [Message(role="user", content=[audio_part, TextPart(text=question.strip())])]
+        return self.chat_request(messages, audio, seed=seed, sampling=sampling, max_tokens=max_tokens)
 
-    def asked(
+    def chat_request(
         self,
         messages: Sequence[Message],
         audio: Recording,
@@ -216,14 +216,14 @@ class SpeechGenerator(ABC):
         Raises:
             ConfigError: control tokens in the words, or a recording that `answer` does not take.
         """
-        heard = read_recording(audio)
+        waveform = read_recording(audio)
         try:
             self.check_messages(messages, 1)
         except ValueError as error:
             raise ConfigError(str(error).partition(";")[0], "question", "leave it out") from None
         sampling = replace(sampling, text_guidance=1.0, speaker_guidance=1.0)
         limits = Limits(max_text_tokens=max_tokens)
-        return Request(list(messages), seed, [self.heard(heard)], sampling, limits, "text")
+        return Request(list(messages), seed, [self.encode_input_audio(waveform)], sampling, limits, "text")
 
     def notes_on(self, request: Request) -> tuple[str, ...]:
         """Warnings about a request: a prompt that is longer than the samples that the model was trained on."""
@@ -235,7 +235,7 @@ class SpeechGenerator(ABC):
 
     def prompt_length(self, request: Request) -> int:
         """Return the positions that a request's messages take."""
-        return self.messages_length(request.messages, [size_of(part) for part in request.audio])
+        return self.messages_length(request.messages, [size_of(audio_input) for audio_input in request.audio])
 
     def answer_all(
         self,
@@ -249,15 +249,15 @@ class SpeechGenerator(ABC):
             on_seconds: called now and then with the seconds of speech made so far.
             check_stop: called after each step; what it raises ends the answers.
         """
-        made = 0
+        num_frames = 0
 
         def on_step(events: Sequence[Event]) -> None:
-            nonlocal made
+            nonlocal num_frames
             check_stop()
             new = sum(event.codes_KT.shape[1] for event in events if isinstance(event, Frames))
-            made += new
+            num_frames += new
             if new:  # a model without a codec makes text only
-                on_seconds(made / self.codec.frame_rate)
+                on_seconds(num_frames / self.codec.frame_rate)
 
         return self.engine(requests).run(requests, on_step)
 
@@ -291,7 +291,7 @@ class SpeechGenerator(ABC):
         if name is None:
             return None
         settled = settle_characters(name)
-        return next((known for known in self.speakers if settle_characters(known) == settled), settled)
+        return next((speaker for speaker in self.speakers if settle_characters(speaker) == settled), settled)
 
     def voice(
         self, reference: Recording | Voice, text: str | None = None, language: str | None = None
@@ -309,7 +309,7 @@ class SpeechGenerator(ABC):
             reference if isinstance(reference, Voice) else read_voice(reference, text, self.codec, language)
         )
 
-    def heard(self, waveform: Waveform, codes_KT: Tensor | None = None) -> PartAudio:
+    def encode_input_audio(self, waveform: Waveform, codes_KT: Tensor | None = None) -> PartAudio:
         """Encode a recording of a system's or user's turn in the form that the model was trained on.
 
         Args:
@@ -327,10 +327,12 @@ class SpeechGenerator(ABC):
         """
         audio: list[PartAudio] = []
         for message in messages:
-            for part in message.content:
-                if isinstance(part, AudioPart):
-                    clip = load(part.path, part.start_s, part.end_s, mono=True)
-                    audio.append(self.encode(clip) if message.role == "assistant" else self.heard(clip))
+            for content_part in message.content:
+                if isinstance(content_part, AudioPart):
+                    clip = load(content_part.path, content_part.start_s, content_part.end_s, mono=True)
+                    audio.append(
+                        self.encode(clip) if message.role == "assistant" else self.encode_input_audio(clip)
+                    )
         return audio
 
     def encode(self, waveform: Waveform) -> Tensor:

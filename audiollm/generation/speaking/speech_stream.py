@@ -17,7 +17,7 @@ from audiollm.generation.engine.streaming import stream_audio
 from audiollm.generation.speaking.long_text import Chunk, fade, fade_samples
 from audiollm.generation.speaking.manner import Manner
 from audiollm.generation.speaking.protocol import SpeakingModel
-from audiollm.generation.speaking.speak import Reading, Said, chunks_of, notes_of
+from audiollm.generation.speaking.speak import Reading, SpokenChunk, chunks_of, notes_of
 
 
 class SpeechStream:
@@ -45,7 +45,7 @@ class SpeechStream:
     def __iter__(self) -> Iterator[Waveform]:
         begun = time.perf_counter()
         reading = Reading(self._generator, self._chunks, self._manner)
-        said = 0
+        num_spoken = 0
         for chunk, request in reading.requests():
             for samples_1N in self._sound(chunk, request, reading):
                 if self.first_audio_s is None:
@@ -53,8 +53,8 @@ class SpeechStream:
                 self.duration_s += samples_1N.shape[1] / self.sample_rate
                 self.seconds = time.perf_counter() - begun
                 yield Waveform(samples_1N, self.sample_rate)
-            said += 1
-        self.stopped = self.stopped and said == len(self._chunks)
+            num_spoken += 1
+        self.stopped = self.stopped and num_spoken == len(self._chunks)
         self.seconds = time.perf_counter() - begun
 
     def _sound(self, chunk: Chunk, request: Request, reading: Reading) -> Iterator[Tensor]:
@@ -74,4 +74,4 @@ class SpeechStream:
         silence_1N = torch.zeros(1, round(chunk.pause_s * rate))
         yield torch.cat([fade(held_1N, rate, at_start=at_start), silence_1N], dim=1)
         self.stopped = self.stopped and answer.stopped
-        reading.add(Said.of(chunk, answer))
+        reading.add(SpokenChunk.of(chunk, answer))

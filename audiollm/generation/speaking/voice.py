@@ -29,7 +29,7 @@ LEVEL_DBFS = -23.0
 class Voice:
     """A reference in the form that prompts take."""
 
-    part: AudioPart
+    audio_part: AudioPart
     waveform: Waveform
     """One channel at the codec's rate, at `LEVEL_DBFS`."""
     codes_KT: Tensor
@@ -48,7 +48,7 @@ def read_voice(
         ConfigError: it cannot be read, is silent, or has less than `SHORTEST_REFERENCE_S` of sound in it.
     """
     name = "the reference" if isinstance(reference, Waveform) else str(reference)
-    waveform, whole_s = _read(reference, name, codec.sample_rate)
+    waveform, whole_s = _read_reference_recording(reference, name, codec.sample_rate)
     if peak_dbfs(waveform.samples_CN) < SILENCE_DBFS:
         remedy = f"give a recording of a voice (the first {2 * LONGEST_REFERENCE_S:g} s are looked at)"
         raise ConfigError(f"{name}: contains only silence", "reference", remedy)
@@ -59,24 +59,26 @@ def read_voice(
         )
         raise ConfigError(f"{name}: {loud_s:.2f} s of sound is too short to be a voice", "reference", remedy)
     waveform = Waveform(trim(waveform.samples_CN, waveform.sample_rate, kept_s=0.1), waveform.sample_rate)
-    said = prompt_form(text, language) if text else None
+    transcript = prompt_form(text, language) if text else None
     notes: tuple[str, ...] = ()
     if waveform.duration_s > LONGEST_REFERENCE_S:
         waveform = Waveform(waveform.samples_CN[:, : _pause(waveform)], waveform.sample_rate)
-        dropped = ", and its text, which tells of more, is not used" if said else ""
+        dropped = ", and its text, which tells of more, is not used" if transcript else ""
         notes = (
             f"{name}: {whole_s:.0f} s long; its first {waveform.duration_s:.1f} s are the reference{dropped}",
         )
-        said = None
+        transcript = None
     waveform = Waveform(normalize_rms(waveform.samples_CN, LEVEL_DBFS), waveform.sample_rate)
-    part = AudioPart(path=name)
-    return Voice(part, waveform, codec.encode(waveform.samples_CN), said or None, notes)
+    audio_part = AudioPart(path=name)
+    return Voice(audio_part, waveform, codec.encode(waveform.samples_CN), transcript or None, notes)
 
 
 # Private
 
 
-def _read(reference: str | Path | Waveform, name: str, sample_rate: int) -> tuple[Waveform, float]:
+def _read_reference_recording(
+    reference: str | Path | Waveform, name: str, sample_rate: int
+) -> tuple[Waveform, float]:
     """Read the needed part of a recording, mono at the codec's rate, with the duration of the whole."""
     if isinstance(reference, Waveform):
         if not bool(torch.isfinite(reference.samples_CN).all()) or reference.num_samples == 0:

@@ -275,7 +275,7 @@ def actions_of(
     tokens: SampledTokens, tokenizer: Tokenizer, opens_speech: int, frame_s: float
 ) -> list[SampledAction]:
     """Divide the tokens of a stream into its actions."""
-    places = [place for place, _ in tokens.heard] + [len(tokens.ids_N)]
+    places = [place for place, _ in tokens.input_frames] + [len(tokens.ids_N)]
     ids, is_action = tokens.ids_N.tolist(), tokens.is_action_N.tolist()
     stretches = iter(zip(tokens.codes, tokens.ended, strict=True))
     actions: list[SampledAction] = []

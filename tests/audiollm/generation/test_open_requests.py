@@ -96,7 +96,7 @@ def interpret_beside(
 
 def offline(template: Template, asked: OpenRequest, tokens: SampledTokens) -> SampledStream:
     """The stream as training lays it out: chunks of the recording, which is the last message, and the actions."""
-    heard_KT = torch.cat([heard_KT for _, heard_KT in tokens.heard], 1)
+    heard_KT = torch.cat([heard_KT for _, heard_KT in tokens.input_frames], 1)
     heard = Message(role="user", content=[AudioPart(path="heard.wav")])
     prompted = PromptedContents("a", [*asked.messages, heard], (heard_KT,), (), chunk_frames=1)
     (stream,) = encode_sampled_contents(template, prompted, [tokens], None, 10_000)
@@ -135,7 +135,7 @@ def test_greedy_actions_are_those_of_one_forward_pass(model: DualFFN, template: 
         for number, asked, own, found in zip(numbers, requests, actions, tokens, strict=True):
             assert found is not None
             assert found.logprob_A is None
-            assert torch.equal(torch.cat([heard for _, heard in found.heard], 1), recording(number))
+            assert torch.equal(torch.cat([heard for _, heard in found.input_frames], 1), recording(number))
             stream = offline(template, asked, found)
             text, words, audio, codes = offline_logits(model, template, stream)
             assert torch.equal(text.argmax(-1), words)

@@ -15,7 +15,7 @@ from audiollm.errors import ConfigError
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.generation.speaking.generator import Generator
 from audiollm.generation.speaking.manner import Manner, SpeakOptions
-from audiollm.generation.speaking.speak import Said, chunk_request, chunk_seconds, prompt_of
+from audiollm.generation.speaking.speak import SpokenChunk, chunk_request, chunk_seconds, prompt_of
 from audiollm.generation.speaking.voice import LEVEL_DBFS, LONGEST_REFERENCE_S, read_voice
 from tests.audiollm.generation.toy_speech import HOP, RATE, ToyCodec, a_voice, toy_generator
 
@@ -28,7 +28,7 @@ def generator() -> Generator:
 
 
 def written(
-    generator: Generator, manner: Manner, text: str = "one", earlier: tuple[Said, ...] = ()
+    generator: Generator, manner: Manner, text: str = "one", earlier: tuple[SpokenChunk, ...] = ()
 ) -> list[str]:
     """The prompt's turns: the role, and the text with `<audio>` in the place of recordings."""
     messages, audio = prompt_of(generator, text, manner, earlier)
@@ -55,7 +55,7 @@ def test_the_prompts_are_those_of_the_tasks(generator: Generator) -> None:
         "user: one",
     ]
     voice = read_voice(a_voice(1.0), "two 3", generator.codec)
-    said = Said("three", torch.zeros(3, 4, dtype=torch.long), True, None)
+    said = SpokenChunk("three", torch.zeros(3, 4, dtype=torch.long), True, None)
     assert written(generator, Manner(voice=voice), earlier=(said,)) == [
         f"system: {instruction}",
         "user: two three",
@@ -98,7 +98,7 @@ def test_a_long_text_is_said_in_chunks_that_show_the_one_before(generator: Gener
     speech = speak(generator, text, manner, seen.append)
     assert speech.text == text
     assert seen == sorted(seen) and seen[-1] >= speech.duration_s - 1.0
-    said = Said("before", torch.zeros(3, 10, dtype=torch.long), True, None)
+    said = SpokenChunk("before", torch.zeros(3, 10, dtype=torch.long), True, None)
     shown = chunk_request(generator, "one", manner, (said,))
     assert len(shown.audio) == 1 and torch.equal(shown.audio[0], said.codes_KT)
 
@@ -106,7 +106,7 @@ def test_a_long_text_is_said_in_chunks_that_show_the_one_before(generator: Gener
 def test_chunks_and_memory_keep_to_the_trained_length() -> None:
     short, long = (toy_generator(longest_positions=n) for n in (160, 10_000))
     assert 1.0 <= chunk_seconds(short, Manner()) < chunk_seconds(long, Manner()) == 12.0
-    said = tuple(Said("before", torch.zeros(3, 60, dtype=torch.long), True, None) for _ in range(3))
+    said = tuple(SpokenChunk("before", torch.zeros(3, 60, dtype=torch.long), True, None) for _ in range(3))
     assert len(chunk_request(long, "one", Manner(), said).audio) == 3
     assert len(chunk_request(short, "one", Manner(), said).audio) < 3
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from audiollm.codec import StreamedCodec
 from audiollm.generation.engine.request import Answer, Event, Finished, Frames, TextPiece
-from audiollm.generation.engine.streaming import OverlappingWindows, Spoken, code_stream, stream_audio
+from audiollm.generation.engine.streaming import OverlappingWindows, StreamPiece, code_stream, stream_audio
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 
 TINY = TokenizerConfig(
@@ -59,7 +59,7 @@ def events_of(*parts: str | Tensor) -> Iterator[Event]:
     yield Finished(7, Answer(parts, torch.cat([codes(0), *speech], dim=1), "end", None, 0.0))
 
 
-def sound(pieces: list[Spoken]) -> Tensor:
+def sound(pieces: list[StreamPiece]) -> Tensor:
     return torch.cat([piece.samples_1N for piece in pieces], dim=1)
 
 

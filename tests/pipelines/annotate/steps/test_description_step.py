@@ -78,7 +78,7 @@ def untrained() -> Generator:
 def asked(generator: Generator, wave: Waveform, answer: str) -> Any:
     messages = generator.question(wave, "Describe this recording.").messages
     said = Message(role="assistant", content=[TextPart(text=answer)])
-    return generator.template.compile([*messages, said], [generator.heard(wave)])
+    return generator.template.compile([*messages, said], [generator.encode_input_audio(wave)])
 
 
 @pytest.fixture(scope="module")

@@ -295,7 +295,7 @@ def test_our_own_model_is_asked_window_by_window(
     class Loud:
         """Stands for a trained model: hears whether a window is loud."""
 
-        def asked(self, messages: Any, audio: Waveform, max_tokens: int) -> Any:
+        def chat_request(self, messages: Any, audio: Waveform, max_tokens: int) -> Any:
             assert messages[-1].role == "user"
             return audio
 
