@@ -87,17 +87,17 @@ def load_autoencoder(source: Path | str) -> Autoencoder:
             cannot be imported or does not return an autoencoder.
     """
     if is_import_path(str(source)):
-        made = import_named(str(source), REMEDY)()
-        if not isinstance(made, Autoencoder):
-            lacking = [name for name in _MEMBERS if not hasattr(made, name)]
+        instance = import_named(str(source), REMEDY)()
+        if not isinstance(instance, Autoencoder):
+            lacking = [name for name in _MEMBERS if not hasattr(instance, name)]
             raise ConfigError(f"returns no autoencoder: {', '.join(lacking)} missing", str(source), REMEDY)
-        return made
+        return instance
     path = config_folder(Path(source), "autoencoder", REMEDY) / "config.json"
     kind = str(read_json_file(path, dict).get("model_type"))
-    known = {entry.name: entry for entry in entry_points(group="audiollm.autoencoders")}
-    if kind not in known:
-        raise ConfigError(f"model_type: no such autoencoder: {kind!r}", str(path), suggestion(kind, known))
-    autoencoder: Autoencoder = known[kind].load().from_pretrained(path.parent)
+    entries = {entry.name: entry for entry in entry_points(group="audiollm.autoencoders")}
+    if kind not in entries:
+        raise ConfigError(f"model_type: no such autoencoder: {kind!r}", str(path), suggestion(kind, entries))
+    autoencoder: Autoencoder = entries[kind].load().from_pretrained(path.parent)
     return autoencoder
 
 
@@ -107,17 +107,19 @@ def autoencoder_of_run(run: Path) -> Path:
     Raises:
         ConfigError: none did, or several; or a config.json is damaged.
     """
-    known = {entry.name for entry in entry_points(group="audiollm.autoencoders")}
+    model_types = {entry.name for entry in entry_points(group="audiollm.autoencoders")}
     configs = sorted(run.glob("*/model/config.json"))
-    found = [path.parents[1] for path in configs if read_json_file(path, dict).get("model_type") in known]
-    if len(found) != 1:
-        names = ", ".join(folder.name for folder in found) or "none"
+    folders = [
+        path.parents[1] for path in configs if read_json_file(path, dict).get("model_type") in model_types
+    ]
+    if len(folders) != 1:
+        names = ", ".join(folder.name for folder in folders) or "none"
         raise ConfigError(
             f"one autoencoder is looked for in {run}, and there are: {names}",
             "command line",
             "give --autoencoder: that of `encode_latents`",
         )
-    return found[0]
+    return folders[0]
 
 
 def check_waveform(samples_CN: Tensor, channels: int, at_least: int = 0) -> None:

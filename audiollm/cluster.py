@@ -68,12 +68,16 @@ class Cluster:
         try:
             if self._owns:
                 _check_reachable(address)
-                own: dict[str, Any] = {"num_cpus": _whole(workers)} if address is None else {}
+                init_options: dict[str, Any] = {"num_cpus": _count_cpus(workers)} if address is None else {}
                 if address is None and gpus is not None:
-                    own["num_gpus"] = len(gpus)
+                    init_options["num_gpus"] = len(gpus)
                 with _visible(gpus if address is None else None):
                     ray.init(
-                        address, logging_level="ERROR", log_to_driver=False, include_dashboard=False, **own
+                        address,
+                        logging_level="ERROR",
+                        log_to_driver=False,
+                        include_dashboard=False,
+                        **init_options,
                     )
         except Exception as error:  # of many kinds, by what is wrong with the cluster
             what = "no Ray cluster could be begun" if address is None else f"no Ray cluster at {address}"
@@ -83,8 +87,8 @@ class Cluster:
     @property
     def address(self) -> str:
         """The address by which other processes join the same cluster."""
-        found: str = self.ray.get_runtime_context().gcs_address
-        return found
+        address: str = self.ray.get_runtime_context().gcs_address
+        return address
 
     def start(
         self, kind: type, share: Workers, *arguments: Any, threads: int = 1, concurrency: int = 1
@@ -110,8 +114,8 @@ class Cluster:
     def _check(self, workers: Sequence[Workers]) -> None:
         has = self.ray.cluster_resources()
         for name, needed in (
-            ("CPU", sum(each.cpus * each.workers for each in workers)),
-            ("GPU", sum(each.gpus * each.workers for each in workers)),
+            ("CPU", sum(group.cpus * group.workers for group in workers)),
+            ("GPU", sum(group.gpus * group.workers for group in workers)),
         ):
             if needed > has.get(name, 0.0) + RESOURCE_ROUNDING:
                 self.leave()
@@ -120,11 +124,11 @@ class Cluster:
                     "lower workers, or give each a smaller share"
                 )
         machines = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        for each in workers:
-            if not any(_has_room(machine, each) for machine in machines):
+        for group in workers:
+            if not any(_has_room(machine, group) for machine in machines):
                 self.leave()
                 raise ClusterError(
-                    f"a worker takes {each.cpus:g} CPUs and {each.gpus:g} GPUs, and no single machine of the cluster "
+                    f"a worker takes {group.cpus:g} CPUs and {group.gpus:g} GPUs, and no single machine of the cluster "
                     "has as many: give each a smaller share"
                 )
 
@@ -165,6 +169,6 @@ def _visible(gpus: Sequence[str] | None) -> Iterator[None]:
             del os.environ[VISIBLE_GPUS]
 
 
-def _whole(workers: Sequence[Workers]) -> int:
+def _count_cpus(workers: Sequence[Workers]) -> int:
     """CPUs of a cluster on this machine: what the workers take, so that none waits for another."""
-    return max(1, -int(-sum(each.cpus * each.workers for each in workers) // 1))
+    return max(1, -int(-sum(group.cpus * group.workers for group in workers) // 1))

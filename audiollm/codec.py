@@ -134,8 +134,8 @@ def load_codec(folder: Path) -> Codec:
     folder = config_folder(folder, "codec", "give the folder of a saved codec")
     path = folder / "config.json"
     kind = str(read_json_file(path, dict).get("model_type"))
-    known = {entry.name: entry for entry in entry_points(group="audiollm.codecs")}
-    if kind not in known:
-        raise ConfigError(f"model_type: no such codec: {kind!r}", str(path), suggestion(kind, known))
-    codec: Codec = known[kind].load().from_pretrained(folder)
+    entries = {entry.name: entry for entry in entry_points(group="audiollm.codecs")}
+    if kind not in entries:
+        raise ConfigError(f"model_type: no such codec: {kind!r}", str(path), suggestion(kind, entries))
+    codec: Codec = entries[kind].load().from_pretrained(folder)
     return codec

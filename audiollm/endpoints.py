@@ -98,7 +98,7 @@ class EndpointClient:
                     return self._send(path, body, content_type)
                 return self._sent_beside(path, body, content_type, check_stop)
             except urllib.error.HTTPError as error:
-                reason = f"HTTP {error.code}: {self._said(error)}"
+                reason = f"HTTP {error.code}: {self._read_error_excerpt(error)}"
                 transient = error.code in TRANSIENT_STATUS or error.code >= 500
                 refuses_all = error.code in WHAT_TO_CHECK
                 if refuses_all:
@@ -113,17 +113,17 @@ class EndpointClient:
             self._pause(self.pause_s * 2 ** (attempt - 1), check_stop)
         raise AssertionError("the last attempt returns or raises")
 
-    def excerpt(self, said: bytes) -> str:
+    def excerpt(self, content: bytes) -> str:
         """The start of what a server said, in one line and without the key."""
-        text = self.redact(said.decode(errors="replace"))
+        text = self.redact(content.decode(errors="replace"))
         return " ".join(text.split())[:MAX_EXCERPT_CHARACTERS]
 
     def redact(self, text: str) -> str:
         """A text without the key, as it is and as it is written in an address or in JSON."""
         key = self._key()
-        for written in (key, quote(key, safe=""), json.dumps(key)[1:-1]):
-            if written:
-                text = text.replace(written, REDACTED)
+        for spelling in (key, quote(key, safe=""), json.dumps(key)[1:-1]):
+            if spelling:
+                text = text.replace(spelling, REDACTED)
         return text
 
     def _what_to_check(self, status: int) -> str:
@@ -176,15 +176,15 @@ class EndpointClient:
         """The body of a reply; a server that sends it drop by drop is cut off after `timeout_s`."""
         deadline = time.monotonic() + self.timeout_s
         content = bytearray()
-        while len(content) < MAX_REPLY_BYTES and (part := reply.read1(CHUNK_BYTES)):
-            content += part
+        while len(content) < MAX_REPLY_BYTES and (chunk := reply.read1(CHUNK_BYTES)):
+            content += chunk
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the reply was not complete after {self.timeout_s:g} s")
         if reply.length and len(content) < MAX_REPLY_BYTES:
             raise http.client.IncompleteRead(bytes(content), reply.length)
         return bytes(content[:MAX_REPLY_BYTES])
 
-    def _said(self, error: urllib.error.HTTPError) -> str:
+    def _read_error_excerpt(self, error: urllib.error.HTTPError) -> str:
         try:
             content = error.read(MAX_ERROR_BYTES)
         except (OSError, http.client.HTTPException):
@@ -219,8 +219,8 @@ def check_address(url: str) -> None:
     if parts.username or parts.password:
         raise ValueError("a password in the address: put the key into an environment variable")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        shown = "it" if "@" in url else url  # what stands before an @ may be a password
-        raise ValueError(f"{shown} is no address: give for example http://localhost:8000/v1")
+        address = "it" if "@" in url else url  # what stands before an @ may be a password
+        raise ValueError(f"{address} is no address: give for example http://localhost:8000/v1")
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -20,13 +20,13 @@ class ConfigError(Exception):
         super().__init__("\n".join(filter(None, [f"{where}  {message}".strip(), remedy and f"  {remedy}"])))
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """`did you mean 'x'?` for the closest of `known`, or the whole list where nothing is close."""
-    known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+def suggestion(word: str, candidates: Iterable[str]) -> str:
+    """`did you mean 'x'?` for the closest of `candidates`, or the whole list where nothing is close."""
+    candidates = sorted(candidates)
+    close = difflib.get_close_matches(word, candidates, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"known: {', '.join(known)}" if known else "there is none to choose from"
+    return f"known: {', '.join(candidates)}" if candidates else "there is none to choose from"
 
 
 class StageError(Exception):

@@ -58,7 +58,7 @@ class JsonProcess:
         self._refuse_lines_not_asked_for()
         process, count = self._started(), 0
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        threading.Thread(target=_write, args=(process, questions), daemon=True).start()
+        threading.Thread(target=_write_questions, args=(process, questions), daemon=True).start()
         try:
             while count < len(questions):
                 try:
@@ -95,14 +95,14 @@ class JsonProcess:
                 f"printed {line.strip()[:80]!r} beside its answers: one line for each question, logs to stderr"
             )
 
-    def _ended(self, process: subprocess.Popen[str], count: int, asked: int) -> ProcessFailed:
+    def _ended(self, process: subprocess.Popen[str], count: int, num_questions: int) -> ProcessFailed:
         """Wait for a program whose output is over, and return what is to be told of it."""
         try:
             code = process.wait(self._timeout_s)
         except subprocess.TimeoutExpired:
             code = None
         self.close()
-        after = f"after {count} of {asked} answers"
+        after = f"after {count} of {num_questions} answers"
         if code is None:
             return ProcessFailed(f"closed its output {after}, and did not end")
         return ProcessFailed(f"ended with code {code} {after}", is_aligned=code != 0)
@@ -120,7 +120,7 @@ class JsonProcess:
                 f"{self._command[0]}: cannot be started: {error}", self._setting, "give command:PYTHON SCRIPT"
             ) from None
         self._lines = queue.Queue()
-        threading.Thread(target=_read, args=(self._process, self._lines), daemon=True).start()
+        threading.Thread(target=_queue_lines, args=(self._process, self._lines), daemon=True).start()
         return self._process
 
 
@@ -139,19 +139,19 @@ def command_words(command: str, setting: str) -> list[str]:
     return words
 
 
-def _write(process: subprocess.Popen[str], questions: Sequence[Any]) -> None:
+def _write_questions(process: subprocess.Popen[str], questions: Sequence[Any]) -> None:
     """Write a batch. A process that ends earlier is noticed where its answers are read."""
     assert process.stdin is not None
     try:
-        for each in questions:
-            process.stdin.write(json.dumps(each, ensure_ascii=False) + "\n")
+        for question in questions:
+            process.stdin.write(json.dumps(question, ensure_ascii=False) + "\n")
         process.stdin.write("\n")
         process.stdin.flush()
     except (BrokenPipeError, ValueError):
         return
 
 
-def _read(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
+def _queue_lines(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
     assert process.stdout is not None
     for line in process.stdout:
         if line.strip():

@@ -123,7 +123,7 @@ class _TaskLine:
             parts.append(f"{_duration(seconds)} so far")
         if done > 0 and task.total is not None:
             parts.append(f"{_duration((task.total - task.completed) * seconds / done)} left")
-        return ", ".join(part for part in parts if part)
+        return ", ".join(piece for piece in parts if piece)
 
 
 def _rate(per_second: float, unit: str) -> str:

@@ -32,12 +32,13 @@ def print_table(
         figures: all columns but the first are set to the right.
     """
     columns = [
-        [_text(heading), *(_text(row[place]) for row in rows)] for place, heading in enumerate(headings)
+        [_style_cell(heading), *(_style_cell(row[place]) for row in rows)]
+        for place, heading in enumerate(headings)
     ]
     if not columns:
         return
     frame = 2 + COLUMN_GAP
-    for number, group in enumerate(_groups(columns, console.width - frame)):
+    for number, group in enumerate(_group_columns(columns, console.width - frame)):
         table = Table(
             title=Text(title) if title and not number else None,
             title_justify="left",
@@ -58,11 +59,11 @@ def print_table(
         console.print(table)
 
 
-def _text(cell: Cell) -> Text:
+def _style_cell(cell: Cell) -> Text:
     return cell if isinstance(cell, Text) else Text(cell)
 
 
-def _groups(columns: Sequence[Sequence[Text]], width: int) -> list[list[int]]:
+def _group_columns(columns: Sequence[Sequence[Text]], width: int) -> list[list[int]]:
     """The columns of each table, by their places; the first column stands in all of them."""
     needed = [min(MAX_WHOLE_WIDTH, max(cell.cell_len for cell in column)) + COLUMN_GAP for column in columns]
     groups, used = [[0]], needed[0]

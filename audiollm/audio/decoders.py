@@ -127,8 +127,8 @@ def soundfile_blocks(request: DecodeRequest) -> Iterator[Block]:
         block = max(1, request.block_frames // handle.channels)
         last_packet = rate if handle.subtype == "OPUS" else 0  # a read that starts there gives other samples
         while start < stop:
-            left = stop - start
-            count = left if left < block + last_packet else block
+            remaining = stop - start
+            count = remaining if remaining < block + last_packet else block
             block_NC = handle.read(count, dtype="float32", always_2d=True)
             if len(block_NC) == 0:
                 raise ValueError(f"left to FFmpeg: {stop - start} frames fewer than promised")
@@ -142,13 +142,13 @@ def soundfile_info(source: str | bytes) -> AudioInfo:
         links = ogg_links(source) if handle.format == "OGG" else ()
         if len(links) > 1:
             return _chain_info(source, "<chain>", links)
-        rate, known = handle.samplerate, handle.frames < _UNKNOWN_FRAMES
-        header = header_frames(handle, source) if known and not links else None
+        rate, has_length = handle.samplerate, handle.frames < _UNKNOWN_FRAMES
+        header = header_frames(handle, source) if has_length and not links else None
         return AudioInfo(
             rate,
             handle.channels,
-            handle.frames if known else None,
-            handle.frames / rate if known else None,
+            handle.frames if has_length else None,
+            handle.frames / rate if has_length else None,
             handle.format,
             handle.subtype,
             None if header is None else header / rate,
@@ -202,7 +202,7 @@ def av_blocks(request: DecodeRequest, may_seek: bool = True) -> Iterator[Block]:
                 yield from av_blocks(request, may_seek=False)
                 return
             position = round((first.time - origin_s) * rate)
-        kind = _kind(first)
+        kind = _describe_frame(first)
 
         def pieces() -> Iterator[NDArray[np.float32]]:
             nonlocal position
@@ -212,7 +212,7 @@ def av_blocks(request: DecodeRequest, may_seek: bool = True) -> Iterator[Block]:
             if position >= stop:
                 return
             for frame in itertools.chain([first], frames):
-                if _kind(frame) != kind:
+                if _describe_frame(frame) != kind:
                     raise AudioError(
                         name, "changes its sample rate or channels midway: re-encode it with ffmpeg"
                     )
@@ -224,7 +224,7 @@ def av_blocks(request: DecodeRequest, may_seek: bool = True) -> Iterator[Block]:
                 if position >= stop:
                     return
 
-        for block_CN in _gathered(pieces(), request.block_frames):
+        for block_CN in _gather_blocks(pieces(), request.block_frames):
             yield block_CN, rate
         if position <= start:
             raise request.starts_beyond(position / rate)
@@ -466,11 +466,11 @@ def _late_s(container: InputContainer, begins_s: float) -> float:
     return max(0.0, begins_s - container.start_time / 1e6)
 
 
-def _kind(frame: AudioFrame) -> tuple[int, str]:
+def _describe_frame(frame: AudioFrame) -> tuple[int, str]:
     return frame.sample_rate, frame.layout.name
 
 
-def _gathered(pieces: Iterable[NDArray[np.float32]], block_frames: int) -> Iterator[NDArray[np.float32]]:
+def _gather_blocks(pieces: Iterable[NDArray[np.float32]], block_frames: int) -> Iterator[NDArray[np.float32]]:
     """Joined to blocks of about this many samples: a frame of FFmpeg is some 20 ms."""
     gathered: list[NDArray[np.float32]] = []
     count = 0

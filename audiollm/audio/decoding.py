@@ -48,11 +48,11 @@ def decode(request: DecodeRequest) -> Waveform:
     """Read what was requested: decoded, checked, clipped to [-1, 1], mixed down and resampled."""
     request.check()
     try:
-        samples_CN, file_rate = _joined(_soundfile_blocks(request))
+        samples_CN, file_rate = _join_blocks(_soundfile_blocks(request))
     except AudioError:
         raise
     except Exception:  # whatever libsndfile has against the file, FFmpeg decides
-        samples_CN, file_rate = _joined(contained_blocks("av", request))
+        samples_CN, file_rate = _join_blocks(contained_blocks("av", request))
     _say_difference(request, samples_CN.shape[1] / file_rate)
     low, high = (float(value) for value in torch.aminmax(samples_CN))
     if not (math.isfinite(low) and math.isfinite(high)):
@@ -130,7 +130,7 @@ def _soundfile_blocks(request: DecodeRequest) -> Iterator[Block]:
     return contained_blocks("soundfile", request)
 
 
-def _joined(blocks: Iterable[Block]) -> tuple[Tensor, int]:
+def _join_blocks(blocks: Iterable[Block]) -> tuple[Tensor, int]:
     """Join one or more blocks into one contiguous tensor."""
     blocks_CN, rates = zip(*blocks, strict=True)
     joined_CN = blocks_CN[0] if len(blocks_CN) == 1 else np.concatenate(blocks_CN, axis=1)

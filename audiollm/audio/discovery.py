@@ -63,17 +63,17 @@ def find_audio(folder: str | Path) -> tuple[list[Path], list[Path]]:
     root = Path(folder)
     resolved_root = root.resolve()
     audio: list[Path] = []
-    others: list[Path] = []
+    other_files: list[Path] = []
     errors: list[OSError] = []
     for parent, folders, files in os.walk(root, onerror=errors.append):
         folders[:] = [name for name in folders if not name.startswith(".")]
         linked_folders = [name for name in folders if Path(parent, name).is_symlink()]
         for path in (Path(parent, name) for name in files + linked_folders if not name.startswith(".")):
             inside = not path.is_symlink() or path.resolve().is_relative_to(resolved_root)
-            (audio if inside and path.is_file() and looks_like_audio(path) else others).append(path)
+            (audio if inside and path.is_file() and looks_like_audio(path) else other_files).append(path)
     if errors:
         raise AudioError(errors[0].filename or root, f"cannot be listed ({errors[0].strerror})")
-    return sorted(audio), sorted(others)
+    return sorted(audio), sorted(other_files)
 
 
 def links_note(*places: str | Path) -> str:

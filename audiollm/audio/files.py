@@ -176,7 +176,7 @@ def save(path: str | Path, samples_CN: Tensor, sample_rate: int, subtype: str | 
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.parent / f".{uuid.uuid4().hex}.tmp"
         try:
-            _write(str(temporary), path, samples_CN, sample_rate, path.suffix.lower(), subtype)
+            _write_sound_file(str(temporary), path, samples_CN, sample_rate, path.suffix.lower(), subtype)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -187,7 +187,7 @@ def save(path: str | Path, samples_CN: Tensor, sample_rate: int, subtype: str | 
 def encode_bytes(samples_CN: Tensor, sample_rate: int, format: str = "wav") -> bytes:
     """The content of a "wav", "flac", "ogg" or "mp3" file, for a shard or a report; see `save`."""
     buffer = io.BytesIO()
-    _write(buffer, f"<{format}>", samples_CN, sample_rate, f".{format}", None)
+    _write_sound_file(buffer, f"<{format}>", samples_CN, sample_rate, f".{format}", None)
     return buffer.getvalue()
 
 
@@ -216,7 +216,7 @@ def sound_writer(
 # Private
 
 
-def _write(
+def _write_sound_file(
     target: str | io.BytesIO,
     name: str | Path,
     samples_CN: Tensor,

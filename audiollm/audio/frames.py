@@ -173,7 +173,7 @@ def _sentence(gaps: int, gap_bytes: int, gap_s: float, end: str | None) -> str |
     if gaps:
         places = f"at {gap_s:.2f} s" if gaps == 1 else f"in {gaps} places, the first at {gap_s:.2f} s,"
         middle = f"{gap_bytes} bytes {places} are no whole frame: sound is missing there, or they do not belong to it"
-    return "; ".join(part for part in (middle, end) if part) or None
+    return "; ".join(clause for clause in (middle, end) if clause) or None
 
 
 def _next_frame(

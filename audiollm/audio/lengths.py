@@ -110,7 +110,7 @@ def uncounted_sound(handle: soundfile.SoundFile, source: str | bytes) -> str | N
     match = re.search(r"Unknown chunk marker \(\w+\) at position (\d+)", handle.extra_info)
     if handle.format not in ("WAV", "WAVEX") or not match or not handle.frames:
         return None
-    behind = _size(source) - int(match[1])
+    behind = _get_source_size(source) - int(match[1])
     bytes_per_s = (int(match[1]) - 44) / handle.frames * handle.samplerate
     if behind < _BEHIND_S * bytes_per_s:
         return None
@@ -179,7 +179,7 @@ def _counted(
     guess_s: float | None,
 ) -> tuple[float | None, float | None]:
     """Count frames: all, or in large files with a plausible header the first ones."""
-    size = _size(source)
+    size = _get_source_size(source)
     packets = ticks = first_bytes = 0
     for packet in container.demux(stream):
         if not packet.size:
@@ -212,5 +212,5 @@ def _first_bytes(source: str | bytes, count: int, start: int = 0) -> bytes:
         return file.read(count)
 
 
-def _size(source: str | bytes) -> int:
+def _get_source_size(source: str | bytes) -> int:
     return len(source) if isinstance(source, bytes) else Path(source).stat().st_size

@@ -40,9 +40,9 @@ class RunningLevel:
     def push(self, samples_1N: Tensor) -> Tensor:
         """Take samples; return those of the blocks that they complete, at their level."""
         samples_1N = torch.cat([self._kept_1N, samples_1N.float()], dim=1)
-        whole = samples_1N.shape[1] // self._block * self._block
-        self._kept_1N = samples_1N[:, whole:]
-        return self._levelled(samples_1N[:, :whole])
+        num_complete = samples_1N.shape[1] // self._block * self._block
+        self._kept_1N = samples_1N[:, num_complete:]
+        return self._levelled(samples_1N[:, :num_complete])
 
     def flush(self) -> Tensor:
         """Return the last samples, fewer than a block."""

@@ -47,9 +47,9 @@ class Mixdown:
         samples_CN = samples_CN.detach()
         if self._rest_CN is not None:
             samples_CN = torch.cat([self._rest_CN, samples_CN], dim=1)
-        whole = samples_CN.shape[1] // BLOCK_SAMPLES * BLOCK_SAMPLES
-        self._rest_CN = samples_CN[:, whole:]
-        self._measure(samples_CN[:, :whole], BLOCK_SAMPLES)
+        num_complete = samples_CN.shape[1] // BLOCK_SAMPLES * BLOCK_SAMPLES
+        self._rest_CN = samples_CN[:, num_complete:]
+        self._measure(samples_CN[:, :num_complete], BLOCK_SAMPLES)
 
     def channel(self) -> int | None:
         """The loudest channel where the channels cancel each other; None: the mean is heard."""

@@ -38,7 +38,7 @@ def ogg_links(source: str | bytes) -> Sequence[OggLink]:
     Raises:
         OSError: the file cannot be read.
     """
-    with _content(source) as content:
+    with _open_content(source) as content:
         return list(_links(content))
 
 
@@ -59,7 +59,7 @@ def link_content(source: str | bytes, link: OggLink) -> bytes:
 
 
 @contextmanager
-def _content(source: str | bytes) -> Iterator[Content]:
+def _open_content(source: str | bytes) -> Iterator[Content]:
     if isinstance(source, bytes):
         yield source
         return

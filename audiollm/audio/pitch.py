@@ -58,7 +58,7 @@ def track_pitch(samples_N: NDArray[np.float32], highest_hz: float = HIGHEST_HZ) 
     frames_FN = np.lib.stride_tricks.sliding_window_view(samples_N, length)[::_HOP]
     min_lag = int(SAMPLE_RATE / highest_hz)
     starts = range(0, len(frames_FN), _BLOCK)
-    pieces = [_candidates(frames_FN[start : start + _BLOCK], min_lag) for start in starts]
+    pieces = [_find_pitch_candidates(frames_FN[start : start + _BLOCK], min_lag) for start in starts]
     pitch_FK = np.concatenate([pitch for pitch, _, _ in pieces])
     depth_FK = np.concatenate([depth for _, depth, _ in pieces])
     power_F = np.concatenate([power for _, _, power in pieces])
@@ -72,7 +72,7 @@ def track_pitch(samples_N: NDArray[np.float32], highest_hz: float = HIGHEST_HZ) 
 # Private
 
 
-def _candidates(
+def _find_pitch_candidates(
     frames_FN: NDArray[np.float32], min_lag: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Pitch and depth of each frame's deepest dips, [F, K] each, and the frame's power, [F]."""
@@ -92,10 +92,14 @@ def _candidates(
     left_FL, right_FL = normal_FL[:, min_lag - 1 : _MAX_LAG - 1], normal_FL[:, min_lag + 1 :]
     dips_FL = np.where((middle_FL <= left_FL) & (middle_FL < right_FL), middle_FL, _NO_CANDIDATE_COST)
     lags_FK = np.argsort(dips_FL, axis=1, kind="stable")[:, :_CANDIDATES]
-    left, middle, right = (np.take_along_axis(x, lags_FK, axis=1) for x in (left_FL, middle_FL, right_FL))
-    bend = left - 2 * middle + right
-    shift = np.where(np.abs(bend) > 1e-12, 0.5 * (left - right) / np.where(bend == 0, 1, bend), 0.0)
-    pitch_FK = SAMPLE_RATE / (lags_FK + min_lag + np.clip(shift, -1, 1))
+    left_FK, middle_FK, right_FK = (
+        np.take_along_axis(x, lags_FK, axis=1) for x in (left_FL, middle_FL, right_FL)
+    )
+    bend_FK = left_FK - 2 * middle_FK + right_FK
+    shift_FK = np.where(
+        np.abs(bend_FK) > 1e-12, 0.5 * (left_FK - right_FK) / np.where(bend_FK == 0, 1, bend_FK), 0.0
+    )
+    pitch_FK = SAMPLE_RATE / (lags_FK + min_lag + np.clip(shift_FK, -1, 1))
     return pitch_FK, np.take_along_axis(dips_FL, lags_FK, axis=1), energy_FL[:, 0] / _WINDOW
 
 

@@ -157,12 +157,12 @@ class LevelMeter:
 
 def rms_dbfs(samples_CN: Tensor) -> float:
     """Root mean square of the sound in mono, in dB re full scale 1.0; -inf for silence."""
-    return _metered(samples_CN).rms_dbfs
+    return _meter_levels(samples_CN).rms_dbfs
 
 
 def peak_dbfs(samples_CN: Tensor) -> float:
     """The largest absolute sample of the sound in mono, in dB re full scale 1.0; -inf for silence."""
-    return _metered(samples_CN).peak_dbfs
+    return _meter_levels(samples_CN).peak_dbfs
 
 
 def integrated_loudness_lufs(waveform: Waveform) -> float:
@@ -201,7 +201,7 @@ def normalize_rms(samples_CN: Tensor, target_dbfs: float, peak_limit: float = 0.
     Returns:
         [C, N] like the input.
     """
-    meter = _metered(samples_CN)
+    meter = _meter_levels(samples_CN)
     if meter.rms_dbfs == -math.inf:
         return samples_CN
     # channels may be louder than their mix
@@ -235,7 +235,7 @@ def _k_weighting(sample_rate: int) -> list[list[float]]:
     return [[value / section[3] for value in section] for section in (shelf, low_cut)]
 
 
-def _metered(samples_CN: Tensor) -> LevelMeter:
+def _meter_levels(samples_CN: Tensor) -> LevelMeter:
     meter = LevelMeter()
     meter.push(samples_CN)
     return meter

@@ -57,13 +57,13 @@ def stream_mono(
     request = DecodeRequest(str(path), path, start_s, end_s, sample_rate, mono=True)
     request.check()
     check_readable(path)
-    whole = replace(request, start_s=0.0, end_s=None, block_frames=BLOCK_FRAMES)
+    full_request = replace(request, start_s=0.0, end_s=None, block_frames=BLOCK_FRAMES)
 
     def blocks() -> Iterator[tuple[Tensor, int]]:
         nonlocal on_not_finite
-        spans = _span(decoded_blocks(whole), request)
+        spans = _cut_to_span(decoded_blocks(full_request), request)
         if on_not_finite is None:
-            return _checked(spans, path)
+            return _check_blocks(spans, path)
         report, on_not_finite = on_not_finite, _ignore
         return _repaired(spans, report)
 
@@ -104,7 +104,9 @@ def save_stream(path: str | Path, pieces_1N: Iterable[Tensor], sample_rate: int)
 # Private
 
 
-def _span(blocks: Iterator[tuple[Tensor, int]], request: DecodeRequest) -> Iterator[tuple[Tensor, int]]:
+def _cut_to_span(
+    blocks: Iterator[tuple[Tensor, int]], request: DecodeRequest
+) -> Iterator[tuple[Tensor, int]]:
     """Yield the blocks between the request's start and end."""
     position = start = 0
     rate = 1
@@ -120,7 +122,7 @@ def _span(blocks: Iterator[tuple[Tensor, int]], request: DecodeRequest) -> Itera
         raise request.starts_beyond(position / rate)
 
 
-def _checked(blocks: Iterator[tuple[Tensor, int]], path: Path) -> Iterator[tuple[Tensor, int]]:
+def _check_blocks(blocks: Iterator[tuple[Tensor, int]], path: Path) -> Iterator[tuple[Tensor, int]]:
     """Finite and clipped to [-1, 1], as `audio_decoding.decode` does."""
     for block_CN, rate in blocks:
         if not bool(torch.isfinite(block_CN).all()):
@@ -163,7 +165,7 @@ def _mixed(blocks: Callable[[], Iterator[tuple[Tensor, int]]]) -> Iterator[tuple
 def _resampled(blocks: Iterator[tuple[Tensor, int]], sample_rate: int) -> Iterator[Tensor]:
     """Resample blocks to `sample_rate`, ceil(N * sample_rate / rate) samples in all; overshoots are clipped."""
     resampler: soxr.ResampleStream | None = None
-    given = made = 0
+    num_input = num_output = 0
     rate = sample_rate
     for block_1N, rate in blocks:
         if rate == sample_rate:
@@ -171,12 +173,14 @@ def _resampled(blocks: Iterator[tuple[Tensor, int]], sample_rate: int) -> Iterat
             continue
         resampler = resampler or soxr.ResampleStream(rate, sample_rate, 1, dtype="float32", quality="VHQ")
         samples_M = resampler.resample_chunk(block_1N[0].contiguous().numpy())
-        given, made = given + block_1N.shape[1], made + len(samples_M)
+        num_input, num_output = num_input + block_1N.shape[1], num_output + len(samples_M)
         if len(samples_M):
             yield torch.from_numpy(samples_M)[None].clamp(-1.0, 1.0)
     if resampler is not None:
         # silence to spare, as in `audio.resample`: soxr rounds the length in its own way
         silence_N = np.zeros(64 * rate // sample_rate + 64, dtype=np.float32)
-        rest_M = resampler.resample_chunk(silence_N, last=True)[: -(-given * sample_rate // rate) - made]
+        rest_M = resampler.resample_chunk(silence_N, last=True)[
+            : -(-num_input * sample_rate // rate) - num_output
+        ]
         if len(rest_M):
             yield torch.from_numpy(rest_M)[None].clamp(-1.0, 1.0)

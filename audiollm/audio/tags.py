@@ -21,7 +21,7 @@ class SoundTags:
 
     texts: dict[str, str]
     """By FFmpeg's names: title, artist, album, date, ...; of the file and of its sound."""
-    other: tuple[str, ...]
+    non_text: tuple[str, ...]
     """Metadata that is not text: cover pictures, chapters."""
 
 
@@ -51,5 +51,5 @@ def tags_of(request: DecodeRequest) -> Iterator[SoundTags]:
         texts = {key.lower(): text for key, text in tags.items() if key.lower() not in _OF_THE_FILE and text}
         covers = [s for s in container.streams.video if s.disposition & s.disposition.attached_pic]
         chapters = container.chapters()
-        other = (*(["the cover"] if covers else []), *([f"{len(chapters)} chapters"] if chapters else []))
-        yield SoundTags(texts, other)
+        non_text = (*(["the cover"] if covers else []), *([f"{len(chapters)} chapters"] if chapters else []))
+        yield SoundTags(texts, non_text)

@@ -31,12 +31,12 @@ COMPLETION = "_AUDIOLLM_COMPLETE"
 """Environment variable by which a shell asks for completions."""
 
 
-def build_app(wanted: str = "") -> typer.Typer:
+def build_app(only_command: str = "") -> typer.Typer:
     """The app with every installed command.
 
     Args:
-        wanted: a command or a group. Where it is installed the app has it alone: importing all commands and reading
-            their options takes 0.7 CPU-seconds.
+        only_command: a command or a group. Where it is installed the app has it alone: importing all commands and
+            reading their options takes 0.7 CPU-seconds.
     """
     from importlib.metadata import entry_points
 
@@ -56,7 +56,7 @@ def build_app(wanted: str = "") -> typer.Typer:
     )
     groups: dict[str, typer.Typer] = {}
     entries = sorted(entry_points(group="audiollm.commands"), key=lambda entry: entry.name)
-    for entry in [entry for entry in entries if entry.name.partition(".")[0] == wanted] or entries:
+    for entry in [entry for entry in entries if entry.name.partition(".")[0] == only_command] or entries:
         try:
             command = entry.load()
             group, _, name = entry.name.rpartition(".")
@@ -65,7 +65,7 @@ def build_app(wanted: str = "") -> typer.Typer:
                 groups[group] = typer.Typer(
                     help=summary, short_help=summary, no_args_is_help=True, rich_markup_mode=None
                 )
-                groups[group].callback()(_group)  # else a single command would take the group's place
+                groups[group].callback()(_hold_group)  # else a single command would take the group's place
                 app.add_typer(groups[group], name=group)
             watched = watched_failures(entry.name.replace(".", " "))(command)
             text = help_text(command.__doc__ or "")
@@ -92,10 +92,10 @@ def main() -> None:
         errors = Console(stderr=True, soft_wrap=True)
         threading.excepthook = partial(_thread_error, errors, threading.excepthook)
         app = build_app(_command_of(sys.argv[1:]))
-    _run(app, errors)
+    _run_app(app, errors)
 
 
-def _run(app: typer.Typer, errors: Console) -> None:
+def _run_app(app: typer.Typer, errors: Console) -> None:
     from audiollm.audio.discovery import AudioError
     from audiollm.errors import BadSample, ConfigError, StageError
     from audiollm.files.atomic import DamagedFile
@@ -164,9 +164,9 @@ def _refuse_undecodable(arguments: Sequence[str]) -> None:
         try:
             argument.encode()
         except UnicodeEncodeError:
-            shown = os.fsencode(argument).decode("utf-8", "backslashreplace")
+            printable = os.fsencode(argument).decode("utf-8", "backslashreplace")
             print(
-                f"{shown}: this argument is not UTF-8\n  rename the file, or set the terminal to UTF-8",
+                f"{printable}: this argument is not UTF-8\n  rename the file, or set the terminal to UTF-8",
                 file=sys.stderr,
             )
             sys.exit(2)
@@ -187,12 +187,12 @@ def _thread_error(
         errors.print(lines[0], style="red", highlight=False, markup=False)
 
 
-def _group() -> None:
+def _hold_group() -> None:
     pass
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         from audiollm import __version__
 
         print(f"audiollm {__version__}")

@@ -40,7 +40,7 @@ class Check:
 
     name: str
     state: State
-    found: str
+    finding: str
     remedy: str = ""
 
 
@@ -69,7 +69,7 @@ def doctor() -> None:
     console = Console(file=sys.stdout)
     checks = list(_checks(console))
     rows: list[list[str | Text]] = [
-        [check.name, Text(check.state, STYLES[check.state]), check.found, check.remedy] for check in checks
+        [check.name, Text(check.state, STYLES[check.state]), check.finding, check.remedy] for check in checks
     ]
     headings = ["what", "state", "found", "remedy"]
     print_table(console, headings, rows, "audiollm doctor", figures=False, box=None)
@@ -99,25 +99,25 @@ def _checks(console: Console) -> Iterator[Check]:
 
 def _package(package: Package, torchaudio_loads: bool) -> Check:
     try:
-        version, wanted = _stated(package.name)
+        version, requirement = _stated(package.name)
     except Exception:  # without audiollm's metadata, or without `packaging`, the imports still say much
-        version, wanted = "", None
-    remedy = package.remedy or f"pip install '{package.name}{wanted.specifier if wanted else ''}'"
-    found, works = "not installed", False
+        version, requirement = "", None
+    remedy = package.remedy or f"pip install '{package.name}{requirement.specifier if requirement else ''}'"
+    finding, works = "not installed", False
     try:
         if version or importlib.util.find_spec(package.module.partition(".")[0]) is not None:
-            found, works = f"{version} {_quietly(lambda: _details(package))}".strip(), True
+            finding, works = f"{version} {_quietly(lambda: _details(package))}".strip(), True
     except (Exception, SystemExit) as error:
-        found = f"{version} does not load: {_one_line(error)}".strip()
-    if works and version and wanted and not wanted.specifier.contains(version, prereleases=True):
-        return Check(package.name, "warning", f"{found}; audiollm asks for {wanted.specifier}", remedy)
+        finding = f"{version} does not load: {_one_line(error)}".strip()
+    if works and version and requirement and not requirement.specifier.contains(version, prereleases=True):
+        return Check(package.name, "warning", f"{finding}; audiollm asks for {requirement.specifier}", remedy)
     if works:
-        return Check(package.name, "ok", found)
+        return Check(package.name, "ok", finding)
     if not package.needed:
-        return Check(package.name, "optional", f"{found} ({package.purpose})", remedy)
+        return Check(package.name, "optional", f"{finding} ({package.purpose})", remedy)
     if package.name == "torchaudio":
-        return Check(package.name, "missing", f"{found}. {TORCHAUDIO_NOTE}", remedy)
-    return Check(package.name, "missing", found, remedy if torchaudio_loads else "mend torchaudio first")
+        return Check(package.name, "missing", f"{finding}. {TORCHAUDIO_NOTE}", remedy)
+    return Check(package.name, "missing", finding, remedy if torchaudio_loads else "mend torchaudio first")
 
 
 def _details(package: Package) -> str:
@@ -141,14 +141,14 @@ def _stated(name: str) -> tuple[str, Any]:
     from packaging.requirements import Requirement
 
     stated = [Requirement(line) for line in importlib.metadata.requires("audiollm") or ()]
-    wanted = next((one for one in stated if one.name == name), None)
-    found = next(iter(importlib.metadata.distributions(name=name)), None)
-    return found.version if found else "", wanted
+    requirement = next((requirement for requirement in stated if requirement.name == name), None)
+    distribution = next(iter(importlib.metadata.distributions(name=name)), None)
+    return distribution.version if distribution else "", requirement
 
 
 def _sound_formats(soundfile: Any) -> str:
-    known = {*soundfile.available_formats(), *soundfile.available_subtypes("OGG")}
-    if lacks := sorted({"MP3", "OPUS"} - known):
+    formats = {*soundfile.available_formats(), *soundfile.available_subtypes("OGG")}
+    if lacks := sorted({"MP3", "OPUS"} - formats):
         raise RuntimeError(f"libsndfile {soundfile.__libsndfile_version__} lacks {', '.join(lacks)}")
     return f"(libsndfile {soundfile.__libsndfile_version__}: WAV, FLAC, OGG, MP3, OPUS)"
 
@@ -208,9 +208,9 @@ def _memory() -> Check:
     memory, limit = psutil.virtual_memory(), Path("/sys/fs/cgroup/memory.max")
     allowed = limit.read_text().strip() if limit.exists() else ""
     total = min(memory.total, int(allowed)) if allowed.isdigit() else memory.total
-    found = f"{total / GB:.1f} GB, {min(memory.available, total) / GB:.1f} GB free"
+    finding = f"{total / GB:.1f} GB, {min(memory.available, total) / GB:.1f} GB free"
     remedy = "" if total >= 5 * GB else "the quickstart takes up to 4 GB"
-    return Check("memory", "warning" if remedy else "ok", found, remedy)
+    return Check("memory", "warning" if remedy else "ok", finding, remedy)
 
 
 def _gpu() -> Check:
@@ -233,10 +233,13 @@ def _disk() -> Check:
 
 
 def _chromium() -> Check:
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    remedy = "" if found else "Debian: apt-get install chromium"
+    executable = shutil.which("chromium") or shutil.which("chromium-browser")
+    remedy = "" if executable else "Debian: apt-get install chromium"
     return Check(
-        "chromium", "ok" if found else "optional", found or "not installed (the check of the studio)", remedy
+        "chromium",
+        "ok" if executable else "optional",
+        executable or "not installed (the check of the studio)",
+        remedy,
     )
 
 
@@ -278,9 +281,9 @@ def _entry_points(group: str) -> Iterator[Check]:
             _quietly(entry.load)
             names.append(entry.name)
         except (Exception, SystemExit) as error:
-            found = f"{entry.value} does not load: {_one_line(error)}"
+            finding = f"{entry.value} does not load: {_one_line(error)}"
             owner = entry.dist.name if entry.dist else "its package"
-            yield Check(f"{group}: {entry.name}", "missing", found, f"mend or reinstall {owner}")
+            yield Check(f"{group}: {entry.name}", "missing", finding, f"mend or reinstall {owner}")
     if names:
         yield Check(group, "ok", ", ".join(names))
     elif group != "audiollm.codecs":

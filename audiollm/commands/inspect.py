@@ -166,7 +166,7 @@ def _open(
         from audiollm.commands.inspect_family import view_by_family
 
         return view_by_family(family, loaded, wanted_answers, heading, notes, source.name)
-    vocabulary = _vocabulary(source, tokenizer_folder or own_tokenizer, notes)
+    vocabulary = _find_vocabulary(source, tokenizer_folder or own_tokenizer, notes)
     codec = _codec(source, loaded)
     codes = loaded.encodings[0] if loaded.encodings else []
     has_codes = bool(codes)
@@ -238,15 +238,15 @@ def _find(target: str) -> tuple[str, Path | None, FeatureShape | None]:
             ):  # of several sources the first; others can be given by their own paths
                 begun_from = [Path(stage["model"])] if isinstance(stage.get("model"), str) else []
                 learned = [folder / "model", folder / "vocabulary", *begun_from]
-                with_one = [each for each in learned if (each / "tokenizer.json").exists()]
-                found = with_one[0] if with_one else None
+                with_one = [candidate for candidate in learned if (candidate / "tokenizer.json").exists()]
+                vocabulary = with_one[0] if with_one else None
                 path = str(sources[0]["path"])
                 if "://" not in path and not Path(path).exists():
                     remedy = "go to the folder in which the run was started"
                     raise ConfigError(
                         f"its samples are not there: {path}", str(folder / "config.yaml"), remedy
                     )
-                return path, found, _features(folder, stage)
+                return path, vocabulary, _features(folder, stage)
         raise ConfigError(
             "this stage holds no samples", str(folder), "give that of compose, tokenize or train"
         )
@@ -268,22 +268,22 @@ def _features(folder: Path, stage: dict[str, Any]) -> FeatureShape | None:
     if stage.get("audio_in") != "features":
         return None
     for candidate in (folder, Path(stage.get("start") or folder)):
-        if any((each / "config.json").exists() for each in (candidate, candidate / "model")):
+        if any((path / "config.json").exists() for path in (candidate, candidate / "model")):
             data = read_config(model_folder(candidate))
-            known = (
+            encoder = (
                 None
                 if data.get("model_type") in LANGUAGE_MODELS
                 else config_of(data, str(candidate)).audio_encoder
             )
-            if known is not None:
-                return known.features
+            if encoder is not None:
+                return encoder.features
     settings = (stage.get("model") or {}).get("audio_encoder") or {}
     stem = settings.get("stem", "conv1d")
     stride = settings.get("stride") or DEFAULT_STRIDE[stem]
     return FeatureShape(stride=stride, frames_per_position=FRAMES_PER_POSITION[stem])
 
 
-def _pick(source: Source, wanted: str) -> tuple[int, LoadedSample]:
+def _pick(source: Source, sample_key: str) -> tuple[int, LoadedSample]:
     from audiollm.errors import BadSample
 
     if not len(source):
@@ -291,21 +291,21 @@ def _pick(source: Source, wanted: str) -> tuple[int, LoadedSample]:
             "the source has no usable sample", source.name, "; ".join(str(bad) for bad in source.bad)
         )
     try:
-        if wanted.isdecimal() and int(wanted) < len(source):
-            return int(wanted), source[int(wanted)]
+        if sample_key.isdecimal() and int(sample_key) < len(source):
+            return int(sample_key), source[int(sample_key)]
     except BadSample as error:
         raise ConfigError(str(error), "", "give another --sample") from None
-    for number, loaded in _readable(source):
-        if loaded.sample.id == wanted:
+    for number, loaded in _iterate_readable(source):
+        if loaded.sample.id == sample_key:
             return number, loaded
     raise ConfigError(
-        f"--sample {wanted}: no such id, and no such number",
+        f"--sample {sample_key}: no such id, and no such number",
         source.name,
-        f"numbers are 0 to {len(source) - 1}; the first id is {next(iter(_readable(source)))[1].sample.id}",
+        f"numbers are 0 to {len(source) - 1}; the first id is {next(iter(_iterate_readable(source)))[1].sample.id}",
     )
 
 
-def _readable(source: Source) -> Iterator[tuple[int, LoadedSample]]:
+def _iterate_readable(source: Source) -> Iterator[tuple[int, LoadedSample]]:
     from audiollm.errors import BadSample
 
     for number in range(len(source)):
@@ -315,7 +315,7 @@ def _readable(source: Source) -> Iterator[tuple[int, LoadedSample]]:
             continue
 
 
-def _vocabulary(source: Source, folder: Path | None, notes: list[str]) -> Tokenizer:
+def _find_vocabulary(source: Source, folder: Path | None, notes: list[str]) -> Tokenizer:
     from audiollm.data.records.sample import TextPart
     from audiollm.data.text.tokenizer import load_text_tokenizer, train_text_tokenizer
 
@@ -323,13 +323,23 @@ def _vocabulary(source: Source, folder: Path | None, notes: list[str]) -> Tokeni
         inner = folder / "model"
         return load_text_tokenizer(inner if (inner / "tokenizer.json").exists() else folder)
     texts: list[str] = []
-    for number, loaded in _readable(source):
+    for number, loaded in _iterate_readable(source):
         if number >= VOCABULARY_SAMPLES:
             break
         for message in loaded.sample.messages:
-            texts += [message.role, *(part.text for part in message.content if isinstance(part, TextPart))]
+            texts += [
+                message.role,
+                *(
+                    content_part.text
+                    for content_part in message.content
+                    if isinstance(content_part, TextPart)
+                ),
+            ]
         for answer in loaded.sample.answers:
-            texts += ["assistant", *(part.text for part in answer.content if isinstance(part, TextPart))]
+            texts += [
+                "assistant",
+                *(content_part.text for content_part in answer.content if isinstance(content_part, TextPart)),
+            ]
     notes.append(
         "no --tokenizer is given: the text is shown in a vocabulary that was trained on these samples"
     )
@@ -342,8 +352,8 @@ def _codec(source: Source, loaded: LoadedSample) -> dict[str, Any]:
 
     facts = getattr(source, "facts", {}).get("codec") or {}
     books = [codes_KT.shape[0] for row in loaded.encodings for codes_KT in row]
-    known = {"num_codebooks": books[0] if books else NUM_CODEBOOKS}
-    return {"codebook_size": CODEBOOK_SIZE, "frame_rate": float(FRAME_RATE), **known, **facts}
+    codec_shape = {"num_codebooks": books[0] if books else NUM_CODEBOOKS}
+    return {"codebook_size": CODEBOOK_SIZE, "frame_rate": float(FRAME_RATE), **codec_shape, **facts}
 
 
 def _stand_ins(loaded: LoadedSample, codec: dict[str, Any], notes: list[str]) -> list[Tensor]:
@@ -396,17 +406,17 @@ def _print_table(view: SampleView, limit: int | None, console: Console) -> None:
     )
     # both ends of a span are the triangles of the delay pattern, K rows each; without codes they say nothing
     ends = books + 1 if view.has_codes else 0
-    shown = 0
+    num_printed = 0
     for item in elide(view.rows, ends):
-        if limit is not None and shown >= limit:
-            console.print(Text(f"{'':>6}  {len(view.rows) - shown} more rows (--limit)", style="dim"))
+        if limit is not None and num_printed >= limit:
+            console.print(Text(f"{'':>6}  {len(view.rows) - num_printed} more rows (--limit)", style="dim"))
             break
         if isinstance(item, list):
             console.print(left_out(item, width, books, view.has_codes))
-            shown += len(item)
+            num_printed += len(item)
         else:
             console.print(row_line(item, width, books))
-            shown += 1
+            num_printed += 1
     console.print(Text(f"\n{ON} target   {OFF} masked", style="dim"))
     for summary in view.summary:
         console.print(_total(summary))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TEXT_WIDTH = 48
 """Characters of an answer's text in the list of answers."""
-CHOSEN, REJECTED = "chosen", "rejected"
+CHOSEN_ROLE, REJECTED_ROLE = "chosen", "rejected"
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def view_answers(
     template: Template,
     loaded: LoadedSample,
     encoder: FeatureShape | None,
-    wanted: str | None,
+    answer_numbers: str | None,
     heading: str,
     notes: list[str],
     has_codes: bool,
@@ -71,12 +71,12 @@ def view_answers(
     Args:
         loaded: a sample with answers, and one encoding of its audio where it has codes.
         encoder: shape of the features that stand for heard audio; None: it is given as codes.
-        wanted: numbers of the two answers to compare, like "0,2"; None: the best and the worst.
+        answer_numbers: numbers of the two answers to compare, like "0,2"; None: the best and the worst.
         notes: what cannot be compared is added.
 
     Raises:
         BadSample, ValueError: an answer does not compile.
-        ConfigError: `wanted` names no two answers.
+        ConfigError: `answer_numbers` names no two answers.
     """
     compiled = [_compile(template, loaded, index, encoder) for index in range(len(loaded.sample.answers))]
     return AnswersView(
@@ -86,7 +86,7 @@ def view_answers(
         sample=loaded.sample,
         prompt=compiled[0][0],
         answers=[rows for _, rows in compiled],
-        compared=compared_answers(loaded.sample, wanted, notes),
+        compared=compared_answers(loaded.sample, answer_numbers, notes),
         has_codes=has_codes,
     )
 
@@ -112,10 +112,10 @@ def answer_json_lines(view: AnswersView, limit: int | None) -> Iterable[str]:
             "answers": [
                 {
                     **answer.model_dump(mode="json", exclude={"content"}),
-                    "rows": len(shown.rows),
-                    "targets": shown.num_targets,
+                    "rows": len(answer_rows.rows),
+                    "targets": answer_rows.num_targets,
                 }
-                for answer, shown in zip(view.sample.answers, view.answers, strict=True)
+                for answer, answer_rows in zip(view.sample.answers, view.answers, strict=True)
             ],
             "compared": view.compared,
         },
@@ -125,7 +125,10 @@ def answer_json_lines(view: AnswersView, limit: int | None) -> Iterable[str]:
 
 def print_answers(view: AnswersView, limit: int | None, console: Console) -> None:
     """Print the judgements, the prompt, and the compared answers row by row."""
-    has_audio = any(row.codes for row in [*view.prompt, *(row for each in view.answers for row in each.rows)])
+    has_audio = any(
+        row.codes
+        for row in [*view.prompt, *(row for answer_rows in view.answers for row in answer_rows.rows)]
+    )
     width = max(24, 5 * view.books - 1) if has_audio else 24
     console.print(Text(view.heading, style="bold"))
     for note in view.notes:
@@ -133,7 +136,7 @@ def print_answers(view: AnswersView, limit: int | None, console: Console) -> Non
     for line in _judgements(view):
         console.print(line)
     head = f"{'kind':<9}  {'token or codes':<{width}}  {'target':<{max(view.books, 6)}}"
-    names = "".join(f"  {_name(view, index):<{len(head)}}" for index in view.compared)
+    names = "".join(f"  {_format_answer_name(view, index):<{len(head)}}" for index in view.compared)
     lines = [
         Text(f"\n{'':>6}  prompt\n{'row':>6}  {head}", "bold"),
         *_prompt_lines(view, width),
@@ -161,7 +164,7 @@ def _compile(
     messages = answered.sample.messages
     audio = part_audio(answered, (answered.encodings or [[]])[0], encoder)
     rows = stream_rows(template, template.compile(messages, audio))
-    spans = template.layout(messages, [size_of(part) for part in audio])
+    spans = template.layout(messages, [size_of(audio_input) for audio_input in audio])
     last, position, first = len(messages) - 1, 0, 0
     ends: list[int] = []
     for span in spans:
@@ -172,19 +175,21 @@ def _compile(
             ends.append(position - 1)
     scores = loaded.sample.answers[index].steps or [None] * len(ends)
     steps = {end: score for end, score in zip(ends, scores, strict=True) if score is not None}
-    given = [replace(row, is_target=(False,) * len(row.is_target), weights=()) for row in rows[:first]]
-    return given, AnswerRows(rows[first:], steps)
+    prompt_rows = [replace(row, is_target=(False,) * len(row.is_target), weights=()) for row in rows[:first]]
+    return prompt_rows, AnswerRows(rows[first:], steps)
 
 
-def compared_answers(sample: Sample, wanted: str | None, notes: list[str]) -> tuple[int, ...]:
+def compared_answers(sample: Sample, answer_numbers: str | None, notes: list[str]) -> tuple[int, ...]:
     from audiollm.rl.groups import best_and_worst
 
     size = len(sample.answers)
-    if wanted is not None:
-        numbers = [int(text) for text in wanted.split(",") if text.strip().isdecimal()]
-        if len(numbers) != 2 or max(numbers) >= size or "," not in wanted:
+    if answer_numbers is not None:
+        numbers = [int(text) for text in answer_numbers.split(",") if text.strip().isdecimal()]
+        if len(numbers) != 2 or max(numbers) >= size or "," not in answer_numbers:
             raise ConfigError(
-                f"{wanted}: two answers are compared", "--answers", f"numbers are 0 to {size - 1}: 0,1"
+                f"{answer_numbers}: two answers are compared",
+                "--answers",
+                f"numbers are 0 to {size - 1}: 0,1",
             )
         return tuple(numbers)
     try:
@@ -196,10 +201,10 @@ def compared_answers(sample: Sample, wanted: str | None, notes: list[str]) -> tu
     return pair.chosen, pair.rejected
 
 
-def _name(view: AnswersView, index: int) -> str:
+def _format_answer_name(view: AnswersView, index: int) -> str:
     role = ""
     if len(view.compared) == 2 and not any(note.startswith("no answer is better") for note in view.notes):
-        role = f" ({CHOSEN})" if index == view.compared[0] else f" ({REJECTED})"
+        role = f" ({CHOSEN_ROLE})" if index == view.compared[0] else f" ({REJECTED_ROLE})"
     return f"answer {index}{role}"
 
 
@@ -207,21 +212,26 @@ def _judgements(view: AnswersView) -> Iterator[Text]:
     """A line for each answer: its judgements, its size and its text."""
     head = f"{'answer':>6}  {'rank':>4}  {'score':>8}  {'verdict':<11}  {'rows':>5}  {'targets':>7}  text"
     yield Text(f"\n{head}", "bold")
-    for index, (answer, shown) in enumerate(zip(view.sample.answers, view.answers, strict=True)):
+    for index, (answer, answer_rows) in enumerate(zip(view.sample.answers, view.answers, strict=True)):
         rank = OFF if answer.rank is None else str(answer.rank)
         score = OFF if answer.score is None else f"{answer.score:.4g}"
         line = Text(f"{index:>6}  {rank:>4}  {score:>8}  {answer.verdict or OFF:<11}  ")
-        line.append(f"{len(shown.rows):>5}  {shown.num_targets:>7}  {_text_of(answer)}")
+        line.append(
+            f"{len(answer_rows.rows):>5}  {answer_rows.num_targets:>7}  {_format_answer_text(answer)}"
+        )
         if answer.steps is not None:
             scores = ", ".join(f"{score:g}" for score in answer.steps if score is not None)
             line.append(f"  steps {scores}", style="yellow")
         yield line.append(f"  by {answer.origin}" if answer.origin else "", style="dim")
 
 
-def _text_of(answer: RatedAnswer) -> str:
+def _format_answer_text(answer: RatedAnswer) -> str:
     from audiollm.data.records.sample import TextPart
 
-    texts = [part.text if isinstance(part, TextPart) else f"<{part.path}>" for part in answer.content]
+    texts = [
+        content_part.text if isinstance(content_part, TextPart) else f"<{content_part.path}>"
+        for content_part in answer.content
+    ]
     text = json.dumps(" ".join(texts), ensure_ascii=False)[1:-1]
     text = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
     return text if len(text) <= TEXT_WIDTH else f"{text[: TEXT_WIDTH - 1]}…"
@@ -240,11 +250,11 @@ def _prompt_lines(view: AnswersView, width: int) -> Iterator[Text]:
 def _beside_lines(view: AnswersView, width: int) -> Iterator[Text]:
     """The compared answers beside each other; rows that both leave out are counted."""
     sides = [view.answers[index] for index in view.compared]
-    shown = set().union(*(_shown(side, view) for side in sides))
+    visible_rows = set().union(*(_find_visible_rows(side, view) for side in sides))
     blank = Text(" " * (9 + 2 + width + 2 + max(view.books, 6)))
     hidden = 0
     for place, rows in enumerate(zip_longest(*(side.rows for side in sides))):
-        if place not in shown:
+        if place not in visible_rows:
             hidden += 1
             continue
         if hidden:
@@ -258,7 +268,7 @@ def _beside_lines(view: AnswersView, width: int) -> Iterator[Text]:
         yield line
 
 
-def _shown(answer: AnswerRows, view: AnswersView) -> set[int]:
+def _find_visible_rows(answer: AnswerRows, view: AnswersView) -> set[int]:
     """Places of the rows that end a step, or are not in the middle of long audio."""
     from audiollm.data.inspection import elide
 

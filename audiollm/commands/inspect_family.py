@@ -44,7 +44,7 @@ def view_by_family(
     books = max((len(row.codes) for rows in answers for row in rows), default=1) or 1
     if not loaded.sample.answers:
         return SampleView(heading, notes, books, answers[0], _summary(answers[0]), True)
-    split = [_split(rows) for rows in answers]
+    split = [_split_prompt_rows(rows) for rows in answers]
     return AnswersView(
         heading=heading,
         notes=notes,
@@ -57,7 +57,7 @@ def view_by_family(
     )
 
 
-def _split(rows: Sequence[StreamRow]) -> tuple[list[StreamRow], list[StreamRow]]:
+def _split_prompt_rows(rows: Sequence[StreamRow]) -> tuple[list[StreamRow], list[StreamRow]]:
     """The rows of the prompt, and those from the first target on."""
     first = next((place for place, row in enumerate(rows) if any(row.is_target)), len(rows))
     return list(rows[:first]), list(rows[first:])

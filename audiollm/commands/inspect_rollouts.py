@@ -23,8 +23,8 @@ BEST, WORST = "best", "worst"
 
 def rollouts_in(target: str) -> RolloutRecords | None:
     """The rollouts in a stage's folder; None where it has none."""
-    found = RolloutRecords(Path(target) / FOLDER)
-    return found if found.steps else None
+    records = RolloutRecords(Path(target) / FOLDER)
+    return records if records.steps else None
 
 
 def groups_of_step(target: str, step: int, sample: str | None) -> list[GroupRecord]:
@@ -41,14 +41,14 @@ def groups_of_step(target: str, step: int, sample: str | None) -> list[GroupReco
     if records is None:
         raise ConfigError("no rollouts here", target, "give the folder of a stage train_policy")
     numbers = records.steps
-    wanted = numbers[step] if -len(numbers) <= step < 0 else step
-    if wanted not in numbers:
+    step_number = numbers[step] if -len(numbers) <= step < 0 else step
+    if step_number not in numbers:
         raise ConfigError(
             f"--step {step}: this stage has no such step", target, f"steps are {numbers[0]} to {numbers[-1]}"
         )
-    groups = sorted(records.groups(wanted), key=lambda group: -group.spread)
+    groups = sorted(records.groups(step_number), key=lambda group: -group.spread)
     if not groups:
-        raise ConfigError(f"step {wanted} has no answers", str(records.folder), "see set_aside.jsonl")
+        raise ConfigError(f"step {step_number} has no answers", str(records.folder), "see set_aside.jsonl")
     if sample is None:
         return groups
     named = [group for group in groups if group.id == sample]
@@ -56,7 +56,7 @@ def groups_of_step(target: str, step: int, sample: str | None) -> list[GroupReco
         named = [groups[int(sample)]]
     if not named:
         raise ConfigError(
-            f"--sample {sample}: step {wanted} has no such prompt",
+            f"--sample {sample}: step {step_number} has no such prompt",
             target,
             f"for example {groups[0].id}; numbers are 0 to {len(groups) - 1}",
         )
@@ -72,17 +72,17 @@ def rollout_json_lines(groups: Sequence[GroupRecord]) -> Iterator[str]:
 
 def print_rollouts(groups: Sequence[GroupRecord], limit: int | None, console: Console) -> None:
     """Print groups one below the other, at any width of the terminal."""
-    shown = groups[: limit or MAX_GROUPS]
+    printed_groups = groups[: limit or MAX_GROUPS]
     rewards = [answer.reward for group in groups for answer in group.answers if answer.reward is not None]
     mean = f", mean reward {sum(rewards) / len(rewards):.3f}" if rewards else ""
     step = groups[0].answers[0].row.get("step")
     console.print(Text(f"step {step}: {len(groups)} groups{mean}", style="bold"))
-    for number, group in enumerate(shown):
+    for number, group in enumerate(printed_groups):
         console.print()
         _print_group(number, group, console)
-    if len(groups) > len(shown):
+    if len(groups) > len(printed_groups):
         console.print()
-        more = f"{len(groups) - len(shown)} more groups (--limit, --sample)"
+        more = f"{len(groups) - len(printed_groups)} more groups (--limit, --sample)"
         console.print(Text(more, style="dim"))
 
 
@@ -92,19 +92,19 @@ def print_rollouts(groups: Sequence[GroupRecord], limit: int | None, console: Co
 def _print_group(number: int, group: GroupRecord, console: Console) -> None:
     replaced = ", replaced by another prompt" if group.answers[0].is_replaced else ""
     console.print(Text(f"{number}  {group.id}{replaced}", style="bold cyan"))
-    console.print(Padding(_content(group.question), (0, 0, 0, 2)))
+    console.print(Padding(_format_content(group.question), (0, 0, 0, 2)))
     if group.key:
-        key = Text("right answer: ", style="dim").append_text(_content(group.key))
+        key = Text("right answer: ", style="dim").append_text(_format_content(group.key))
         console.print(Padding(key, (0, 0, 0, 2)))
-    for answer, title in _in_order(group):
+    for answer, title in _order_answers(group):
         console.print(Padding(_heading(answer, title), (0, 0, 0, 2)))
-        console.print(Padding(_words(answer), (0, 0, 0, 4)))
+        console.print(Padding(_format_tokens(answer), (0, 0, 0, 4)))
         for text, reward, advantage in answer.steps:
-            line = f"{_number(reward)}  {_number(advantage)}  {text}"
+            line = f"{_format_figure(reward)}  {_format_figure(advantage)}  {text}"
             console.print(Padding(Text(f"step  {line}", style="dim"), (0, 0, 0, 6)))
 
 
-def _in_order(group: GroupRecord) -> Iterator[tuple[AnswerRecord, str]]:
+def _order_answers(group: GroupRecord) -> Iterator[tuple[AnswerRecord, str]]:
     """The best answer, the worst, and then the others from the best on."""
     scored = [answer for answer in group.answers if answer.reward is not None]
     if group.spread <= 0:
@@ -120,9 +120,9 @@ def _heading(answer: AnswerRecord, title: str) -> Text:
     style = {BEST: "green", WORST: "red"}.get(title, "")
     line = Text(f"answer {answer.number}", style="bold")
     line.append(f" {title}" if title else "", style=f"bold {style}")
-    line.append(f"  reward {_number(answer.reward)}", style=style)
+    line.append(f"  reward {_format_figure(answer.reward)}", style=style)
     for name, value in answer.rewards.items():
-        line.append(f"  {name.rpartition(':')[2]} {_number(value)}")
+        line.append(f"  {name.rpartition(':')[2]} {_format_figure(value)}")
     if answer.advantage is not None:
         low, high = answer.advantage
         text = _signed(high) if high - low < 5e-4 else f"{_signed(low)} to {_signed(high)}"
@@ -133,31 +133,31 @@ def _heading(answer: AnswerRecord, title: str) -> Text:
     return line
 
 
-def _words(answer: AnswerRecord) -> Text:
+def _format_tokens(answer: AnswerRecord) -> Text:
     """The text of an answer with the size of its speech; each token in the colour of its advantage."""
-    found = Text()
+    text = Text()
     tokens = answer.tokens
     largest = max((abs(token.figures.get("advantages", 0.0)) for token in tokens), default=0.0)
     for token in tokens:
         advantage = token.figures.get("advantages", 0.0)
         style = "" if abs(advantage) < 0.05 * largest or not largest else "green" if advantage > 0 else "red"
-        found.append(f"<speech: {token.actions} codes>" if token.is_speech else _printable(token.text), style)
+        text.append(f"<speech: {token.actions} codes>" if token.is_speech else _printable(token.text), style)
     if not tokens:
-        found.append(_printable(answer.text) or "(nothing)")
-    return found
+        text.append(_printable(answer.text) or "(nothing)")
+    return text
 
 
-def _content(parts: Sequence[dict[str, Any]]) -> Text:
+def _format_content(parts: Sequence[dict[str, Any]]) -> Text:
     """Texts, and recordings by their files."""
-    found = Text()
-    for part in parts:
-        if part.get("type") == "audio":
-            end = part.get("end_s")
-            span = f" {part.get('start_s') or 0:g}-{end:g} s" if isinstance(end, int | float) else ""
-            found.append(f" <{part.get('path')}{span}> ", style="magenta")
+    text = Text()
+    for content_part in parts:
+        if content_part.get("type") == "audio":
+            end = content_part.get("end_s")
+            span = f" {content_part.get('start_s') or 0:g}-{end:g} s" if isinstance(end, int | float) else ""
+            text.append(f" <{content_part.get('path')}{span}> ", style="magenta")
         else:
-            found.append(_printable(str(part.get("text"))))
-    return found[1:] if found.plain.startswith(" ") else found
+            text.append(_printable(str(content_part.get("text"))))
+    return text[1:] if text.plain.startswith(" ") else text
 
 
 def _printable(text: str) -> str:
@@ -165,7 +165,7 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else f"\\u{ord(c):04x}" for c in text)
 
 
-def _number(value: float | None) -> str:
+def _format_figure(value: float | None) -> str:
     return "none" if value is None else f"{value:.3g}"
 
 

@@ -72,11 +72,11 @@ def run(
     if help_stage:
         _print_settings(help_stage, console)
         return
-    loaded = load_recipe(_required(recipe), overrides or [], name, runs)
+    loaded = load_recipe(_require_recipe(recipe), overrides or [], name, runs)
     if processes and processes > 1:
         arguments = sys.argv[1:]
         raise typer.Exit(launch(processes, "audiollm.commands.cli", without_option(arguments, "--launch")))
-    ranks = _joined()
+    ranks = _join_launched_ranks()
     run_recipe(loaded, console if ranks.first else Console(quiet=True), start, only, ranks)
     leave(ranks)
     if not ranks.first:
@@ -109,14 +109,14 @@ def plan(
     Example: audiollm plan recipes/tts/full.yaml language_model=~/models/Llama-3.2-3B --launch 64
     """
     absent: list[Path] = []
-    loaded = load_recipe(_required(recipe), overrides or [], name, runs, absent)
+    loaded = load_recipe(_require_recipe(recipe), overrides or [], name, runs, absent)
     console = Console()
     rate, core_speed = _speed(loaded.size)
     rate = tflops or rate
     plans = stage_plans(loaded, devices, rate, core_speed)
     print_plan(plan_table(loaded, plans), console)
-    for name, made in plans.items():
-        for line in made.details(devices, rate) if made.details else ():
+    for name, stage_plan in plans.items():
+        for line in stage_plan.details(devices, rate) if stage_plan.details else ():
             console.print(f"  {name}: {line}", highlight=False, markup=False, soft_wrap=True)
     notes = [
         f"run folder: {loaded.folder}   seed {loaded.seed}   size {loaded.size}",
@@ -130,14 +130,14 @@ def plan(
 
 def without_option(arguments: Sequence[str], option: str) -> list[str]:
     """The arguments of a command without an option and its value, written either way."""
-    kept: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
+    other_arguments: list[str] = []
+    argument_iterator = iter(arguments)
+    for argument in argument_iterator:
         if argument == option:
-            next(rest, None)
+            next(argument_iterator, None)
         elif not argument.startswith(f"{option}="):
-            kept.append(argument)
-    return kept
+            other_arguments.append(argument)
+    return other_arguments
 
 
 def _speed(size: str) -> tuple[float, float]:
@@ -160,13 +160,15 @@ def stage_plans(recipe: Recipe, devices: int, tflops: float, core_speed: float =
     plans: dict[str, StagePlan] = {}
     for stage in recipe.stages:
         planned = stage.stage.plan(stage.config, plans) if stage.stage.plan else StagePlan()
-        seconds = _seconds(planned, recipe.size, devices, tflops, core_speed)
+        seconds = _estimate_stage_seconds(planned, recipe.size, devices, tflops, core_speed)
         memory_mb = planned.memory_mb if planned.memory_mb_on is None else planned.memory_mb_on(devices)
         plans[stage.name] = replace(planned, seconds=seconds, memory_mb=memory_mb, artifacts=stage.artifacts)
     return plans
 
 
-def _seconds(plan: StagePlan, size: str, devices: int, tflops: float, core_speed: float) -> float | None:
+def _estimate_stage_seconds(
+    plan: StagePlan, size: str, devices: int, tflops: float, core_speed: float
+) -> float | None:
     if plan.seconds is not None:
         return plan.seconds
     if plan.core_seconds is not None:
@@ -188,13 +190,13 @@ def plan_table(recipe: Recipe, plans: Mapping[str, StagePlan]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("what", min_width=NOTE_WIDTH)
     for stage in recipe.stages:
-        made = plans[stage.name]
-        table.add_row(stage.name, *_cells(made), made.note or stage.stage.help)
-    known = [plan.seconds for plan in plans.values() if plan.seconds is not None]
+        stage_plan = plans[stage.name]
+        table.add_row(stage.name, *_cells(stage_plan), stage_plan.note or stage.stage.help)
+    known_seconds = [plan.seconds for plan in plans.values() if plan.seconds is not None]
     total = StagePlan(
         tokens=sum(p.tokens for p in plans.values()),
         memory_mb=max(p.memory_mb for p in plans.values()),
-        seconds=sum(known) if known else None,
+        seconds=sum(known_seconds) if known_seconds else None,
         disk_mb=sum(p.disk_mb for p in plans.values()),
     )
     table.add_section()
@@ -212,10 +214,12 @@ def print_plan(table: Table, console: Console) -> None:
     names, *figures, what = ([str(cell) for cell in column.cells] for column in table.columns)
     headings = [str(column.header) for column in table.columns][1:-1]
     for row, name in enumerate(names):
-        known = [f"{head} {cells[row]}" for head, cells in zip(headings, figures, strict=True) if cells[row]]
+        labelled_cells = [
+            f"{head} {cells[row]}" for head, cells in zip(headings, figures, strict=True) if cells[row]
+        ]
         console.print(f"[bold]{name}[/bold]: {what[row]}", highlight=False)
-        if known:
-            console.print(Padding(", ".join(known), (0, 0, 0, 2)), highlight=False)
+        if labelled_cells:
+            console.print(Padding(", ".join(labelled_cells), (0, 0, 0, 2)), highlight=False)
 
 
 def _cells(plan: StagePlan) -> list[str]:
@@ -239,14 +243,14 @@ def _duration(seconds: float) -> str:
     return f"{max(seconds, 1):.0f} s"
 
 
-def _joined() -> Ranks:
+def _join_launched_ranks() -> Ranks:
     try:
         return join_ranks()
     except ValueError as error:
         raise ConfigError(str(error), "environment", "start it with --launch, torchrun or srun") from None
 
 
-def _required(recipe: Path | None) -> Path:
+def _require_recipe(recipe: Path | None) -> Path:
     if recipe is None:
         raise ConfigError("no recipe given", "command line", "example: audiollm run recipes/quickstart.yaml")
     if not recipe.exists() and recipe.parts[0] == "recipes":

@@ -115,11 +115,11 @@ def read_jsonl(
     Raises:
         DamagedFile: a line is no such row; the error gives its number and `remedy`.
     """
-    found = read_whole_lines(path, keys)
-    if found.broken:
-        wanted = f"no JSON object with {', '.join(keys)}" if keys else "no JSON object"
-        raise DamagedFile(path, f"{line_numbers(found.broken)}: {wanted}", remedy)
-    return found.rows
+    parsed = read_whole_lines(path, keys)
+    if parsed.broken:
+        expectation = f"no JSON object with {', '.join(keys)}" if keys else "no JSON object"
+        raise DamagedFile(path, f"{line_numbers(parsed.broken)}: {expectation}", remedy)
+    return parsed.rows
 
 
 def read_whole_lines(path: Path, keys: Mapping[str, Kinds] = NO_KEYS) -> JsonLines:
@@ -152,10 +152,11 @@ def line_numbers(numbers: Sequence[int]) -> str:
 
 def safe_name(text: str) -> str:
     """A file's name that says `text`: no folder and nothing odd in it; two texts never get the same one."""
-    kept = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in text)[:80].strip(".")
-    if kept == text:
-        return kept
-    return f"{kept}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    plain = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in text)[:80]
+    plain = plain.strip(".")
+    if plain == text:
+        return plain
+    return f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def is_unicode(text: str) -> bool:

@@ -47,7 +47,7 @@ def disk_error(error: BaseException, where: object = "") -> tuple[str, str] | No
         return f"{error.filename or where}: {message}", remedy
     cause: BaseException | None = error
     while cause is not None:
-        if (number := _number(cause)) is not None:
+        if (number := _find_error_number(cause)) is not None:
             message, remedy = _BY_NUMBER[number]
             place = getattr(cause, "filename", None) or where
             return (f"{place}: {message}" if place else message), remedy
@@ -55,10 +55,10 @@ def disk_error(error: BaseException, where: object = "") -> tuple[str, str] | No
     return None
 
 
-def _number(error: BaseException) -> int | None:
+def _find_error_number(error: BaseException) -> int | None:
     if isinstance(error, OSError) and error.errno in _BY_NUMBER:
         return error.errno
     text = str(error)
-    if (found := _RUST_ERROR.search(text)) and int(found[1]) in _BY_NUMBER:
-        return int(found[1])
-    return next((number for part, number in _BY_TEXT.items() if part in text.lower()), None)
+    if (match := _RUST_ERROR.search(text)) and int(match[1]) in _BY_NUMBER:
+        return int(match[1])
+    return next((number for phrase, number in _BY_TEXT.items() if phrase in text.lower()), None)

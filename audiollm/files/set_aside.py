@@ -65,7 +65,7 @@ class SetAside:
         self.rows: list[Row] = []
         self.counts: Counter[str] = Counter()
         """Rows by kind."""
-        self._seen: set[tuple[str, str, str]] = set()
+        self._keys: set[tuple[str, str, str]] = set()
         for row in rows:
             self._keep(row)
         if self.rows or path.exists():
@@ -88,9 +88,9 @@ class SetAside:
 
     def _keep(self, row: Row) -> bool:
         key = (row["place"], row["id"], row["kind"])
-        if key in self._seen:
+        if key in self._keys:
             return False
-        self._seen.add(key)
+        self._keys.add(key)
         self.rows.append(row)
         self.counts[row["kind"]] += 1
         return True

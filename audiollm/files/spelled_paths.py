@@ -11,7 +11,7 @@ def as_spelled(path: Path) -> Path:
     if str(path).isascii() or path.exists():
         return path
     spelled = Path(path.anchor)
-    for part in path.parts[1 if path.anchor else 0 :]:
-        forms = [part, *(unicodedata.normalize(form, part) for form in ("NFC", "NFD"))]
-        spelled = next((place for form in forms if (place := spelled / form).exists()), spelled / part)
+    for component in path.parts[1 if path.anchor else 0 :]:
+        forms = [component, *(unicodedata.normalize(form, component) for form in ("NFC", "NFD"))]
+        spelled = next((place for form in forms if (place := spelled / form).exists()), spelled / component)
     return spelled if spelled.exists() else path

@@ -235,7 +235,7 @@ def _list_lost_content(out: Path, track: Track, film: Path | None) -> list[str]:
     lost = _lost_of_film(film, out, track.sample_rate, track.samples_NC.shape[1])
     if Path(track.source) != film:
         tags = read_tags(Path(track.source))
-        names = [*(f"the tag {name}" for name in tags.texts), *tags.other]
+        names = [*(f"the tag {name}" for name in tags.texts), *tags.non_text]
         lost += [f"{name} of {Path(track.source).name}" for name in names]
     return lost
 

@@ -47,7 +47,7 @@ def load_document(path: Path) -> Document:
     Raises:
         ConfigError: missing file, not YAML, doubled key, circular `base`, or not a mapping.
     """
-    return _load(Path(path), seen=())
+    return _load_with_base(Path(path), ancestors=())
 
 
 def apply_overrides(document: Document, overrides: Sequence[str], targets: Targets) -> None:
@@ -117,18 +117,18 @@ def referenced_keys(value: Any) -> set[str]:
 def show_path(path: KeyPath) -> str:
     """`('stages', 2, 'train', 'minutes')` as `stages[2].train.minutes`."""
     text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    for key in path:
+        text += f"[{key}]" if isinstance(key, int) else f".{key}"
     return text.lstrip(".")
 
 
 # ---------------------------------------------------------------------------------------------- reading
 
 
-def _load(path: Path, seen: tuple[Path, ...]) -> Document:
-    if path.resolve() in seen:
+def _load_with_base(path: Path, ancestors: tuple[Path, ...]) -> Document:
+    if path.resolve() in ancestors:
         raise ConfigError(
-            f"base: {path} is its own ancestor", str(seen[-1]), "remove one of the `base:` lines"
+            f"base: {path} is its own ancestor", str(ancestors[-1]), "remove one of the `base:` lines"
         )
     child = _read_yaml(path)
     base = child.data.pop("base", None)
@@ -143,8 +143,8 @@ def _load(path: Path, seen: tuple[Path, ...]) -> Document:
             child.where(("base",)),
             "the path is relative to this recipe",
         )
-    parent = _load(parent_path, (*seen, path.resolve()))
-    return _merge(parent, child)
+    parent = _load_with_base(parent_path, (*ancestors, path.resolve()))
+    return _merge_documents(parent, child)
 
 
 def _read_yaml(path: Path) -> Document:
@@ -173,12 +173,12 @@ def _read_yaml(path: Path) -> Document:
 def _record_lines(node: yaml.Node, path: KeyPath, file: str, origins: dict[KeyPath, str]) -> None:
     origins.setdefault(path, f"{file}:{node.start_mark.line + 1}")
     if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key_node, value_node in node.value:
             key, place = str(key_node.value), f"{file}:{key_node.start_mark.line + 1}"
-            if key in seen:
+            if key in keys:
                 raise ConfigError(f"{show_path((*path, key))}: given twice", place, "keep one of them")
-            seen.add(key)
+            keys.add(key)
             origins[(*path, key)] = place
             _record_lines(value_node, (*path, key), file, origins)
     elif isinstance(node, yaml.SequenceNode):
@@ -211,7 +211,7 @@ def split_stage(entry: Any) -> tuple[str, str, dict[str, Any]] | None:
     return (name, kind, settings) if isinstance(settings, dict) and isinstance(name, str) else None
 
 
-def _merge(parent: Document, child: Document) -> Document:
+def _merge_documents(parent: Document, child: Document) -> Document:
     """`child` over `parent`: mappings deeply, stages by name (settings merged, new stages appended)."""
     merged = Document(dict(parent.data), dict(parent.origins))
     merged.origins[()] = child.where(())
@@ -245,15 +245,15 @@ def _merge_stages(
             stages[target] = {"name": name, kind: settings}
             _copy_origins(child, place, merged, new_place)
             continue
-        given, inner = dict(settings), settings.get("stages")
+        new_settings, inner = dict(settings), settings.get("stages")
         inherited = before[2].get("stages")
         if isinstance(inner, list) and isinstance(inherited, list):
             inner_path, new_path = (*place, kind, "stages"), (*new_place, kind, "stages")
-            given["stages"] = _merge_stages(merged, inherited, child, inner, new_path, inner_path)
+            new_settings["stages"] = _merge_stages(merged, inherited, child, inner, new_path, inner_path)
             _copy_origins(child, place, merged, new_place, but=inner_path)
         else:
             _copy_origins(child, place, merged, new_place)
-        stages[target] = {"name": name, kind: _merge_value(before[2], given)}
+        stages[target] = {"name": name, kind: _merge_value(before[2], new_settings)}
     return stages
 
 
@@ -278,27 +278,29 @@ def _write_override(document: Document, parts: list[str], value: Any, targets: T
     head, where = parts[0], "command line"
     if len(parts) > 1 and head in targets:
         container, path = targets[head]
-        rest = parts[1:]
+        inner_keys = parts[1:]
     elif head in document.data and head != "stages":
-        path, container, rest = (), document.data, parts
+        path, container, inner_keys = (), document.data, parts
     else:
-        known = [key for key in document.data if key != "stages"] + [f"{name}." for name in targets]
-        raise ConfigError(f"{'.'.join(parts)}: this recipe has no such key", where, suggestion(head, known))
-    for part in rest[:-1]:
-        inner = container.get(part)
+        known_keys = [key for key in document.data if key != "stages"] + [f"{name}." for name in targets]
+        raise ConfigError(
+            f"{'.'.join(parts)}: this recipe has no such key", where, suggestion(head, known_keys)
+        )
+    for inner_key in inner_keys[:-1]:
+        inner = container.get(inner_key)
         if not isinstance(inner, dict):
-            inner = container[part] = {}
-        container, path = inner, (*path, part)
-    container[rest[-1]] = value
-    document.origins[(*path, rest[-1])] = where
-    if path and rest[-1] in BUDGETS and value is not None:
-        _drop_budgets(document, container, path, rest[-1])
+            inner = container[inner_key] = {}
+        container, path = inner, (*path, inner_key)
+    container[inner_keys[-1]] = value
+    document.origins[(*path, inner_keys[-1])] = where
+    if path and inner_keys[-1] in BUDGETS and value is not None:
+        _drop_budgets(document, container, path, inner_keys[-1])
 
 
-def _drop_budgets(document: Document, container: dict[str, Any], path: KeyPath, given: str) -> None:
+def _drop_budgets(document: Document, container: dict[str, Any], path: KeyPath, kept_budget: str) -> None:
     """Take the recipe's own budget out of a stage whose command line gives one of another kind."""
     for budget in BUDGETS:
-        if budget != given and document.origins.get((*path, budget)) != "command line":
+        if budget != kept_budget and document.origins.get((*path, budget)) != "command line":
             container.pop(budget, None)
 
 
@@ -317,9 +319,9 @@ def _resolve_value(
     if value == REQUIRED:
         key = show_path(path)
         raise ConfigError(f"{key}: required", document.where(path), f"give it: {path[-1]}=...")
-    whole = _REFERENCE.fullmatch(value)
-    if whole and whole.group(1) is not None:
-        return _look_up(whole.group(1), path, document, artifacts, used)
+    reference = _REFERENCE.fullmatch(value)
+    if reference and reference.group(1) is not None:
+        return _look_up(reference.group(1), path, document, artifacts, used)
 
     def substitute(match: re.Match[str]) -> str:
         if match.group(1) is None:
@@ -352,8 +354,12 @@ def _look_up(
         if (head,) == path:
             raise ConfigError(f"{head}: refers to itself", where)
         return _resolve_value(value, (head,), document, artifacts, used)
-    known = [key for key in document.data if key != "stages"]
-    known += [f"{stage}.{artifact}" for stage, made in artifacts.items() for artifact in made]
+    known_names = [key for key in document.data if key != "stages"]
+    known_names += [
+        f"{stage}.{artifact}" for stage, stage_artifacts in artifacts.items() for artifact in stage_artifacts
+    ]
     raise ConfigError(
-        f"{show_path(path)}: ${{{name}}} refers to nothing above this stage", where, suggestion(name, known)
+        f"{show_path(path)}: ${{{name}}} refers to nothing above this stage",
+        where,
+        suggestion(name, known_names),
     )

@@ -71,17 +71,17 @@ OUR_NAMES: Mapping[str, tuple[str, ...]] = {
 NOT_NEEDED = {"resume_from_checkpoint": "a run that was ended goes on by the same command"}
 
 
-def our_name(name: str, known: Collection[str]) -> str | None:
+def our_name(name: str, known_settings: Collection[str]) -> str | None:
     """Return a sentence that says what a setting of another project is called here.
 
     Args:
         name: as it was written.
-        known: the settings at this place.
+        known_settings: the settings at this place.
 
     Returns:
         None where the name is of no other project, or the place has no setting of this kind.
     """
     if name in NOT_NEEDED:
         return f"leave it out: {NOT_NEEDED[name]}."
-    ours = [each for each in OUR_NAMES.get(name, ()) if each in known]
+    ours = [setting for setting in OUR_NAMES.get(name, ()) if setting in known_settings]
     return f"it is called {' or '.join(ours)} here." if ours else None

@@ -18,11 +18,11 @@ FILE_REMEDY = (
 )
 
 
-def is_import_path(given: str) -> bool:
+def is_import_path(text: str) -> bool:
     """Whether a text is `package.module:name` and no file or folder."""
-    module, colon, name = given.partition(":")
-    dotted = all(part.isidentifier() for part in module.split("."))
-    return bool(colon) and dotted and name.isidentifier() and not Path(given).exists()
+    module, colon, name = text.partition(":")
+    dotted = all(word.isidentifier() for word in module.split("."))
+    return bool(colon) and dotted and name.isidentifier() and not Path(text).exists()
 
 
 def import_named(path: str, remedy: str) -> Any:
@@ -52,17 +52,17 @@ def source_digest(path: str) -> str:
     module, _, name = path.partition(":")
     try:
         with _working_directory():
-            found = util.find_spec(module)
+            spec = util.find_spec(module)
     except Exception as error:
         raise ConfigError(
             f"cannot be imported: {type(error).__name__}: {error}", path, FILE_REMEDY
         ) from error
-    if found is None or found.origin is None or not Path(found.origin).is_file():
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         raise ConfigError(f"no module {module!r}", path, FILE_REMEDY)
-    source = Path(found.origin).read_bytes()
+    source = Path(spec.origin).read_bytes()
     words = set(re.findall(r"\w+", source.decode(errors="replace")))
     if name not in words and b"import *" not in source:
-        remedy = f"it is looked for in {found.origin}; {suggestion(name, _definitions(source))}"
+        remedy = f"it is looked for in {spec.origin}; {suggestion(name, _definitions(source))}"
         raise ConfigError(f"cannot be imported: the module {module!r} has no {name!r}", path, remedy)
     return hashlib.sha256(source).hexdigest()
 

@@ -49,13 +49,13 @@ class Ranks:
 
     def mean(self, figures: Mapping[str, float | Tensor]) -> dict[str, float]:
         """Each figure's mean over the ranks that have it, on every rank; all must call it."""
-        own = {key: float(value) for key, value in figures.items()}
+        local_figures = {key: float(value) for key, value in figures.items()}
         if self.world == 1:
-            return own
-        rows = self.gather(own)
+            return local_figures
+        rows = self.gather(local_figures)
         keys = list(dict.fromkeys(key for row in rows for key in row))
-        found = {key: [row[key] for row in rows if key in row] for key in keys}
-        return {key: sum(values) / len(values) for key, values in found.items()}
+        rank_values = {key: [row[key] for row in rows if key in row] for key in keys}
+        return {key: sum(values) / len(values) for key, values in rank_values.items()}
 
     def gather(self, value: Any) -> list[Any]:
         """Collect the values of all ranks (plain data), in their order, on every rank."""
@@ -101,13 +101,13 @@ def rank_environment(environment: Mapping[str, str]) -> dict[str, str] | None:
     if "WORLD_SIZE" in environment and "RANK" in environment:
         if int(environment["WORLD_SIZE"]) == 1:
             return None
-        given = {"LOCAL_RANK": environment.get("LOCAL_RANK") or environment.get("SLURM_LOCALID", "")}
-        given |= {
+        variables = {"LOCAL_RANK": environment.get("LOCAL_RANK") or environment.get("SLURM_LOCALID", "")}
+        variables |= {
             key: environment.get(key, "") for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         }
-        if missing := sorted(key for key, value in given.items() if not value):
+        if missing := sorted(key for key, value in variables.items() if not value):
             raise ValueError(f"RANK and WORLD_SIZE are set, {', '.join(missing)} not: start it with torchrun")
-        return given
+        return variables
     if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) == 1:
         return None
     job = int(environment["SLURM_JOB_ID"])
@@ -136,14 +136,14 @@ def join_ranks() -> Ranks:
     Raises:
         ValueError: the environment is not whole, or this machine has fewer GPUs than ranks.
     """
-    found = rank_environment(os.environ)
-    if found is None:
+    variables = rank_environment(os.environ)
+    if variables is None:
         return ALONE
     import torch
     from torch import distributed
 
-    os.environ.update(found)
-    local_rank = int(found["LOCAL_RANK"])
+    os.environ.update(variables)
+    local_rank = int(variables["LOCAL_RANK"])
     backend = "gloo"
     if torch.cuda.is_available():
         if local_rank >= torch.cuda.device_count():

@@ -53,14 +53,14 @@ class _Block(NamedTuple):
 
 def override_targets(document: Document) -> Targets:
     """The settings that the first word of an override may name: of stages, of blocks, and of the stages in blocks."""
-    found: Targets = {}
+    targets: Targets = {}
     entries = document.data.get("stages")
-    for index, settings, kind in _normalized(entries, found, ("stages",)):
+    for index, settings, kind in _normalize_entries(entries, targets, ("stages",)):
         if kind == REPEAT:
             path: KeyPath = ("stages", index, REPEAT, "stages")
-            for _ in _normalized(settings.get("stages"), found, path):
+            for _ in _normalize_entries(settings.get("stages"), targets, path):
                 pass
-    return found
+    return targets
 
 
 def expand(document: Document) -> None:
@@ -73,41 +73,45 @@ def expand(document: Document) -> None:
     if not isinstance(entries, list):
         return  # told by who reads the stages
     plain = {parts[0] for entry in entries if (parts := split_stage(entry)) and parts[1] != REPEAT}
-    made: list[tuple[Any, KeyPath]] = []
+    expanded: list[tuple[Any, KeyPath]] = []
     after: dict[str, Any] = {}
     for index, entry in enumerate(entries):
         parts = split_stage(entry)
         if parts is None or parts[1] != REPEAT:
-            made.append((_replaced(entry, after), ("stages", index)))
+            expanded.append((_replaced(entry, after), ("stages", index)))
             continue
-        block = _read(document, index, parts[2], plain | after.keys())
+        block = _read_block(document, index, parts[2], plain | after.keys())
         settings: dict[str, Any] = _replaced(block.settings, after)
         passes = list(_passes(document, block, settings))
-        for each in passes:
-            names = {name: f"{name}_{each.suffix}" for name in block.names}
+        for block_pass in passes:
+            names = {name: f"{name}_{block_pass.suffix}" for name in block.names}
             for number, (name, kind, inner) in enumerate(block.stages):
-                given = _replaced(_replaced(inner, after), {**each.values, **names})
-                made.append(({"name": names[name], kind: given}, (*block.path, "stages", number)))
+                filled_settings = _replaced(_replaced(inner, after), {**block_pass.values, **names})
+                expanded.append(
+                    ({"name": names[name], kind: filled_settings}, (*block.path, "stages", number))
+                )
         if "times" in settings:
             last = passes[-1]
             names = {name: f"{name}_{last.suffix}" for name in block.names}
             carried = _replaced(settings.get("next", {}), {**last.values, **names})
             after |= {**names, **carried}
-    _rewrite(document, made)
+    _rewrite(document, expanded)
 
 
-def _normalized(entries: Any, found: Targets, path: KeyPath) -> Iterator[tuple[int, dict[str, Any], str]]:
+def _normalize_entries(
+    entries: Any, targets: Targets, path: KeyPath
+) -> Iterator[tuple[int, dict[str, Any], str]]:
     """Write every entry as `{name, kind: settings}`, and note where its settings are."""
     for index, entry in enumerate(entries if isinstance(entries, list) else []):
         parts = split_stage(entry)
         if parts is not None:
             name, kind, settings = parts
             entries[index] = {"name": name, kind: settings}
-            found.setdefault(name, (settings, (*path, index, kind)))
+            targets.setdefault(name, (settings, (*path, index, kind)))
             yield index, settings, kind
 
 
-def _read(document: Document, index: int, settings: dict[str, Any], taken: set[str]) -> _Block:
+def _read_block(document: Document, index: int, settings: dict[str, Any], used_names: set[str]) -> _Block:
     path: KeyPath = ("stages", index, REPEAT)
     for key in settings:
         if key not in _KEYS:
@@ -138,7 +142,7 @@ def _read(document: Document, index: int, settings: dict[str, Any], taken: set[s
         if parts is None or parts[1] == REPEAT:
             reason = "not a stage" if parts is None else "a block in a block"
             _refuse(document, (*path, "stages", number), "", reason)
-        if parts[0] in taken or parts[0] in [name for name, _, _ in stages]:
+        if parts[0] in used_names or parts[0] in [name for name, _, _ in stages]:
             _refuse(document, (*path, "stages", number), "", f"a second stage named {parts[0]!r}")
         stages.append(parts)
     return _Block(settings, path, stages)
@@ -151,9 +155,9 @@ def _passes(document: Document, block: _Block, settings: dict[str, Any]) -> Iter
         for key, values in settings["each"].items():
             if not isinstance(values, dict):
                 _refuse(document, (*block.path, "each", key), "", "must be a mapping of names to values")
-            given = {"key": key, **values}
-            _refuse_hidden(document, block, given)
-            yield _Pass(str(key), given)
+            pass_values = {"key": key, **values}
+            _refuse_hidden(document, block, pass_values)
+            yield _Pass(str(key), pass_values)
         return
     times = settings["times"]
     if not isinstance(times, int) or isinstance(times, bool) or times < 1:
@@ -183,34 +187,34 @@ def _replaced(value: Any, by: Mapping[str, Any]) -> Any:
         return [_replaced(inner, by) for inner in value]
     if not isinstance(value, str):
         return value
-    whole = _REFERENCE.fullmatch(value)
-    if whole and whole[1] in by:
-        return deepcopy(by[whole[1]])
+    reference = _REFERENCE.fullmatch(value)
+    if reference and reference[1] in by:
+        return deepcopy(by[reference[1]])
 
     def substitute(match: re.Match[str]) -> str:
-        head, dot, rest = match[1].partition(".")
+        head, dot, artifact = match[1].partition(".")
         if head not in by:
             return match[0]
-        return f"${{{by[head]}.{rest}}}" if dot else str(by[head])
+        return f"${{{by[head]}.{artifact}}}" if dot else str(by[head])
 
     return _REFERENCE.sub(substitute, value)
 
 
-def _rewrite(document: Document, made: list[tuple[Any, KeyPath]]) -> None:
+def _rewrite(document: Document, expanded: list[tuple[Any, KeyPath]]) -> None:
     """Put the stages in place, each with the places in the file that it came from."""
     origins = {
         path: where for path, where in document.origins.items() if path[:1] != ("stages",) or len(path) == 1
     }
-    for index, (_, source) in enumerate(made):
+    for index, (_, source) in enumerate(expanded):
         for path, where in document.origins.items():
             if path[: len(source)] == source:
                 origins[("stages", index, *path[len(source) :])] = where
-    document.data["stages"] = [entry for entry, _ in made]
+    document.data["stages"] = [entry for entry, _ in expanded]
     document.origins = origins
 
 
 def _refuse(document: Document, path: KeyPath, key: str, reason: str) -> NoReturn:
     full = (*path, key) if key else path
     index = path[1]
-    inner = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in full[2:])
+    inner = "".join(f"[{element}]" if isinstance(element, int) else f".{element}" for element in full[2:])
     raise ConfigError(f"stages[{index}]{inner}: {reason}", document.where(full), _FORM)

@@ -105,9 +105,11 @@ def run_recipe(
         StageError, ConfigError: from a stage; the report has been written where the recipe has one.
     """
     names = [stage.name for stage in recipe.stages]
-    for option, wanted in (("--from", start), ("--only", only)):
-        if wanted is not None and wanted not in names:
-            raise ConfigError(f"{wanted}: this recipe has no such stage", option, suggestion(wanted, names))
+    for option, stage_name in (("--from", start), ("--only", only)):
+        if stage_name is not None and stage_name not in names:
+            raise ConfigError(
+                f"{stage_name}: this recipe has no such stage", option, suggestion(stage_name, names)
+            )
     if not ranks.first:
         _follow(recipe, console, ranks)
         return
@@ -252,10 +254,10 @@ def _plain_errors(folder: Path) -> Iterator[None]:
     except DamagedFile as error:
         raise StageError(f"{error.path} is damaged: {error.reason}", error.remedy) from error
     except Exception as error:
-        told = disk_error(error, folder)
-        if told is None:
+        disk_failure = disk_error(error, folder)
+        if disk_failure is None:
             raise
-        raise StageError(*told) from error
+        raise StageError(*disk_failure) from error
 
 
 def _drop_damaged_result(stage: RecipeStage, console: Console) -> None:
@@ -268,8 +270,10 @@ def _drop_damaged_result(stage: RecipeStage, console: Console) -> None:
         read_result(stage.folder)
     except DamagedFile as error:
         if _has_trained(stage.folder):
-            kept = f"{stage.folder.name}.before"
-            remedy = f"restore it, or remove it to train afresh; what was trained is then kept in {kept}"
+            backup_name = f"{stage.folder.name}.before"
+            remedy = (
+                f"restore it, or remove it to train afresh; what was trained is then kept in {backup_name}"
+            )
             raise StageError(f"{error.path} is damaged: {error.reason}", remedy) from None
         console.print(
             f"  {error.path} is damaged: the stage runs again", highlight=False, markup=False, soft_wrap=True

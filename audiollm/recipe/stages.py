@@ -50,24 +50,24 @@ def check_input(path: Path, info: ValidationInfo) -> Path:
     return checked_path(path, info.context or {})
 
 
-def checked_path(path: Path, known: Mapping[str, Any]) -> Path:
+def checked_path(path: Path, context: Mapping[str, Any]) -> Path:
     """Accept an earlier stage's artifact or something that exists.
 
     Args:
-        known: the context in which a recipe's settings are validated. What exists is added to its `inputs`.
+        context: the context in which a recipe's settings are validated. What exists is added to its `inputs`.
 
     Raises:
-        ValueError: it is neither, and `known` has no list `absent` that receives it.
+        ValueError: it is neither, and `context` has no list `absent` that receives it.
     """
     path = path.expanduser()
-    if str(path) in known.get("artifacts", ()):
+    if str(path) in context.get("artifacts", ()):
         return path
     if not path.exists():
-        if "absent" not in known:
+        if "absent" not in context:
             raise ValueError(f"no such file or folder: {path}")
-        known["absent"].append(path)
+        context["absent"].append(path)
         return path
-    known.get("inputs", []).append(path)
+    context.get("inputs", []).append(path)
     return path
 
 
@@ -100,8 +100,8 @@ def plain_problem(problem: ErrorDetails) -> str:
     """What pydantic has against a setting, in words that need no knowledge of its types."""
     if problem["type"] == "union_tag_invalid":
         context = problem["ctx"]
-        known = [name.strip("' ") for name in context["expected_tags"].split(",")]
-        return f"{context['tag']!r} is none of {', '.join(known)}"
+        expected_tags = [name.strip("' ") for name in context["expected_tags"].split(",")]
+        return f"{context['tag']!r} is none of {', '.join(expected_tags)}"
     if problem["type"] in ("dict_type", "model_type"):
         return "input should be a group of settings (`name: value` lines, or {name: value})"
     if problem["type"] == "extra_forbidden":
@@ -114,8 +114,8 @@ InputPath = Annotated[Path, AfterValidator(check_input)]
 """A file or folder that a stage reads: an earlier stage's artifact, or a path that exists when the run starts."""
 
 
-def _check_source(given: str, info: ValidationInfo) -> str:
-    return given if is_import_path(given) else str(check_input(Path(given), info))
+def _check_source(source: str, info: ValidationInfo) -> str:
+    return source if is_import_path(source) else str(check_input(Path(source), info))
 
 
 InputSource = Annotated[str, BeforeValidator(str), AfterValidator(_check_source)]
@@ -285,10 +285,10 @@ def find_stage(kind: str, where: str = "", key: str = "") -> Stage:
     Raises:
         ConfigError: no installed package has it, with the nearest that there is.
     """
-    known = stage_entry_points()
-    if kind not in known:
-        raise ConfigError(f"{key or kind}: no such stage: {kind!r}", where, suggestion(kind, known))
-    stage = known[kind].load()
+    entries = stage_entry_points()
+    if kind not in entries:
+        raise ConfigError(f"{key or kind}: no such stage: {kind!r}", where, suggestion(kind, entries))
+    stage = entries[kind].load()
     assert isinstance(stage, Stage)
     return stage
 
@@ -327,14 +327,14 @@ def load_recipe(
     apply_overrides(document, [text for text in overrides if text not in early], override_targets(document))
     used: set[str] = set()
     top = resolve(document, used)
-    recipe_name = _text(top, "name", path.stem) if name is None else name
+    recipe_name = _read_text_key(top, "name", path.stem) if name is None else name
     if not recipe_name.strip() or Path(recipe_name).name != recipe_name or recipe_name.startswith("."):
         raise ConfigError(
             f"name: {recipe_name!r} is not a folder name",
             document.where(("name",)) if name is None else "--name",
             "a word without slashes that does not begin with a dot",
         )
-    size, seed = _size(top), _seed(top)
+    size, seed = _read_size(top), _read_seed(top)
     folder = runs / recipe_name
     stages = _build_stages(
         document, _stage_entries(document), folder, {"size": size, "seed": seed}, used, absent
@@ -359,7 +359,7 @@ def _stage_entries(document: Document) -> list[tuple[str, str, dict[str, Any]]]:
             raise ConfigError(f"{key}: not a stage", where, "write it as  - kind: {setting: value}")
         if parts[1] not in stage_entry_points():
             find_stage(parts[1], where, key)
-        if parts[0] in [other[0] for other in result]:
+        if parts[0] in [earlier[0] for earlier in result]:
             raise ConfigError(
                 f"{key}: a second stage named {parts[0]!r}", where, "give it a `name:` of its own"
             )
@@ -375,24 +375,24 @@ def _head(override: str) -> str:
     return override.partition("=")[0].partition(".")[0]
 
 
-def _text(document: Document, key: str, default: str) -> str:
+def _read_text_key(document: Document, key: str, default: str) -> str:
     value = document.data.get(key, default)
     if not isinstance(value, str):
         raise ConfigError(f"{key}: must be text, not {value!r}", document.where((key,)))
     return value
 
 
-def _size(document: Document) -> Size:
+def _read_size(document: Document) -> Size:
     value = document.data.get("size", "tiny")
-    known = ("tiny", "small", "300m", "1b", "3b")
-    if value not in known:
+    sizes = ("tiny", "small", "300m", "1b", "3b")
+    if value not in sizes:
         raise ConfigError(
-            f"size: no such size: {value!r}", document.where(("size",)), f"known: {', '.join(known)}"
+            f"size: no such size: {value!r}", document.where(("size",)), f"known: {', '.join(sizes)}"
         )
     return value
 
 
-def _seed(document: Document) -> int:
+def _read_seed(document: Document) -> int:
     value = document.data.get("seed", 0)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ConfigError(f"seed: must be a whole number from 0, not {value!r}", document.where(("seed",)))
@@ -422,22 +422,22 @@ def _build_stages(
     absent: list[Path] | None,
 ) -> list[RecipeStage]:
     stages: list[RecipeStage] = []
-    made: dict[str, dict[str, str]] = {}
+    artifacts_by_stage: dict[str, dict[str, str]] = {}
     for index, (name, kind, settings) in enumerate(entries):
         path: KeyPath = ("stages", index, kind)
         stage = find_stage(kind)
         referred: set[str] = set()
-        resolved = resolve_settings(settings, path, document, made, referred)
+        resolved = resolve_settings(settings, path, document, artifacts_by_stage, referred)
         used |= referred
         for key, value in recipe_defaults.items():
             if key in stage.config.model_fields:
                 resolved.setdefault(key, value)
-        config, inputs = _typed(stage, resolved, path, document, made, absent)
+        config, inputs = _typed(stage, resolved, path, document, artifacts_by_stage, absent)
         if stage.facts is not None:
             stage.facts(config)  # a user's function that is not there ends a run before its first stage
         upstream = tuple(s.name for s in stages if stage.reads_run or s.name in referred)
         stages.append(RecipeStage(name, stage, config, folder / name, upstream, tuple(inputs)))
-        made[name] = {artifact: str(where) for artifact, where in stages[-1].artifacts.items()}
+        artifacts_by_stage[name] = {artifact: str(where) for artifact, where in stages[-1].artifacts.items()}
     return stages
 
 
@@ -446,15 +446,17 @@ def _typed(
     settings: dict[str, Any],
     path: KeyPath,
     document: Document,
-    made: Mapping[str, Mapping[str, str]],
+    artifacts_by_stage: Mapping[str, Mapping[str, str]],
     absent: list[Path] | None,
 ) -> tuple[StageConfig, list[Path]]:
     inputs: list[Path] = []
-    artifacts = {where for stage_artifacts in made.values() for where in stage_artifacts.values()}
+    artifacts = {
+        where for stage_artifacts in artifacts_by_stage.values() for where in stage_artifacts.values()
+    }
     lacking: list[Path] = []
-    known = {"artifacts": artifacts, "inputs": inputs} | ({} if absent is None else {"absent": lacking})
+    context = {"artifacts": artifacts, "inputs": inputs} | ({} if absent is None else {"absent": lacking})
     try:
-        config = stage.config.model_validate(settings, context=known)
+        config = stage.config.model_validate(settings, context=context)
     except ValidationError as error:
         raise _explain(error, stage, path, document) from None
     if absent is not None:
@@ -477,31 +479,31 @@ def _paths(value: Any) -> Iterator[Path]:
 def _explain(error: ValidationError, stage: Stage, path: KeyPath, document: Document) -> ConfigError:
     """The first of pydantic's complaints, as a person should meet it; a wrong key comes before one that is missing."""
     problems = error.errors(include_url=False)
-    problem = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
+    problem = next((entry for entry in problems if entry["type"] == "extra_forbidden"), problems[0])
     location = tuple(problem["loc"])
     full: KeyPath = (*path, *location)
     where, key = document.where(full), show_path(full)
     listing = f"settings of this stage: audiollm run --help-stage {stage.kind}"
     if problem["type"] == "extra_forbidden":
-        known = _fields_at(stage.config, location[:-1])
+        field_names = _fields_at(stage.config, location[:-1])
         name = str(location[-1])
-        near = f"{our_name(name, known) or suggestion(name, known)}   " if known else ""
+        near = f"{our_name(name, field_names) or suggestion(name, field_names)}   " if field_names else ""
         return ConfigError(f"{key}: {plain_problem(problem)}", where, f"{near}{listing}")
     if problem["type"] == "missing":
         return ConfigError(f"{key}: required", where, listing)
-    message, given = plain_problem(problem), problem.get("input")
+    message, value = plain_problem(problem), problem.get("input")
     if "no such file" in message:
-        place = show_path(location) if all(isinstance(part, str) for part in location) else location[0]
+        place = show_path(location) if all(isinstance(element, str) for element in location) else location[0]
         return ConfigError(
             f"{key}: {message}", where, f"check the path, or give another: {stage.kind}.{place}=PATH"
         )
-    shown = "" if isinstance(given, (dict, list)) else f", not {given!r}"
-    return ConfigError(f"{key}: {message}{shown}", where, listing)
+    suffix = "" if isinstance(value, (dict, list)) else f", not {value!r}"
+    return ConfigError(f"{key}: {message}{suffix}", where, listing)
 
 
 def _fields_at(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
-    for part in location:
-        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+    for key in location:
+        annotation = model.model_fields[key].annotation if key in model.model_fields else None
         candidates = [annotation, *getattr(annotation, "__args__", ())]
         inner = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
         if not inner:
@@ -529,8 +531,8 @@ def _stat_lines(path: Path, name: str) -> list[str]:
     for folder, folders, files in os.walk(path):
         folders.sort()
         # made beside the tars when they are first opened: a run that goes on would find its input changed by itself
-        own = _SHARD_INDEX if any(file.endswith(".tar") for file in files) else ()
-        for file in sorted(set(files).difference(own)):
+        generated_files = _SHARD_INDEX if any(file.endswith(".tar") for file in files) else ()
+        for file in sorted(set(files).difference(generated_files)):
             full = os.path.join(folder, file)
             stat = os.lstat(full)
             lines.append(f"{name}{full.removeprefix(str(path))}\t{stat.st_size}\t{stat.st_mtime_ns}")

@@ -152,9 +152,9 @@ def generate(
     """
     from audiollm.generation.speaking.manner import check_one_voice
 
-    words = _words(text, text_file, dialogue)
+    words = _read_words(text, text_file, dialogue)
     _check_out(out, stream)
-    _check_numbers(
+    _check_finite_options(
         max_duration_s,
         {
             "--temperature": temperature,
@@ -181,7 +181,7 @@ def generate(
     from audiollm.generation.speaking.speech_stream import SpeechStream
 
     generator = load_speech_generator(model, codec)
-    drawn = generator.defaults.over(
+    defaults = generator.defaults.over(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -189,43 +189,43 @@ def generate(
         text_guidance=text_guidance,
         speaker_guidance=speaker_guidance,
     )
-    voices = {name: generator.voice(path, said, language) for name, (path, said) in named.items()}
+    voices = {name: generator.voice(path, transcript, language) for name, (path, transcript) in named.items()}
     manner = generator.manner(
         speaker=speaker,
         reference=voices.get(""),
         scene=scene,
         seed=seed,
-        sampling=drawn.sampling,
+        sampling=defaults.sampling,
         max_duration_s=max_duration_s,
         language=language,
     )
     if stream:
-        _write_stream(SpeechStream(generator, words, manner), out, drawn, words)
+        _write_stream(SpeechStream(generator, words, manner), out, defaults, words)
         return
     for take in range(takes):
         manner = replace(manner, seed=seed + take)
-        with _bar(words) as on_seconds:
+        with _show_seconds(words) as on_seconds:
             if dialogue:
                 say_all = converse_together if together else converse
                 speech = say_all(generator, parse_script(words), voices, manner, on_seconds)
             else:
                 speech = speak(generator, words, manner, on_seconds)
         file = out if takes == 1 else out.with_stem(f"{out.stem}_{take + 1}")
-        _save(speech, file)
-        _tell(speech, file, Console(soft_wrap=True), drawn, words, first=take == 0)
+        _save_speech(speech, file)
+        _tell(speech, file, Console(soft_wrap=True), defaults, words, first=take == 0)
 
 
 # Private: checks of the input, before the model is loaded where that is possible
 
 
-def _words(text: str | None, text_file: Path | None, dialogue: Path | None) -> str:
-    given = {"--text": text, "--text-file": text_file, "--dialogue": dialogue}
-    named = [option for option, value in given.items() if value is not None]
+def _read_words(text: str | None, text_file: Path | None, dialogue: Path | None) -> str:
+    options = {"--text": text, "--text-file": text_file, "--dialogue": dialogue}
+    named = [option for option, value in options.items() if value is not None]
     if len(named) != 1:
         problem = "there is nothing to say" if not named else f"{' and '.join(named)}: give only one of them"
-        raise ConfigError(problem, "generate", f"give one of {', '.join(given)}")
+        raise ConfigError(problem, "generate", f"give one of {', '.join(options)}")
     option, path = named[0], text_file or dialogue
-    words = text if path is None else _read(path, option)
+    words = text if path is None else _read_text_option(path, option)
     if words and any("\ud800" <= letter <= "\udfff" for letter in words):
         raise ConfigError("is not text in UTF-8", option, "write it in UTF-8, or give it as a --text-file")
     if not words or not words.strip():
@@ -233,7 +233,7 @@ def _words(text: str | None, text_file: Path | None, dialogue: Path | None) -> s
     return words
 
 
-def _read(path: Path, option: str) -> str:
+def _read_text_option(path: Path, option: str) -> str:
     try:
         return sys.stdin.read() if path == STDIO else path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -267,7 +267,7 @@ def _check_out(out: Path, stream: bool) -> None:
     check_writable(out, "--out")
 
 
-def _check_numbers(max_duration_s: float | None, numbers: dict[str, float | None]) -> None:
+def _check_finite_options(max_duration_s: float | None, numbers: dict[str, float | None]) -> None:
     from audiollm.generation.speaking.manner import check_duration
 
     for option, value in {**numbers, "--max-duration-s": max_duration_s}.items():
@@ -294,7 +294,7 @@ def _references(
     )
     words: list[str | None] = [*texts, *([None] * (len(references) - len(texts)))]
     named: dict[str, tuple[str, str | None]] = {}
-    for place, (reference, said) in enumerate(zip(references, words, strict=True)):
+    for place, (reference, transcript) in enumerate(zip(references, words, strict=True)):
         name, mark, path = reference.partition("=")
         name = settle_characters(name)
         if script is None or not mark or Path(reference).exists():
@@ -307,7 +307,7 @@ def _references(
             raise ConfigError(f"{path}: {problem}", "--reference", "give a recording of a voice")
         if name in named:
             raise ConfigError(f"{name} has two references", "--reference", "give one for each speaker")
-        named[name] = (path, said)
+        named[name] = (path, transcript)
     return named
 
 
@@ -315,7 +315,7 @@ def _references(
 
 
 @contextmanager
-def _bar(words: str) -> Iterator[Callable[[float], None]]:
+def _show_seconds(words: str) -> Iterator[Callable[[float], None]]:
     """Yield a callback for the seconds of speech made so far; the progress bar appears after `BAR_AFTER_S`."""
     import time
 
@@ -345,7 +345,7 @@ def _bar(words: str) -> Iterator[Callable[[float], None]]:
             bar.stop()
 
 
-def _save(speech: Speech, out: Path) -> None:
+def _save_speech(speech: Speech, out: Path) -> None:
     from audiollm.audio import AudioError, save
 
     try:
@@ -358,7 +358,7 @@ def _tell(
     speech: Speech | SpeechStream,
     out: Path,
     console: Console,
-    drawn: Defaults,
+    defaults: Defaults,
     text: str,
     first: bool = True,
 ) -> None:
@@ -368,15 +368,15 @@ def _tell(
         Console(stderr=True, soft_wrap=True).print(f"note: {note}", highlight=False, markup=False)
     cut = "" if speech.stopped else ", cut where it did not end by itself"
     factor = speech.seconds / speech.duration_s if speech.duration_s else math.nan
-    heard = f"{speech.first_audio_s:.2f} s" if speech.first_audio_s is not None else "never"
+    first_audio = f"{speech.first_audio_s:.2f} s" if speech.first_audio_s is not None else "never"
     console.print(
         f"{out}: {speech.duration_s:.2f} s{cut} (made in {speech.seconds:.2f} s, real-time factor {factor:.2f}, "
-        f"first audio after {heard})",
+        f"first audio after {first_audio})",
         highlight=False,
         markup=False,
     )
     if first:
-        console.print(f"  drawn with {drawn}", highlight=False, markup=False)
+        console.print(f"  drawn with {defaults}", highlight=False, markup=False)
     if first and _words_of_script(speech.text) != _words_of_script(text):
         console.print(f"  reads: {speech.text}", highlight=False, markup=False)
 
@@ -392,7 +392,7 @@ def _words_of_script(text: str) -> list[str]:
     return " ".join(turn.text for turn in turns).split()
 
 
-def _write_stream(stream: SpeechStream, out: Path, drawn: Defaults, text: str) -> None:
+def _write_stream(stream: SpeechStream, out: Path, defaults: Defaults, text: str) -> None:
     from audiollm.generation.speaking.wav_stream import WavWriter
 
     try:
@@ -405,4 +405,4 @@ def _write_stream(stream: SpeechStream, out: Path, drawn: Defaults, text: str) -
         raise ConfigError(
             f"{out}: {error.strerror}", "--out", "give a name in a folder that can be written"
         ) from error
-    _tell(stream, out, Console(stderr=True, soft_wrap=True), drawn, text)
+    _tell(stream, out, Console(stderr=True, soft_wrap=True), defaults, text)

@@ -56,11 +56,11 @@ def generate_prompts(config: GenerateConfig, context: Context) -> dict[str, Any]
         for first in range(0, len(work), config.batch_size):
             done = context.folder / "batches" / f"{first:06d}.jsonl"
             batch = work[first : first + config.batch_size]
-            spoken = _kept_batch(done, len(batch), context)
-            if spoken is None:
-                spoken = _speak_batch(generator, batch, config, limit_s, context)
-                write_jsonl(done, spoken)
-            rows += spoken
+            batch_rows = _kept_batch(done, len(batch), context)
+            if batch_rows is None:
+                batch_rows = _speak_batch(generator, batch, config, limit_s, context)
+                write_jsonl(done, batch_rows)
+            rows += batch_rows
             bar.update(bar.task_ids[0], completed=len(rows))
     write_jsonl(context.folder / "generated.jsonl", rows)
     stopped = sum(row["stopped"] for row in rows)
@@ -102,14 +102,14 @@ def _speak_batch(
     requests, sampling = [], defaults_of(config, generator).sampling
     for sample, take in batch:
         messages = sample.messages[:-1]
-        seed = _seed(config.seed, sample, take)
+        seed = _derive_take_seed(config.seed, sample, take)
         audio = generator.audio_of(messages)
         kind: AnswerKind = "any" if isinstance(sample.messages[-1].content[0], TextPart) else "audio"
         requests.append(Request(messages, seed, audio, sampling, limits, kind))
     rows = []
     answers = generator.answer_all(requests)
     for (sample, take), answer in zip(batch, answers, strict=True):
-        samples_1N = _sound(generator.codec, answer)
+        samples_1N = _decode_answer(generator.codec, answer)
         text, speaker = text_and_speaker(sample)
         name = safe_name(f"{sample.id}_{take}")
         save(context.folder / "audio" / f"{name}.wav", samples_1N, generator.codec.sample_rate)
@@ -128,18 +128,18 @@ def _speak_batch(
     return rows
 
 
-def _sound(codec: Codec, answer: Answer) -> Tensor:
+def _decode_answer(codec: Codec, answer: Answer) -> Tensor:
     """Decode all speech of an answer, `[1, N]`; an answer without speech gives a frame of silence."""
     if answer.codes_KT.shape[1]:
         return codec.decode(answer.codes_KT)
     return torch.zeros(1, round(codec.sample_rate / codec.frame_rate))
 
 
-def _distinct_pairs(samples: Sequence[Sample], most: int) -> list[Sample]:
-    """One sample for each (text, speaker), in a stable order, at most `most` of them evenly picked."""
+def _distinct_pairs(samples: Sequence[Sample], max_pairs: int) -> list[Sample]:
+    """One sample for each (text, speaker), in a stable order, at most `max_pairs` of them evenly picked."""
     pairs = {text_and_speaker(sample): sample for sample in reversed(samples)}
     ordered = [pairs[key] for key in sorted(pairs)]
-    return [ordered[place] for place in evenly(len(ordered), most)]
+    return [ordered[place] for place in evenly(len(ordered), max_pairs)]
 
 
 def text_and_speaker(sample: Sample) -> tuple[str, str]:
@@ -150,14 +150,17 @@ def text_and_speaker(sample: Sample) -> tuple[str, str]:
 
 def longest_allowed_s(samples: Sequence[Sample]) -> float:
     """Return 1.2 times the longest speech of a message in the data, at least 1 s."""
-    spoken = [m.content for sample in samples for m in sample.messages if m.role == "assistant"]
-    audio = [[part for part in content if isinstance(part, AudioPart)] for content in spoken]
+    contents = [m.content for sample in samples for m in sample.messages if m.role == "assistant"]
+    audio = [
+        [content_part for content_part in content if isinstance(content_part, AudioPart)]
+        for content in contents
+    ]
     return max(
-        [1.0, *(1.2 * sum(p.end_s - p.start_s for p in each if p.end_s is not None) for each in audio)]
+        [1.0, *(1.2 * sum(p.end_s - p.start_s for p in parts if p.end_s is not None) for parts in audio)]
     )
 
 
-def _seed(seed: int, sample: Sample, take: int) -> int:
+def _derive_take_seed(seed: int, sample: Sample, take: int) -> int:
     text, speaker = text_and_speaker(sample)
     digest = hashlib.sha256(f"{seed}/{text}/{speaker}/{take}".encode()).digest()
     return int.from_bytes(digest[:7], "little")

@@ -13,13 +13,13 @@ SECONDS_PER_CLIP = 0.15
 """Core-seconds of a clip of a few words that a model of size tiny speaks."""
 
 
-def _run(config: GenerateConfig, context: Context) -> dict[str, Any]:
+def _run_generation(config: GenerateConfig, context: Context) -> dict[str, Any]:
     from audiollm.synthesis.run import generate_prompts
 
     return generate_prompts(config, context)
 
 
-def _plan(config: GenerateConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+def _plan_generation(config: GenerateConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     clips = config.max_prompts * config.takes
     return StagePlan(
         tokens=clips * 60.0,
@@ -33,8 +33,8 @@ def _plan(config: GenerateConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
 STAGE = Stage(
     kind="generate",
     config=GenerateConfig,
-    run=_run,
+    run=_run_generation,
     artifacts={"audio": "generated.jsonl"},
     help="speak the held-out prompts",
-    plan=_plan,
+    plan=_plan_generation,
 )

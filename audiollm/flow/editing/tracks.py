@@ -235,11 +235,11 @@ def lost_in_wav(source: Path) -> list[str]:
 
 
 def _list_lost_tags(tags: SoundTags) -> list[str]:
-    return [f"the tag {name}" for name in sorted(tags.texts) if name not in _TAGS] + list(tags.other)
+    return [f"the tag {name}" for name in sorted(tags.texts) if name not in _TAGS] + list(tags.non_text)
 
 
 def _tags(path: Path) -> SoundTags:
     """The tags of a file, with libsndfile's name of the number of a track."""
     tags = read_tags(path)
     texts = {{"track": "tracknumber"}.get(name, name): text for name, text in tags.texts.items()}
-    return SoundTags(texts, tags.other)
+    return SoundTags(texts, tags.non_text)

@@ -122,8 +122,8 @@ def test_no_import_ends_the_command(error: BaseException, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "meta_path", [Broken("hostile_package", error), *sys.meta_path])
     needed = module._package(Package("hostile-package", "hostile_package"), torchaudio_loads=True)
     optional = module._package(Package("hostile-package", "hostile_package", "sport", False, "run"), True)
-    assert needed.state == "missing" and type(error).__name__ in needed.found and "\n" not in needed.found
-    assert optional.state == "optional" and "sport" in optional.found and optional.remedy == "run"
+    assert needed.state == "missing" and type(error).__name__ in needed.finding and "\n" not in needed.finding
+    assert optional.state == "optional" and "sport" in optional.finding and optional.remedy == "run"
 
 
 def test_an_absent_package_is_asked_for_by_its_requirement(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_an_absent_package_is_asked_for_by_its_requirement(monkeypatch: pytest.M
 def test_a_version_outside_the_requirement_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: ["rich<2"])
     check = module._package(Package("rich", "rich"), torchaudio_loads=True)
-    assert check.state == "warning" and "<2" in check.found
+    assert check.state == "warning" and "<2" in check.finding
 
 
 @pytest.mark.usefixtures("few_packages")

@@ -124,10 +124,10 @@ def test_the_doctor_looks_for_it(place: Path, monkeypatch: pytest.MonkeyPatch) -
     assert check.state == "optional" and str(place) in check.remedy and "docs/models.md" in check.remedy
     publish(place, monkeypatch)
     check = _yamnet()
-    assert check.state == "ok" and str(place) in check.found
+    assert check.state == "ok" and str(place) in check.finding
     place.write_bytes(b"damaged")
     check = _yamnet()
-    assert check.state == "warning" and "SHA-256" in check.found
+    assert check.state == "warning" and "SHA-256" in check.finding
 
 
 def test_the_digests_are_in_the_document() -> None:
