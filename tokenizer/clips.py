@@ -64,8 +64,8 @@ def find_clips(audio: Path) -> Clips:
     samples, bad = read_samples(audio)
     spans: dict[str, dict[Clip, None]] = {"train": {}, "test": {}}
     for sample in samples:
-        for part in sample.audio_parts():
-            clip = Clip(Path(part.path), part.start_s, part.end_s)
+        for audio_part in sample.audio_parts():
+            clip = Clip(Path(audio_part.path), audio_part.start_s, audio_part.end_s)
             spans["test" if sample.is_held_out else "train"][clip] = None
     return Clips(list(spans["train"]), list(spans["test"]), bad)
 
@@ -99,7 +99,7 @@ def _clips_of_folder(folder: Path) -> Clips:
         except AudioError as error:
             bad.append(BadSample(str(path), "", error.reason, UNREADABLE))
             continue
-        clips[path] = _parts(path, duration_s)
+        clips[path] = _split_recording(path, duration_s)
     by_chance = sorted(
         clips, key=lambda path: hashlib.sha256(str(path.relative_to(folder)).encode()).digest()
     )
@@ -111,10 +111,10 @@ def _clips_of_folder(folder: Path) -> Clips:
     )
 
 
-def _parts(path: Path, duration_s: float | None) -> list[Clip]:
+def _split_recording(path: Path, duration_s: float | None) -> list[Clip]:
     if duration_s is None:
         return [Clip(path, 0.0, None)]
-    starts = [MAX_CLIP_S * part for part in range(max(1, round(duration_s / MAX_CLIP_S)))]
+    starts = [MAX_CLIP_S * number for number in range(max(1, round(duration_s / MAX_CLIP_S)))]
     return [Clip(path, start, end) for start, end in zip(starts, [*starts[1:], duration_s], strict=True)]
 
 
@@ -176,9 +176,9 @@ class RandomClips(ABC):
             str(self.clips[0].path), f"and {MAX_DRAWS - 1} draws more cannot be read ({failure})"
         )
 
-    def picked(self, most: int) -> Iterator[tuple[Clip, Tensor]]:
-        """At most `most` clips and their samples, evenly picked; what cannot be read is left out."""
-        count = min(most, len(self))
+    def picked(self, max_clips: int) -> Iterator[tuple[Clip, Tensor]]:
+        """At most `max_clips` clips and their samples, evenly picked; what cannot be read is left out."""
+        count = min(max_clips, len(self))
         for number in range(count):
             index = round(number * (len(self) - 1) / max(1, count - 1))
             try:
@@ -197,8 +197,8 @@ class ClipStore(RandomClips):
     """Levelled mono clips at one sample rate; as many as fit in `cache_mb` stay in memory."""
 
     def __init__(self, clips: Sequence[Clip], sample_rate: int, cache_mb: float = 1024) -> None:
-        known = [clip.end_s - clip.start_s for clip in clips if clip.end_s is not None]
-        usual = sum(known) / len(known) if known else 1.0
+        durations_s = [clip.end_s - clip.start_s for clip in clips if clip.end_s is not None]
+        usual = sum(durations_s) / len(durations_s) if durations_s else 1.0
         lengths_s = [usual if clip.end_s is None else clip.end_s - clip.start_s for clip in clips]
         super().__init__(clips, lengths_s, sample_rate)
         self._cache: OrderedDict[int, Tensor] = OrderedDict()
@@ -262,14 +262,14 @@ def random_crops(store: ClipStore, batch: int, length: int, generator: torch.Gen
         filled = 0
         while filled < length:
             clip, clip_N = store.draw(generator)
-            begin, piece_N = _cut(clip_N, 2 * length, generator)
+            begin, piece_N = _crop_randomly(clip_N, 2 * length, generator)
             varied_N = augment_waveform(piece_N, store.sample_rate, generator)
             speed = len(piece_N) / len(varied_N)
-            later, piece_N = _cut(varied_N, length, generator)
+            later, piece_N = _crop_randomly(varied_N, length, generator)
             piece_N = piece_N[: length - filled]
             crops_BN[row, filled : filled + len(piece_N)] += piece_N
             pieces.append(CropPiece(row, filled, len(piece_N), clip, begin + later * speed, speed))
-            filled += len(piece_N) + _below(store.sample_rate // 10, generator)
+            filled += len(piece_N) + _draw_below(store.sample_rate // 10, generator)
     return Crops(crops_BN, pieces)
 
 
@@ -307,8 +307,8 @@ def _track(samples_N: Tensor, sample_rate: int, highest_hz: float) -> Tensor:
     """Pitch in steps of `PITCH_STEP_S` from the first sample on, 0 where there is no voice."""
     at_16k_N = resample(samples_N[None], sample_rate, pitch.SAMPLE_RATE)[0]
     margin = round(pitch.CENTRE_S * pitch.SAMPLE_RATE)  # the first frame is then centred on the first sample
-    found = pitch.track_pitch(functional.pad(at_16k_N, (margin, 2 * margin)).numpy(), highest_hz)
-    return torch.from_numpy(np.where(found.voiced_F, found.pitch_hz_F, 0.0)).float()
+    track = pitch.track_pitch(functional.pad(at_16k_N, (margin, 2 * margin)).numpy(), highest_hz)
+    return torch.from_numpy(np.where(track.voiced_F, track.pitch_hz_F, 0.0)).float()
 
 
 def augment_waveform(
@@ -321,13 +321,13 @@ def augment_waveform(
     return (faster_N * 10 ** (gain_dice * gain_db / 20)).clamp(-1, 1)
 
 
-def _cut(samples_N: Tensor, length: int, generator: torch.Generator) -> tuple[int, Tensor]:
+def _crop_randomly(samples_N: Tensor, length: int, generator: torch.Generator) -> tuple[int, Tensor]:
     """A random part of that length and its start, or all where there is no more (a long clip is not resampled)."""
     if len(samples_N) <= length:
         return 0, samples_N
-    start = _below(len(samples_N) - length, generator)
+    start = _draw_below(len(samples_N) - length, generator)
     return start, samples_N[start : start + length]
 
 
-def _below(limit: int, generator: torch.Generator) -> int:
+def _draw_below(limit: int, generator: torch.Generator) -> int:
     return int(torch.randint(max(1, limit), (1,), generator=generator))

@@ -226,16 +226,18 @@ def _spell_weight_norm(key: str) -> str:
     return f"{stem}.{WEIGHT_NORM_NAMES.get(last, last)}"
 
 
-def _package_weights(found: dict[str, Tensor], wanted: dict[str, Tensor], where: str) -> dict[str, Tensor]:
-    """`found`, in the package's, transformers' or transformers' older spelling, under the names of `wanted`.
+def _package_weights(
+    stored_weights: dict[str, Tensor], package_weights: dict[str, Tensor], where: str
+) -> dict[str, Tensor]:
+    """`stored_weights`, in the package's, transformers' or transformers' older spelling, under the package's names.
 
     Raises:
         ConfigError: a weight is missing or has another shape.
     """
-    found = {transformers_key(key): value for key, value in found.items()}
+    stored_weights = {transformers_key(key): value for key, value in stored_weights.items()}
     weights = {}
-    for key, fresh in wanted.items():
-        value = found.get(transformers_key(key))
+    for key, fresh in package_weights.items():
+        value = stored_weights.get(transformers_key(key))
         if value is None or value.shape != fresh.shape:
             problem = "is missing" if value is None else f"is {list(value.shape)}, not {list(fresh.shape)}"
             raise ConfigError(f"{transformers_key(key)} {problem}", where, "give the weights of this model")

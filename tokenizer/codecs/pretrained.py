@@ -74,11 +74,11 @@ def open_folder(folder: Path | str, model_type: str) -> Path:
         ConfigError: nothing there, another kind of model, or weights that are not safetensors.
     """
     folder = model_folder(Path(folder))
-    found = read_json_file(folder / "config.json", dict).get("model_type")
-    if found != model_type:
+    found_type = read_json_file(folder / "config.json", dict).get("model_type")
+    if found_type != model_type:
         where = str(folder / "config.json")
         raise ConfigError(
-            f"model_type: {found!r}, not {model_type!r}", where, "give the folder of another model"
+            f"model_type: {found_type!r}, not {model_type!r}", where, "give the folder of another model"
         )
     if not (folder / "model.safetensors").exists():
         raise ConfigError(
@@ -98,16 +98,16 @@ def load_transformers(model_class: Any, folder: Path) -> Any:
     return open_model(model_class, folder)
 
 
-def choose_num_codebooks(asked: int | None, config: PreTrainedConfig, available: int) -> int:
+def choose_num_codebooks(requested: int | None, config: PreTrainedConfig, available: int) -> int:
     """The number of codebooks to use: what is asked, else what the folder was saved with, else all.
 
     Raises:
         ValueError: fewer than one, or more than there are.
     """
-    chosen = asked if asked is not None else int(getattr(config, NUM_CODEBOOKS_KEY, available))
-    if not 1 <= chosen <= available:
-        raise ValueError(f"num_codebooks must be 1..{available} for this codec, not {chosen}")
-    return chosen
+    num_codebooks = requested if requested is not None else int(getattr(config, NUM_CODEBOOKS_KEY, available))
+    if not 1 <= num_codebooks <= available:
+        raise ValueError(f"num_codebooks must be 1..{available} for this codec, not {num_codebooks}")
+    return num_codebooks
 
 
 def record_num_codebooks(folder: Path, num_codebooks: int) -> None:

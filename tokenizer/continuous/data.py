@@ -32,10 +32,10 @@ class StereoStore(RandomClips):
         parts, unread = [], {}
         for clip in clips:
             try:
-                parts += _parts(clip)
+                parts += _split_clip(clip)
             except AudioError as error:
                 unread[str(error.path)] = error.reason
-        super().__init__(parts, [_duration_s(part) for part in parts], sample_rate)
+        super().__init__(parts, [_duration_s(clip_part) for clip_part in parts], sample_rate)
         self._unread = unread
         part_mb = channels * 4 * sample_rate * self.duration_s / max(1, len(self)) / 2**20
         self._load = lru_cache(max(1, int(cache_mb / max(part_mb, 1e-3))))(self._read)
@@ -54,8 +54,8 @@ class StereoStore(RandomClips):
         return self._load(index)
 
     def _read(self, index: int) -> Tensor:
-        part = self.clips[index]
-        waveform = load(part.path, part.start_s, part.end_s, sample_rate=self.sample_rate)
+        clip = self.clips[index]
+        waveform = load(clip.path, clip.start_s, clip.end_s, sample_rate=self.sample_rate)
         return set_channels(waveform.samples_CN, self.channels)
 
 
@@ -82,7 +82,7 @@ def _with_gain(samples_CN: Tensor, generator: torch.Generator) -> Tensor:
     return samples_CN * min(10 ** (gain_db / 20), 1 / max(peak, 1e-6))
 
 
-def _parts(clip: Clip) -> list[Clip]:
+def _split_clip(clip: Clip) -> list[Clip]:
     """The clip in parts of equal length, `PART_S` at most; one that does not say how long it is, as one part."""
     end_s = clip.end_s if clip.end_s is not None else probe(clip.path).duration_s
     if end_s is None:
@@ -92,5 +92,5 @@ def _parts(clip: Clip) -> list[Clip]:
     return [Clip(clip.path, clip.start_s + i * each_s, clip.start_s + (i + 1) * each_s) for i in range(count)]
 
 
-def _duration_s(part: Clip) -> float:
-    return PART_S if part.end_s is None else part.end_s - part.start_s
+def _duration_s(clip: Clip) -> float:
+    return PART_S if clip.end_s is None else clip.end_s - clip.start_s

@@ -209,8 +209,8 @@ class AudioVAE(nn.Module):
         check_waveform(samples_CN, self.channels, at_least=1)
         parts = list(self.encode_stream([samples_CN]))
         return Posterior(
-            torch.cat([part.mean for part in parts], dim=1),
-            torch.cat([part.log_variance for part in parts], dim=1),
+            torch.cat([posterior.mean for posterior in parts], dim=1),
+            torch.cat([posterior.log_variance for posterior in parts], dim=1),
         )
 
     def encode_stream(self, pieces_CN: Iterable[Tensor]) -> Iterator[Posterior]:
@@ -304,11 +304,11 @@ class AudioVAE(nn.Module):
         size, waiting = self.config.step_frames, torch.zeros(self.latent_dim, 0)
         for piece_DT in pieces_DT:
             check_latent(piece_DT, self.latent_dim)
-            *whole, rest = torch.cat([waiting.to(piece_DT), piece_DT], dim=1).split(size, dim=1)
-            if rest.shape[1] == size:
-                whole, rest = [*whole, rest], rest[:, size:]
-            yield from whole
-            waiting = rest
+            *complete_steps, remainder = torch.cat([waiting.to(piece_DT), piece_DT], dim=1).split(size, dim=1)
+            if remainder.shape[1] == size:
+                complete_steps, remainder = [*complete_steps, remainder], remainder[:, size:]
+            yield from complete_steps
+            waiting = remainder
         if waiting.shape[1]:
             yield waiting
 
@@ -317,8 +317,8 @@ def stereo_views(samples_CN: Tensor) -> Tensor:
     """`[..., 2, N]` to `[..., 4, N]`: left, right, and half their sum and difference (mid and side); mono as it is."""
     if samples_CN.shape[-2] == 1:
         return samples_CN
-    left, right = samples_CN.unbind(dim=-2)
-    return torch.stack([left, right, (left + right) / 2, (left - right) / 2], dim=-2)
+    left_N, right_N = samples_CN.unbind(dim=-2)
+    return torch.stack([left_N, right_N, (left_N + right_N) / 2, (left_N - right_N) / 2], dim=-2)
 
 
 def _posterior(encoded_BTD: Tensor) -> Posterior:
@@ -329,4 +329,4 @@ def _posterior(encoded_BTD: Tensor) -> Posterior:
 
 def _window_posterior(encoded_1TD: Tensor) -> Posterior:
     """`[1, T, 2 D]` to a posterior `[D, T]`."""
-    return Posterior(*(part[0].T for part in _posterior(encoded_1TD)))
+    return Posterior(*(tensor[0].T for tensor in _posterior(encoded_1TD)))

@@ -35,19 +35,19 @@ def train_vae(config: TrainVAEConfig, context: Context) -> dict[str, Any]:
     shape = vae_config(config)
     clips = find_training_clips(config.audio)
     stores = {
-        name: StereoStore(found, shape.sample_rate, channels=shape.channels)
-        for name, found in (("train", clips.train), ("test", clips.test))
+        name: StereoStore(split_clips, shape.sample_rate, channels=shape.channels)
+        for name, split_clips in (("train", clips.train), ("test", clips.test))
     }
     step_s = required(config.batch_size) * config.crop_frames / config.latent_rate
     steps = config.steps_for(stores["train"].duration_s / step_s)
     torch.manual_seed(config.seed)
     model = AudioVAE(shape).to(device)
-    task = VAETask(model, stores["train"], stores["test"], _task_config(config), ranks)
+    task = VAETask(model, stores["train"], stores["test"], _make_vae_task_config(config), ranks)
     loop = config.loop_config(steps, ema_decay=0.99, evaluations=8)
     figures = train(task, loop, context.folder, context, device)
-    found_bad = [bad for found in ranks.gather(stores["train"].bad) for bad in found]
+    found_bad = [bad for rank_bad in ranks.gather(stores["train"].bad) for bad in rank_bad]
     if ranks.first:
-        figures |= _finish(model, stores, context, device)
+        figures |= _finish_vae(model, stores, context, device)
         warn_of_whispers(figures, context)
         set_aside = SetAside(context.folder / "set_aside.jsonl", "train_vae")
         set_aside.add([*clips.bad, *stores["train"].bad, *stores["test"].bad, *found_bad])
@@ -56,7 +56,7 @@ def train_vae(config: TrainVAEConfig, context: Context) -> dict[str, Any]:
     return figures
 
 
-def _finish(
+def _finish_vae(
     model: AudioVAE, stores: Mapping[str, StereoStore], context: Context, device: torch.device
 ) -> dict[str, Any]:
     """Measure the latents, evaluate, save and write the examples. Returns the figures."""
@@ -91,7 +91,7 @@ def vae_config(config: TrainVAEConfig) -> VAEConfig:
     )
 
 
-def _task_config(config: TrainVAEConfig) -> VAETaskConfig:
+def _make_vae_task_config(config: TrainVAEConfig) -> VAETaskConfig:
     return VAETaskConfig(
         seed=config.seed,
         batch_size=required(config.batch_size),

@@ -27,7 +27,7 @@ def vae_parameters(config: TrainVAEConfig) -> int:
         return sum(parameter.numel() for parameter in AudioVAE(vae_config(config)).parameters())
 
 
-def _plan(config: TrainVAEConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+def _plan_vae_training(config: TrainVAEConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     mel_hidden, hidden, blocks = (
         required(config.mel_hidden_size),
         required(config.hidden_size),
@@ -55,5 +55,5 @@ TRAIN_VAE = Stage(
     artifacts={"checkpoint": "model", "examples": "examples.json"},
     all_ranks=True,
     help="train the continuous autoencoder of sounds from scratch, at any rate",
-    plan=_plan,
+    plan=_plan_vae_training,
 )

@@ -114,12 +114,12 @@ class VAETask:
             losses |= self._adversary.losses(made_BCN, batch_BCN)
         measured = steps_measured(step, adversary_begin if adversary else 0)
         loss = self._balancer.balance(losses, made_BCN, measured)
-        kl = self._share.part(posterior.divergence().sum(dim=2).mean())
+        kl = self._share.scale_mean(posterior.divergence().sum(dim=2).mean())
         loss = loss + self._kl_factor(losses) * kl
         figures: Figures = {key: self._share.figure(value) for key, value in losses.items()}
         figures["kl"] = self._share.figure(kl)
         if pitch_loss is not None:
-            of_pitch = self._share.part(pitch_loss)
+            of_pitch = self._share.scale_mean(pitch_loss)
             loss = loss + self.config.pitch_weight * of_pitch
             figures["pitch"] = self._share.figure(of_pitch)
         figures["channels_active"] = _share_active(all_rows(posterior.mean.detach().flatten(0, 1)))
@@ -135,23 +135,23 @@ class VAETask:
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
         """A collapsed posterior, and a discriminator that no longer tells real from made."""
-        found: dict[str, str] = {}
+        alarms: dict[str, str] = {}
         if figures.get("channels_active", 1.0) < 0.1:
-            found["posterior collapse"] = (
+            alarms["posterior collapse"] = (
                 f"{figures['channels_active']:.0%} of the latent's channels are in use: lower `kl_weight`, "
                 "or give more varied audio"
             )
-        return {**found, **self._adversary.alarms()}
+        return {**alarms, **self._adversary.alarms()}
 
     def _output_losses(self, made_BCN: Tensor, real_BCN: Tensor, dice: torch.Generator) -> dict[str, Tensor]:
         """Spectral distances are means over left, right, mid and side; two of the four scales a step."""
         scales = [WINDOWS[i] for i in torch.randperm(len(WINDOWS), generator=dice)[:2].tolist()]
-        losses: dict[str, Tensor] = self._loss(_rows(made_BCN), _rows(real_BCN), scales)
+        losses: dict[str, Tensor] = self._loss(_flatten_views(made_BCN), _flatten_views(real_BCN), scales)
         losses["waveform"] = functional.l1_loss(made_BCN, real_BCN)
         if self._band is not None:
             losses["phase"] = functional.l1_loss(self._band(made_BCN), self._band(real_BCN))
         weights = self.config.output_weights
-        return {name: self._share.part(loss) for name, loss in losses.items() if name in weights}
+        return {name: self._share.scale_mean(loss) for name, loss in losses.items() if name in weights}
 
     def _kl_factor(self, losses: Mapping[str, Tensor]) -> Tensor:
         """The balancer divides the STFT distance by the norm of its gradient and gives it a share: so here."""
@@ -163,9 +163,9 @@ class VAETask:
 
 @torch.no_grad()
 def evaluate_vae(
-    model: AudioVAE, clips: StereoStore, loss: ReconstructionLoss, most: int = 40
+    model: AudioVAE, clips: StereoStore, loss: ReconstructionLoss, max_clips: int = 40
 ) -> dict[str, float]:
-    """Means over at most `most` clips, evenly picked, decoded from the latents' means.
+    """Means over at most `max_clips` clips, evenly picked, decoded from the latents' means.
 
     Distances are natural-log L1: `mel`, `stft` of left and right, `mel_mid_side`, `stft_mid_side` of mid and side.
     `kl` is in nats a frame; `channels_active` is the share of the latent's channels whose means vary. `snr_db` compares
@@ -173,7 +173,7 @@ def evaluate_vae(
     """
     rows: list[dict[str, float]] = []
     means = []
-    for _, samples_CN in clips.picked(most):
+    for _, samples_CN in clips.picked(max_clips):
         samples_CN = samples_CN.to(model.latent_mean_D.device)
         posterior = model.encode_distribution(samples_CN)
         decoded_CN = model.decode(posterior.mean, num_samples=samples_CN.shape[1])
@@ -190,7 +190,7 @@ def evaluate_vae(
     return {**figures, "channels_active": float(_share_active(torch.cat(means)))}
 
 
-def _rows(samples_BCN: Tensor) -> Tensor:
+def _flatten_views(samples_BCN: Tensor) -> Tensor:
     """`[B, 2, N]` to `[B * 4, N]`; mono `[B, 1, N]` to `[B, N]`."""
     return stereo_views(samples_BCN).flatten(0, 1)
 

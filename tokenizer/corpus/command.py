@@ -96,9 +96,9 @@ def tokenize(
     loaded = load_codec(coding.codec)
     corpus = _corpus(inputs, console)
     per_shard = samples_per_shard or (begun or {}).get("--samples-per-shard") or corpus.samples_per_shard
-    _begin(out, loaded, coding, corpus, per_shard, begun)
+    _record_inputs(out, loaded, coding, corpus, per_shard, begun)
     _warn_of_long(loaded, corpus, console)
-    with _bar(console, "encoding", sum(corpus.durations_s)) as advance:
+    with _show_duration_bar(console, "encoding", sum(corpus.durations_s)) as advance:
         counts, set_aside = tokenize_corpus(loaded, corpus, out, coding, per_shard, workers, strict, advance)
     console.print(
         f"{out}: {counts['samples']} samples, {counts['frames']} frames in {counts['shards']} shards",
@@ -150,12 +150,12 @@ def detokenize(
         "--format": format.value,
     }
     check_record(out / DETOKENIZE_RECORD, record)
-    with _bar(console, "decoding", index["counts"]["frames"] / loaded.frame_rate) as advance:
+    with _show_duration_bar(console, "decoding", index["counts"]["frames"] / loaded.frame_rate) as advance:
         counts, set_aside = detokenize_shards(
             shards, loaded, out, format.value, codebooks, advance, max_codes_mb
         )
-    kept = f", {counts['kept']} were there" if counts["kept"] else ""
-    console.print(f"{out}: {counts['written']} files written{kept}", highlight=False, soft_wrap=True)
+    kept_note = f", {counts['kept']} were there" if counts["kept"] else ""
+    console.print(f"{out}: {counts['written']} files written{kept_note}", highlight=False, soft_wrap=True)
     _print_set_aside(set_aside, out, console)
 
 
@@ -168,7 +168,7 @@ class CorpusInputs:
 
     samples: list[Sample] = field(default_factory=list)
     bad: list[BadSample] = field(default_factory=list)
-    others: int = 0
+    num_other_files: int = 0
     """Files in the folders that are not sound."""
     notes: list[str] = field(default_factory=list)
     """Facts about the tables: the columns read, a guessed encoding."""
@@ -200,10 +200,10 @@ class CorpusInputs:
         from audiollm.audio import AudioError, find_audio
 
         try:
-            paths, others = find_audio(folder)
+            paths, other_files = find_audio(folder)
         except AudioError as error:
             raise ConfigError(str(error), "INPUT") from error
-        self.others += len(others)
+        self.num_other_files += len(other_files)
         for path in paths:
             self.add_file(path, path.relative_to(folder).with_suffix("").as_posix())
 
@@ -242,14 +242,14 @@ class CorpusInputs:
             self.add_file(listing.parent / path, fields.pop("id", "") or name, fields)
 
 
-def read_inputs(given: Sequence[str]) -> CorpusInputs:
+def read_inputs(arguments: Sequence[str]) -> CorpusInputs:
     """The inputs that the arguments of `tokenize` name, in their order.
 
     Raises:
         ConfigError: nothing is there, or a list that cannot be read.
     """
     inputs = CorpusInputs()
-    for text in given:
+    for text in arguments:
         for path in _expanded(text):
             suffix = path.suffix.lower()
             if path.is_dir():
@@ -263,7 +263,7 @@ def read_inputs(given: Sequence[str]) -> CorpusInputs:
     if not inputs.samples:
         reason = f": {inputs.bad[0]}" if inputs.bad else ""
         raise ConfigError(
-            f"no sound to encode{reason}{links_note(*given)}",
+            f"no sound to encode{reason}{links_note(*arguments)}",
             "INPUT",
             "give folders, files or lists of sound",
         )
@@ -279,16 +279,17 @@ def _expanded(text: str) -> list[Path]:
     return paths
 
 
-def _corpus(given: Sequence[str], console: Console) -> Corpus:
+def _corpus(arguments: Sequence[str], console: Console) -> Corpus:
     from tokenizer.corpus.encoding import Corpus, planned_seconds
 
-    inputs = read_inputs(given)
+    inputs = read_inputs(arguments)
     for note in inputs.notes:
         console.print(note, highlight=False, markup=False, soft_wrap=True)
     with console.status("reading the headers"):
         durations_s = [planned_seconds(sample) for sample in inputs.samples]
-    others = f"; other files in the folders, left alone: {inputs.others}" if inputs.others else ""
-    console.print(f"{len(inputs.samples)} samples, {sum(durations_s):.0f} s{others}", highlight=False)
+    count = inputs.num_other_files
+    other_note = f"; other files in the folders, left alone: {count}" if count else ""
+    console.print(f"{len(inputs.samples)} samples, {sum(durations_s):.0f} s{other_note}", highlight=False)
     return Corpus(inputs.samples, durations_s, inputs.bad)
 
 
@@ -320,7 +321,7 @@ def _codec_of(begun: dict[str, Any], out: Path) -> Path:
     return Path(folder)
 
 
-def _begin(
+def _record_inputs(
     out: Path, codec: Codec, coding: Coding, corpus: Corpus, per_shard: int, begun: dict[str, Any] | None
 ) -> None:
     """Note in `out` all that its content depends on, or compare."""
@@ -365,7 +366,7 @@ class _RateColumn(ProgressColumn):
 
 
 @contextmanager
-def _bar(console: Console, description: str, total_s: float) -> Iterator[Advance]:
+def _show_duration_bar(console: Console, description: str, total_s: float) -> Iterator[Advance]:
     columns = (TextColumn("  {task.description}"), BarColumn(), _RateColumn(), TimeRemainingColumn())
     with progress_bar(console, description, total_s, columns, unit="second") as progress:
         yield lambda seconds: progress.advance(progress.task_ids[0], seconds)

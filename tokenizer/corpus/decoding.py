@@ -45,10 +45,10 @@ def open_shards(shards: Path, codec: Path | None) -> tuple[Codec, Path, dict[str
     facts: dict[str, Any] = index.get("codec") or {}
     if codec is None and not facts.get("path"):
         raise ConfigError("the index names no codec", where, remedy)
-    given = codec or Path(facts["path"])
-    if not given.is_dir():
-        raise ConfigError(f"no codec at {given}", where if codec is None else "--codec", remedy)
-    folder = model_folder(given)
+    codec_folder = codec or Path(facts["path"])
+    if not codec_folder.is_dir():
+        raise ConfigError(f"no codec at {codec_folder}", where if codec is None else "--codec", remedy)
+    folder = model_folder(codec_folder)
     if codec is None and facts.get("fingerprint") not in (None, folder_digest(folder)):
         raise ConfigError(f"the codec at {folder} has changed since", where, "give that of then with --codec")
     loaded = load_codec(folder)
@@ -95,12 +95,12 @@ def detokenize_shards(
                 set_aside.add([bad])
                 continue
             try:
-                for path, codes_KT, about in _parts(coded, names):
-                    kept = path.exists()
-                    if not kept:
+                for path, codes_KT, about in _list_coded_parts(coded, names):
+                    exists = path.exists()
+                    if not exists:
                         pieces = _decode_part(codec, codes_KT[:num_codebooks], about)
                         save_stream(path, pieces, codec.sample_rate)
-                    counts["kept" if kept else "written"] += 1
+                    counts["kept" if exists else "written"] += 1
                     advance(codes_KT.shape[1] / codec.frame_rate)
             except AudioError as error:
                 raise StageError(str(error), "the same command goes on from here") from error
@@ -115,7 +115,7 @@ class OutputNames:
 
     def __init__(self, out: Path, extension: str) -> None:
         self._out, self._extension = out.resolve(), extension
-        self._taken: set[str] = set()
+        self._used_names: set[str] = set()
 
     def take(self, sample_id: str, parts: int) -> list[Path]:
         """The files of a sample's audio parts: `id`, or `id-1`, `id-2` and so on where there are several.
@@ -129,10 +129,10 @@ class OutputNames:
 
     def _free(self, label: str) -> Path:
         free, number = label, 1
-        while free.lower() in self._taken:  # some file systems take `A` and `a` for one
+        while free.lower() in self._used_names:  # some file systems take `A` and `a` for one
             number += 1
             free = f"{label}-{number}"
-        self._taken.add(free.lower())
+        self._used_names.add(free.lower())
         path = self._out / f"{free}.{self._extension}"
         if not path.resolve().is_relative_to(self._out):
             raise ValueError(f"{path} is a link out of the folder, or below one")
@@ -143,18 +143,20 @@ def path_of_id(sample_id: str) -> str:
     """An id as a relative path for any file system; one that had to be changed ends in a hash of the id."""
     names = [_UNSAFE.sub("_", name).strip(" .") for name in sample_id.split("/")]
     name = "/".join(names)
-    if name == sample_id and all(names) and len(names) <= _MAX_FOLDERS and _fits(names):
+    if name == sample_id and all(names) and len(names) <= _MAX_FOLDERS and _fit_in_names(names):
         return name
     short = "_".join(filter(None, names)).encode(errors="replace")[: _MAX_NAME_BYTES // 2]
     digest = hashlib.sha256(sample_id.encode(errors="replace")).hexdigest()
     return f"{short.decode(errors='ignore') or 'sample'}-{digest[:8]}"
 
 
-def _fits(names: list[str]) -> bool:
+def _fit_in_names(names: list[str]) -> bool:
     return all(len(name.encode(errors="replace")) <= _MAX_NAME_BYTES for name in names)
 
 
-def _parts(coded: CodedSample, names: OutputNames) -> Iterator[tuple[Path, Tensor, CodedAudio | None]]:
+def _list_coded_parts(
+    coded: CodedSample, names: OutputNames
+) -> Iterator[tuple[Path, Tensor, CodedAudio | None]]:
     """File, codes and record (none, in the shards of a recipe's stage) of each part, in the first encoding.
 
     Raises:
@@ -177,9 +179,9 @@ def _decode_part(codec: Codec, codes_KT: Tensor, about: CodedAudio | None) -> It
     stream = (
         codec.decode_stream([codes_KT]) if isinstance(codec, StreamingCodec) else [codec.decode(codes_KT)]
     )
-    left = about.num_samples if about else codes_KT.shape[1] * codec.sample_rate
+    num_remaining = about.num_samples if about else codes_KT.shape[1] * codec.sample_rate
     gain = 10 ** (-about.gain_db / 20) if about else 1.0
     for piece_1N in stream:
-        kept_1N = piece_1N[:, :left]
-        left -= kept_1N.shape[1]
+        kept_1N = piece_1N[:, :num_remaining]
+        num_remaining -= kept_1N.shape[1]
         yield kept_1N * gain

@@ -103,9 +103,9 @@ class Corpus:
     def digest(self) -> str:
         """Changes with the list of ids, files and spans, not with the working directory."""
         spans = [
-            f"{sample.id}\t{Path(part.path).resolve()}\t{part.start_s}\t{part.end_s}"
+            f"{sample.id}\t{Path(audio_part.path).resolve()}\t{audio_part.start_s}\t{audio_part.end_s}"
             for sample in self.samples
-            for part in sample.audio_parts()
+            for audio_part in sample.audio_parts()
         ]
         return hashlib.sha256("\n".join(spans).encode()).hexdigest()
 
@@ -130,8 +130,10 @@ def begin_set_aside(path: Path, bad: Iterable[BadSample], again: Container[str])
     Args:
         again: ids of samples that are encoded now; what was said of them holds no more.
     """
-    kept = [row for row in read_set_aside(path) if row["id"] and row["id"] not in again]
-    return SetAside(path, "tokenize", [*(row_of(one, "tokenize") for one in bad), *kept])
+    earlier_rows = [row for row in read_set_aside(path) if row["id"] and row["id"] not in again]
+    return SetAside(
+        path, "tokenize", [*(row_of(bad_sample, "tokenize") for bad_sample in bad), *earlier_rows]
+    )
 
 
 def stored_codes(codes_KT: Tensor, codec: Codec) -> np.ndarray:
@@ -141,7 +143,7 @@ def stored_codes(codes_KT: Tensor, codec: Codec) -> np.ndarray:
 
 def refused_by_codec(sample: Sample, error: ValueError) -> BadSample:
     """A sample whose sound the codec does not take: too short, or too long."""
-    place = ", ".join(part.path for part in sample.audio_parts())
+    place = ", ".join(audio_part.path for audio_part in sample.audio_parts())
     return BadSample(place, sample.id, f"{REFUSED}: {error}", REFUSED)
 
 
@@ -223,7 +225,7 @@ def tokenize_corpus(
                     raise _stop(result)
             writer.has(index + 1)  # a shard that is full is written now, not with the next sample
         _write_vectors(folder / "codebooks.safetensors", codec, coding)
-        counts = writer.close({"codec": _facts(codec, coding), "inputs": corpus.digest})
+        counts = writer.close({"codec": _collect_codec_facts(codec, coding), "inputs": corpus.digest})
     except OSError as error:
         remedy = "make room; the same command goes on from the last whole shard"
         raise StageError(f"{folder}: cannot be written ({error.strerror})", remedy) from error
@@ -232,19 +234,19 @@ def tokenize_corpus(
 
 def planned_seconds(sample: Sample) -> float:
     """The duration of a sample's audio by the files' headers; 0 for what they do not tell."""
-    return sum(_part_seconds(part) for part in sample.audio_parts())
+    return sum(_part_seconds(audio_part) for audio_part in sample.audio_parts())
 
 
 # Private: one after the other
 
 
-def _part_seconds(part: AudioPart) -> float:
+def _part_seconds(audio_part: AudioPart) -> float:
     try:
-        known_s = probe(part.path).duration_s
+        known_s = probe(audio_part.path).duration_s
     except AudioError:  # encoding will meet it again, and say so
         return 0.0
-    ends_s = [end_s for end_s in (known_s, part.end_s) if end_s is not None]
-    return max(0.0, min(ends_s, default=0.0) - part.start_s)
+    ends_s = [end_s for end_s in (known_s, audio_part.end_s) if end_s is not None]
+    return max(0.0, min(ends_s, default=0.0) - audio_part.start_s)
 
 
 def _stop(bad: BadSample) -> StageError:
@@ -258,7 +260,7 @@ def _write_vectors(path: Path, codec: Codec, coding: Coding) -> None:
         save_file({"vectors_KVD": vectors_KVD}, temporary)
 
 
-def _facts(codec: Codec, coding: Coding) -> dict[str, Any]:
+def _collect_codec_facts(codec: Codec, coding: Coding) -> dict[str, Any]:
     """The codec's facts as the index records them."""
     return {
         "frame_rate": codec.frame_rate,
@@ -297,16 +299,16 @@ def _encode_all(
 
 def _attempt(codec: Codec, sample: Sample, coding: Coding, advance: Advance) -> Coded | BadSample:
     parts = sample.audio_parts()
-    place = ", ".join(part.path for part in parts) or sample.id
+    place = ", ".join(audio_part.path for audio_part in parts) or sample.id
     if not parts:
         return BadSample(place, sample.id, "holds no audio part", "no audio")
     has_words = teaches_words(sample)
     pairs = []
     try:
-        for part in parts:
-            codes_KT, about, meter = _encode_part(codec, part, coding, advance)
+        for audio_part in parts:
+            codes_KT, about, meter = _encode_part(codec, audio_part, coding, advance)
             if has_words and meter.peak_dbfs < SILENCE_DBFS:
-                return silent_part(sample, part.path, meter.peak_dbfs)
+                return silent_part(sample, audio_part.path, meter.peak_dbfs)
             pairs.append((codes_KT, about))
     except AudioError as error:
         return BadSample(place, sample.id, error.reason, UNREADABLE)
@@ -317,14 +319,14 @@ def _attempt(codec: Codec, sample: Sample, coding: Coding, advance: Advance) -> 
 
 
 def _encode_part(
-    codec: Codec, part: AudioPart, coding: Coding, advance: Advance
+    codec: Codec, audio_part: AudioPart, coding: Coding, advance: Advance
 ) -> tuple[np.ndarray, CodedAudio, LevelMeter]:
     """Codes `[K, T]` of an audio part, at constant memory where the codec can, and the level of its sound."""
 
     def pieces() -> Iterator[Tensor]:
-        return stream_mono(part.path, codec.sample_rate, part.start_s, part.end_s)
+        return stream_mono(audio_part.path, codec.sample_rate, audio_part.start_s, audio_part.end_s)
 
-    gain = 1.0 if coding.level_dbfs is None else _metered(pieces()).gain_to(coding.level_dbfs, PEAK)
+    gain = 1.0 if coding.level_dbfs is None else _meter_pieces(pieces()).gain_to(coding.level_dbfs, PEAK)
     meter = LevelMeter()
 
     def levelled() -> Iterator[Tensor]:
@@ -339,15 +341,17 @@ def _encode_part(
         codes_KT = codec.encode(torch.cat(list(levelled()), dim=1))
     seconds = meter.num_samples / codec.sample_rate
     about = CodedAudio(
-        path=part.path,
+        path=audio_part.path,
         num_samples=meter.num_samples,
-        length=length_difference(part.path, part.path, part.start_s, part.end_s, seconds),
+        length=length_difference(
+            audio_part.path, audio_part.path, audio_part.start_s, audio_part.end_s, seconds
+        ),
         gain_db=20 * math.log10(gain),
     )
     return stored_codes(codes_KT[: coding.num_codebooks], codec), about, meter
 
 
-def _metered(pieces_1N: Iterable[Tensor]) -> LevelMeter:
+def _meter_pieces(pieces_1N: Iterable[Tensor]) -> LevelMeter:
     meter = LevelMeter()
     for piece_1N in pieces_1N:
         meter.push(piece_1N)

@@ -76,8 +76,8 @@ def source_of(x_1CT: Tensor) -> Source:
 
     def span(start: int, stop: int) -> Tensor:
         inside = x_1CT[:, :, max(start, 0) : min(stop, length)]
-        left, right = max(-start, 0), max(stop - length, 0)
-        return functional.pad(inside, (left, right)) if left or right else inside
+        pad_left, pad_right = max(-start, 0), max(stop - length, 0)
+        return functional.pad(inside, (pad_left, pad_right)) if pad_left or pad_right else inside
 
     return span
 
@@ -96,9 +96,9 @@ def compute(source: Source, length: int, steps: int) -> Tensor:
     if length <= steps:
         return source(0, length)
     first = source(0, steps)
-    whole = first.new_empty(1, length, first.shape[1]).transpose(1, 2)
-    whole[:, :, :steps] = first
+    signal = first.new_empty(1, length, first.shape[1]).transpose(1, 2)
+    signal[:, :, :steps] = first
     for start in range(steps, length, steps):
         stop = min(start + steps, length)
-        whole[:, :, start:stop] = source(start, stop)
-    return whole
+        signal[:, :, start:stop] = source(start, stop)
+    return signal

@@ -45,10 +45,10 @@ def load_folder(folder: Path) -> tuple[HiggsAudioV2TokenizerConfig, dict[str, Te
     """
     folder = model_folder(folder)
     where = str(folder / "config.json")
-    found = read_json_file(folder / "config.json", dict).get("model_type")
-    if found != MODEL_TYPE:
+    found_type = read_json_file(folder / "config.json", dict).get("model_type")
+    if found_type != MODEL_TYPE:
         raise ConfigError(
-            f"model_type: {found!r}, not {MODEL_TYPE!r}", where, "give the folder of another model"
+            f"model_type: {found_type!r}, not {MODEL_TYPE!r}", where, "give the folder of another model"
         )
     config = HiggsAudioV2TokenizerConfig.from_pretrained(folder, **OFFLINE)
     index = folder / "model.safetensors.index.json"
@@ -76,9 +76,9 @@ def load_hubert(folder: Path) -> nn.Module:
         ConfigError: nothing there, or another kind of model.
     """
     config = folder / "config.json"
-    found = read_json_file(config, dict).get("model_type") if config.exists() else None
-    if found != "hubert":
-        raise ConfigError(f"model_type: {found!r}, not 'hubert'", str(config), "give a HuBERT's folder")
+    found_type = read_json_file(config, dict).get("model_type") if config.exists() else None
+    if found_type != "hubert":
+        raise ConfigError(f"model_type: {found_type!r}, not 'hubert'", str(config), "give a HuBERT's folder")
     hubert: nn.Module = open_model(HubertModel, folder)
     return hubert
 

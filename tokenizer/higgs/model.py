@@ -155,7 +155,9 @@ class HiggsTokenizer(nn.Module):
         """
         self._check(samples_BN, num_codebooks)
         parts = samples_BN.split(1) if samples_BN.device.type == "cpu" else (samples_BN,)
-        return torch.cat([self.quantizer.encode(self.latent(part), num_codebooks) for part in parts])
+        return torch.cat(
+            [self.quantizer.encode(self.latent(samples_1N), num_codebooks) for samples_1N in parts]
+        )
 
     @torch.no_grad()
     def decode_batch(self, codes_BKF: Tensor) -> Tensor:
@@ -176,7 +178,7 @@ class HiggsTokenizer(nn.Module):
         x_BDF = linear(latent_BFD, self.fc2.weight, self.fc2.bias).transpose(1, 2)
         if x_BDF.device.type != "cpu":
             return self.acoustic_decoder(x_BDF)[:, 0]
-        return torch.cat([self.acoustic_decoder.infer(part) for part in x_BDF.split(1)])[:, 0]
+        return torch.cat([self.acoustic_decoder.infer(x_1DF) for x_1DF in x_BDF.split(1)])[:, 0]
 
     def encode(self, samples_CN: Tensor, num_codebooks: int | None = None) -> Tensor:
         """Mono waveform `[1, N]` at `sample_rate` to codes `[K, F]`; F is N / hop rounded to the nearest.

@@ -64,11 +64,11 @@ class Codebook(nn.Module):
         self.embed.copy_(self.embed_avg / smooth_V[:, None])
 
     @torch.no_grad()
-    def place(self, chosen: Tensor, vectors_VE: Tensor, usage: float | Tensor = 1.0) -> None:
-        """Put vectors at `chosen`, in the exponential mean too, so that the next step does not undo it."""
-        self.embed[chosen] = vectors_VE
-        self.embed_avg[chosen] = vectors_VE * usage
-        self.cluster_size[chosen] = usage
+    def place(self, rows: Tensor, vectors_VE: Tensor, usage: float | Tensor = 1.0) -> None:
+        """Put vectors at `rows`, in the exponential mean too, so that the next step does not undo it."""
+        self.embed[rows] = vectors_VE
+        self.embed_avg[rows] = vectors_VE * usage
+        self.cluster_size[rows] = usage
 
 
 class Level(nn.Module):

@@ -126,7 +126,7 @@ class MelPCA(nn.Module):
         Raises:
             ValueError: too little audio for so many components, or audio that `encode_distribution` refuses.
         """
-        numbers, kept = self.config.numbers, self.latent_dim
+        numbers, num_components = self.config.numbers, self.latent_dim
         frames, sum_X = 0, torch.zeros(numbers, dtype=torch.float64)
         products_XX = torch.zeros(numbers, numbers, dtype=torch.float64)
         for samples_CN in clips_CN:
@@ -136,19 +136,19 @@ class MelPCA(nn.Module):
                 frames += len(part_TX)
                 sum_X += part_TX.sum(dim=0)
                 products_XX += part_TX.T @ part_TX
-        if frames < PARTS_PER_FIT * kept:
-            raise ValueError(f"{frames} latent frames of audio are too few for {kept} components")
+        if frames < PARTS_PER_FIT * num_components:
+            raise ValueError(f"{frames} latent frames of audio are too few for {num_components} components")
         mean_X = sum_X / frames
         variance_X, vectors_XX = torch.linalg.eigh(products_XX / frames - torch.outer(mean_X, mean_X))
         variance_X, vectors_XX = variance_X.flip(0).clamp_min(0), vectors_XX.flip(1)
-        components_XD, left_out_X = vectors_XX[:, :kept], variance_X[kept:]
+        components_XD, left_out_X = vectors_XX[:, :num_components], variance_X[num_components:]
         largest_1D = components_XD.abs().argmax(dim=0, keepdim=True)
         components_XD = components_XD * components_XD.gather(0, largest_1D).sign()
         self.mean_X.copy_(mean_X)
         self.components_XD.copy_(components_XD)
-        self.deviation_D.copy_(variance_X[:kept].sqrt().clamp_min(FLOOR))
+        self.deviation_D.copy_(variance_X[:num_components].sqrt().clamp_min(FLOOR))
         self.noise.copy_((left_out_X.mean() if len(left_out_X) else torch.zeros(())).sqrt().clamp_min(FLOOR))
-        return float(variance_X[:kept].sum() / variance_X.sum().clamp_min(1e-12))
+        return float(variance_X[:num_components].sum() / variance_X.sum().clamp_min(1e-12))
 
     def encode(self, samples_CN: Tensor) -> Tensor:
         """Waveform `[C, N]` to the latents' means `[D, ceil(N / hop)]`.
@@ -168,7 +168,7 @@ class MelPCA(nn.Module):
         if not samples_CN.shape[1]:
             raise ValueError("encode takes a waveform of at least one sample")
         parts = list(self.encode_stream([samples_CN]))
-        return ComponentDistribution(*(torch.cat(each, dim=1) for each in zip(*parts, strict=True)))
+        return ComponentDistribution(*(torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True)))
 
     @torch.no_grad()
     def encode_stream(self, pieces_CN: Iterable[Tensor]) -> Iterator[ComponentDistribution]:
@@ -209,9 +209,9 @@ class MelPCA(nn.Module):
             while waiting_DT.shape[1] >= BLOCK_LATENTS:
                 yield stream.push(self._magnitudes(waiting_DT[:, :BLOCK_LATENTS]))
                 waiting_DT = waiting_DT[:, BLOCK_LATENTS:]
-        if rest := waiting_DT.shape[1]:
-            padded_DT = functional.pad(waiting_DT, (0, BLOCK_LATENTS - rest))
-            yield stream.push(self._magnitudes(padded_DT)[:, : rest * config.stride])
+        if num_remaining := waiting_DT.shape[1]:
+            padded_DT = functional.pad(waiting_DT, (0, BLOCK_LATENTS - num_remaining))
+            yield stream.push(self._magnitudes(padded_DT)[:, : num_remaining * config.stride])
         yield stream.flush()
 
     def normalize(self, latent_DT: Tensor) -> Tensor:
@@ -254,10 +254,10 @@ class MelPCA(nn.Module):
                 yield self._log_mel(waiting_CN[:, : before + block + after])
                 waiting_CN = waiting_CN[:, block:]
         while waiting_CN.shape[1] > before:
-            rest = -(-(waiting_CN.shape[1] - before) // config.hop_samples)
+            num_remaining = -(-(waiting_CN.shape[1] - before) // config.hop_samples)
             missing = max(0, before + block + after - waiting_CN.shape[1])
             padded_CN = functional.pad(waiting_CN, (0, missing))
-            yield self._log_mel(padded_CN[:, : before + block + after])[:rest]
+            yield self._log_mel(padded_CN[:, : before + block + after])[:num_remaining]
             waiting_CN = waiting_CN[:, block:]
 
     def _log_mel(self, samples_CN: Tensor) -> Tensor:

@@ -49,26 +49,28 @@ class PhaseStream:
     def push(self, magnitudes_CTF: Tensor) -> Tensor:
         """The samples that these frames settle; none may be."""
         self._waiting_CTF = torch.cat([self._waiting_CTF, magnitudes_CTF], dim=1)
-        made = [self._settled_CN[:, :0]]
+        pieces = [self._settled_CN[:, :0]]
         while self._waiting_CTF.shape[1] >= self._block + self._ahead:
-            made.append(self._settle(self._block, self._block + self._ahead))
-        return torch.cat(made, dim=1)
+            pieces.append(self._settle(self._block, self._block + self._ahead))
+        return torch.cat(pieces, dim=1)
 
     def flush(self) -> Tensor:
         """The rest: what waited, and half a window."""
-        made = [self._settled_CN[:, :0]]
-        while left := self._waiting_CTF.shape[1]:
-            made.append(self._settle(min(left, self._block), min(left, self._block + self._ahead)))
+        pieces = [self._settled_CN[:, :0]]
+        while num_waiting := self._waiting_CTF.shape[1]:
+            pieces.append(
+                self._settle(min(num_waiting, self._block), min(num_waiting, self._block + self._ahead))
+            )
         tail_CN = self._settled_CN / self._weight_N.clamp_min(1e-3)
-        made.append(tail_CN[:, : len(self._window_W) - self._hop - (len(self._window_W) - self._hop) // 2])
-        return torch.cat(made, dim=1)
+        pieces.append(tail_CN[:, : len(self._window_W) - self._hop - (len(self._window_W) - self._hop) // 2])
+        return torch.cat(pieces, dim=1)
 
     def _settle(self, block: int, frames: int) -> Tensor:
         """Find the phases of the next `frames`, and settle the first `block` of them."""
         magnitude_CTF = self._waiting_CTF[:, :frames]
-        known = self._phases_CTF.shape[1]
+        num_known = self._phases_CTF.shape[1]
         drawn_CTF = torch.rand(
-            (magnitude_CTF.shape[0], frames - known, magnitude_CTF.shape[2]), generator=self._dice
+            (magnitude_CTF.shape[0], frames - num_known, magnitude_CTF.shape[2]), generator=self._dice
         )
         angle_CTF = torch.cat([self._phases_CTF, drawn_CTF.to(magnitude_CTF) * (2 * math.pi)], dim=1)
         spectrum_CTF, before_CTF = torch.polar(magnitude_CTF, angle_CTF), None

@@ -30,8 +30,8 @@ def fit_mel_pca(config: FitMelPCAConfig, context: Context) -> dict[str, Any]:
     """
     clips = find_training_clips(config.audio)
     train, test = (
-        StereoStore(found, config.sample_rate, channels=config.channels)
-        for found in (clips.train, clips.test)
+        StereoStore(split_clips, config.sample_rate, channels=config.channels)
+        for split_clips in (clips.train, clips.test)
     )
     model = MelPCA(
         MelPCAConfig(

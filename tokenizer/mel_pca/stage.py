@@ -10,13 +10,13 @@ from audiollm.recipe.stages import Stage, StagePlan
 from tokenizer.mel_pca.settings import FitMelPCAConfig
 
 
-def _fit(config: FitMelPCAConfig, context: Context) -> dict[str, Any]:
+def _run_fit(config: FitMelPCAConfig, context: Context) -> dict[str, Any]:
     from tokenizer.mel_pca.run import fit_mel_pca
 
     return fit_mel_pca(config, context)
 
 
-def _plan(config: FitMelPCAConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+def _plan_fit(config: FitMelPCAConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     numbers = 4 * config.channels * config.num_mels
     clips = max((plan.facts.get("samples", 0.0) for plan in plans.values()), default=0.0)
     return StagePlan(
@@ -30,8 +30,8 @@ def _plan(config: FitMelPCAConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
 FIT_MEL_PCA = Stage(
     kind="fit_mel_pca",
     config=FitMelPCAConfig,
-    run=_fit,
+    run=_run_fit,
     artifacts={"checkpoint": "model", "examples": "examples.json"},
     help="fit a linear autoencoder of sounds in closed form: components of log-mel frames",
-    plan=_plan,
+    plan=_plan_fit,
 )

@@ -124,14 +124,14 @@ class Encoder(nn.Module):
         `[B, C, context + T * hop + context]` each to `[B, T, D]`. All windows go through a layer before the
         next layer's weights are fetched: the same arithmetic as one after another, with fewer cache misses.
         """
-        x_BTC = _run(self.mel_blocks, [self.input(self._mel(window)) for window in windows_BCN], carry)
+        x_BTC = _run_blocks(self.mel_blocks, [self.input(self._mel(window)) for window in windows_BCN], carry)
         x_BTC = [self.downsample(x) for x in x_BTC]
         if self.band is None:
-            return [self.output(x) for x in _run(self.blocks, x_BTC, carry)]
+            return [self.output(x) for x in _run_blocks(self.blocks, x_BTC, carry)]
         surplus = self.shape.context_samples - self.shape.hop_samples // 2
         bands_BTX = [self.band.coefficients(window[..., surplus:-surplus]) for window in windows_BCN]
         x_BTC = [x + self.band.hidden(band) for x, band in zip(x_BTC, bands_BTX, strict=True)]
-        x_BTC = _run(self.blocks, x_BTC, carry)
+        x_BTC = _run_blocks(self.blocks, x_BTC, carry)
         return [self.output(x) + self.band.output(band) for x, band in zip(x_BTC, bands_BTX, strict=True)]
 
     def _mel(self, samples_BCN: Tensor) -> Tensor:
@@ -247,8 +247,8 @@ class Decoder(nn.Module):
         return spectrum
 
     def _features(self, latent_BTD: Tensor, carry: Carry | None) -> Tensor:
-        (x_BTC,) = _run(self.blocks, [self.input(latent_BTD)], carry)
-        (x_BTC,) = _run(self.mel_blocks, [self.upsample(x_BTC)], carry)
+        (x_BTC,) = _run_blocks(self.blocks, [self.input(latent_BTD)], carry)
+        (x_BTC,) = _run_blocks(self.mel_blocks, [self.upsample(x_BTC)], carry)
         normed: Tensor = self.norm(x_BTC)
         return normed
 
@@ -267,7 +267,7 @@ class Decoder(nn.Module):
         return padded_BTD[:, start:]
 
 
-def _run(blocks: Iterable[nn.Module], pieces_BTC: list[Tensor], carry: Carry | None) -> list[Tensor]:
+def _run_blocks(blocks: Iterable[nn.Module], pieces_BTC: list[Tensor], carry: Carry | None) -> list[Tensor]:
     for block in blocks:
         pieces_BTC = [block(x_BTC, carry) for x_BTC in pieces_BTC]
     return pieces_BTC

@@ -123,8 +123,8 @@ class AudioTokenizer(nn.Module):
         self.decoder = Decoder(config.shape, self.quantizer.latent_dim)
         self.semantic_head: SemanticHead | None = None
         if config.semantic_dim:
-            seen = config.latent_dim  # of a split latent the semantic half alone
-            self.semantic_head = SemanticHead(seen, config.hidden_size, config.semantic_dim)
+            semantic_latent_dim = config.latent_dim  # of a split latent the semantic half alone
+            self.semantic_head = SemanticHead(semantic_latent_dim, config.hidden_size, config.semantic_dim)
 
     @property
     def frame_rate(self) -> float:
@@ -232,9 +232,9 @@ class AudioTokenizer(nn.Module):
             for row_N, length in zip(samples_BN, lengths, strict=True)
         ]
         frames_B = torch.tensor([codes_KT.shape[1] for codes_KT in codes], device=samples_BN.device)
-        most = int(frames_B.max())
-        codes_BKT = torch.stack([functional.pad(c, (0, most - c.shape[1])) for c in codes])
-        return codes_BKT, torch.arange(most, device=samples_BN.device) < frames_B[:, None]
+        max_frames = int(frames_B.max())
+        codes_BKT = torch.stack([functional.pad(c, (0, max_frames - c.shape[1])) for c in codes])
+        return codes_BKT, torch.arange(max_frames, device=samples_BN.device) < frames_B[:, None]
 
     def decode(self, codes_KT: Tensor, num_samples: int | None = None) -> Tensor:
         """Codes `[K', T]` of the first K' codebooks to `[1, T * hop]`, cut to `num_samples` where given.
@@ -291,9 +291,9 @@ class AudioTokenizer(nn.Module):
 
 def _of_first_codebooks(weights: Mapping[str, Tensor], model: AudioTokenizer) -> dict[str, Tensor]:
     """The weights without those of codebooks that the model does not have."""
-    own = model.state_dict()
+    model_weights = model.state_dict()
     return {
-        name: tensor[: len(own[name])] if tensor.ndim and name.startswith("quantizer.") else tensor
+        name: tensor[: len(model_weights[name])] if tensor.ndim and name.startswith("quantizer.") else tensor
         for name, tensor in weights.items()
-        if name in own
+        if name in model_weights
     }

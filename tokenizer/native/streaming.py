@@ -56,7 +56,11 @@ class LatentStream:
             raise ValueError("samples that are not finite cannot be encoded: mend or drop them before")
         self._samples += samples_CN.shape[1]
         # in parts, so that memory does not grow with what is pushed at once
-        return [window for part in samples_CN.split(PUSHED_SAMPLES, dim=1) for window in self._advance(part)]
+        return [
+            window
+            for block_CN in samples_CN.split(PUSHED_SAMPLES, dim=1)
+            for window in self._advance(block_CN)
+        ]
 
     def flush(self) -> tuple[list[Tensor], int]:
         """The last windows, with zeros beyond the end, and how many of their frames hold samples; then begin anew."""

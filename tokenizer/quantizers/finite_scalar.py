@@ -150,8 +150,8 @@ def grid_steps(codebook_size: int) -> tuple[int, ...]:
     Raises:
         ValueError: there is no such product; the message names the nearest sizes that are one.
     """
-    found = _grid(codebook_size)
-    if not found:
+    steps = _grid(codebook_size)
+    if not steps:
         lower = next((size for size in range(codebook_size - 1, 2, -1) if _grid(size)), FEWEST_STEPS)
         upper = next(
             size for size in range(max(codebook_size, 2) + 1, 2 * max(codebook_size, 4)) if _grid(size)
@@ -160,7 +160,7 @@ def grid_steps(codebook_size: int) -> tuple[int, ...]:
             f"fsq has no grid of {codebook_size} codes (a product of numbers from {FEWEST_STEPS} to "
             f"{MOST_STEPS}): use a codebook_size of {lower} or {upper}"
         )
-    return found
+    return steps
 
 
 def bound(z_SC: Tensor, steps: tuple[int, ...]) -> Tensor:
@@ -169,7 +169,7 @@ def bound(z_SC: Tensor, steps: tuple[int, ...]) -> Tensor:
     An even number of steps has no middle one: there the range is moved down by a half, and the argument so
     that 0 stays near 0 (by tan, as the paper's listing has it; atanh would be exact and is within 1e-3).
     """
-    half_C, offset_C, shift_C = (z_SC.new_tensor(row) for row in _shape(steps))
+    half_C, offset_C, shift_C = (z_SC.new_tensor(row) for row in _compute_grid_shape(steps))
     return torch.tanh(z_SC + shift_C) * half_C - offset_C
 
 
@@ -190,19 +190,19 @@ def grid_values(codes_S: Tensor, steps: tuple[int, ...]) -> Tensor:
     return (digits_SC - middle_C) / middle_C
 
 
-def _grid(size: int, most: int = MOST_STEPS) -> tuple[int, ...] | None:
-    """Factors of `size`, falling, at most `most`: those with the fewest 3s, then the most channels."""
+def _grid(size: int, max_factor: int = MOST_STEPS) -> tuple[int, ...] | None:
+    """Factors of `size`, falling, at most `max_factor`: those with the fewest 3s, then the most channels."""
     if size == 1:
         return ()
     options = []
-    for count in range(min(most, size), FEWEST_STEPS - 1, -1):
-        rest = _grid(size // count, count) if size % count == 0 else None
-        if rest is not None:
-            options.append((count, *rest))
+    for count in range(min(max_factor, size), FEWEST_STEPS - 1, -1):
+        factors = _grid(size // count, count) if size % count == 0 else None
+        if factors is not None:
+            options.append((count, *factors))
     return min(options, key=lambda steps: (steps.count(3), -len(steps)), default=None)
 
 
-def _shape(steps: tuple[int, ...]) -> tuple[list[float], list[float], list[float]]:
+def _compute_grid_shape(steps: tuple[int, ...]) -> tuple[list[float], list[float], list[float]]:
     half = [(count - 1) * (1 - MARGIN) / 2 for count in steps]
     offset = [0.0 if count % 2 else 0.5 for count in steps]
     return half, offset, [math.tan(o / h) for o, h in zip(offset, half, strict=True)]
@@ -220,7 +220,7 @@ def _main_axes(x_SD: Tensor, steps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     largest = range(len(variance_D) - 1, len(variance_D) - 1 - len(steps), -1)
     deviation_C = variance_D[list(largest)].clamp_min(1e-10).sqrt()
     weight_CD = axes_DD.T[list(largest)] / deviation_C[:, None]
-    return weight_CD, -(weight_CD @ mean_D) - x_SD.new_tensor(_shape(steps)[2])
+    return weight_CD, -(weight_CD @ mean_D) - x_SD.new_tensor(_compute_grid_shape(steps)[2])
 
 
 def _least_squares(values_SC: Tensor, x_SD: Tensor) -> tuple[Tensor, Tensor]:

@@ -59,8 +59,8 @@ class HuggingFaceEncoder(nn.Module):
     def hidden_states(self, samples_BN: Tensor) -> Tensor:
         """`[S, B, T, C]`, T = N / 960: the embedding, then each layer's output."""
         hop = SAMPLE_RATE // FRAME_RATE
-        most = (self.timing.most_frames or samples_BN.shape[1]) * hop
-        return torch.cat([self._piece(part) for part in samples_BN.split(most, dim=1)], dim=2)
+        max_samples = (self.timing.most_frames or samples_BN.shape[1]) * hop
+        return torch.cat([self._piece(block_BN) for block_BN in samples_BN.split(max_samples, dim=1)], dim=2)
 
     def _piece(self, samples_BN: Tensor) -> Tensor:
         frames, merge, skip = (
@@ -87,8 +87,8 @@ class HuggingFaceEncoder(nn.Module):
                 samples_BX = (samples_BX - mean) / (variance + 1e-7).sqrt()
             return {"input_values": functional.pad(samples_BX, margins)}
         waveforms = list(functional.pad(samples_BX, margins).cpu().numpy())
-        made = self._extractor(waveforms, sampling_rate=self.rate, return_tensors="pt")
-        return {"input_features": made["input_features"].to(samples_BX)}
+        features = self._extractor(waveforms, sampling_rate=self.rate, return_tensors="pt")
+        return {"input_features": features["input_features"].to(samples_BX)}
 
 
 def _takes_features(extractor: Any) -> bool:
@@ -102,9 +102,9 @@ def _load_extractor(folder: Path) -> Any:
     try:
         return AutoFeatureExtractor.from_pretrained(folder, **OFFLINE)
     except (OSError, ValueError) as error:  # damaged, or with code of its own
-        said = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise ConfigError(
-            f"no feature extractor loads: {said:.200}", str(folder), "give another folder"
+            f"no feature extractor loads: {reason:.200}", str(folder), "give another folder"
         ) from None
 
 
@@ -133,24 +133,26 @@ def _timing(config: Any, extractor: Any, rate: int, folder: Path) -> Timing:
         # centred STFT, then two convolutions that keep the centre: frame j is centred on sample j * stride
         stride = extractor.hop_length * 2
         limit = int(config.max_source_positions)
-        merge = _groups(hop, stride, folder)
+        merge = _count_frames_per_group(hop, stride, folder)
         return Timing(stride - (stride // 2), 0, 1, merge, (limit - 1) // merge)
     if config.model_type == "wav2vec2-bert" and _takes_features(extractor):
         # windows of 25 ms every 10 ms, none beyond the ends, `stride` of them stacked to a frame
         window, step = rate * 25 // 1000, rate * 10 // 1000
         spare = window - step
-        return Timing(spare // 2, spare - spare // 2, 0, _groups(hop, step * extractor.stride, folder))
+        return Timing(
+            spare // 2, spare - spare // 2, 0, _count_frames_per_group(hop, step * extractor.stride, folder)
+        )
     if hasattr(config, "conv_kernel") and hasattr(config, "conv_stride") and not _takes_features(extractor):
         field, stride = 1, 1
         for kernel, step in zip(config.conv_kernel, config.conv_stride, strict=True):
             field += (kernel - 1) * stride
             stride *= step
         spare = field - stride
-        return Timing(spare // 2, spare - spare // 2, 0, _groups(hop, stride, folder))
+        return Timing(spare // 2, spare - spare // 2, 0, _count_frames_per_group(hop, stride, folder))
     raise _not_an_encoder(folder, f"model_type {config.model_type!r}")
 
 
-def _groups(hop_samples: int, stride_samples: int, folder: Path) -> int:
+def _count_frames_per_group(hop_samples: int, stride_samples: int, folder: Path) -> int:
     if hop_samples % stride_samples:
         raise ConfigError(
             f"a frame every {stride_samples} samples cannot be grouped to {FRAME_RATE} Hz ({hop_samples} samples)",

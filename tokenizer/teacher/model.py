@@ -226,8 +226,8 @@ class MelUnitEncoder(nn.Module):
         The crop's mean level is taken out: a unit must not stand for loudness.
         """
         level_free = mel_BLM.float() - mel_BLM.float().mean(dim=(1, 2), keepdim=True)
-        part = HOP_SAMPLES // self.config.mel_hop_samples // self.config.units_per_frame
-        cepstra = (level_free @ self.cepstra_MQ).unflatten(1, (-1, part)).mean(dim=2)
+        mels_per_unit = HOP_SAMPLES // self.config.mel_hop_samples // self.config.units_per_frame
+        cepstra = (level_free @ self.cepstra_MQ).unflatten(1, (-1, mels_per_unit)).mean(dim=2)
         padded = torch.cat([cepstra[:, :1], cepstra, cepstra[:, -1:]], dim=1)
         slope = (padded[:, 2:] - padded[:, :-2]) / 2
         return torch.cat([cepstra, slope], dim=2).unflatten(1, (-1, self.config.units_per_frame))

@@ -168,15 +168,15 @@ class MelUnitTask:
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
         """Units so few that predicting them teaches nothing, and predictions no better than their frequencies."""
-        found = {}
+        alarms = {}
         entropy = figures.get("evaluation/unigram_entropy")
         if entropy is not None and entropy < 0.5 * math.log(self.config.model.num_units):
-            found["few units"] = (
+            alarms["few units"] = (
                 f"held-out audio uses {math.exp(entropy):.0f} units: is it all alike, or silent?"
             )
         if entropy is not None and step >= 400 and figures["evaluation/masked_loss"] > entropy:
-            found["nothing learned"] = "hidden frames are predicted no better than by how often units occur"
-        return found
+            alarms["nothing learned"] = "hidden frames are predicted no better than by how often units occur"
+        return alarms
 
     def _draw(self, store: ClipStore, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         config = self.config
@@ -221,7 +221,7 @@ def fit_statistics(
     device = teacher.mean_RC.device
     length = CROP_FRAMES * HOP_SAMPLES
     dice = (step_generator(seed, index, "feature statistics") for index in range(batches))
-    crops = (random_crops(store, batch_size, length, one).samples for one in dice)
+    crops = (random_crops(store, batch_size, length, generator).samples for generator in dice)
     teacher.fit_statistics(crops_BN.to(device) for crops_BN in crops)
 
 

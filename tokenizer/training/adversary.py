@@ -51,16 +51,16 @@ def feature_matching_loss(real: Outputs, fake: Outputs, share: BatchShare | None
     the global batch (all ranks call it), and the distances are of this rank's rows.
     """
     pairs = [
-        (at_least_float32(target.detach()), at_least_float32(given))
+        (at_least_float32(target.detach()), at_least_float32(generated))
         for r, f in zip(real, fake, strict=True)
-        for target, given in zip(r.features, f.features, strict=True)
+        for target, generated in zip(r.features, f.features, strict=True)
     ]
     magnitudes = torch.stack([target.abs().mean() for target, _ in pairs])
     if share is not None:
         magnitudes = share.global_mean(magnitudes)
     distances = [
-        (given - target).abs().mean() / magnitude.clamp_min(1e-8)
-        for (target, given), magnitude in zip(pairs, magnitudes, strict=True)
+        (generated - target).abs().mean() / magnitude.clamp_min(1e-8)
+        for (target, generated), magnitude in zip(pairs, magnitudes, strict=True)
     ]
     return torch.stack(distances).mean()
 
@@ -172,24 +172,24 @@ class Adversary:
     def losses(self, made_BCN: Tensor, real_BCN: Tensor) -> dict[str, Tensor]:
         """`adversarial` and `feature`, of what the generator made; the discriminators get no gradient."""
         with frozen(self._discriminators):
-            made = self._discriminators(made_BCN)
+            fake = self._discriminators(made_BCN)
             with torch.no_grad():
                 real = self._discriminators(real_BCN)
             losses = {
-                "adversarial": generator_loss(made),
-                "feature": feature_matching_loss(real, made, self._share),
+                "adversarial": generator_loss(fake),
+                "feature": feature_matching_loss(real, fake, self._share),
             }
-        return {name: self._share.part(loss) for name, loss in losses.items()}
+        return {name: self._share.scale_mean(loss) for name, loss in losses.items()}
 
     def update(self, made_BCN: Tensor, real_BCN: Tensor) -> Update:
         """The discriminators' own step; the generator gets no gradient."""
-        real, made = self._wrapped(real_BCN), self._wrapped(made_BCN.detach())
-        loss = discriminator_loss(real, made)
-        self._watch.update(real, made, self._share)
-        figures = {"discriminator": loss.detach(), **discriminator_health(real, made)}
-        parts = {name: self._share.part(value) for name, value in figures.items()}
-        figures = {name: self._share.figure(part) for name, part in parts.items()}
-        return Update(self._share.part(loss), figures, "discriminator")
+        real, fake = self._wrapped(real_BCN), self._wrapped(made_BCN.detach())
+        loss = discriminator_loss(real, fake)
+        self._watch.update(real, fake, self._share)
+        figures = {"discriminator": loss.detach(), **discriminator_health(real, fake)}
+        parts = {name: self._share.scale_mean(value) for name, value in figures.items()}
+        figures = {name: self._share.figure(scaled_mean) for name, scaled_mean in parts.items()}
+        return Update(self._share.scale_mean(loss), figures, "discriminator")
 
     def alarms(self) -> dict[str, str]:
         """Discriminators that no longer tell real from made."""

@@ -43,17 +43,17 @@ class EncodedClip:
 def encoded_clips(sample: Sample) -> list[EncodedClip]:
     """Return the clip of each audio part, in the order of its codes."""
     is_stream = any(message.chunk_frames is not None for message in sample.messages)
-    heard = [
+    is_live_part = [
         is_stream and message.role == "user"
         for message in sample.messages
-        for part in message.content
-        if isinstance(part, AudioPart)
+        for audio_part in message.content
+        if isinstance(audio_part, AudioPart)
     ]
     parts = sample.audio_parts()
-    lives = [*heard, *[False] * (len(parts) - len(heard))]
+    lives = [*is_live_part, *[False] * (len(parts) - len(is_live_part))]
     return [
-        EncodedClip(Clip(Path(part.path), part.start_s, part.end_s), is_live)
-        for part, is_live in zip(parts, lives, strict=True)
+        EncodedClip(Clip(Path(audio_part.path), audio_part.start_s, audio_part.end_s), is_live)
+        for audio_part, is_live in zip(parts, lives, strict=True)
     ]
 
 
@@ -80,17 +80,17 @@ class EarlierCodes:
         self._made_s = (folder / "index.json").stat().st_mtime
         self._places: dict[EncodedClip, tuple[int, int]] = {}
         for index in range(len(self._shards)):
-            for place, each in enumerate(encoded_clips(self._shards.coded(index).sample)):
-                self._places.setdefault(_resolved(each), (index, place))
+            for place, clip in enumerate(encoded_clips(self._shards.coded(index).sample)):
+                self._places.setdefault(_resolved(clip), (index, place))
 
-    def find(self, wanted: EncodedClip) -> np.ndarray | None:
+    def find(self, clip: EncodedClip) -> np.ndarray | None:
         """Return the codes `[K, T]` of a span; None where there are none, or where the file was written later."""
-        place, path = self._places.get(_resolved(wanted)), wanted.clip.path
+        place, path = self._places.get(_resolved(clip)), clip.clip.path
         if place is None or not path.is_file() or path.stat().st_mtime > self._made_s:
             return None
-        index, part = place
-        return stored_codes(self._shards[index].encodings[0][part], self._codec)
+        index, part_number = place
+        return stored_codes(self._shards[index].encodings[0][part_number], self._codec)
 
 
-def _resolved(each: EncodedClip) -> EncodedClip:
-    return replace(each, clip=replace(each.clip, path=each.clip.path.resolve()))
+def _resolved(clip: EncodedClip) -> EncodedClip:
+    return replace(clip, clip=replace(clip.clip, path=clip.clip.path.resolve()))

@@ -66,20 +66,22 @@ def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str,
     stores = {"train": ClipStore(clips.train, SAMPLE_RATE), "test": ClipStore(clips.test, SAMPLE_RATE)}
     step_s = required(config.batch_size) * config.crop_frames / FRAME_RATE
     steps = config.steps_for(stores["train"].duration_s / step_s)
-    start = _start(config)
+    start = _load_start(config)
     teacher = _teacher(config, context, stores, steps, device) if config.preset == "native" else None
     torch.manual_seed(config.seed)
     model = (start or _new(config, teacher)).to(device)
     if isinstance(start, AudioTokenizer):
         _check_taught(start, teacher, config)
-    task = TokenizerTask(model, stores["train"], stores["test"], _task_config(config, model), teacher, ranks)
+    task = TokenizerTask(
+        model, stores["train"], stores["test"], _make_tokenizer_task_config(config, model), teacher, ranks
+    )
     # the quantizer joins after the plain autoencoder
     loop = config.loop_config(steps, ema_decay=0.99, evaluations=5, unused_parameters=True)
     figures = train(task, loop, context.folder, context, device)
     task.refit_codebooks()
-    found_bad = [bad for found in ranks.gather(stores["train"].bad) for bad in found]
+    found_bad = [bad for rank_bad in ranks.gather(stores["train"].bad) for bad in rank_bad]
     if ranks.first:
-        figures |= _finish(model, stores["test"], context)
+        figures |= _finish_tokenizer(model, stores["test"], context)
         _report_last(figures, loop, context)
         warn_of_whispers(figures, context)
         set_aside = SetAside(context.folder / "set_aside.jsonl", "train_tokenizer")
@@ -89,7 +91,9 @@ def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str,
     return figures
 
 
-def _finish(model: AudioTokenizer | HiggsTokenizer, held_out: ClipStore, context: Context) -> dict[str, Any]:
+def _finish_tokenizer(
+    model: AudioTokenizer | HiggsTokenizer, held_out: ClipStore, context: Context
+) -> dict[str, Any]:
     """Save, evaluate on the CPU and write the examples. Returns the figures."""
     folder = context.folder
     model.cpu().save_pretrained(folder / "model")
@@ -145,7 +149,7 @@ def _teacher(
     return load_teacher(folder / "model").to(device)
 
 
-def _start(config: TrainTokenizerConfig) -> AudioTokenizer | HiggsTokenizer | None:
+def _load_start(config: TrainTokenizerConfig) -> AudioTokenizer | HiggsTokenizer | None:
     """The tokenizer to go on from, if any. One that had no teacher is refused before one is trained for it."""
     if config.start is None:
         return None
@@ -164,10 +168,10 @@ def _start(config: TrainTokenizerConfig) -> AudioTokenizer | HiggsTokenizer | No
 def _check_taught(
     model: AudioTokenizer, teacher: SemanticTeacher | None, config: TrainTokenizerConfig
 ) -> None:
-    wanted, has = (teacher.feature_dim if teacher else 0), model.config.semantic_dim
-    if has != wanted:
+    teacher_dim, has = (teacher.feature_dim if teacher else 0), model.config.semantic_dim
+    if has != teacher_dim:
         raise StageError(
-            f"the tokenizer in {config.start} was taught {has} features a frame, this teacher has {wanted}",
+            f"the tokenizer in {config.start} was taught {has} features a frame, this teacher has {teacher_dim}",
             "give the teacher that it was trained with",
             2,
         )
@@ -176,10 +180,10 @@ def _check_taught(
 def _new(config: TrainTokenizerConfig, teacher: SemanticTeacher | None) -> AudioTokenizer | HiggsTokenizer:
     if config.preset == "higgs":
         return new_higgs(Path(str(config.teacher)))
-    return AudioTokenizer(_shape(config, teacher))
+    return AudioTokenizer(_make_tokenizer_config(config, teacher))
 
 
-def _shape(config: TrainTokenizerConfig, teacher: SemanticTeacher | None) -> TokenizerConfig:
+def _make_tokenizer_config(config: TrainTokenizerConfig, teacher: SemanticTeacher | None) -> TokenizerConfig:
     blocks = required(config.blocks)
     return TokenizerConfig(
         quantizer=config.quantizer,
@@ -192,7 +196,9 @@ def _shape(config: TrainTokenizerConfig, teacher: SemanticTeacher | None) -> Tok
     )
 
 
-def _task_config(config: TrainTokenizerConfig, model: AudioTokenizer | HiggsTokenizer) -> TokenizerTaskConfig:
+def _make_tokenizer_task_config(
+    config: TrainTokenizerConfig, model: AudioTokenizer | HiggsTokenizer
+) -> TokenizerTaskConfig:
     has_source = isinstance(model, AudioTokenizer) and model.config.harmonic_source
     return TokenizerTaskConfig(
         seed=config.seed,
@@ -269,7 +275,7 @@ def _encode_sample(
     count = config.encodings if is_of_split(sample.metadata.get("split"), "train") and not is_stream else 1
     clips = encoded_clips(sample)
     plain = {clip: None if earlier is None else earlier.find(clip) for clip in dict.fromkeys(clips)}
-    needed = [clip for clip, found in plain.items() if found is None or count > 1]
+    needed = [clip for clip, earlier_codes in plain.items() if earlier_codes is None or count > 1]
     sounds = {}
     has_words = teaches_words(sample)
     for clip in needed:
@@ -278,7 +284,11 @@ def _encode_sample(
             raise silent_part(sample, str(clip.clip.path), level_dbfs)
     result = []
     for variant in range(count):
-        codes = {} if variant else {clip: found for clip, found in plain.items() if found is not None}
+        codes = (
+            {}
+            if variant
+            else {clip: earlier_codes for clip, earlier_codes in plain.items() if earlier_codes is not None}
+        )
         for clip, sound_N in sounds.items():
             if clip in codes:
                 continue
@@ -298,18 +308,18 @@ def _with_sound(sample: Sample) -> tuple[Sample, dict[str, bytes]]:
     """
     sound: dict[str, bytes] = {}
 
-    def named(part: Part) -> Part:
-        if not isinstance(part, AudioPart):
-            return part
-        clip = load(part.path, part.start_s, part.end_s, mono=True)
+    def named(content_part: Part) -> Part:
+        if not isinstance(content_part, AudioPart):
+            return content_part
+        clip = load(content_part.path, content_part.start_s, content_part.end_s, mono=True)
         name = f"{len(sound)}.flac"
         sound[name] = encode_bytes(clip.samples_CN, clip.sample_rate, "flac")
-        return part.model_copy(update={"path": name, "start_s": 0.0, "end_s": None})
+        return content_part.model_copy(update={"path": name, "start_s": 0.0, "end_s": None})
 
     messages = [
         message
         if message.role == "assistant"
-        else message.model_copy(update={"content": [named(part) for part in message.content]})
+        else message.model_copy(update={"content": [named(content_part) for content_part in message.content]})
         for message in sample.messages
     ]
     return sample.model_copy(update={"messages": messages}), sound

@@ -41,17 +41,17 @@ class BatchShare:
         """This rank's rows, as a fraction of the global batch; 1.0 for a process that is alone."""
         return (self.rows.stop - self.rows.start) / self.batch_size
 
-    def part(self, mean: Tensor) -> Tensor:
+    def scale_mean(self, mean: Tensor) -> Tensor:
         """This rank's part of the global mean, from the mean over this rank's rows."""
         return mean * self.fraction
 
-    def figure(self, part: Tensor) -> Tensor:
+    def figure(self, scaled_mean: Tensor) -> Tensor:
         """The figure to log for a part: the loop averages figures over ranks, which gives the global mean."""
-        return part.detach() * self.ranks.world
+        return scaled_mean.detach() * self.ranks.world
 
     def global_mean(self, mean: Tensor) -> Tensor:
         """The mean over the global batch, on every rank, from the mean over this rank's rows; all ranks call it."""
-        return self.ranks.sum(self.part(mean.detach()))
+        return self.ranks.sum(self.scale_mean(mean.detach()))
 
     def own_batches(self, batches: int) -> range:
         """The indices of the whole batches that this rank draws, where ranks share out `batches` of them in order."""

@@ -177,11 +177,11 @@ class TokenizerTask:
         figures: Figures = {key: self._share.figure(value) for key, value in losses.items()}
         figures["commitment"] = self._share.figure(out.commitment)
         if out.semantic is not None:
-            semantic = self._share.part(out.semantic)
+            semantic = self._share.scale_mean(out.semantic)
             loss = loss + self.config.semantic_weight * semantic
             figures["semantic"] = self._share.figure(semantic)
         if out.pitch is not None:
-            of_pitch = self._share.part(out.pitch)
+            of_pitch = self._share.scale_mean(out.pitch)
             loss = loss + self.config.pitch_weight * of_pitch
             figures["pitch"] = self._share.figure(of_pitch)
         if step > begin:
@@ -198,21 +198,21 @@ class TokenizerTask:
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
         """Collapsed codebooks and a discriminator that no longer tells real from made."""
-        found: dict[str, str] = {}
+        alarms: dict[str, str] = {}
         perplexities = [value for key, value in figures.items() if key.startswith("perplexity/")]
         lowest, size = min(perplexities, default=float("inf")), self.model.codebook_size
         collapsed = lowest < COLLAPSED_SHARE * size or figures.get("codes_alive", 1.0) < COLLAPSED_SHARE
         if collapsed and step >= self._codebooks_settled_at:
-            found["codebook collapse"] = (
+            alarms["codebook collapse"] = (
                 f"a codebook is used as if it had {lowest:.0f} of its {size} codes: lower the learning rate or the "
                 "commitment weight, train longer before the codebooks begin, or give more varied audio"
             )
-        return {**found, **self._adversary.alarms()}
+        return {**alarms, **self._adversary.alarms()}
 
     def _output_losses(self, made_BN: Tensor, real_BN: Tensor, dice: torch.Generator) -> dict[str, Tensor]:
         losses: dict[str, Tensor] = self._loss(made_BN, real_BN, self._scales_of_step(dice))
         losses["waveform"] = functional.l1_loss(made_BN, real_BN)
-        return {name: self._share.part(loss) for name, loss in losses.items()}
+        return {name: self._share.scale_mean(loss) for name, loss in losses.items()}
 
     def _replace_dead_codes(
         self, latent_BTD: Tensor, step: int, steps: int, dice: torch.Generator
@@ -251,12 +251,12 @@ class TokenizerTask:
     @torch.no_grad()
     def _latents(self, batches: int, purpose: str) -> Tensor:
         """Latents of random training crops, `[S, D]`: those of the batches that this rank draws, `[0, D]` for none."""
-        own, latents = self._share.own_batches(batches), []
-        for index in own or range(1):
+        own_batches, latents = self._share.own_batches(batches), []
+        for index in own_batches or range(1):
             crops = self.crops(step_generator(self.config.seed, index, purpose))
             crops_BN = crops.samples.to(self._device)
             latents.append(at_least_float32(self.model.latent(crops_BN)).flatten(0, 1))
-        return torch.cat(latents) if own else latents[0][:0]
+        return torch.cat(latents) if own_batches else latents[0][:0]
 
     def crops(self, generator: torch.Generator) -> Crops:
         """The crops of a global batch."""
@@ -266,17 +266,20 @@ class TokenizerTask:
 
 @torch.no_grad()
 def evaluate_tokenizer(
-    model: TrainableTokenizer, clips: ClipStore, loss: ReconstructionLoss, most: int = CLIPS_OF_PERPLEXITY
+    model: TrainableTokenizer,
+    clips: ClipStore,
+    loss: ReconstructionLoss,
+    max_clips: int = CLIPS_OF_PERPLEXITY,
 ) -> dict[str, float]:
     """Distances (natural-log L1) and perplexity over the first ten seconds of held-out clips, evenly picked.
 
     Args:
-        most: clips for the distances, which cost more; the perplexity is always over `CLIPS_OF_PERPLEXITY`.
+        max_clips: clips for the distances, which cost more; the perplexity is always over `CLIPS_OF_PERPLEXITY`.
     """
     distances: dict[str, list[float]] = {"mel": [], "stft": []}
     codes = []
     device = next(loss.buffers()).device
-    stride = -(-min(len(clips), CLIPS_OF_PERPLEXITY) // most)
+    stride = -(-min(len(clips), CLIPS_OF_PERPLEXITY) // max_clips)
     for number, (_, samples_N) in enumerate(clips.picked(CLIPS_OF_PERPLEXITY)):
         samples_1N = samples_N[None, : 10 * model.sample_rate].to(device)
         codes.append(model.encode(samples_1N))

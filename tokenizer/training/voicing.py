@@ -42,31 +42,33 @@ def voicing_figures(reconstruct: Callable[[Tensor], Tensor], clips: RandomClips)
     Args:
         reconstruct: a waveform `[C, N]` to what is decoded from its codes or latents, `[C, >= N]`.
     """
-    found: dict[str, list[float]] = {}
+    values_by_figure: dict[str, list[float]] = {}
     measured_s = 0.0
     for _, samples in clips.picked(len(clips)):
         real_CN = torch.atleast_2d(samples)[:, : round(MAX_CLIP_S * clips.sample_rate)]
         made_CN = reconstruct(real_CN)[:, : real_CN.shape[1]]
         channel = mono_channel(real_CN)
         try:
-            real, made = (track_voicing(mix(x_CN, channel), clips.sample_rate) for x_CN in (real_CN, made_CN))
+            real, decoded = (
+                track_voicing(mix(x_CN, channel), clips.sample_rate) for x_CN in (real_CN, made_CN)
+            )
         except MetricError:
             continue  # too short to have a pitch
-        for name, value in _measures(real, made).items():
-            found.setdefault(name, []).append(value)
+        for name, value in _measures(real, decoded).items():
+            values_by_figure.setdefault(name, []).append(value)
         measured_s += real_CN.shape[1] / clips.sample_rate
         if measured_s >= MEASURED_S:
             break
-    return {name: float(np.mean(values)) for name, values in found.items()}
+    return {name: float(np.mean(values)) for name, values in values_by_figure.items()}
 
 
 def voicing_alarm(figures: Mapping[str, float]) -> str | None:
     """Why the voices whisper; None where they do not, or where the audio holds little voice."""
-    real, made = figures.get("voiced_share_original", 0.0), figures.get("voiced_share", 0.0)
-    if real < SPEECH_VOICED_SHARE or made >= WHISPER * real:
+    real, decoded = figures.get("voiced_share_original", 0.0), figures.get("voiced_share", 0.0)
+    if real < SPEECH_VOICED_SHARE or decoded >= WHISPER * real:
         return None
     return (
-        f"voices whisper: {made:.0%} of the decoded frames are voiced, {real:.0%} of the originals'; train longer, "
+        f"voices whisper: {decoded:.0%} of the decoded frames are voiced, {real:.0%} of the originals'; train longer, "
         "raise pitch_weight, or check that the training audio holds single voices"
     )
 
@@ -82,15 +84,15 @@ def warn_of_whispers(figures: Mapping[str, Any], context: Context) -> None:
     write_jsonl(path, [*before, {"step": figures["steps"], "kind": "whisper", "text": text}])
 
 
-def _measures(real: Voicing, made: Voicing) -> dict[str, float]:
+def _measures(real: Voicing, decoded: Voicing) -> dict[str, float]:
     values = {
         "voiced_share_original": real.voiced_share,
-        "voiced_share": made.voiced_share,
-        "periodicity_error": periodicity_error(real, made),
+        "voiced_share": decoded.voiced_share,
+        "periodicity_error": periodicity_error(real, decoded),
     }
     if real.voiced_F.any():
-        values["voicing_f1"] = voicing_f1(real, made)
-        values["close_pitch"] = close_pitch_share(real, made)
+        values["voicing_f1"] = voicing_f1(real, decoded)
+        values["close_pitch"] = close_pitch_share(real, decoded)
         values["harmonicity_original"] = harmonicity(real)
-        values["harmonicity"] = harmonicity(made) if made.voiced_F.any() else 0.0
+        values["harmonicity"] = harmonicity(decoded) if decoded.voiced_F.any() else 0.0
     return values
