@@ -75,7 +75,7 @@ def test_what_answers_in_text_do_not_reach_is_frozen_and_shared(folder: Path, tm
     policy.answer_logprobs(policy.root, batch, TokenRequest(reference=False)).policy_T.sum().backward()
     named = dict(policy.root.named_parameters())
     flat = {name for name, weight in named.items() if weight.grad is None or not weight.grad.any()}
-    policy.freeze_unreached(heard=True)
+    policy.freeze_unreached(has_recordings=True)
     policy.share_frozen()
     frozen = {name for name, weight in named.items() if not weight.requires_grad}
     assert frozen == {name for name in flat if "audio_" in name and "tower" not in name}
@@ -84,7 +84,7 @@ def test_what_answers_in_text_do_not_reach_is_frozen_and_shared(folder: Path, tm
     shared = {name for name, weight in named.items() if weight.data_ptr() == reference[name].data_ptr()}
     assert shared == frozen
     heard_as_codes = DualFFNPolicy.load(folder / "dual_ffn")
-    heard_as_codes.freeze_unreached(heard=True)
+    heard_as_codes.freeze_unreached(has_recordings=True)
     assert [n for n, p in heard_as_codes.root.named_parameters() if not p.requires_grad] == [
         "model.audio_lm_head.weight"
     ]

@@ -47,10 +47,10 @@ def adapt_model(
                 f"trained: no parameter is named like {pattern!r}", "", suggestion(pattern.strip("*"), named)
             )
     for name, parameter in named.items():
-        kept = (
-            trained == "all" and not parameter.requires_grad
-        )  # constants of the model: positions of encoders
-        parameter.requires_grad_(_fits(name, patterns) and not kept and not _fits(name, unreached))
+        is_constant = trained == "all" and not parameter.requires_grad  # of the model: positions of encoders
+        parameter.requires_grad_(
+            _matches_a_pattern(name, patterns) and not is_constant and not _matches_a_pattern(name, unreached)
+        )
     return model
 
 
@@ -68,16 +68,16 @@ def _with_adapter(model: nn.Module, settings: LoRASettings, unreached: Sequence[
     try:
         return get_peft_model(model, config)
     except ValueError as error:
-        said = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"lora: {said}", "", "name linear layers of the model in lora.target_modules"
+            f"lora: {reason}", "", "name linear layers of the model in lora.target_modules"
         ) from error
 
 
 def _modules_of(model: nn.Module, patterns: Sequence[str]) -> list[str]:
     """Return the names of the modules whose parameters fit one of the patterns."""
-    return [name for name, _ in model.named_modules() if _fits(f"{name}.weight", patterns)]
+    return [name for name, _ in model.named_modules() if _matches_a_pattern(f"{name}.weight", patterns)]
 
 
-def _fits(name: str, patterns: Sequence[str]) -> bool:
+def _matches_a_pattern(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -99,18 +99,18 @@ class PromptedAnswers:
         """
         parts = []
         for answer in answers:
-            if any(isinstance(part, AudioPart) for part in answer):
+            if any(isinstance(content_part, AudioPart) for content_part in answer):
                 raise BadSample(
                     place, sample.id, "an answer is speech, and this policy writes text", "spoken answer"
                 )
-            parts.append([part.text for part in answer if isinstance(part, TextPart)])
+            parts.append([content_part.text for content_part in answer if isinstance(content_part, TextPart)])
         names = [
-            part.path
+            content_part.path
             for message in sample.messages
-            for part in message.content
-            if isinstance(part, AudioPart)
+            for content_part in message.content
+            if isinstance(content_part, AudioPart)
         ]
-        texts = ["".join(each) for each in parts]
+        texts = ["".join(answer_parts) for answer_parts in parts]
         return cls(sample.id, turns_of(sample.messages, recordings, videos), texts, names, place, parts)
 
 
@@ -213,7 +213,7 @@ class Policy(Protocol[Prompted, Encoded, Batch]):
     def idle_batch(self) -> Batch:
         """A batch without answer tokens, through which every trained weight has a gradient of 0."""
 
-    def check_reader(self, other: Policy[Any, Any, Any], key: str) -> None:
+    def check_reader(self, reader: Policy[Any, Any, Any], key: str) -> None:
         """Check that another policy's root reads the batches of this one as its own.
 
         Args:
@@ -238,11 +238,11 @@ class Policy(Protocol[Prompted, Encoded, Batch]):
     def prompt_lengths(self, batch: Batch) -> Tensor:
         """Return the number `[A]` of prompt tokens that `TokenRequest.prompts` scores before each answer."""
 
-    def freeze_unreached(self, heard: bool) -> None:
+    def freeze_unreached(self, has_recordings: bool) -> None:
         """Freeze the weights that no answer in words depends on.
 
         Args:
-            heard: whether prompts have recordings.
+            has_recordings: whether prompts have recordings.
         """
 
     def share_frozen(self) -> None:

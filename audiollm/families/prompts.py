@@ -93,5 +93,5 @@ def with_last_message_as_answer(loaded: LoadedSample) -> LoadedSample:
     sample = loaded.sample.model_copy(
         update={"messages": before, "answers": [RatedAnswer(content=last.content)]}
     )
-    encodings = [each[:recordings] for each in loaded.encodings]
+    encodings = [encoding[:recordings] for encoding in loaded.encodings]
     return replace(loaded, sample=sample, encodings=encodings, audio=loaded.audio[:recordings])

@@ -51,8 +51,8 @@ def family_of(model_type: str, place: Path) -> ModelFamily:
     Raises:
         ConfigError: no installed package knows it.
     """
-    known = {entry.name: entry for entry in entry_points(group=GROUP)}
-    entry = known.get(model_type) or known.get(ANY_OTHER)
+    entries = {entry.name: entry for entry in entry_points(group=GROUP)}
+    entry = entries.get(model_type) or entries.get(ANY_OTHER)
     if entry is None:
         raise ConfigError(
             f"model_type {model_type!r}: no family of models is installed",

@@ -93,14 +93,14 @@ def _outermost_modules(model: nn.Module, names: Sequence[str]) -> list[str]:
     Raises:
         ValueError: no module has such a name.
     """
-    found: list[str] = []
+    module_names: list[str] = []
     for name in names:
         called = [full for full, _ in model.named_modules() if f".{full}".endswith(f".{name}")]
         if not called:
             some = ", ".join(child for child, _ in model.named_children())
             raise ValueError(f"lora.trained_beside: no module is named {name!r}; the outer ones are {some}")
-        found += [full for full in called if not any(full.startswith(f"{outer}.") for outer in called)]
-    return found
+        module_names += [full for full in called if not any(full.startswith(f"{outer}.") for outer in called)]
+    return module_names
 
 
 def _audio_patterns(model: nn.Module) -> tuple[str, ...]:

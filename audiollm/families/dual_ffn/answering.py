@@ -41,8 +41,10 @@ class DualFFNAnswers:
         self, requests: Sequence[AnswerRequest], check_stop: Callable[[], None] | None = None
     ) -> list[WrittenAnswer]:
         """See `AnsweringModel.answer`."""
-        known: dict[tuple[int, bool], PartAudio] = {}  # several answers to one recording need its codes once
-        prompts = [self._request(request, known) for request in requests]
+        encoded_audio: dict[
+            tuple[int, bool], PartAudio
+        ] = {}  # several answers to one recording need its codes once
+        prompts = [self._request(request, encoded_audio) for request in requests]
         answers = self._generator.answer_all(prompts, check_stop=check_stop or (lambda: None))
         encode = self._generator.template.tokenizer.encode
         return [
@@ -62,9 +64,9 @@ class DualFFNAnswers:
     def log_probability(self, answered: Sequence[tuple[Sequence[Turn], str]]) -> tuple[float, int]:
         """See `LikelihoodModel.log_probability`; all answers go through the model as one pack."""
         model, template = self._generator.model, self._generator.template
-        streams, known = [], dict[tuple[int, bool], PartAudio]()
+        streams, encoded_audio = [], dict[tuple[int, bool], PartAudio]()
         for turns, text in answered:
-            prompt = self._request(AnswerRequest(turns), known)
+            prompt = self._request(AnswerRequest(turns), encoded_audio)
             answer = Message(role="assistant", content=[TextPart(text=text)])
             streams.append(template.compile([*prompt.messages, answer], list(prompt.audio)))
         encoder = model.config.audio_encoder
@@ -74,27 +76,31 @@ class DualFFNAnswers:
         return -float(losses["text"]), int(batch.counts["text"])
 
     def _request(
-        self, request: AnswerRequest, known: dict[tuple[int, bool], PartAudio] | None = None
+        self, request: AnswerRequest, encoded_audio: dict[tuple[int, bool], PartAudio] | None = None
     ) -> Request:
-        """Make the engine's request; `known` holds recordings by identity, as a listener's or a speaker's, encoded."""
+        """Make the engine's request.
+
+        Args:
+            encoded_audio: recordings that are encoded, by identity and whether the model speaks them; it is added to.
+        """
         messages, audio = [], list[PartAudio]()
-        known = {} if known is None else known
+        encoded_audio = {} if encoded_audio is None else encoded_audio
         try:
             for role, parts in request.turns:
                 content: list[TextPart | AudioPart] = []
-                for part in parts:
-                    if isinstance(part, str):
-                        content.append(TextPart(text=part))
-                    elif isinstance(part, Waveform):
+                for content_part in parts:
+                    if isinstance(content_part, str):
+                        content.append(TextPart(text=content_part))
+                    elif isinstance(content_part, Waveform):
                         if not self.hears:
                             raise AnswerError("this model does not hear: it has no encoder and no codec")
                         content.append(AudioPart(path="(recording)"))
-                        check_recording_length(part)
-                        key = (id(part), role == "assistant")
-                        if key not in known:
+                        check_recording_length(content_part)
+                        key = (id(content_part), role == "assistant")
+                        if key not in encoded_audio:
                             encode = self._generator.encode if key[1] else self._generator.encode_input_audio
-                            known[key] = encode(part)
-                        audio.append(known[key])
+                            encoded_audio[key] = encode(content_part)
+                        audio.append(encoded_audio[key])
                     else:
                         raise AnswerError("this model takes no pictures")
                 messages.append(Message(role=role, content=content))

@@ -76,11 +76,11 @@ class PackedScorer(nn.Module):
             heads = (self.model.text_lm_head, text_XC), (self.model.audio_lm_head, audio_YC)
             if request is None:
                 return TargetRows(*(through_head(head, rows, _kept_rows) for head, rows in heads))
-            found = [
+            head_outputs = [
                 through_head(head, rows, use)
                 for (head, rows), use in zip(heads, _uses(batch, request, reference, draw_T), strict=True)
             ]
-            return _flat(batch, *found)
+            return _join_head_figures(batch, *head_outputs)
 
     def hidden_before_end(self, batch: PackedAnswers) -> Tensor:
         """Compute the hidden state `[A, C]` that the last token of each answer, which ends its turn, is chosen from."""
@@ -113,7 +113,7 @@ class PackedScorer(nn.Module):
 def figures_of_rows(batch: PackedAnswers, rows: TargetRows, request: TokenRequest) -> TokenFigures:
     """Compute figures `[T]` from the rows of a pass that was made before."""
     text, audio = _uses(batch, request, None, None)
-    return _flat(batch, text(*rows.text), audio(*rows.audio))
+    return _join_head_figures(batch, text(*rows.text), audio(*rows.audio))
 
 
 def _uses(
@@ -123,25 +123,32 @@ def _uses(
     targets = batch.pack.text_targets[:, None], batch.pack.audio_targets_XK
     draws: tuple[Tensor | None, ...] = (None, None)
     if draw_T is not None:
-        sizes = [part.numel() for part in targets]
+        sizes = [head_targets.numel() for head_targets in targets]
         flat = draw_T.new_zeros(sum(sizes)).index_copy(0, batch.entry_T, draw_T)
-        draws = tuple(part.view_as(like) for part, like in zip(flat.split(sizes), targets, strict=True))
+        draws = tuple(
+            head_draws.view_as(like) for head_draws, like in zip(flat.split(sizes), targets, strict=True)
+        )
     references = reference or (None, None)
 
     masks = batch.forbidden_words, batch.forbidden_codes
 
     def use_for(
-        target: Tensor, other: HeadRows | None, draw: Tensor | None, forbidden: ForbiddenTargets | None
+        target: Tensor,
+        reference_rows: HeadRows | None,
+        draw: Tensor | None,
+        forbidden: ForbiddenTargets | None,
     ) -> Any:
         return lambda hidden_XC, weight_VC: linear_token_figures(
-            hidden_XC, weight_VC, target, request, other, draw, forbidden=forbidden
+            hidden_XC, weight_VC, target, request, reference_rows, draw, forbidden=forbidden
         )
 
-    text, audio = (use_for(*given) for given in zip(targets, references, draws, masks, strict=True))
+    text, audio = (
+        use_for(*head_inputs) for head_inputs in zip(targets, references, draws, masks, strict=True)
+    )
     return text, audio
 
 
-def _flat(batch: PackedAnswers, text: TokenFigures, audio: TokenFigures) -> TokenFigures:
+def _join_head_figures(batch: PackedAnswers, text: TokenFigures, audio: TokenFigures) -> TokenFigures:
     """Return the figures of both heads in the order of the answers' tokens."""
     joined = [
         None
@@ -160,10 +167,10 @@ def _kept_rows(hidden_XC: Tensor, weight_VC: Tensor) -> HeadRows:
 
 
 def _switch_dropout_off(model: DualFFN) -> None:
-    for part in model.modules():
-        if isinstance(part, nn.Dropout):
-            part.p = 0.0
-        elif isinstance(vars(part).get("dropout"), float):
-            part.dropout = 0.0  # type: ignore[assignment]
-        if isinstance(part, AudioTower):
-            part.config = replace(part.config, dropout=0.0)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        elif isinstance(vars(module).get("dropout"), float):
+            module.dropout = 0.0  # type: ignore[assignment]
+        if isinstance(module, AudioTower):
+            module.config = replace(module.config, dropout=0.0)

@@ -123,8 +123,10 @@ class DualFFNPolicy:
         if trained == "adapter":
             _refuse_other_reference(folder, reference)
         elif needs_reference:
-            other = _load_reference(folder, template, model, reference).to(dtype).requires_grad_(False)
-            frozen = PackedScorer(other).eval()
+            reference_model = (
+                _load_reference(folder, template, model, reference).to(dtype).requires_grad_(False)
+            )
+            frozen = PackedScorer(reference_model).eval()
         try:
             adapted = adapt(model, trained, lora)
         except ValueError as error:
@@ -160,15 +162,15 @@ class DualFFNPolicy:
         assert isinstance(reference, PackedScorer)
         self._reference = reference.eval()
 
-    def freeze_unreached(self, heard: bool) -> None:
+    def freeze_unreached(self, has_recordings: bool) -> None:
         """Freeze what no answer in text depends on, which gradients of 0 and the optimizer would keep memory for.
 
         Args:
-            heard: whether prompts have recordings.
+            has_recordings: whether prompts have recordings.
         """
         model = self._root.model
         unreached: list[nn.Module] = [model.audio_lm_head]
-        if self.encoder is not None or not heard:  # features take the branch of text
+        if self.encoder is not None or not has_recordings:  # features take the branch of text
             unreached.append(model.model.embed_audio_tokens)
             for layer in model.model.layers:
                 if isinstance(layer, DualFFNLayer) and layer.has_audio_ffn:
@@ -203,8 +205,8 @@ class DualFFNPolicy:
         """See `Policy.greedy_answers`; all prompts go through the engine together."""
         greedy = SamplingConfig(temperature=0.0)
         prompts = [
-            Request(each.prompted.prompt, 0, each.prompted.audio, greedy, each.limits, each.kind)
-            for each in requests
+            Request(request.prompted.prompt, 0, request.prompted.audio, greedy, request.limits, request.kind)
+            for request in requests
         ]
         if not prompts:
             return []
@@ -214,13 +216,13 @@ class DualFFNPolicy:
             GreedyAnswer(
                 answer.text.strip(),
                 # the engine tells the text alone: its bytes may be no whole characters, and then make more tokens
-                min(len(encode(answer.text, add_special_tokens=False).ids), each.limits.max_text_tokens)
+                min(len(encode(answer.text, add_special_tokens=False).ids), request.limits.max_text_tokens)
                 + answer.codes_KT.numel()
                 + answer.stopped,
                 answer.codes_KT.shape[1],
                 answer.stopped,
             )
-            for each, answer in zip(requests, engine.run(prompts), strict=True)
+            for request, answer in zip(requests, engine.run(prompts), strict=True)
         ]
 
     def take(self, loaded: LoadedSample, answers: Sequence[int], place: str = "") -> PromptedContents:
@@ -280,17 +282,19 @@ class DualFFNPolicy:
         words = self._root.model.config.vocab_size
         return pack_sampled(encoded, self._template, words, self._multiple, self.encoder)
 
-    def check_reader(self, other: Policy[Any, Any, Any], key: str) -> None:
+    def check_reader(self, reader: Policy[Any, Any, Any], key: str) -> None:
         """See `Policy.check_reader`: vocabulary, codec, codebooks and audio encoder are the same."""
-        if not isinstance(other, DualFFNPolicy):
+        if not isinstance(reader, DualFFNPolicy):
             raise ConfigError(f"{key}: is no DualFFN, as the policy is", "", OTHER_INPUTS)
-        place = other._folder
-        _check_inputs(key, place, (self._folder, self._template), (place, other._template))
-        shapes = [(each._template.num_codebooks, each._template.codebook_size) for each in (self, other)]
+        place = reader._folder
+        _check_inputs(key, place, (self._folder, self._template), (place, reader._template))
+        shapes = [
+            (policy._template.num_codebooks, policy._template.codebook_size) for policy in (self, reader)
+        ]
         if shapes[0] != shapes[1]:
             reason = f"{key}: its codebooks and their sizes {shapes[1]} are not the policy's {shapes[0]}"
             raise ConfigError(reason, str(place), OTHER_INPUTS)
-        _check_encoder(key, place, self._root.model, other._root.model)
+        _check_encoder(key, place, self._root.model, reader._root.model)
 
     def answer_logprobs(
         self, root: nn.Module, batch: PackedAnswers, request: TokenRequest, draw_T: Tensor | None = None
@@ -308,9 +312,11 @@ class DualFFNPolicy:
             plain = TokenRequest(temperature=request.temperature)
             reference_T = figures_of_rows(scored, rows, plain).logprob_T
         elif request.reference:
-            found = self._of_reference(root, scored, TokenRequest(temperature=request.temperature))
-            assert isinstance(found, TokenFigures)
-            reference_T = found.logprob_T
+            reference_figures = self._of_reference(
+                root, scored, TokenRequest(temperature=request.temperature)
+            )
+            assert isinstance(reference_figures, TokenFigures)
+            reference_T = reference_figures.logprob_T
         figures = root(scored, request, reference=rows, draw_T=draw_T)
         assert isinstance(figures, TokenFigures)
         answers = logprobs_of_figures(batch, figures, reference_T, draw_T, request)
@@ -330,7 +336,7 @@ class DualFFNPolicy:
         model = self._root.model
         if self._root.adapted is not None:
             save_adapter(self._root.adapted, folder / "adapter")
-            model = _merged(self._root.adapted)
+            model = _merge_adapter(self._root.adapted)
         card = card or ModelCard(base=self._folder.name)
         save_continued(model, self._template.tokenizer, self._folder, folder, card)
 
@@ -339,13 +345,13 @@ class DualFFNPolicy:
         self, root: nn.Module, batch: PackedAnswers, request: TokenRequest | None
     ) -> TokenFigures | TargetRows:
         if self._reference is not None:
-            found = self._reference(batch, request)
+            output = self._reference(batch, request)
         elif self._root.adapted is not None:
-            found = root(batch, request, adapter=False)
+            output = root(batch, request, adapter=False)
         else:
             raise ValueError("the policy was loaded without a reference (needs_reference=False)")
-        assert isinstance(found, TokenFigures | TargetRows)
-        return found
+        assert isinstance(output, TokenFigures | TargetRows)
+        return output
 
 
 def _refuse_other_reference(folder: Path, reference: Path | None) -> None:
@@ -370,13 +376,13 @@ def _load_reference(folder: Path, template: Template, model: DualFFN, reference:
 
 def _check_inputs(key: str, where: Path, ours: tuple[Path, Template], theirs: tuple[Path, Template]) -> None:
     """Raises: ConfigError: a vocabulary or a codec other than the policy's."""
-    words, others = (template.tokenizer.get_vocab() for _, template in (ours, theirs))
-    if words != others:
-        reason = f"{key}: its vocabulary of {len(others)} tokens is not the policy's of {len(words)}"
+    words, their_words = (template.tokenizer.get_vocab() for _, template in (ours, theirs))
+    if words != their_words:
+        reason = f"{key}: its vocabulary of {len(their_words)} tokens is not the policy's of {len(words)}"
         raise ConfigError(reason, str(where), OTHER_INPUTS)
     codecs = start_codec(ours[0]), start_codec(theirs[0])
-    known = codecs[0].keys() & codecs[1].keys()
-    if any(codecs[0][name] != codecs[1][name] for name in known):
+    shared_keys = codecs[0].keys() & codecs[1].keys()
+    if any(codecs[0][name] != codecs[1][name] for name in shared_keys):
         reason = f"{key}: its codec {codecs[1]} is not the policy's {codecs[0]}"
         raise ConfigError(reason, str(where), OTHER_INPUTS)
 
@@ -389,7 +395,7 @@ def _check_encoder(key: str, where: Path, ours: DualFFN, theirs: DualFFN) -> Non
         )
 
 
-def _merged(adapted: PeftModel) -> DualFFN:
+def _merge_adapter(adapted: PeftModel) -> DualFFN:
     """Return a plain model with the adapter added into its weights; the adapted one stays as it is."""
     weights = merged_weights(adapted)
     with torch.device("meta"):

@@ -59,7 +59,7 @@ class DualFFNRollouts:
             self._model.train(training)
             self._decoder.release()
         return [
-            [_rollout(prompt.id, *each) for each in zip(*group, strict=True)]
+            [_build_answer_rollout(prompt.id, *rollout_parts) for rollout_parts in zip(*group, strict=True)]
             for prompt, *group in zip(prompts, numbers, seeds, answers, strict=True)
         ]
 
@@ -74,13 +74,13 @@ class DualFFNRollouts:
         training = self._model.training
         self._model.eval()
         try:
-            found = sample_streams(
+            rollouts = sample_streams(
                 self._model, self._template, self._decoder, self._max_slots, prompts, numbers, seeds, settings
             )
         finally:
             self._model.train(training)
             self._decoder.release()
-        return found
+        return rollouts
 
     def weights_changed(self) -> None:
         """See `RolloutEngine.weights_changed`."""
@@ -103,7 +103,7 @@ class DualFFNRollouts:
         )
 
 
-def _rollout(prompt: str, number: int, seed: int, answer: Answer) -> Rollout:
+def _build_answer_rollout(prompt: str, number: int, seed: int, answer: Answer) -> Rollout:
     assert answer.tokens is not None  # the request records them
     return Rollout(prompt, number, answer.tokens, not answer.stopped, answer.text, seed)
 

@@ -108,11 +108,11 @@ def _answer_rows(template: Template, answer: SampledTokens) -> TokenStream:
     pieces = [_text_rows(template, [], [])]
     ids, is_action = answer.ids_N.tolist(), answer.is_action_N.tolist()
     first = 0
-    heard: dict[int, list[Tensor]] = {}
+    input_codes: dict[int, list[Tensor]] = {}
     for place, codes_KT in answer.input_frames:
-        heard.setdefault(place, []).append(codes_KT)
+        input_codes.setdefault(place, []).append(codes_KT)
     for place in range(len(ids) + 1):
-        for codes_KT in heard.get(place, ()):
+        for codes_KT in input_codes.get(place, ()):
             pieces.append(_text_rows(template, ids[first:place], is_action[first:place]))
             pieces.append(_heard_rows(template, codes_KT))
             first = place
@@ -121,7 +121,7 @@ def _answer_rows(template: Template, answer: SampledTokens) -> TokenStream:
             pieces.append(_speech_rows(template, *next(stretches)))
             first = place + 1
     pieces.append(_text_rows(template, ids[first:], is_action[first:]))
-    return _joined(pieces)
+    return _join_streams(pieces)
 
 
 def _text_rows(template: Template, ids: list[int], is_action: list[bool]) -> TokenStream:
@@ -158,7 +158,7 @@ def _speech_rows(template: Template, codes_KT: Tensor, ended: bool) -> TokenStre
     )
 
 
-def _joined(pieces: Sequence[TokenStream]) -> TokenStream:
+def _join_streams(pieces: Sequence[TokenStream]) -> TokenStream:
     return TokenStream(
         torch.cat([piece.text_ids_S for piece in pieces]),
         torch.cat([piece.codes_SK for piece in pieces]),
@@ -170,9 +170,9 @@ def _joined(pieces: Sequence[TokenStream]) -> TokenStream:
 
 def _behind(prompt: TokenStream, answer: TokenStream, kind: AnswerKind) -> SampledStream:
     none_S, none_SK = torch.full_like(prompt.text_ids_S, IGNORE), torch.full_like(prompt.codes_SK, IGNORE)
-    asked = replace(prompt, text_targets_S=none_S, audio_targets_SK=none_SK, features=())
+    untargeted_prompt = replace(prompt, text_targets_S=none_S, audio_targets_SK=none_SK, features=())
     both = {
-        **_joined([asked, answer]).__dict__,
+        **_join_streams([untargeted_prompt, answer]).__dict__,
         "features": prompt.features,
         "pinned_rows": prompt.pinned_rows,
     }
@@ -185,7 +185,7 @@ def _forbidden_words(
     masks = forbidden_words(template, vocab_size)
     allowed_V = torch.zeros(vocab_size, dtype=torch.bool)
     kinds = {"text": 1, "any": 2, "audio": 0}  # an answer in speech alone draws no words
-    mask_A = [kinds[each.kind] if isinstance(each, SampledStream) else 0 for each in streams]
+    mask_A = [kinds[stream.kind] if isinstance(stream, SampledStream) else 0 for stream in streams]
     mask_MKV = torch.stack([allowed_V, masks["text"], masks["any"]])[:, None]
     return ForbiddenTargets(mask_MKV, torch.tensor([*mask_A, 0])[batch.text_sequence])  # -1: filled up
 
@@ -194,7 +194,7 @@ def _forbidden_codes(
     template: Template, batch: PackedBatch, streams: Sequence[TokenStream]
 ) -> ForbiddenTargets:
     later_KV, first_KV = forbidden_codes(Marks.of(template), template.codebook_size + 2)
-    mask_A = torch.tensor([*(isinstance(each, SampledStream) for each in streams), False])
+    mask_A = torch.tensor([*(isinstance(stream, SampledStream) for stream in streams), False])
     is_sampled_Y = mask_A[batch.audio_sequence]
     codes_YK = batch.codes_YK[(batch.audio_target_index - batch.num_text).clamp_min(0)]
     is_first_Y = (codes_YK == template.audio_bos).all(dim=1)  # the row that is fed before the first frame

@@ -46,5 +46,5 @@ def codec_of(start: Path) -> list[str | None]:
     return [read_config(model_folder(start)).get("audio_tokenizer_id")]
 
 
-def first_folder(told: Sequence[str | None]) -> Path | None:
-    return next((Path(folder) for folder in told if folder and Path(folder).is_dir()), None)
+def first_folder(candidates: Sequence[str | None]) -> Path | None:
+    return next((Path(folder) for folder in candidates if folder and Path(folder).is_dir()), None)

@@ -64,9 +64,9 @@ def start_codec(folder: Path | None) -> dict[str, Any]:
         return {"num_codebooks": NUM_CODEBOOKS, "codebook_size": CODEBOOK_SIZE}
     folder = model_folder(folder)
     config = config_of(read_config(folder), str(folder / "config.json"))
-    found: dict[str, Any] = {"num_codebooks": config.num_codebooks, "codebook_size": config.codebook_size - 2}
+    codec: dict[str, Any] = {"num_codebooks": config.num_codebooks, "codebook_size": config.codebook_size - 2}
     digest = read_trained(folder).codec_digest
-    return found if digest is None else {**found, "digest": digest}
+    return codec if digest is None else {**codec, "digest": digest}
 
 
 def start_template(folder: Path) -> Template:
@@ -96,17 +96,18 @@ def start_model(folder: Path, template: Template, audio_ffn_layers: Sequence[int
     else:
         start_generation(folder)  # what is wrong with it is told now, and not when the training is over
         model = DualFFN.from_pretrained(folder)
-        found = (model.config.num_codebooks, model.config.codebook_size)
-        if found != shape:
+        model_shape = (model.config.num_codebooks, model.config.codebook_size)
+        if model_shape != shape:
             raise ConfigError(
-                f"the model has {found[0]} codebooks of {found[1] - 2} codes, the shards {shape[0]} of {shape[1] - 2}",
+                f"the model has {model_shape[0]} codebooks of {model_shape[1] - 2} codes, "
+                f"the shards {shape[0]} of {shape[1] - 2}",
                 str(folder),
                 "they are those of another codec: tokenize with the codec that the model was trained on",
             )
-        own = model.config.audio_ffn_layers
-        if audio_ffn_layers is not None and tuple(sorted(audio_ffn_layers)) != own:
+        model_layers = model.config.audio_ffn_layers
+        if audio_ffn_layers is not None and tuple(sorted(audio_ffn_layers)) != model_layers:
             raise ConfigError(
-                f"model.audio_ffn_layers is set, but the model to start from has its own: {own or 'all'}",
+                f"model.audio_ffn_layers is set, but the model to start from has its own: {model_layers or 'all'}",
                 str(folder),
                 "leave it out: it is for language models without an audio part",
             )
@@ -146,11 +147,13 @@ def read_codebooks(path: Path, template: Template) -> Tensor:
     vectors_KVD = load_tensors(path, remedy).get("vectors_KVD")
     if vectors_KVD is None or vectors_KVD.ndim != 3 or not vectors_KVD.isfinite().all():
         raise DamagedFile(path, "it holds no code vectors", remedy)
-    found, said = tuple(vectors_KVD.shape[:2]), (template.num_codebooks, template.codebook_size)
-    if found != said:
-        reason = (
-            f"it has {found[0]} codebooks of {found[1]} codes, and index.json says {said[0]} of {said[1]}"
-        )
+    vectors_shape, index_shape = (
+        tuple(vectors_KVD.shape[:2]),
+        (template.num_codebooks, template.codebook_size),
+    )
+    if vectors_shape != index_shape:
+        vectors_text = f"{vectors_shape[0]} codebooks of {vectors_shape[1]} codes"
+        reason = f"it has {vectors_text}, and index.json says {index_shape[0]} of {index_shape[1]}"
         raise DamagedFile(path, reason, remedy)
     return vectors_KVD
 
@@ -191,8 +194,8 @@ def _known_words(folder: Path, tokenizer: Tokenizer) -> int | None:
     """Return the number of ids of the model's own vocabulary; None where its folder has no vocabulary."""
     if not (folder / FILE_NAME).exists():
         return None
-    words, given = read_text_tokenizer(folder).get_vocab(), tokenizer.get_vocab()
-    moved = next((word for word, place in words.items() if given.get(word) != place), None)
+    words, template_ids = read_text_tokenizer(folder).get_vocab(), tokenizer.get_vocab()
+    moved = next((word for word, place in words.items() if template_ids.get(word) != place), None)
     if moved is not None:
         raise ConfigError(
             f"text_tokenizer: {moved!r} has another id than in the vocabulary of the model to start from",

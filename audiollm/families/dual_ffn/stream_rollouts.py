@@ -44,7 +44,10 @@ def sample_streams(
     ]
     acted = iter(run_streams(model, template, decoder, max_slots, courses))
     return [
-        [_rollout(prompt.id, number, seed, next(acted)) for number, seed in zip(*group, strict=True)]
+        [
+            _build_stream_rollout(prompt.id, number, seed, next(acted))
+            for number, seed in zip(*group, strict=True)
+        ]
         for prompt, *group in zip(prompts, numbers, seeds, strict=True)
     ]
 
@@ -65,7 +68,7 @@ def run_streams(
         return []
     slots = min(len(courses), max_slots)
     engine = Engine(model, template, slots, _slot_length(model, template, courses), decoder)
-    found = [ActedStream() for _ in courses]
+    streams = [ActedStream() for _ in courses]
     waiting = list(reversed(range(len(courses))))
     running: dict[int, int] = {}
 
@@ -86,18 +89,18 @@ def run_streams(
             if not isinstance(event, Acted):
                 continue
             place = running[event.request]
-            own, chunks = found[place], courses[place].chunks
-            own.actions.append(event)
-            if len(own.actions) < len(chunks):
-                engine.feed(event.request, chunks[len(own.actions)])
+            stream, chunks = streams[place], courses[place].chunks
+            stream.actions.append(event)
+            if len(stream.actions) < len(chunks):
+                engine.feed(event.request, chunks[len(stream.actions)])
                 continue
-            own.tokens = engine.close(event.request)
+            stream.tokens = engine.close(event.request)
             del running[event.request]
         begin()
-    return found
+    return streams
 
 
-def _rollout(prompt: str, number: int, seed: int, acted: ActedStream) -> Rollout:
+def _build_stream_rollout(prompt: str, number: int, seed: int, acted: ActedStream) -> Rollout:
     assert acted.tokens is not None  # the request records them
     text = " ".join(action.text.strip() for action in acted.actions if action.text.strip())
     truncated = any(action.reason == "length" for action in acted.actions)
@@ -115,8 +118,8 @@ def _slot_length(model: DualFFN, template: Template, courses: Sequence[StreamCou
             action = request.limits.max_text_tokens + 1
             if request.answer == "any":
                 action += request.limits.max_frames + 2 * template.num_codebooks + 4
-            heard = sum(chunk.shape[1] for chunk in chunks)
-            longest = max(longest, prefix + heard + len(chunks) * action + 1)
+            input_frames = sum(chunk.shape[1] for chunk in chunks)
+            longest = max(longest, prefix + input_frames + len(chunks) * action + 1)
         else:
             largest = max(chunk.shape[1] for chunk in chunks) + template.num_codebooks + 4
             longest = max(longest, prefix + max(window or 0 for window in windows) + largest)

@@ -114,18 +114,18 @@ def encode_contents(
         BadSample: no answers, an empty one, codes of another codec, features for a model without an encoder, what
             `Template.compile` refuses, or answers that do not fit into one pack together.
     """
-    _check(template, prompted, encoder)
+    _check_answers(template, prompted, encoder)
     messages, audio = list(prompted.prompt), list(prompted.audio)
     turns = [Message(role="assistant", content=list(answer.content)) for answer in prompted.answers]
-    shown = prompted.conditions
-    if (shown.no_text or shown.no_speaker) and all(is_spoken([turn]) for turn in turns):
-        messages, audio = without_conditions(messages, audio, shown.no_text, shown.no_speaker)
+    conditions = prompted.conditions
+    if (conditions.no_text or conditions.no_speaker) and all(is_spoken([turn]) for turn in turns):
+        messages, audio = without_conditions(messages, audio, conditions.no_text, conditions.no_speaker)
     try:
         streams = [
             template.compile([*messages, turn], [*audio, *answer.codes])
             for turn, answer in zip(turns, prompted.answers, strict=True)
         ]
-        sizes = [size_of(part) for part in (*audio, *prompted.answers[0].codes)]
+        sizes = [size_of(recording) for recording in (*audio, *prompted.answers[0].codes)]
         spans = template.layout([*messages, turns[0]], sizes)
     except ValueError as error:
         raise bad_prompt(prompted, str(error), "does not compile") from None
@@ -146,7 +146,7 @@ def part_ends_in_stream(
     Args:
         streams: what `encode_contents` made of `prompted`.
     """
-    found = []
+    answer_ends = []
     for answer, stream in zip(prompted.answers, streams, strict=True):
         turn = Message(role="assistant", content=list(answer.content))
         spans = template.layout([turn], [size_of(codes) for codes in answer.codes])
@@ -157,8 +157,8 @@ def part_ends_in_stream(
             if span.is_content:
                 is_speech = span.kind != Kind.TEXT
                 ends.append(place - 1 + (spans[number + 1].rows if is_speech else 0))
-        found.append(ends)
-    return found
+        answer_ends.append(ends)
+    return answer_ends
 
 
 def pack_answers(
@@ -216,13 +216,13 @@ def _prompt_codes(stream: TokenStream, rows: int, prompted: PromptedContents, co
     return corrupt(prompt, prompted.conditions.corrupted, codebook_size, generator).codes_SK
 
 
-def _check(template: Template, prompted: PromptedContents, encoder: FeatureShape | None) -> None:
+def _check_answers(template: Template, prompted: PromptedContents, encoder: FeatureShape | None) -> None:
     if not prompted.answers:
         raise bad_prompt(prompted, "there is no answer", "no answer")
     for answer in prompted.answers:
-        texts = [part.text for part in answer.content if isinstance(part, TextPart)]
-        spoken = any(isinstance(part, AudioPart) for part in answer.content)
-        if not spoken and not "".join(texts).strip():
+        texts = [content_part.text for content_part in answer.content if isinstance(content_part, TextPart)]
+        has_speech = any(isinstance(content_part, AudioPart) for content_part in answer.content)
+        if not has_speech and not "".join(texts).strip():
             raise bad_prompt(prompted, "an answer is empty", "empty answer")
     check_prompt(template, prompted, encoder)
 
@@ -234,24 +234,24 @@ def check_prompt(template: Template, prompted: PromptedContents, encoder: Featur
         BadSample: codes of another codec, or features for another encoder or a model without one.
     """
     answer_codes = [codes for answer in prompted.answers for codes in answer.codes]
-    for part in (*prompted.audio, *answer_codes):
-        if isinstance(part, ClipFeatures):
-            _check_features(part, prompted, encoder)
+    for recording in (*prompted.audio, *answer_codes):
+        if isinstance(recording, ClipFeatures):
+            _check_features(recording, prompted, encoder)
             continue
         try:
-            template.check_codes(part)
+            template.check_codes(recording)
         except ValueError as error:
             raise bad_prompt(prompted, str(error), "codes of another codec") from None
 
 
-def _check_features(part: ClipFeatures, prompted: PromptedContents, encoder: FeatureShape | None) -> None:
+def _check_features(features: ClipFeatures, prompted: PromptedContents, encoder: FeatureShape | None) -> None:
     if encoder is None:
         raise bad_prompt(
             prompted,
             "a recording is given as features, and the model has no audio encoder",
             "no audio encoder",
         )
-    bins = {len(window.mel_MF) for window in part.windows}
+    bins = {len(window.mel_MF) for window in features.windows}
     if bins != {encoder.num_mel_bins}:
         reason = f"features of {sorted(bins)} mel bins, the model's encoder takes {encoder.num_mel_bins}"
         raise bad_prompt(prompted, reason, "features of another encoder")

@@ -144,7 +144,7 @@ def encode_prompt(processor: Any, prompted: PromptedAnswers) -> EncodedAnswer:
     Raises:
         InputsError: a recording or text that the model cannot take.
     """
-    return _split(processor_inputs(processor, prompted.prompt, True, prompted.recordings))
+    return _split_inputs(processor_inputs(processor, prompted.prompt, True, prompted.recordings))
 
 
 def encode_sampled_answers(
@@ -199,7 +199,7 @@ def encode_filler(processor: Any, with_pictures: bool = False) -> EncodedAnswer:
     if takes_recordings(processor):
         rate = sampling_rate(processor)
         parts.append(Waveform(torch.zeros(1, rate), rate))
-    return _split(processor_inputs(processor, [("user", parts or ["."])], True))
+    return _split_inputs(processor_inputs(processor, [("user", parts or ["."])], True))
 
 
 def pad_answers(
@@ -259,11 +259,11 @@ def pad_prompts(prompts: Sequence[EncodedAnswer], pad_id: int) -> tuple[dict[str
     """
     longest = max(prompt.num_tokens for prompt in prompts)
     inputs = {
-        key: _pad_tokens([each.tokens[key] for each in prompts], longest, key, pad_id, in_front=True)
+        key: _pad_tokens([prompt.tokens[key] for prompt in prompts], longest, key, pad_id, in_front=True)
         for key in prompts[0].tokens
     }
     for key in dict.fromkeys(key for prompt in prompts for key in prompt.features):
-        inputs[key] = _join_features([each.features[key] for each in prompts if key in each.features])
+        inputs[key] = _join_features([prompt.features[key] for prompt in prompts if key in prompt.features])
     return inputs, shared_recordings([prompt.features for prompt in prompts])
 
 
@@ -313,25 +313,25 @@ def _answer_ids(processor: Any, ends: Collection[int], turns: Sequence[Turn], an
         behind = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
     else:
         behind = _behind_prompt(processor, turns, answer)
-    found = [place for place, id in enumerate(behind) if id in ends]
-    if not found:
+    end_places = [place for place, id in enumerate(behind) if id in ends]
+    if not end_places:
         raise InputsError(
             f"the chat template ends the answer with none of the tokens {sorted(ends)} at which the model stops",
             "no end of turn",
         )
-    if len(found) > 1:
+    if len(end_places) > 1:
         raise InputsError("an answer contains the token that ends a turn", "end of turn in answer")
-    if found[0] == 0:
+    if end_places[0] == 0:
         raise InputsError("an answer has no tokens", "empty answer")
-    return behind[: found[0] + 1]
+    return behind[: end_places[0] + 1]
 
 
 def _behind_prompt(processor: Any, turns: Sequence[Turn], answer: str) -> list[int]:
     """Return the tokens that the chat template writes behind the prompt; recordings stand as their placeholders."""
     prompt = template_text(processor, turns, True)
-    whole = template_text(processor, [*turns, ("assistant", [answer])], False)
+    conversation = template_text(processor, [*turns, ("assistant", [answer])], False)
     prompt_ids, ids = (
-        processor.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, whole)
+        processor.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, conversation)
     )
     if ids[: len(prompt_ids)] != prompt_ids:
         raise InputsError(
@@ -350,25 +350,27 @@ def _ends_of(
         raise InputsError("this model's tokenizer does not tell which characters a token holds", kind)
     answer = "".join(parts)
     prompt = template_text(processor, turns, True)
-    whole = template_text(processor, [*turns, ("assistant", [answer])], False)
+    conversation = template_text(processor, [*turns, ("assistant", [answer])], False)
     bare = answer.strip()  # some templates take the spaces around an answer away
-    first = whole.find(answer, len(prompt))
+    first = conversation.find(answer, len(prompt))
     if first < 0:
-        if bare not in whole[len(prompt) :]:
+        if bare not in conversation[len(prompt) :]:
             raise InputsError(
                 "the chat template rewrites the answer: the ends of its steps are not found", kind
             )
-        first = whole.find(bare, len(prompt)) - answer.index(bare)
-    spans = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-    own = spans[len(tokenizer(prompt, add_special_tokens=False)["input_ids"]) :][: encoded.num_answer_tokens]
+        first = conversation.find(bare, len(prompt)) - answer.index(bare)
+    spans = tokenizer(conversation, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    answer_spans = spans[len(tokenizer(prompt, add_special_tokens=False)["input_ids"]) :][
+        : encoded.num_answer_tokens
+    ]
     begin, ends, length = encoded.num_tokens - encoded.num_answer_tokens, [], 0
-    for part in parts:
-        length += len(part)
-        ends.append(begin - 1 + sum(start < first + length for start, _ in own[:-1]))
+    for step in parts:
+        length += len(step)
+        ends.append(begin - 1 + sum(start < first + length for start, _ in answer_spans[:-1]))
     return ends
 
 
-def _split(inputs: Mapping[str, Tensor]) -> EncodedAnswer:
+def _split_inputs(inputs: Mapping[str, Tensor]) -> EncodedAnswer:
     """Part a prompt's inputs into those per token and the features of its recordings and pictures."""
     shape = inputs["input_ids"].shape
     # a mask over frames may have as many frames as there are tokens

@@ -18,7 +18,7 @@ def generate_ids(model: Any, inputs: Mapping[str, Tensor], **options: Any) -> Te
         inputs: of the processor, on any device; those of `A` prompts are padded on the left.
         options: of `generate`; what is not given comes from the model's own generation config.
     """
-    weight = next(each for each in model.parameters() if each.is_floating_point())
+    weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
     moved = {
         key: value.to(weight.device, weight.dtype if value.is_floating_point() else value.dtype)
         for key, value in inputs.items()

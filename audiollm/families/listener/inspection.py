@@ -35,12 +35,12 @@ def rows_of_answers(
     prompted = prompted_answers(inputs.processor, reader, loaded, loaded, answers, place)
     stand_ins = frozenset(placeholder_ids(inputs.config))
     return [
-        _rows(inputs.processor.tokenizer, encoded, stand_ins)
+        _list_stream_rows(inputs.processor.tokenizer, encoded, stand_ins)
         for encoded in encode_answers(inputs.processor, ends, prompted)
     ]
 
 
-def _rows(tokenizer: Any, encoded: EncodedAnswer, stand_ins: frozenset[int]) -> list[StreamRow]:
+def _list_stream_rows(tokenizer: Any, encoded: EncodedAnswer, stand_ins: frozenset[int]) -> list[StreamRow]:
     first_target = encoded.num_tokens - encoded.num_answer_tokens
     return [
         StreamRow(

@@ -125,10 +125,10 @@ class ListenerPolicy:
             )
         frozen = None
         if needs_reference and trained != "adapter":
-            other = load_audio_llm(reference or folder, dtype)
-            _check_vocabulary(loaded.processor, other.processor, reference or folder, "reference")
-            other.model.requires_grad_(False)
-            frozen = AnswerScorer(other.model)
+            reference_llm = load_audio_llm(reference or folder, dtype)
+            _check_vocabulary(loaded.processor, reference_llm.processor, reference or folder, "reference")
+            reference_llm.model.requires_grad_(False)
+            frozen = AnswerScorer(reference_llm.model)
         ends = end_tokens(loaded.model.generation_config, loaded.processor, folder)
         unreached = UNREACHED if pictures is not None else (*UNREACHED, *VISION)
         root = AnswerScorer(adapt_model(loaded.model, trained, lora, unreached))
@@ -161,7 +161,7 @@ class ListenerPolicy:
 
     num_codebooks = 0
 
-    def freeze_unreached(self, heard: bool) -> None:
+    def freeze_unreached(self, has_recordings: bool) -> None:
         """See `Policy.freeze_unreached`; `adapt_model` has frozen what no answer reaches."""
 
     def share_frozen(self) -> None:
@@ -233,22 +233,22 @@ class ListenerPolicy:
         pad_id = min(self._ends) if pad_id is None else pad_id
         return pad_answers(encoded, pad_id, self._filler, placeholder_ids(self._root.model.config))
 
-    def check_reader(self, other: Policy[Any, Any, Any], key: str) -> None:
+    def check_reader(self, reader: Policy[Any, Any, Any], key: str) -> None:
         """See `Policy.check_reader`: the type of the model, vocabulary and features are the same."""
-        if not isinstance(other, ListenerPolicy):
+        if not isinstance(reader, ListenerPolicy):
             raise ConfigError(
                 f"{key}: is a DualFFN, and the policy a model of transformers", "", OTHER_INPUTS
             )
-        where = other._folder
-        kinds = [each._root.model.config.model_type for each in (self, other)]
+        where = reader._folder
+        kinds = [policy._root.model.config.model_type for policy in (self, reader)]
         if kinds[0] != kinds[1]:
             raise ConfigError(
                 f"{key}: is a {kinds[1]}, and the policy a {kinds[0]}", str(where), OTHER_INPUTS
             )
-        _check_vocabulary(self._processor, other._processor, where, key)
+        _check_vocabulary(self._processor, reader._processor, where, key)
         features = [
-            extractor_of(each._processor).to_dict() if takes_recordings(each._processor) else None
-            for each in (self, other)
+            extractor_of(policy._processor).to_dict() if takes_recordings(policy._processor) else None
+            for policy in (self, reader)
         ]
         if features[0] != features[1]:
             raise ConfigError(
@@ -269,8 +269,8 @@ class ListenerPolicy:
             reference_TV = self._reference_logits(root, scored)
             plain = TokenRequest(temperature=request.temperature)
             forbidden = scored.forbidden(reference_TV.shape[1])
-            found = token_figures(reference_TV, scored.target_T, plain, forbidden=forbidden)
-            reference_T = found.logprob_T
+            reference_figures = token_figures(reference_TV, scored.target_T, plain, forbidden=forbidden)
+            reference_T = reference_figures.logprob_T
             reference_TV = reference_TV if request.kl else None  # not kept through the policy's pass
         figures = root(scored, request, reference_TV=reference_TV, draw_T=draw_T)
         assert isinstance(figures, TokenFigures)
@@ -332,8 +332,8 @@ class ListenerPolicy:
         return logits_TV
 
 
-def _check_vocabulary(policy: Any, other: Any, folder: Path, key: str) -> None:
-    ours, theirs = (processor.tokenizer.get_vocab() for processor in (policy, other))
+def _check_vocabulary(policy_processor: Any, reader_processor: Any, folder: Path, key: str) -> None:
+    ours, theirs = (processor.tokenizer.get_vocab() for processor in (policy_processor, reader_processor))
     if ours != theirs:
         raise ConfigError(
             f"{key}: its vocabulary of {len(theirs)} tokens is not the policy's of {len(ours)}",

@@ -55,23 +55,23 @@ class ListenerRollouts:
                 f"answer: {settings.answer!r}, and this model answers in text", "", "set answer to text"
             )
         encoded = [self._encoded(prompt) for prompt in prompts]
-        asked = [
+        rollout_keys = [
             (place, number)
             for place, group in enumerate(numbers)
             for number in group
         ]  # fmt: skip
-        asked.sort(key=lambda each: -encoded[each[0]].num_tokens)  # little padding
-        found: dict[tuple[int, int], Rollout] = {}
-        for first in range(0, len(asked), self._max_rows):
-            rows = asked[first : first + self._max_rows]
+        rollout_keys.sort(key=lambda key: -encoded[key[0]].num_tokens)  # little padding
+        rollouts: dict[tuple[int, int], Rollout] = {}
+        for first in range(0, len(rollout_keys), self._max_rows):
+            rows = rollout_keys[first : first + self._max_rows]
             seeds = [settings.seed_of(prompts[place].id, number) for place, number in rows]
-            drawn = self._draw([encoded[place] for place, _ in rows], seeds, settings)
-            for (place, number), seed, (tokens, truncated) in zip(rows, seeds, drawn, strict=True):
+            answers = self._draw([encoded[place] for place, _ in rows], seeds, settings)
+            for (place, number), seed, (tokens, truncated) in zip(rows, seeds, answers, strict=True):
                 text = self._processor.tokenizer.decode(tokens.ids_N.tolist(), skip_special_tokens=True)
-                found[place, number] = Rollout(
+                rollouts[place, number] = Rollout(
                     prompts[place].id, number, tokens, truncated, text.strip(), seed
                 )
-        return [[found[place, number] for number in group] for place, group in enumerate(numbers)]
+        return [[rollouts[place, number] for number in group] for place, group in enumerate(numbers)]
 
     def weights_changed(self) -> None:
         """Do nothing: `generate` reads the model's own weights."""
@@ -110,7 +110,7 @@ class ListenerRollouts:
                 _generation_config(self._model, plain),
                 encoded_once(self._model, shared, inputs["input_ids"]),
             ):
-                made = generate_ids(
+                answer_ids = generate_ids(
                     self._model,
                     inputs,
                     generation_config=plain,
@@ -118,7 +118,7 @@ class ListenerRollouts:
                 )
         finally:
             self._model.train(training)
-        ids_AN = made.cpu()
+        ids_AN = answer_ids.cpu()
         logprob_AN = torch.stack(draws.logprobs, dim=1).cpu() if draws.logprobs else None
         return [
             self._tokens(ids_N, None if logprob_AN is None else logprob_AN[row])
@@ -153,7 +153,7 @@ class _Draws:
         logits_AV[:, self.forbidden] = -torch.inf
         if self.temperature == 0:
             return logits_AV
-        uniform_A = torch.cat([torch.rand(1, generator=each) for each in self.generators])
+        uniform_A = torch.cat([torch.rand(1, generator=generator) for generator in self.generators])
         token_A, logprob_A = sample_plain(logits_AV, self.temperature, uniform_A.to(logits_AV.device))
         self.logprobs.append(logprob_A)
         return torch.full_like(logits_AV, -torch.inf).scatter(1, token_A[:, None], 0.0)
@@ -162,12 +162,12 @@ class _Draws:
 @contextmanager
 def _generation_config(model: Any, config: Any) -> Iterator[None]:
     """Replace the model's own generation config within: `generate` fills what is unset from it."""
-    own = model.generation_config
+    previous_config = model.generation_config
     model.generation_config = config
     try:
         yield
     finally:
-        model.generation_config = own
+        model.generation_config = previous_config
 
 
 _: type[RolloutEngine[PromptedAnswers]] = ListenerRollouts

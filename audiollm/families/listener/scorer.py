@@ -40,9 +40,9 @@ class AnswerScorer(nn.Module):
                 f"{type(model).__name__} has no output head", "", "give a model that generates text"
             )
         self._layers = _layers_without_dropout(model)
-        for part in model.modules():  # transformers' own lists name parts inside one another
-            if getattr(part, "_no_split_modules", None):
-                part._no_split_modules = []  # type: ignore[assignment]
+        for module in model.modules():  # transformers' own lists name parts inside one another
+            if getattr(module, "_no_split_modules", None):
+                module._no_split_modules = []  # type: ignore[assignment]
         self._no_split_modules = sorted({type(layer).__name__ for layer in self._layers})
         self.train(False)
 
@@ -101,12 +101,12 @@ class AnswerScorer(nn.Module):
 
     def _hidden(self, batch: PaddedAnswers, row_S: Tensor) -> Tensor:
         """Compute the output head's inputs at rows of the flattened `[A * L]`."""
-        found: list[Tensor] = []
+        head_inputs: list[Tensor] = []
 
         def keep(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            hidden_ALD, *others = inputs
-            found.append(hidden_ALD.flatten(0, 1)[row_S])
-            return (hidden_ALD[:, :0], *others)  # the head has nothing to do
+            hidden_ALD, *more_inputs = inputs
+            head_inputs.append(hidden_ALD.flatten(0, 1)[row_S])
+            return (hidden_ALD[:, :0], *more_inputs)  # the head has nothing to do
 
         handle = self._head().register_forward_pre_hook(keep)
         try:
@@ -114,7 +114,7 @@ class AnswerScorer(nn.Module):
                 self.model(**self._inputs(batch), use_cache=False)
         finally:
             handle.remove()
-        return found[0]
+        return head_inputs[0]
 
     def _inputs(self, batch: PaddedAnswers) -> dict[str, Tensor]:
         dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
@@ -141,7 +141,7 @@ def _layers_without_dropout(model: nn.Module) -> list[nn.Module]:
     """Return the layers of encoder and decoder, after setting the dropout of their own forward passes to 0."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for layer in layers:
         for name, value in vars(layer).items():
             if "dropout" in name and isinstance(value, float):
@@ -154,8 +154,8 @@ def _head_rows(head: nn.Module, row_T: Tensor) -> Iterator[None]:
     """Within, the output head sees `[1, T, D]`: the hidden states at `row_T` of the flattened `[A * L]`."""
 
     def select(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        hidden_ALD, *others = inputs
-        return (hidden_ALD.flatten(0, 1)[row_T][None], *others)
+        hidden_ALD, *more_inputs = inputs
+        return (hidden_ALD.flatten(0, 1)[row_T][None], *more_inputs)
 
     handle = head.register_forward_pre_hook(select)
     try:

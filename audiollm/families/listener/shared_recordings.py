@@ -40,9 +40,13 @@ def is_of_pictures(key: str) -> bool:
 def shared_recordings(features: Sequence[Mapping[str, Tensor]]) -> SharedRecordings:
     """Find the rows that share one mapping of features; rows without recordings are left out."""
     counts = [[len(value) for key, value in row.items() if not is_of_pictures(key)] for row in features]
-    heard = [(id(row), own[0]) for row, own in zip(features, counts, strict=True) if own]
-    places = {row: place for place, (row, _) in reversed(list(enumerate(heard)))}
-    return SharedRecordings(tuple(places[row] for row, _ in heard), tuple(count for _, count in heard))
+    recordings = [
+        (id(row), row_counts[0]) for row, row_counts in zip(features, counts, strict=True) if row_counts
+    ]
+    places = {row: place for place, (row, _) in reversed(list(enumerate(recordings)))}
+    return SharedRecordings(
+        tuple(places[row] for row, _ in recordings), tuple(count for _, count in recordings)
+    )
 
 
 @contextmanager
@@ -53,7 +57,7 @@ def encoded_once(model: Any, shared: SharedRecordings, input_ids_AL: Tensor) -> 
     takes features `[R, mels, F]` (Qwen2-Audio, Audio Flamingo 3, Voxtral), or frames end to end with their lengths
     (Qwen-Omni).
     """
-    tower = next((part for name, part in model.named_modules() if name.endswith("audio_tower")), None)
+    tower = next((module for name, module in model.named_modules() if name.endswith("audio_tower")), None)
     tokens_A = (input_ids_AL == getattr(model.config, "audio_token_id", -1)).sum(1)
     tokens_G = [int(count) for count in tokens_A if count > 0]
     if tower is None or len(shared.firsts) == len(shared.source_G) or len(tokens_G) != len(shared.source_G):
@@ -68,36 +72,36 @@ def encoded_once(model: Any, shared: SharedRecordings, input_ids_AL: Tensor) -> 
 
 
 def _hook(tower: nn.Module, shared: SharedRecordings, tokens_G: Sequence[int]) -> list[Any]:
-    rows_U = _places(shared.num_features_G, shared.firsts)
+    rows_U = _index_segments(shared.num_features_G, shared.firsts)
     total = sum(shared.num_features_G)
     flat = False
 
     def select(
-        _tower: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
+        _tower: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         nonlocal flat
-        lengths_R = given.get("feature_lens")
+        lengths_R = kwargs.get("feature_lens")
         flat = lengths_R is not None
         if lengths_R is None:
-            return tuple(map(pick, args)), {key: pick(value) for key, value in given.items()}
-        frames_G = [int(part.sum()) for part in lengths_R.split(list(shared.num_features_G))]
-        frames = _places(frames_G, shared.firsts)
-        picked = {key: pick(value) for key, value in given.items() if key != "input_features"}
+            return tuple(map(pick, args)), {key: pick(value) for key, value in kwargs.items()}
+        frames_G = [int(row_lengths.sum()) for row_lengths in lengths_R.split(list(shared.num_features_G))]
+        frames = _index_segments(frames_G, shared.firsts)
+        picked = {key: pick(value) for key, value in kwargs.items() if key != "input_features"}
         if args:
             return (args[0][:, frames], *args[1:]), picked
-        return args, {**picked, "input_features": given["input_features"][:, frames]}
+        return args, {**picked, "input_features": kwargs["input_features"][:, frames]}
 
     def pick(value: Any) -> Any:
         return value[rows_U] if isinstance(value, Tensor) and value.shape[:1] == (total,) else value
 
-    def repeat(_tower: nn.Module, _args: Any, made: Any) -> Any:
+    def repeat(_tower: nn.Module, _args: Any, outputs: Any) -> Any:
         lengths_G = tokens_G if flat else shared.num_features_G
         encoded = sum(lengths_G[first] for first in shared.firsts)
         copies = _copies(lengths_G, shared)
-        for key, value in made.items():
+        for key, value in outputs.items():
             if isinstance(value, Tensor) and len(value) == encoded:
-                made[key] = value[copies]
-        return made
+                outputs[key] = value[copies]
+        return outputs
 
     return [
         tower.register_forward_pre_hook(select, with_kwargs=True),
@@ -105,15 +109,15 @@ def _hook(tower: nn.Module, shared: SharedRecordings, tokens_G: Sequence[int]) -
     ]
 
 
-def _places(lengths_G: Sequence[int], chosen: Sequence[int]) -> Tensor:
+def _index_segments(lengths_G: Sequence[int], segments: Sequence[int]) -> Tensor:
     """Return the places of the chosen segments, where segments of these lengths lie end to end."""
     parts = torch.arange(sum(lengths_G)).split(list(lengths_G))
-    return torch.cat([parts[g] for g in chosen])
+    return torch.cat([parts[g] for g in segments])
 
 
 def _copies(lengths_G: Sequence[int], shared: SharedRecordings) -> Tensor:
     """Return, for each row's segment, its places among the segments that were encoded."""
     firsts = shared.firsts
     parts = torch.arange(sum(lengths_G[g] for g in firsts)).split([lengths_G[g] for g in firsts])
-    found = dict(zip(firsts, parts, strict=True))
-    return torch.cat([found[source] for source in shared.source_G])
+    indices_of = dict(zip(firsts, parts, strict=True))
+    return torch.cat([indices_of[source] for source in shared.source_G])

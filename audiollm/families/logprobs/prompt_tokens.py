@@ -64,7 +64,7 @@ def logprobs_of_figures(
     """
     size, count = len(batch.answer_T), batch.num_answers
 
-    def own(values: Tensor | None) -> Tensor | None:
+    def drop_prompts(values: Tensor | None) -> Tensor | None:
         return values if values is None or not request.prompts else values[:size]
 
     prompt_sum_A = prompt_length_A = None
@@ -72,19 +72,19 @@ def logprobs_of_figures(
         owner_U = batch.with_prompts().answer_T[size:] - count
         prompt_sum_A = sum_by_index(figures.logprob_T[size:], owner_U, count)
         prompt_length_A = torch.bincount(owner_U, minlength=count).to(prompt_sum_A)
-    logprob_T = own(figures.logprob_T)
+    logprob_T = drop_prompts(figures.logprob_T)
     assert logprob_T is not None
     return AnswerLogprobs(
         logprob_T,
         batch.answer_T,
         count,
-        own(reference_T),
-        kl_T=own(figures.kl_T),
-        contrast_T=own(figures.contrast_T),
-        log_collision_T=own(figures.log_collision_T),
-        entropy_T=own(figures.entropy_T),
-        value_T=own(figures.value_T),
-        draw_T=own(draw_T),
+        drop_prompts(reference_T),
+        kl_T=drop_prompts(figures.kl_T),
+        contrast_T=drop_prompts(figures.contrast_T),
+        log_collision_T=drop_prompts(figures.log_collision_T),
+        entropy_T=drop_prompts(figures.entropy_T),
+        value_T=drop_prompts(figures.value_T),
+        draw_T=drop_prompts(draw_T),
         prompt_sum_A=prompt_sum_A,
         prompt_length_A=prompt_length_A,
     )

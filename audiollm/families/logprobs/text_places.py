@@ -35,12 +35,12 @@ def actions_at(
     if not ids:
         return [0] * len(ends)
     last_actions = _last_actions(sampled, opens_speech)
-    whole = decode(ids)
-    offset = max(0, whole.find(text))
+    full_text = decode(ids)
+    offset = max(0, full_text.find(text))
 
     def length(count: int) -> int:
         """Whole characters of the first tokens."""
-        return len(decode(ids[:count]).rstrip(REPLACEMENT) if count < len(ids) else whole)
+        return len(decode(ids[:count]).rstrip(REPLACEMENT) if count < len(ids) else full_text)
 
     counts = [bisect_left(range(len(ids)), offset + end, lo=1, key=length) for end in ends]
     return [last_actions[min(count, len(ids)) - 1] for count in counts]
@@ -85,10 +85,10 @@ def pieces_of(
 def _last_actions(sampled: SampledTokens, opens_speech: int | None) -> list[int]:
     """The number of the last action at or before each text token, at least 0."""
     speech = [codes.numel() + ended for codes, ended in zip(sampled.codes, sampled.ended, strict=True)]
-    found, number = [], -1
+    last_actions, number = [], -1
     for token, is_action in zip(sampled.ids_N.tolist(), sampled.is_action_N.tolist(), strict=True):
         number += is_action
-        found.append(max(0, number))
+        last_actions.append(max(0, number))
         if token == opens_speech and speech:
             number += speech.pop(0)
-    return found
+    return last_actions

@@ -91,9 +91,9 @@ class ForbiddenTargets(NamedTuple):
         """Return the masks on a device."""
         return ForbiddenTargets(self.mask_MKV.to(device), self.mask_X.to(device))
 
-    def leave_out(self, logits_RKV: Tensor, part: slice) -> None:
+    def leave_out(self, logits_RKV: Tensor, rows: slice) -> None:
         """Set the logits of forbidden entries of some rows to -inf, in place."""
-        logits_RKV.masked_fill_(self.mask_MKV.index_select(0, self.mask_X[part]), -torch.inf)
+        logits_RKV.masked_fill_(self.mask_MKV.index_select(0, self.mask_X[rows]), -torch.inf)
 
 
 def token_figures(
@@ -115,13 +115,13 @@ def token_figures(
     Raises:
         ValueError: `kl` without `reference_TV`, or `contrast_k` without `draw_T`.
     """
-    _check(request, reference_TV is not None, draw_T is not None)
+    _check_request(request, reference_TV is not None, draw_T is not None)
     rows = max(1, CHUNK_ELEMENTS // logits_TV.shape[1])
     draw_T1 = None if draw_T is None else draw_T[:, None]
-    found = _ChunkedFigures.apply(
+    figures = _ChunkedFigures.apply(
         logits_TV, None, reference_TV, None, target_T[:, None], draw_T1, request, rows, forbidden
     )
-    return TokenFigures(*(None if value is None else value[:, 0] for value in found))  # type: ignore[arg-type]
+    return TokenFigures(*(None if value is None else value[:, 0] for value in figures))  # type: ignore[arg-type]
 
 
 def linear_token_figures(
@@ -152,10 +152,10 @@ def linear_token_figures(
     Raises:
         ValueError: shapes that do not belong together, `kl` without `reference`, or `contrast_k` without `draw_XK`.
     """
-    _check(request, reference is not None, draw_XK is not None)
+    _check_request(request, reference is not None, draw_XK is not None)
     rows, books = targets_XK.shape
     if len(hidden_XC) != rows or len(weight_VC) % books or hidden_XC.shape[1] != weight_VC.shape[1]:
-        shapes = [list(each.shape) for each in (hidden_XC, weight_VC, targets_XK)]
+        shapes = [list(tensor.shape) for tensor in (hidden_XC, weight_VC, targets_XK)]
         raise ValueError(f"linear_token_figures: hidden, weight, targets of shapes {shapes}")
     if reference is not None and (len(reference.hidden_XC), len(reference.weight_VC)) != (
         rows,
@@ -167,12 +167,12 @@ def linear_token_figures(
         )
     elements = CHUNK_ELEMENTS_GPU if hidden_XC.is_cuda else CHUNK_ELEMENTS
     chunk = chunk or max(MIN_CHUNK_ROWS, elements // len(weight_VC))
-    other = (None, None) if reference is None or not request.kl else reference
-    found = _ChunkedFigures.apply(
-        hidden_XC, weight_VC, *other, targets_XK.clamp_min(0), draw_XK, request, chunk, forbidden
+    reference_rows = (None, None) if reference is None or not request.kl else reference
+    figures = _ChunkedFigures.apply(
+        hidden_XC, weight_VC, *reference_rows, targets_XK.clamp_min(0), draw_XK, request, chunk, forbidden
     )
     return TokenFigures(
-        *(None if value is None else torch.where(targets_XK >= 0, value, 0.0) for value in found)  # type: ignore[arg-type]
+        *(None if value is None else torch.where(targets_XK >= 0, value, 0.0) for value in figures)  # type: ignore[arg-type]
     )
 
 
@@ -197,19 +197,23 @@ class _ChunkedFigures(torch.autograd.Function):
         ctx.forbidden = forbidden
         books = targets_XK.shape[1]
         logits = _Logits(rows, weight_VC, books, request, ctx.dtype, chunk, forbidden)
-        others = None
+        reference_logits = None
         if other_rows is not None:
-            others = _Logits(other_rows, other_weight_VC, books, request, ctx.dtype, chunk, forbidden)
+            reference_logits = _Logits(
+                other_rows, other_weight_VC, books, request, ctx.dtype, chunk, forbidden
+            )
         scratch = None  # figures of whole distributions need logits and exponentials side by side
-        if others is not None or request.collision or request.contrast_k or request.entropy:
+        if reference_logits is not None or request.collision or request.contrast_k or request.entropy:
             scratch = torch.empty_like(logits.chunk(slice(0, chunk)))
         chunks = []
         with torch.autocast(rows.device.type, enabled=False):
-            for part in _parts(len(rows), chunk):
-                draw_RK = None if draw_XK is None else draw_XK[part]
-                other_RKV = None if others is None else others.chunk(part)
+            for chunk_rows in _slice_rows(len(rows), chunk):
+                draw_RK = None if draw_XK is None else draw_XK[chunk_rows]
+                other_RKV = None if reference_logits is None else reference_logits.chunk(chunk_rows)
                 chunks.append(
-                    _chunk_values(logits.chunk(part), targets_XK[part], request, scratch, other_RKV, draw_RK)
+                    _chunk_values(
+                        logits.chunk(chunk_rows), targets_XK[chunk_rows], request, scratch, other_RKV, draw_RK
+                    )
                 )
         values = _ChunkValues(
             *(None if parts[0] is None else torch.cat(parts) for parts in zip(*chunks, strict=True))  # type: ignore[arg-type]
@@ -222,33 +226,36 @@ class _ChunkedFigures(torch.autograd.Function):
         rows, weight_VC, other_rows, other_weight_VC, targets_XK, *saved = ctx.saved_tensors
         values, books = _ChunkValues(*saved), targets_XK.shape[1]
         logits = _Logits(rows, weight_VC, books, ctx.request, ctx.dtype, ctx.chunk, ctx.forbidden)
-        others = None
+        reference_logits = None
         if other_rows is not None and upstream[1] is not None:
-            others = _Logits(
+            reference_logits = _Logits(
                 other_rows, other_weight_VC, books, ctx.request, ctx.dtype, ctx.chunk, ctx.forbidden
             )
         grad_rows = torch.empty_like(rows) if ctx.needs_input_grad[0] else None
         grad_weight_VC = torch.zeros_like(weight_VC, dtype=logits.exact) if ctx.needs_input_grad[1] else None
         with torch.autocast(rows.device.type, enabled=False):
-            for part in _parts(len(rows), ctx.chunk):
+            for chunk_rows in _slice_rows(len(rows), ctx.chunk):
                 gradient_RV = _chunk_gradient(
-                    logits.chunk(part),
-                    targets_XK[part],
-                    values.rows(part),
-                    [None if given is None else given[part].to(logits.exact) for given in upstream],
-                    None if others is None else others.chunk(part),
+                    logits.chunk(chunk_rows),
+                    targets_XK[chunk_rows],
+                    values.rows(chunk_rows),
+                    [
+                        None if gradient is None else gradient[chunk_rows].to(logits.exact)
+                        for gradient in upstream
+                    ],
+                    None if reference_logits is None else reference_logits.chunk(chunk_rows),
                 ).flatten(1)
                 if ctx.request.temperature != 1:
                     gradient_RV.div_(ctx.request.temperature)
                 if logits.weight_VC is None:
                     if grad_rows is not None:
-                        grad_rows[part] = gradient_RV
+                        grad_rows[chunk_rows] = gradient_RV
                     continue
                 gradient_RV = gradient_RV.to(ctx.dtype)
                 if grad_rows is not None:
-                    grad_rows[part] = gradient_RV @ logits.weight_VC
+                    grad_rows[chunk_rows] = gradient_RV @ logits.weight_VC
                 if grad_weight_VC is not None:
-                    add_product(grad_weight_VC, gradient_RV.T, rows[part].to(ctx.dtype))
+                    add_product(grad_weight_VC, gradient_RV.T, rows[chunk_rows].to(ctx.dtype))
         if grad_weight_VC is not None:
             grad_weight_VC = grad_weight_VC.to(weight_VC.dtype)
         return grad_rows, grad_weight_VC, *(None,) * 7
@@ -268,8 +275,8 @@ class _ChunkValues(NamedTuple):
     contrast: Tensor | None
     entropy: Tensor | None
 
-    def rows(self, part: slice) -> _ChunkValues:
-        return _ChunkValues(*(None if value is None else value[part] for value in self))  # type: ignore[arg-type]
+    def rows(self, rows: slice) -> _ChunkValues:
+        return _ChunkValues(*(None if value is None else value[rows] for value in self))  # type: ignore[arg-type]
 
 
 class _Logits:
@@ -296,9 +303,9 @@ class _Logits:
         width = rows.shape[1] if weight_VC is None else len(weight_VC)
         self._buffer = rows.new_empty(min(chunk, len(rows)), width, dtype=self.exact)
 
-    def chunk(self, part: slice) -> Tensor:
+    def chunk(self, chunk_rows: slice) -> Tensor:
         """Return `[R, K, V]`, which the caller may overwrite; gone with the next chunk."""
-        rows = self._rows[part]
+        rows = self._rows[chunk_rows]
         logits_RV = self._buffer[: len(rows)]
         if self.weight_VC is None:
             logits_RV.copy_(rows)
@@ -310,7 +317,7 @@ class _Logits:
             logits_RV.div_(self._temperature)
         logits_RKV = logits_RV.unflatten(1, (self._books, -1))
         if self._forbidden is not None:
-            self._forbidden.leave_out(logits_RKV, part)
+            self._forbidden.leave_out(logits_RKV, chunk_rows)
         return logits_RKV
 
 
@@ -386,15 +393,15 @@ def _chunk_gradient(
         addends.append(other_RKV.mul_(-to_kl[..., None]))
         share_RK += to_kl
     at_tokens = [(to_logprob, targets_RK), (to_contrast, values.contrast_token)]
-    for given, _ in at_tokens:
-        if given is not None:
-            share_RK -= given
+    for gradient_RK, _ in at_tokens:
+        if gradient_RK is not None:
+            share_RK -= gradient_RK
     gradient_RKV = probability_RKV.mul_(share_RK[..., None])
     for addend in addends:
         gradient_RKV.add_(addend)
-    for given, token_RK in at_tokens:
-        if given is not None and token_RK is not None:
-            gradient_RKV.scatter_add_(2, token_RK[..., None], given[..., None])
+    for gradient_RK, token_RK in at_tokens:
+        if gradient_RK is not None and token_RK is not None:
+            gradient_RKV.scatter_add_(2, token_RK[..., None], gradient_RK[..., None])
     return gradient_RKV
 
 
@@ -411,12 +418,12 @@ def _at(values_RKV: Tensor, tokens_RK: Tensor) -> Tensor:
     return values_RKV.gather(2, tokens_RK[..., None])[..., 0]
 
 
-def _parts(rows: int, chunk: int) -> list[slice]:
+def _slice_rows(rows: int, chunk: int) -> list[slice]:
     """Slices of the rows; one, that is empty, where there are no rows."""
     return [slice(start, start + chunk) for start in range(0, max(rows, 1), chunk)]
 
 
-def _check(request: TokenRequest, has_reference: bool, has_draws: bool) -> None:
+def _check_request(request: TokenRequest, has_reference: bool, has_draws: bool) -> None:
     if request.kl and not has_reference:
         raise ValueError("kl needs the reference's logits")
     if request.contrast_k and not has_draws:

@@ -129,8 +129,8 @@ class TalkerPolicy:
     def idle_batch(self) -> SpeechBatch:
         return self.batch([])
 
-    def check_reader(self, other: Policy[Any, Any, Any], key: str) -> None:
-        if not isinstance(other, TalkerPolicy) or other.config != self.config:
+    def check_reader(self, reader: Policy[Any, Any, Any], key: str) -> None:
+        if not isinstance(reader, TalkerPolicy) or reader.config != self.config:
             raise ConfigError(f"{key}: is another model than the policy", "", OTHER_INPUTS)
 
     def answer_logprobs(
@@ -148,7 +148,7 @@ class TalkerPolicy:
     def prompt_lengths(self, batch: SpeechBatch) -> Tensor:
         return torch.zeros(batch.num_answers, dtype=torch.long)
 
-    def freeze_unreached(self, heard: bool) -> None:
+    def freeze_unreached(self, has_recordings: bool) -> None:
         """Nothing: speech reaches all weights."""
 
     def share_frozen(self) -> None:
