@@ -68,15 +68,15 @@ class EvalAudio:
             for seed, (loaded, audio) in enumerate(samples)
         ]
         self._names = _file_names(self._samples)
-        write_jsonl(folder / "prompts.jsonl", map(_described, self._names, self._samples))
+        write_jsonl(folder / "prompts.jsonl", map(_describe_prompt, self._names, self._samples))
 
     def __call__(self, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         engine = Engine.sized_for(self._model, self._template, self._requests)
         writer = SummaryWriter(str(self._folder / "tensorboard"))
-        for name, each in zip(self._names, engine.run(self._requests), strict=True):
-            samples_1N = self._codec.decode(each.codes_KT).cpu()
+        for name, answer in zip(self._names, engine.run(self._requests), strict=True):
+            samples_1N = self._codec.decode(answer.codes_KT).cpu()
             save(self._folder / f"step-{step:06d}" / f"{name}.wav", samples_1N, self._codec.sample_rate)
             writer.add_audio(name, samples_1N, step, sample_rate=self._codec.sample_rate)
         writer.close()
@@ -94,14 +94,14 @@ class ShardedEvalAudio:
     """
 
     def __init__(self, model: DualFFN, copy: DualFFN | None, audio: EvalAudio | None, ranks: Ranks) -> None:
-        self._whole, self._audio, self._ranks = WholeCopy(model, copy), audio, ranks
+        self._whole_copy, self._audio, self._ranks = WholeCopy(model, copy), audio, ranks
 
     def read_by(self, read: Read) -> None:
         """Take `Strategy.read`."""
-        self._whole.read_by(read)
+        self._whole_copy.read_by(read)
 
     def __call__(self, step: int) -> None:
-        self._whole.fill()
+        self._whole_copy.fill()
         if self._audio is not None:
             with torch.autocast("cuda" if torch.cuda.is_available() else "cpu", enabled=False):
                 self._audio(step)
@@ -110,16 +110,16 @@ class ShardedEvalAudio:
 
 def _file_names(samples: Sequence[Sample]) -> list[str]:
     """A name for each by its id, with a number where samples of several sources have the same one."""
-    seen: Counter[str] = Counter()
+    id_counts: Counter[str] = Counter()
     names = []
     for sample in samples:
-        seen[sample.id] += 1
-        again = f" {seen[sample.id]}" if seen[sample.id] > 1 else ""
+        id_counts[sample.id] += 1
+        again = f" {id_counts[sample.id]}" if id_counts[sample.id] > 1 else ""
         names.append(safe_name(f"{sample.id}{again}"))
     return names
 
 
-def _described(name: str, sample: Sample) -> dict[str, str]:
+def _describe_prompt(name: str, sample: Sample) -> dict[str, str]:
     """By the metadata where it tells, else what the user wrote, and nobody."""
     text = str(sample.metadata.get("text", " ".join(sample.texts("user"))))
     speaker = str(sample.metadata.get("speaker") or "")
@@ -131,7 +131,7 @@ def reply_request(
 ) -> Request:
     """To say the last turn: what comes before it, with the codes of the recordings in it, or their features."""
     messages = sample.messages[:-1]
-    before = sum(part.type == "audio" for message in messages for part in message.content)
+    before = sum(content_part.type == "audio" for message in messages for content_part in message.content)
     return Request(messages, seed, audio[:before], sampling, limits)
 
 
@@ -140,7 +140,7 @@ def make_eval_audio(
     model: DualFFN,
     sources: Sequence[Source],
     template: Template,
-    found: SourceSurvey,
+    survey: SourceSurvey,
     set_aside: SetAside,
     context: Context,
 ) -> EvalAudio | ShardedEvalAudio | None:
@@ -153,10 +153,14 @@ def make_eval_audio(
     """
     ranks = context.ranks
     if ranks.world == 1 or config.strategy not in SHARDING:
-        return _eval_audio(config, model, model, sources, template, found, set_aside, context)
+        return _eval_audio(config, model, model, sources, template, survey, set_aside, context)
     weight = next(model.parameters())
-    copy = model.empty_copy(weight.device, weight.dtype) if ranks.first and not _obstacle(config) else None
-    audio = _eval_audio(config, model, copy or model, sources, template, found, set_aside, context)
+    copy = (
+        model.empty_copy(weight.device, weight.dtype)
+        if ranks.first and not _find_eval_audio_obstacle(config)
+        else None
+    )
+    audio = _eval_audio(config, model, copy or model, sources, template, survey, set_aside, context)
     if not ranks.of_first(audio is not None):
         return None
     return ShardedEvalAudio(model, copy, audio, ranks)
@@ -168,26 +172,28 @@ def _eval_audio(
     speaker: DualFFN,
     sources: Sequence[Source],
     template: Template,
-    found: SourceSurvey,
+    survey: SourceSurvey,
     set_aside: SetAside,
     context: Context,
 ) -> EvalAudio | None:
     """Return the prompts that `speaker`, with the weights of `model`, synthesizes; on the first rank alone."""
-    obstacle = _obstacle(config)
-    spoken: list[tuple[LoadedSample, list[PartAudio]]] = []
+    obstacle = _find_eval_audio_obstacle(config)
+    spoken_samples: list[tuple[LoadedSample, list[PartAudio]]] = []
     encoder = model.config.audio_encoder
     if not obstacle and context.ranks.first:
         for place, source in enumerate(sources):
-            used = found.used(place, held_out=True)
+            used = survey.used(place, held_out=True)
             some = used[evenly(len(used), 4 * config.eval_audio_samples)]
             usable = read_usable(source, some, encoder.features if encoder else None, set_aside)
-            spoken += [(loaded, audio) for loaded, audio in usable if is_spoken(loaded.sample.messages)]
-        obstacle = "" if spoken else "no held-out sample is spoken"
+            spoken_samples += [
+                (loaded, audio) for loaded, audio in usable if is_spoken(loaded.sample.messages)
+            ]
+        obstacle = "" if spoken_samples else "no held-out sample is spoken"
     if obstacle and config.eval_audio_samples:
         context.say(f"no prompts are synthesized at evaluations: {obstacle}")
-    if not spoken:
+    if not spoken_samples:
         return None
-    picked = [spoken[place] for place in evenly(len(spoken), config.eval_audio_samples)]
+    picked = [spoken_samples[place] for place in evenly(len(spoken_samples), config.eval_audio_samples)]
     codec = load_codec(model_folder(required(config.codec)))
     digest = codec_facts(sources, config.start).get("digest")
     if digest is not None and codec_digest(codec) != digest:
@@ -197,7 +203,7 @@ def _eval_audio(
     return EvalAudio(speaker, codec, template, picked, context.folder / "listening", sampling)
 
 
-def _obstacle(config: TrainConfig) -> str:
+def _find_eval_audio_obstacle(config: TrainConfig) -> str:
     if config.codec is None:
         return "set `codec` to that of the shards"
     return "" if config.eval_audio_samples else "eval_audio_samples is 0"

@@ -39,13 +39,13 @@ def encoder_flops(
     Args:
         trained: whether the encoder is, and not its projector alone: otherwise it has no backward pass.
     """
-    own = [frames // config.frames_per_position for frames in features.frames]
-    positions = [config.max_source_positions] * len(own) if config.padded else own
+    window_positions = [frames // config.frames_per_position for frames in features.frames]
+    positions = [config.max_source_positions] * len(window_positions) if config.padded else window_positions
     width = config.d_model
     weights = encoder_multiplications(config) * sum(positions)
-    pairs = 2 * config.encoder_layers * width * sum(each**2 for each in positions)
-    given = width * (config.stride if config.reduction == "concat" else 1)
-    sizes = [given, *([config.projector_size] if config.projector_size else []), hidden_size]
+    pairs = 2 * config.encoder_layers * width * sum(length**2 for length in positions)
+    projector_inputs = width * (config.stride if config.reduction == "concat" else 1)
+    sizes = [projector_inputs, *([config.projector_size] if config.projector_size else []), hidden_size]
     projector = sum(features.rows) * sum(into * out for into, out in pairwise(sizes))
     return float((6 if trained else 2) * (weights + pairs) + 6 * projector)
 

@@ -39,10 +39,10 @@ class MergeModelsConfig(StageConfig):
 
     @field_validator("models", mode="before")
     @classmethod
-    def _paths_or_settings(cls, given: Any) -> Any:
-        if not isinstance(given, list):
-            return given
-        return [one if isinstance(one, dict) else {"model": one} for one in given]
+    def _paths_or_settings(cls, value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        return [item if isinstance(item, dict) else {"model": item} for item in value]
 
     @model_validator(mode="after")
     def _density_is_read(self) -> MergeModelsConfig:
@@ -65,8 +65,8 @@ def run_merge_models(config: MergeModelsConfig, context: Context) -> dict[str, A
         with context.progress("merging", total) as bar:
             changed = merge_models(
                 config.base,
-                [each.model for each in config.models],
-                [each.weight for each in config.models],
+                [trained_model.model for trained_model in config.models],
+                [trained_model.weight for trained_model in config.models],
                 context.folder / "model",
                 config.method,
                 config.density,
@@ -78,7 +78,7 @@ def run_merge_models(config: MergeModelsConfig, context: Context) -> dict[str, A
     return {"models": len(config.models), "tensors": total, "changed_tensors": changed}
 
 
-def _plan(config: MergeModelsConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+def _plan_merge(config: MergeModelsConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     return StagePlan(
         memory_mb=500, note=f"{len(config.models)} models, {config.method}; memory: one whole model"
     )
@@ -90,5 +90,5 @@ STAGE = Stage(
     run=run_merge_models,
     artifacts={"checkpoint": "model"},
     help="merge models that were trained side by side from the same one",
-    plan=_plan,
+    plan=_plan_merge,
 )

@@ -55,7 +55,7 @@ def merge_models(
     """
     folders = [model_folder(base), *map(model_folder, trained)]
     stored = [StoredWeights(folder) for folder in folders]
-    _check(folders, stored)
+    _check_mergeable(folders, stored)
     generator = torch.Generator().manual_seed(seed)
     weight_M = torch.tensor(list(weights), dtype=torch.float32)
     changed = 0
@@ -64,12 +64,12 @@ def merge_models(
         start = stored[0].read(name)
         deltas = []
         if start.is_floating_point():
-            deltas = [each.read(name).float() - start.float() for each in stored[1:]]
+            deltas = [model_weights.read(name).float() - start.float() for model_weights in stored[1:]]
         if any(bool(delta.any()) for delta in deltas):
             torch.manual_seed(
                 int(torch.randint(2**31, (1,), generator=generator))
             )  # `dare_linear` draws from it
-            merged[name] = (start.float() + _merge(deltas, weight_M, method, density)).to(start.dtype)
+            merged[name] = (start.float() + _merge_deltas(deltas, weight_M, method, density)).to(start.dtype)
             changed += 1
         else:
             merged[name] = start
@@ -80,7 +80,7 @@ def merge_models(
     return changed
 
 
-def _merge(deltas: Sequence[Tensor], weight_M: Tensor, method: MergeMethod, density: float) -> Tensor:
+def _merge_deltas(deltas: Sequence[Tensor], weight_M: Tensor, method: MergeMethod, density: float) -> Tensor:
     every = list(deltas)
     if method == "linear":
         return task_arithmetic(every, weight_M)
@@ -89,9 +89,9 @@ def _merge(deltas: Sequence[Tensor], weight_M: Tensor, method: MergeMethod, dens
     return dare_linear(every, weight_M, density)
 
 
-def _check(folders: Sequence[Path], stored: Sequence[StoredWeights]) -> None:
+def _check_mergeable(folders: Sequence[Path], stored: Sequence[StoredWeights]) -> None:
     """Raises: ConfigError: the models are not of one shape, or have other words."""
-    names, words = stored[0].names, _vocabulary(folders[0])
+    names, words = stored[0].names, _read_vocabulary_words(folders[0])
     for folder, weights in zip(folders[1:], stored[1:], strict=True):
         if odd := sorted(set(names).symmetric_difference(weights.names)):
             raise ConfigError(
@@ -106,14 +106,14 @@ def _check(folders: Sequence[Path], stored: Sequence[StoredWeights]) -> None:
                     str(folder),
                     f"merge models that were trained from {folders[0]}",
                 )
-        theirs = _vocabulary(folder)
+        theirs = _read_vocabulary_words(folder)
         if words is not None and theirs is not None and words != theirs:
             raise ConfigError(
                 "its vocabulary is not the base's", str(folder / VOCABULARY), "take other models"
             )
 
 
-def _vocabulary(folder: Path) -> object:
+def _read_vocabulary_words(folder: Path) -> object:
     """The words of a model, as far as its folder tells."""
     path = folder / VOCABULARY
     if not path.exists():

@@ -79,7 +79,9 @@ def plan_training(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StageP
         note += f", clips of {ASSUMED_CLIP_S:g} s assumed"
     if shape is None:
         return StagePlan(
-            tokens=tokens, seconds=seconds, note=f"{note}; unknown until {_missing(config)} is there"
+            tokens=tokens,
+            seconds=seconds,
+            note=f"{note}; unknown until {_name_missing_start(config)} is there",
         )
     try:
         counts = count_parameters(config, shape)
@@ -128,7 +130,7 @@ def count_parameters(config: TrainConfig, shape: DualFFNConfig) -> Counts:
 # ------------------------------------------------------------------------------------------------ private
 
 
-def _missing(config: TrainConfig) -> str:
+def _name_missing_start(config: TrainConfig) -> str:
     settings = config.model.audio_encoder
     if settings is not None and settings.path is not None and not settings.path.exists():
         return str(settings.path)
@@ -137,21 +139,21 @@ def _missing(config: TrainConfig) -> str:
 
 def _rows_per_second(shape: DualFFNConfig | None) -> float:
     """Return the rows per second of audio: a codec's, or the audio encoder's where the model has one."""
-    heard = None if shape is None else shape.audio_encoder
-    return FRAME_RATE if heard is None else heard.features.rows_per_second
+    encoder = None if shape is None else shape.audio_encoder
+    return FRAME_RATE if encoder is None else encoder.features.rows_per_second
 
 
 def _data(config: TrainConfig, plans: Mapping[str, StagePlan], rows_per_second: float) -> Data:
     """By the counts of shards that are there, or else by the plan of the stage that makes them."""
-    samples, frames, known = 0.0, 0.0, True
+    samples, frames, is_known = 0.0, 0.0, True
     for source in config.shards:
         path = Path(source.path)
         planned = next((plan for plan in plans.values() if path in plan.artifacts.values()), None)
         counts = _counts(path) if planned is None else _planned_counts(planned)
-        known = known and counts is not None
+        is_known = is_known and counts is not None
         if counts is not None:
             samples, frames = samples + counts[0], frames + counts[1]
-    if not known or not samples:
+    if not is_known or not samples:
         return Data(None, ASSUMED_CLIP_S * rows_per_second + TEXT_ROWS)
     rows = frames / samples * rows_per_second / FRAME_RATE
     return Data(samples, min(rows + TEXT_ROWS, required(config.max_length)))
@@ -160,8 +162,8 @@ def _data(config: TrainConfig, plans: Mapping[str, StagePlan], rows_per_second: 
 def _counts(path: Path) -> tuple[float, float] | None:
     """Samples and frames as `index.json` tells them."""
     index = path / "index.json"
-    found = read_json(index).get("counts") if index.is_file() else None
-    return (found["samples"], found["frames"]) if found else None
+    index_counts = read_json(index).get("counts") if index.is_file() else None
+    return (index_counts["samples"], index_counts["frames"]) if index_counts else None
 
 
 def _planned_counts(plan: StagePlan) -> tuple[float, float] | None:
@@ -192,19 +194,19 @@ def _memory_mb(
         held = (weights + states) / devices + (half or 4) * counts.largest_unit
     rows = min(rows_per_step / devices, required(config.max_tokens))
     value = half or 4
-    activations = rows * _kept(shape.num_layers, shape.hidden_size, value, again)
+    activations = rows * _count_activation_bytes(shape.num_layers, shape.hidden_size, value, again)
     if shape.audio_encoder is not None:
         encoder = shape.audio_encoder
         positions = rows * encoder.stride
         layers = encoder.encoder_layers if counts.trains_encoder else 1
-        activations += positions * _kept(layers, encoder.d_model, value, again)
+        activations += positions * _count_activation_bytes(layers, encoder.d_model, value, again)
         if counts.trains_encoder:
             stem = (encoder.stem, encoder.num_mel_bins, encoder.stem_channels, encoder.d_model)
             activations += positions * STEM_COPIES * stem_values(*stem) * value
     return OWN_MB + max(held + activations, weights) / 2**20
 
 
-def _kept(layers: int, width: int, value_bytes: int, again: bool) -> float:
+def _count_activation_bytes(layers: int, width: int, value_bytes: int, again: bool) -> float:
     """Bytes a row that the backward pass needs: of all layers, or their inputs in fp32 and one layer's."""
     layer = VALUES_PER_ROW * width * value_bytes
     return layers * width * 4 + layer if again else layers * layer

@@ -35,21 +35,21 @@ def train_model(config: TrainConfig, context: Context) -> dict[str, Any]:
     """
     check_attention(config)
     try:
-        return _train(config, context)
+        return _train_on_packs(config, context)
     except BadSample as bad:
         raise StageError(str(bad), "mend or remove it, or leave `strict` out to set it aside", 2) from bad
 
 
-def _train(config: TrainConfig, context: Context) -> dict[str, Any]:
+def _train_on_packs(config: TrainConfig, context: Context) -> dict[str, Any]:
     ranks = context.ranks
     sources = open_sources(config.shards, config.max_codes_mb)
     set_aside = set_aside_of(context.folder, "train", ranks, config.strict)
     template = make_template(config, sources, SIZES[config.size].vocab_size, set_aside, context)
     batching = _batching(config)
-    found = survey_once(sources, template, config, batching.encoder, set_aside, context)
+    survey = survey_once(sources, template, config, batching.encoder, set_aside, context)
     try:
         maker = BatchMaker(
-            sources, config.weights, found, template, batching, config.seed, ranks.rank, ranks.world
+            sources, config.weights, survey, template, batching, config.seed, ranks.rank, ranks.world
         )
     except ValueError as error:  # weights that the sources cannot have
         raise StageError(str(error), "see the weights of `shards`", 2) from error
@@ -57,7 +57,7 @@ def _train(config: TrainConfig, context: Context) -> dict[str, Any]:
     model = build_decoder(config, template).to(default_device())
     check_attention(config, model.config.head_dim)
     choose_trained(model, config, any(getattr(source, "facts", {}).get("codec") for source in sources))
-    held_out = evaluation_packs(sources, found, template, batching, set_aside, ranks.rank, ranks.world)
+    held_out = evaluation_packs(sources, survey, template, batching, set_aside, ranks.rank, ranks.world)
     task = SFTTask(
         TokenLosses(model),
         Loader(maker, config.workers),
@@ -65,10 +65,10 @@ def _train(config: TrainConfig, context: Context) -> dict[str, Any]:
         {"text": config.text_weight, "audio": config.audio_weight},
         set_aside,
         ranks,
-        make_eval_audio(config, model, sources, template, found, set_aside, context),
+        make_eval_audio(config, model, sources, template, survey, set_aside, context),
         config.audio_reduction,
     )
-    samples = sum(len(found.used(place, held_out=False)) for place in range(len(sources)))
+    samples = sum(len(survey.used(place, held_out=False)) for place in range(len(sources)))
     loop = config.loop_config(
         config.steps_for(samples / required(config.batch_size)),
         default_warmup_steps=50 if config.size == "tiny" else 1000,
@@ -76,18 +76,23 @@ def _train(config: TrainConfig, context: Context) -> dict[str, Any]:
     )
     figures = train(task, loop, context.folder, context, task.device)
     if ranks.first:
-        save_trained(config, "train", template, sources, found, context.folder)
+        save_trained(config, "train", template, sources, survey, context.folder)
     ranks.barrier()
-    kept = {f"samples_{kind.replace(' ', '_')}": count for kind, count in found.counts().items()}
+    sample_counts = {f"samples_{kind.replace(' ', '_')}": count for kind, count in survey.counts().items()}
     counts = {"vocabulary": template.tokenizer.get_vocab_size(), "sequences": samples}
     passes = zip(sources, maker.passes(figures["steps"]), strict=True)
-    return {**figures, **kept, **counts, "passes": {source.name: round(n, 2) for source, n in passes}}
+    return {
+        **figures,
+        **sample_counts,
+        **counts,
+        "passes": {source.name: round(n, 2) for source, n in passes},
+    }
 
 
 def _best_figure(config: TrainConfig, held_out: Mapping[str, Sequence[PackedBatch]], ranks: Ranks) -> str:
     """The figure that tells the best weights: the loss of speech where held-out samples are spoken, else of text."""
-    own = any(pack.counts["audio"] for packs in held_out.values() for pack in packs)
-    return "audio_loss" if config.audio_weight and any(ranks.gather(own)) else "text_loss"
+    has_speech = any(pack.counts["audio"] for packs in held_out.values() for pack in packs)
+    return "audio_loss" if config.audio_weight and any(ranks.gather(has_speech)) else "text_loss"
 
 
 def _batching(config: TrainConfig) -> Batching:

@@ -33,7 +33,7 @@ def save_trained(
     stage: str,
     template: Template,
     sources: Sequence[Source],
-    found: SourceSurvey,
+    survey: SourceSurvey,
     folder: Path,
 ) -> None:
     """Write the weights that the loop left in `folder` to `folder/model`, in Hugging Face layout.
@@ -47,7 +47,7 @@ def save_trained(
     if config.trained == "adapter":
         save_adapter(adapted, folder / "adapter")  # type: ignore[arg-type]
         model = merge_adapter(adapted)  # type: ignore[arg-type, assignment]
-    card, generation = _card(config, stage, sources, found), start_generation(config.start)
+    card, generation = _make_training_card(config, stage, sources, survey), start_generation(config.start)
     save_pretrained(
         model,
         folder / "model",
@@ -56,35 +56,37 @@ def save_trained(
         generation=generation,
         codec=_codec_folder(config, sources),
     )
-    write_json(folder / "model" / SPEAKERS_FILE, list(found.speakers))
-    longest = max(int(rows.max(initial=0)) for rows in found.rows)
+    write_json(folder / "model" / SPEAKERS_FILE, list(survey.speakers))
+    longest = max(int(rows.max(initial=0)) for rows in survey.rows)
     trained = {
         "longest_positions": longest,
         "text_dropout": config.text_dropout,
         "speaker_dropout": config.speaker_dropout,
         "codec_digest": codec_facts(sources, config.start).get("digest"),
-        "words": _words(config, found),
-        **_stream_facts(sources, found),
+        "words": _read_trained_words(config, survey),
+        **_stream_facts(sources, survey),
     }
     write_json(folder / "model" / TRAINED_FILE, trained)
 
 
-def _words(config: TrainConfig, found: SourceSurvey) -> list[str] | None:
+def _read_trained_words(config: TrainConfig, survey: SourceSurvey) -> list[str] | None:
     """The words that the model was trained to say, those of its start included; None: not known, or many."""
     before = read_trained(model_folder(config.start)).words if config.start else []
-    return None if before is None or found.words is None else sorted({*before, *found.words})
+    return None if before is None or survey.words is None else sorted({*before, *survey.words})
 
 
-def _stream_facts(sources: Sequence[Source], found: SourceSurvey) -> dict[str, Any]:
+def _stream_facts(sources: Sequence[Source], survey: SourceSurvey) -> dict[str, Any]:
     """Code frames of a chunk, the system message, and whether actions are spoken, of the first source of streams; None:
     none is."""
     for place, source in enumerate(sources):
-        messages = _first_messages(source, found.used(place, held_out=False))
+        messages = _first_messages(source, survey.used(place, held_out=False))
         if not messages or messages[-1].chunk_frames is None:
             continue
-        told = [part.text for part in messages[0].content if isinstance(part, TextPart)]
-        system = "".join(told) if messages[0].role == "system" else ""
-        speaks = any(part.type == "audio" for part in messages[-1].content)
+        system_texts = [
+            content_part.text for content_part in messages[0].content if isinstance(content_part, TextPart)
+        ]
+        system = "".join(system_texts) if messages[0].role == "system" else ""
+        speaks = any(content_part.type == "audio" for content_part in messages[-1].content)
         return {
             "chunk_frames": messages[-1].chunk_frames, "stream_prompt": system, "stream_speaks": speaks,
         }  # fmt: skip
@@ -103,15 +105,17 @@ def _codec_folder(config: TrainConfig, sources: Sequence[Source]) -> Path | None
     """The codec's folder, by the settings, the shards or the model to begin from; None: none of them tells."""
     if config.codec is not None:
         return model_folder(config.codec)
-    told = [(getattr(source, "facts", {}).get("codec") or {}).get("path") for source in sources]
+    codec_paths = [(getattr(source, "facts", {}).get("codec") or {}).get("path") for source in sources]
     if config.start is not None:
-        told += codec_of(config.start)
-    return first_folder(told)
+        codec_paths += codec_of(config.start)
+    return first_folder(codec_paths)
 
 
-def _card(config: TrainConfig, stage: str, sources: Sequence[Source], found: SourceSurvey) -> ModelCard:
+def _make_training_card(
+    config: TrainConfig, stage: str, sources: Sequence[Source], survey: SourceSurvey
+) -> ModelCard:
     codec = codec_facts(sources, config.start)
-    samples = sum(len(found.used(place, held_out=False)) for place in range(len(sources)))
+    samples = sum(len(survey.used(place, held_out=False)) for place in range(len(sources)))
     return ModelCard(
         codec=f"{codec['num_codebooks']} codebooks of {codec['codebook_size']} codes"
         + (f", SHA-256 of its folder {codec['fingerprint']}" if "fingerprint" in codec else ""),

@@ -90,8 +90,10 @@ class AudioEncoderSettings(BaseModel):
         shape = {
             "hidden_size", "num_layers", "num_heads", "intermediate_size", "num_mel_bins", "stem", "stem_channels",
         }  # fmt: skip
-        if self.path is not None and (given := shape & self.model_fields_set):
-            raise ValueError(f"{min(given)} is set, but path gives an encoder with a shape of its own")
+        if self.path is not None and (shape_settings := shape & self.model_fields_set):
+            raise ValueError(
+                f"{min(shape_settings)} is set, but path gives an encoder with a shape of its own"
+            )
         if self.stem != "conv2d" and self.stem_channels is not None:
             raise ValueError("stem_channels is set, but stem is conv1d, which is as wide as the encoder")
         return self
@@ -161,9 +163,9 @@ class SourceSettings(LoopSettings):
 
     @field_validator("shards", mode="before")
     @classmethod
-    def _one_or_many(cls, given: Any) -> Any:
-        each = given if isinstance(given, list) else [given]
-        return [{"path": one} if isinstance(one, (str, Path)) else one for one in each]
+    def _one_or_many(cls, value: Any) -> Any:
+        items = value if isinstance(value, list) else [value]
+        return [{"path": item} if isinstance(item, (str, Path)) else item for item in items]
 
 
 class PackingSettings(LoopSettings):
@@ -296,8 +298,8 @@ class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
     @property
     def weights(self) -> list[float] | None:
         """The weights of the sources; None: by their sizes."""
-        given = [source.weight for source in self.shards if source.weight is not None]
-        return given or None
+        weights = [source.weight for source in self.shards if source.weight is not None]
+        return weights or None
 
 
 def intermediate_size(hidden_size: int) -> int:

@@ -91,8 +91,8 @@ class SFTTask:
                 for kind in [kind for kind in KINDS if counts[kind]]:
                     figures[f"{kind}_loss"] += means[kind].detach() * self._ranks.world
                 for book, value in enumerate(sums["audio_by_codebook"] if counts["audio"] else ()):
-                    part = value * self._ranks.world / (counts["audio"] * self._codebook_share)
-                    figures[f"audio_loss/{book}"] = figures.get(f"audio_loss/{book}", 0.0) + part
+                    codebook_loss = value * self._ranks.world / (counts["audio"] * self._codebook_share)
+                    figures[f"audio_loss/{book}"] = figures.get(f"audio_loss/{book}", 0.0) + codebook_loss
                 yield torch.stack([self._weights[kind] * means[kind] for kind in KINDS]).sum()
 
         yield Update(losses(), figures, losses=len(batch.packs))
@@ -108,10 +108,10 @@ class SFTTask:
         """Losses on held-out samples, and by task where there are several."""
         tasks = {task: self._sums(packs) for task, packs in self._held_out.items()}
         total_4 = torch.stack([torch.zeros(4, dtype=torch.float64), *tasks.values()]).sum(dim=0)
-        figures = _means(total_4, "")
+        figures = _mean_losses(total_4, "")
         if len(tasks) > 1:
             for task, sums_4 in tasks.items():
-                figures |= _means(sums_4, f"/{task}")
+                figures |= _mean_losses(sums_4, f"/{task}")
         return figures
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
@@ -131,20 +131,22 @@ class SFTTask:
 
     def _counts(self, packs: Sequence[PackedBatch]) -> dict[str, float]:
         """Return the denominators of the losses, summed over all ranks."""
-        own = torch.tensor([[pack.counts[kind] for kind in KINDS] for pack in packs], dtype=torch.float64)
-        total = self._ranks.sum(own.sum(dim=0).to(self.device)).tolist()
+        rank_counts = torch.tensor(
+            [[pack.counts[kind] for kind in KINDS] for pack in packs], dtype=torch.float64
+        )
+        total = self._ranks.sum(rank_counts.sum(dim=0).to(self.device)).tolist()
         return dict(zip(KINDS, total, strict=True))
 
     def _sums(self, packs: Sequence[PackedBatch]) -> Tensor:
         """Sums of the losses of both kinds, and what they are to be divided by, over all ranks: `[4]`."""
         sums_4 = torch.zeros(4, dtype=torch.float64)
         for pack in packs:
-            found = self._forward(pack.to(self.device))
-            both = [*(float(found[kind]) for kind in KINDS), *(pack.counts[kind] for kind in KINDS)]
+            losses = self._forward(pack.to(self.device))
+            both = [*(float(losses[kind]) for kind in KINDS), *(pack.counts[kind] for kind in KINDS)]
             sums_4 += torch.tensor(both, dtype=torch.float64)
         return self._ranks.sum(sums_4.to(self.device)).cpu()
 
 
-def _means(sums_4: Tensor, suffix: str) -> dict[str, float]:
+def _mean_losses(sums_4: Tensor, suffix: str) -> dict[str, float]:
     sums, counts = sums_4[:2].tolist(), sums_4[2:].tolist()
     return {f"{kind}_loss{suffix}": s / n for kind, s, n in zip(KINDS, sums, counts, strict=True) if n}

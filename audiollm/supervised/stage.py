@@ -11,7 +11,7 @@ from audiollm.recipe.stages import Stage, StagePlan
 from audiollm.supervised.settings import TrainConfig
 
 
-def _run(config: TrainConfig, context: Context) -> dict[str, Any]:
+def _train_by_kind(config: TrainConfig, context: Context) -> dict[str, Any]:
     if _is_packed(config):
         from audiollm.supervised.run import train_model
 
@@ -21,7 +21,7 @@ def _run(config: TrainConfig, context: Context) -> dict[str, Any]:
     return train_on_answers(config, context)
 
 
-def _plan(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+def _plan_by_kind(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     if _is_packed(config):
         from audiollm.supervised.planning import plan_training  # here: it imports torch
 
@@ -44,9 +44,9 @@ def _is_packed(config: TrainConfig) -> bool:
 STAGE = Stage(
     kind="train",
     config=TrainConfig,
-    run=_run,
+    run=_train_by_kind,
     artifacts={"checkpoint": "model"},
     help="train a model on samples: a DualFFN, or a published one to answer in words",
-    plan=_plan,
+    plan=_plan_by_kind,
     all_ranks=True,
 )

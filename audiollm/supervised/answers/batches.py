@@ -92,14 +92,14 @@ class AnswerBatchMaker:
                 (held_out if sample.is_held_out else train)[number].append(index)
         if not any(train):
             raise StageError(f"{key}: no sample of the train split has an answer", "see set_aside.jsonl", 2)
-        self._train: list[NDArray[np.int64]] = [np.array(each, np.int64) for each in train]
+        self._train: list[NDArray[np.int64]] = [np.array(indices, np.int64) for indices in train]
         self._held_out = held_out
-        self._mixture = Mixture([len(each) for each in train], weights, seed, window_runs=WINDOW_RUNS)
+        self._mixture = Mixture([len(indices) for indices in train], weights, seed, window_runs=WINDOW_RUNS)
 
     @property
     def counts(self) -> dict[str, int]:
         """Samples that are trained on, that are held out, and that cannot be used."""
-        train, test = (sum(map(len, each)) for each in (self._train, self._held_out))
+        train, test = (sum(map(len, split)) for split in (self._train, self._held_out))
         return {"train": train, "test": test, "bad": self._bad}
 
     def __call__(self, step: int) -> AnswerBatches:
@@ -126,9 +126,9 @@ class AnswerBatchMaker:
                 encoded.append(self._encoded(*place))
             except BadSample as bad:
                 self._set_aside.add([bad.with_traceback(None)])
-        plans = self._policy.plan([[each] for each in encoded], self._max_tokens) if encoded else []
+        plans = self._policy.plan([[answer] for answer in encoded], self._max_tokens) if encoded else []
         batches = [self._policy.batch([encoded[place] for place in plan]) for plan in plans]
-        tokens = sum(self._policy.num_answer_tokens(each) for each in encoded)
+        tokens = sum(self._policy.num_answer_tokens(answer) for answer in encoded)
         gathered = self._ranks.gather((len(batches), len(encoded), tokens))
         batches += [self._policy.idle_batch()] * (max(count for count, _, _ in gathered) - len(batches))
         answers, all_tokens = (sum(row[column] for row in gathered) for column in (1, 2))

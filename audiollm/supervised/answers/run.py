@@ -57,12 +57,12 @@ def train_on_answers(config: TrainConfig, context: Context) -> dict[str, Any]:
     """
     check_settings(config)
     try:
-        return _train(config, context)
+        return _train_on_answers(config, context)
     except BadSample as bad:
         raise StageError(str(bad), "mend or remove it, or leave `strict` out to set it aside", 2) from bad
 
 
-def _train(config: TrainConfig, context: Context) -> dict[str, Any]:
+def _train_on_answers(config: TrainConfig, context: Context) -> dict[str, Any]:
     ranks, start = context.ranks, required(config.start)
     torch.manual_seed(config.seed)  # an adapter begins at random
     pictures = PictureSettings.beside(model_folder(start))

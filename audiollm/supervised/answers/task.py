@@ -60,8 +60,8 @@ class AnswerTask:
         figures: dict[str, float | Tensor] = {"tokens": float(batch.rank_tokens), self._figure: 0.0}
 
         def losses() -> Iterator[Tensor]:
-            for each in batch.batches:
-                loss = self._sum(self._logprobs(each)) / self._count(batch)
+            for answer_batch in batch.batches:
+                loss = self._sum(self._logprobs(answer_batch)) / self._count(batch)
                 # the loop takes the mean over ranks, and the parts of all of them add up
                 figures[self._figure] += loss.detach() * self._ranks.world
                 yield loss
@@ -74,8 +74,8 @@ class AnswerTask:
         total, count = torch.zeros((), dtype=torch.float64, device=self.device), 0
         for step_batches in self._batches.held_out():
             count += self._count(step_batches)
-            for each in step_batches.batches:
-                total += self._sum(self._logprobs(each)).double()
+            for answer_batch in step_batches.batches:
+                total += self._sum(self._logprobs(answer_batch)).double()
         return {self._figure: float(self._ranks.sum(total)) / count} if count else {}
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:

@@ -66,7 +66,7 @@ class StepBatch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Between processes as plain arrays: as tensors, each would hold a file descriptor open."""
-        return _restore, (_as_arrays(self.packs), self.bad)
+        return _restore_step_batch, (_as_arrays(self.packs), self.bad)
 
 
 class BatchMaker:
@@ -85,7 +85,7 @@ class BatchMaker:
     ) -> None:
         self._sources, self._template, self._batching = sources, template, batching
         self._seed, self._rank, self._world = seed, rank, world
-        self._heard = HeardClips(batching.encoder, KEPT_BYTES) if batching.encoder else None
+        self._clip_features = HeardClips(batching.encoder, KEPT_BYTES) if batching.encoder else None
         self._rows = survey.rows
         self._used = [survey.used(place, held_out=False) for place in range(len(sources))]
         self.mixture = Mixture([len(used) for used in self._used], weights, seed, window_runs=WINDOW_RUNS)
@@ -100,7 +100,7 @@ class BatchMaker:
         lengths = [int(self._rows[source][index]) for source, index in items]
         plan = plan_step(lengths, self._batching.max_tokens, self._world, self._batching.packing)
         bad: list[BadSample] = []
-        packs = [self._pack(own, first, items, bad) for own in plan[self._rank]]
+        packs = [self._pack(pack, first, items, bad) for pack in plan[self._rank]]
         return StepBatch(packs, bad)
 
     def passes(self, steps: int) -> list[float]:
@@ -109,10 +109,10 @@ class BatchMaker:
         return [float(n) / max(1, len(used)) for n, used in zip(drawn_S, self._used, strict=True)]
 
     def _pack(
-        self, own: Pack, first: int, items: Sequence[tuple[int, int]], bad: list[BadSample]
+        self, pack: Pack, first: int, items: Sequence[tuple[int, int]], bad: list[BadSample]
     ) -> PackedBatch:
         streams = []
-        for place in own:
+        for place in pack:
             source, index = items[place]
             generator = step_generator(self._seed, first + place, "draw")
             try:
@@ -130,14 +130,20 @@ class BatchMaker:
             BadSample: it can no longer be read, or is not what was measured.
         """
         loaded, config = self._sources[source][index], self._batching
-        shown = draw_conditions(generator, config.text_dropout, config.speaker_dropout, config.corrupt_codes)
-        audio = self._audio(source, index, loaded, shown.choose(loaded.encodings, []), generator)
-        messages, audio = hide_conditions(loaded.sample.messages, audio, shown.no_text, shown.no_speaker)
+        conditions = draw_conditions(
+            generator, config.text_dropout, config.speaker_dropout, config.corrupt_codes
+        )
+        audio = self._audio(source, index, loaded, conditions.choose(loaded.encodings, []), generator)
+        messages, audio = hide_conditions(
+            loaded.sample.messages, audio, conditions.no_text, conditions.no_speaker
+        )
         place, length = f"{self._sources[source].name} [{index}]", int(self._rows[source][index])
-        stream = _fitted(self._template, place, loaded.sample.id, messages, audio, length, config.too_long)
-        if not shown.corrupted:
+        stream = _fit_usable_sample(
+            self._template, place, loaded.sample.id, messages, audio, length, config.too_long
+        )
+        if not conditions.corrupted:
             return stream
-        return corrupt(stream, shown.corrupted, self._template.codebook_size, generator)
+        return corrupt(stream, conditions.corrupted, self._template.codebook_size, generator)
 
     def _audio(
         self, source: int, index: int, loaded: LoadedSample, codes: list[Tensor], generator: torch.Generator
@@ -147,16 +153,20 @@ class BatchMaker:
         Raises:
             BadSample: it can no longer be read.
         """
-        heard, shape = self._heard, self._batching.encoder
-        if heard is None or shape is None:
+        clip_features, shape = self._clip_features, self._batching.encoder
+        if clip_features is None or shape is None:
             return part_audio(loaded, codes, None)
-        audio = part_audio(loaded, codes, shape, lambda part, clip: heard((source, index, part), clip))
+        audio = part_audio(
+            loaded, codes, shape, lambda number, clip: clip_features((source, index, number), clip)
+        )
         config = self._batching.augment[source] if self._batching.augment else None
         if config is None:
             return audio
         return [
-            augment_features(part, config, shape, generator) if isinstance(part, ClipFeatures) else part
-            for part in audio
+            augment_features(recording, config, shape, generator)
+            if isinstance(recording, ClipFeatures)
+            else recording
+            for recording in audio
         ]
 
 
@@ -177,18 +187,18 @@ def evaluation_packs(
         for loaded, audio in read_usable(source, numbers, batching.encoder, set_aside):
             sample, length = loaded.sample, batching.max_length
             try:
-                stream = _fitted(
+                stream = _fit_usable_sample(
                     template, source.name, sample.id, sample.messages, audio, length, batching.too_long
                 )
             except BadSample as bad:
                 set_aside.add([bad])
                 continue
             streams.setdefault(sample.task, []).append(stream)
-    found = {}
-    for task, own in sorted(streams.items()):
-        plan = plan_step([len(stream) for stream in own], batching.max_tokens, world)
-        found[task] = [packed([own[i] for i in each], template, batching) for each in plan[rank]]
-    return found
+    packs = {}
+    for task, task_streams in sorted(streams.items()):
+        plan = plan_step([len(stream) for stream in task_streams], batching.max_tokens, world)
+        packs[task] = [packed([task_streams[i] for i in pack], template, batching) for pack in plan[rank]]
+    return packs
 
 
 def read_usable(
@@ -220,7 +230,7 @@ def packed(streams: Sequence[TokenStream], template: Template, batching: Batchin
     )
 
 
-def _fitted(
+def _fit_usable_sample(
     template: Template,
     place: str,
     id: str,
@@ -244,7 +254,7 @@ def _fitted(
     return stream
 
 
-def _restore(packs: list[Any], bad: list[BadSample]) -> StepBatch:
+def _restore_step_batch(packs: list[Any], bad: list[BadSample]) -> StepBatch:
     return StepBatch(_as_tensors(packs), bad)
 
 
@@ -260,10 +270,10 @@ def _as_arrays(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.numpy()
     if isinstance(value, list):
-        return [_as_arrays(each) for each in value]
+        return [_as_arrays(item) for item in value]
     if is_dataclass(value):
         return _Plain(
-            type(value), {each.name: _as_arrays(getattr(value, each.name)) for each in fields(value)}
+            type(value), {field.name: _as_arrays(getattr(value, field.name)) for field in fields(value)}
         )
     return value
 
@@ -272,7 +282,7 @@ def _as_tensors(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value)
     if isinstance(value, list):
-        return [_as_tensors(each) for each in value]
+        return [_as_tensors(item) for item in value]
     if isinstance(value, _Plain):
-        return value.kind(**{name: _as_tensors(each) for name, each in value.values.items()})
+        return value.kind(**{name: _as_tensors(item) for name, item in value.values.items()})
     return value

@@ -46,17 +46,19 @@ def codec_facts(sources: Sequence[Source], start: Path | None) -> dict[str, Any]
         StageError: two sources were coded by different codecs, or not by the codec of the model to begin from.
     """
     keys = ("num_codebooks", "codebook_size", "digest", "fingerprint")
-    found = {source.name: getattr(source, "facts", {}).get("codec") or {} for source in sources}
+    source_codecs = {source.name: getattr(source, "facts", {}).get("codec") or {} for source in sources}
     codecs = {
-        name: {key: codec[key] for key in keys if key in codec} for name, codec in found.items() if codec
+        name: {key: codec[key] for key in keys if key in codec}
+        for name, codec in source_codecs.items()
+        if codec
     }
-    for (first, one), (second, other) in combinations(codecs.items(), 2):
-        shared = one.keys() & other.keys()
+    for (first, first_codec), (second, second_codec) in combinations(codecs.items(), 2):
+        shared = first_codec.keys() & second_codec.keys()
         if "digest" in shared:  # the same codes, whatever else is in the codec's folder
             shared -= {"fingerprint"}
-        if any(one[key] != other[key] for key in shared):
+        if any(first_codec[key] != second_codec[key] for key in shared):
             raise StageError(
-                f"{first} and {second} were coded by different codecs: {one}, {other}",
+                f"{first} and {second} were coded by different codecs: {first_codec}, {second_codec}",
                 "tokenize them with the same one",
                 2,
             )
@@ -91,28 +93,28 @@ def survey_once(
     path = context.folder / "survey.safetensors"
     if context.ranks.first and not _is_whole_survey(path, context):
         with context.progress("measuring samples", sum(map(len, sources))) as bar:
-            found = survey_sources(
+            survey = survey_sources(
                 sources, template, required(settings.max_length), settings.too_long, set_aside,
                 lambda: bar.advance(bar.task_ids[0]), features,
             )  # fmt: skip
-        save_survey(path, found)
+        save_survey(path, survey)
     context.ranks.barrier()
-    found = load_survey(path)
-    if found.digests != tuple(source.digest for source in sources):
+    survey = load_survey(path)
+    if survey.digests != tuple(source.digest for source in sources):
         raise StageError(
             "the shards are not those that this training was begun with: samples were added, removed, moved or changed",
             f"put them back, or remove {context.folder} to start afresh",
             2,
         )
-    if not any(len(found.used(place, held_out=False)) for place in range(len(sources))):
+    if not any(len(survey.used(place, held_out=False)) for place in range(len(sources))):
         raise StageError(
             "no sample of the train split in the shards can be used", "see set_aside.jsonl, and `compose`", 2
         )
-    unusual = {kind: count for kind, count in found.counts().items() if kind != "whole"}
+    unusual = {kind: count for kind, count in survey.counts().items() if kind != "whole"}
     if unusual:
         listed = ", ".join(f"{count} {kind}" for kind, count in unusual.items())
         context.say(f"of {sum(map(len, sources))} samples: {listed} (too_long: {settings.too_long})")
-    return found
+    return survey
 
 
 def _is_whole_survey(path: Path, context: Context) -> bool:

@@ -67,21 +67,24 @@ class SourceSurvey:
 
     def counts(self) -> dict[str, int]:
         """Count the samples that fit as they are, those that were cut and how, and those that are refused or bad."""
-        found = Counter(int(kind) for kinds in self.fittings for kind in kinds)
-        return {("bad" if kind < 0 else FITTINGS[kind].value): n for kind, n in sorted(found.items())}
+        kind_counts = Counter(int(kind) for kinds in self.fittings for kind in kinds)
+        return {("bad" if kind < 0 else FITTINGS[kind].value): n for kind, n in sorted(kind_counts.items())}
 
 
 def texts_of(
     sources: Sequence[Source], set_aside: SetAside, advance: Advance, limit: int = VOCABULARY_TEXT
 ) -> Iterator[str]:
     """The texts and roles of samples that are trained on, for a vocabulary: `limit` characters and no more."""
-    for _, _, loaded in _readable(sources, set_aside, advance):
+    for _, _, loaded in _read_samples(sources, set_aside, advance):
         sample = loaded.sample
         if sample.is_held_out:
             continue
         turns = [(message.content, message.role) for message in sample.messages]
         for content, role in turns + [(answer.content, "assistant") for answer in sample.answers]:
-            texts = [part.text for part in content if isinstance(part, TextPart)] + [role]
+            texts = [
+                *(content_part.text for content_part in content if isinstance(content_part, TextPart)),
+                role,
+            ]
             yield from texts
             limit -= sum(map(len, texts))
         if limit <= 0:
@@ -111,7 +114,7 @@ def survey_sources(
     fittings = [np.full(size, -1, np.int64) for size in sizes]
     speakers: set[str] = set()
     words: set[str] = set()
-    for place, index, loaded in _readable(sources, set_aside, advance):
+    for place, index, loaded in _read_samples(sources, set_aside, advance):
         try:
             for encoding in loaded.encodings:
                 for codes_KT in encoding:
@@ -142,25 +145,30 @@ def survey_sources(
 
 def _words_of_speech(sample: Sample) -> set[str]:
     """All words of a sample that speaks: its instruction says them, too."""
-    if not any(part.type == "audio" for message in sample.messages[-1:] for part in message.content):
+    if not any(
+        content_part.type == "audio" for message in sample.messages[-1:] for content_part in message.content
+    ):
         return set()
     texts = [
-        part.text for message in sample.messages for part in message.content if isinstance(part, TextPart)
+        content_part.text
+        for message in sample.messages
+        for content_part in message.content
+        if isinstance(content_part, TextPart)
     ]
     return set(words_of(" ".join(texts)))
 
 
-def save_survey(path: Path, found: SourceSurvey) -> None:
+def save_survey(path: Path, survey: SourceSurvey) -> None:
     arrays = {
         f"{name}/{place:06d}": array
         for name in ("rows", "held_out", "fittings")
-        for place, array in enumerate(getattr(found, name))
+        for place, array in enumerate(getattr(survey, name))
     }
     with atomic_path(path) as temporary:
         # in one entry: several would lie in the file in any order
-        names: dict[str, Any] = {"speakers": list(found.speakers), "digests": list(found.digests)}
-        names["words"] = None if found.words is None else list(found.words)
-        names["sha256"] = _digest_of(arrays, names)
+        names: dict[str, Any] = {"speakers": list(survey.speakers), "digests": list(survey.digests)}
+        names["words"] = None if survey.words is None else list(survey.words)
+        names["sha256"] = _hash_survey(arrays, names)
         save_file(arrays, temporary, metadata={"names": json.dumps(names)})
 
 
@@ -176,7 +184,7 @@ def load_survey(path: Path) -> SourceSurvey:
     try:
         names = json.loads(metadata["names"])
         digest = names.pop("sha256", None)
-        if digest is not None and digest != _digest_of(arrays, names):
+        if digest is not None and digest != _hash_survey(arrays, names):
             raise ValueError("its SHA-256 is not the one that was written")
         rows, held_out, fittings = (
             [array for name, array in arrays.items() if name.startswith(f"{kind}/")]
@@ -192,10 +200,11 @@ def load_survey(path: Path) -> SourceSurvey:
 
 def frames_of(loaded: LoadedSample) -> list[int]:
     """Code frames of each audio part: those of the longest encoding."""
-    return [max(codes.shape[1] for codes in part) for part in zip(*loaded.encodings, strict=True)]
+    encodings_of = zip(*loaded.encodings, strict=True)
+    return [max(codes.shape[1] for codes in encodings) for encodings in encodings_of]
 
 
-def _readable(
+def _read_samples(
     sources: Sequence[Source], set_aside: SetAside, advance: Advance
 ) -> Iterator[tuple[int, int, LoadedSample]]:
     for place, source in enumerate(sources):
@@ -229,8 +238,8 @@ def _sizes(loaded: LoadedSample, encoder: FeatureShape | None) -> list[PartSize]
     """Return the size of each audio part: its code frames, or the rows of its features."""
     frames = frames_of(loaded)
     sizes: list[PartSize] = []
-    for number, (clip, heard) in enumerate(zip(loaded.audio, heard_parts(loaded.sample), strict=True)):
-        if heard and encoder is not None:
+    for number, (clip, is_input) in enumerate(zip(loaded.audio, heard_parts(loaded.sample), strict=True)):
+        if is_input and encoder is not None:
             sizes.append(FeatureRows(num_clip_rows(clip, encoder)))
         elif number < len(frames):
             sizes.append(frames[number])
@@ -243,7 +252,7 @@ def _bad(source: Source, index: int, loaded: LoadedSample, reason: str, kind: st
     return BadSample(f"{source.name} [{index}]", loaded.sample.id, reason, kind)
 
 
-def _digest_of(arrays: Mapping[str, np.ndarray], names: Mapping[str, Any]) -> str:
+def _hash_survey(arrays: Mapping[str, np.ndarray], names: Mapping[str, Any]) -> str:
     """Return the SHA-256 over the arrays with their names and types, and over what is written beside them."""
     digest = hashlib.sha256(json.dumps(names, sort_keys=True).encode())
     for name, array in sorted(arrays.items()):

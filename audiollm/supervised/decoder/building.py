@@ -90,13 +90,15 @@ def _check_new_parts(model: DualFFN, config: TrainConfig) -> None:
         parts["embed_audio_tokens"] = model.model.embed_audio_tokens
     if config.audio_weight > 0:
         parts["audio_lm_head"] = model.audio_lm_head
-    left = [name for name, part in parts.items() if not any(p.requires_grad for p in part.parameters())]
-    if left:
-        patterns = ", ".join(f"'*{name}.*'" for name in left)
+    untrained = [
+        name for name, module in parts.items() if not any(p.requires_grad for p in module.parameters())
+    ]
+    if untrained:
+        patterns = ", ".join(f"'*{name}.*'" for name in untrained)
         raise StageError(
-            f"{' and '.join(left)} of a language model are new, and nothing trains them",
-            f"add {', '.join(left)} to lora.trained_beside, or {patterns} to `trained`; where nothing is spoken, set "
-            "audio_weight: 0",
+            f"{' and '.join(untrained)} of a language model are new, and nothing trains them",
+            f"add {', '.join(untrained)} to lora.trained_beside, or {patterns} to `trained`; where nothing "
+            "is spoken, set audio_weight: 0",
             2,
         )
 
@@ -110,13 +112,13 @@ def check_attention(config: TrainConfig, head_dim: int | None = None) -> None:
     Raises:
         StageError: it cannot.
     """
-    wanted, device = config.model.attention, default_device()
+    attention, device = config.model.attention, default_device()
     dtype = compute_dtype(config.precision, device) or torch.float32
     if head_dim is None:  # that of `start` is not known yet
         head_dim = (
             64 if config.start else required(config.model.hidden_size) // required(config.model.num_heads)
         )
     try:
-        attention_backend(device, dtype, head_dim, wanted)
+        attention_backend(device, dtype, head_dim, attention)
     except ValueError as error:
         raise StageError(f"model.{error}", exit_code=2) from error

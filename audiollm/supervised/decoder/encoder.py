@@ -24,22 +24,22 @@ def encoder_of(config: TrainConfig) -> AudioEncoderConfig | None:
     Raises:
         StageError: `start` has an encoder and is to go without it, or has none, or two are asked for.
     """
-    own, settings = _encoder_of_start(config), config.model.audio_encoder
+    start_encoder, settings = _encoder_of_start(config), config.model.audio_encoder
     if config.audio_in == "codes":
-        if own is not None:
+        if start_encoder is not None:
             raise StageError(f"{config.start} hears through an audio encoder", "set audio_in: features", 2)
         return None
-    if own is None and settings is None:
+    if start_encoder is None and settings is None:
         raise StageError(
             f"{config.start} has no audio encoder", "give model.audio_encoder, or audio_in: codes", 2
         )
-    if own is not None and settings is not None and settings.model_fields_set - {"trained"}:
+    if start_encoder is not None and settings is not None and settings.model_fields_set - {"trained"}:
         raise StageError(
             f"{config.start} has an audio encoder of its own",
             "leave model.audio_encoder out, but for `trained`",
             2,
         )
-    return own or _from_settings(required(settings), config)
+    return start_encoder or _from_settings(required(settings), config)
 
 
 def add_encoder(model: DualFFN, config: TrainConfig) -> None:
@@ -92,20 +92,20 @@ def _encoder_of_start(config: TrainConfig) -> AudioEncoderConfig | None:
 def _from_settings(settings: AudioEncoderSettings, config: TrainConfig) -> AudioEncoderConfig:
     """A published encoder is given windows that are filled up, as it was trained; one from scratch none."""
     stride = settings.stride or DEFAULT_STRIDE[settings.stem]
-    others: dict[str, Any] = {
+    options: dict[str, Any] = {
         name: getattr(settings, name) for name in ("reduction", "projector_size", "dropout")
     } | {"stride": stride}
     if settings.padded is not None:
-        others["padded"] = settings.padded
-    a_second = FRAMES_PER_SECOND / FRAMES_PER_POSITION[settings.stem]
+        options["padded"] = settings.padded
+    frames_per_second = FRAMES_PER_SECOND / FRAMES_PER_POSITION[settings.stem]
     if settings.window_s is not None:
-        others["max_source_positions"] = round(settings.window_s * a_second)
+        options["max_source_positions"] = round(settings.window_s * frames_per_second)
     elif settings.path is None:
-        others["max_source_positions"] = int(DEFAULT_WINDOW_S * a_second) // stride * stride
+        options["max_source_positions"] = int(DEFAULT_WINDOW_S * frames_per_second) // stride * stride
     hidden = settings.hidden_size or required(config.model.hidden_size)
     try:
         if settings.path is not None:
-            return encoder_config(settings.path, **others)
+            return encoder_config(settings.path, **options)
         return AudioEncoderConfig(
             d_model=hidden,
             encoder_layers=settings.num_layers or max(2, 2 * required(config.model.num_layers) // 3),
@@ -114,7 +114,7 @@ def _from_settings(settings: AudioEncoderSettings, config: TrainConfig) -> Audio
             num_mel_bins=settings.num_mel_bins or 80,
             stem=settings.stem,
             stem_channels=settings.stem_channels or AudioEncoderConfig.stem_channels,
-            **others,
+            **options,
         )
     except (ConfigError, ValueError) as error:
         raise StageError(str(error), "see model.audio_encoder", 2) from error
