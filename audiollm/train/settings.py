@@ -63,10 +63,10 @@ class TrainingConfig(RunSettings, StepSettings, TimeBudget, StepBudget):
         Raises:
             ValueError: more than one budget.
         """
-        given = [name for name in BUDGETS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"give one budget, not {' and '.join(given)}")
-        if not given:
+        budgets = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(budgets) > 1:
+            raise ValueError(f"give one budget, not {' and '.join(budgets)}")
+        if not budgets:
             self.steps, self.passes = steps, passes
         self.batch_size = self.batch_size or batch_size
         self.learning_rate = self.learning_rate or learning_rate

@@ -36,22 +36,22 @@ def steps_of_budget(
 
     Every rank measures, as a step needs them all; the first one's figures count.
     """
-    ranks, kept = context.ranks, folder / "budget.json"
+    ranks, path = context.ranks, folder / "budget.json"
     if config.steps is not None:
         return config.steps
-    if not ranks.of_first(kept.exists()):
+    if not ranks.of_first(path.exists()):
         cost = measure()
-        budget, minutes, each = ("minutes", config.minutes, cost.seconds)
+        budget, minutes, seconds_per_step = ("minutes", config.minutes, cost.seconds)
         if config.cpu_minutes is not None:
-            budget, minutes, each = ("cpu_minutes", config.cpu_minutes, cost.cpu_seconds)
+            budget, minutes, seconds_per_step = ("cpu_minutes", config.cpu_minutes, cost.cpu_seconds)
         assert minutes is not None
-        steps = max(2 * (config.warmup_steps or 1), int(minutes * 60 / each))
+        steps = max(2 * (config.warmup_steps or 1), int(minutes * 60 / seconds_per_step))
         measured = {"seconds_per_step": cost.seconds, "cpu_seconds_per_step": cost.cpu_seconds}
         if ranks.first:
-            write_json(kept, {budget: minutes, **measured, "steps": steps})
+            write_json(path, {budget: minutes, **measured, "steps": steps})
         name = budget.replace("cpu_", "CPU ")
-        context.say(f"{minutes:g} {name} are {steps} steps of {each * 1000:.0f} ms here")
-    return int(ranks.of_first(_kept_steps(kept) if ranks.first else 0))
+        context.say(f"{minutes:g} {name} are {steps} steps of {seconds_per_step * 1000:.0f} ms here")
+    return int(ranks.of_first(_kept_steps(path) if ranks.first else 0))
 
 
 def _kept_steps(path: Path) -> int:
@@ -97,18 +97,18 @@ def _now(device: torch.device) -> tuple[float, float]:
 
 def _robust_mean(costs: Sequence[float]) -> float:
     """The mean over the schedule's thirds, each without its `DROPPED_PER_SIDE` lowest and highest."""
-    kept: list[float] = []
+    kept_costs: list[float] = []
     for begin in range(0, len(costs), TRIALS_PER_THIRD):
         third = sorted(costs[begin : begin + TRIALS_PER_THIRD])
-        kept += third[DROPPED_PER_SIDE:-DROPPED_PER_SIDE]
-    return sum(kept) / len(kept)
+        kept_costs += third[DROPPED_PER_SIDE:-DROPPED_PER_SIDE]
+    return sum(kept_costs) / len(kept_costs)
 
 
 @contextmanager
 def _no_trace(modules: Mapping[str, nn.Module], device: torch.device) -> Iterator[None]:
     """Puts parameters, buffers (those not saved included), gradients and random state back."""
     before = {
-        name: {key: tensor.detach().clone() for key, tensor in _tensors(module)}
+        name: {key: tensor.detach().clone() for key, tensor in _iterate_tensors(module)}
         for name, module in modules.items()
     }
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -116,10 +116,10 @@ def _no_trace(modules: Mapping[str, nn.Module], device: torch.device) -> Iterato
     with torch.no_grad():
         for name, module in modules.items():
             module.zero_grad(set_to_none=True)
-            for key, tensor in _tensors(module):
+            for key, tensor in _iterate_tensors(module):
                 tensor.copy_(before[name][key])
 
 
-def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _iterate_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_parameters()
     yield from module.named_buffers()

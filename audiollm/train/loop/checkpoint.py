@@ -76,14 +76,14 @@ def save_checkpoint(
     with _all_or_none(temporary, ranks) as attempt:
         if ranks.first:
             attempt(partial(temporary.mkdir, parents=True))
-    written: dict[str, tuple[int, str]] = {}
+    file_digests: dict[str, tuple[int, str]] = {}
     with _all_or_none(temporary, ranks) as attempt:
         for name, readers in parts.items():
             if readers:
-                tensors, pieces = _own_share(readers, ranks)
-                path = temporary / _file_name(name, ranks)
-                attempt(partial(_write_share, tensors, pieces, path, written))
-    everything = {name: facts for rows in ranks.gather(written) for name, facts in rows.items()}
+                tensors, pieces = _read_rank_share(readers, ranks)
+                path = temporary / _name_part_file(name, ranks)
+                attempt(partial(_write_share, tensors, pieces, path, file_digests))
+    everything = {name: facts for rows in ranks.gather(file_digests) for name, facts in rows.items()}
     with _all_or_none(temporary, ranks) as attempt:
         if ranks.first:
             attempt(partial(_write_state, temporary, state, everything))
@@ -115,14 +115,16 @@ def read_state(folder: Path, ranks: Ranks = ALONE, check_files: bool = True) -> 
     if not ranks.of_first(folder.exists()):
         return None
     try:
-        record, own_damage = _read_record(folder), ""
+        record, own_damage = _read_checkpoint_record(folder), ""
     except _Damage as damage:
         record, own_damage = {}, str(damage)
     if check_files and not own_damage:
         own_damage = _first_damaged(folder, record, ranks)
     damages = [damage for damage in ranks.gather(own_damage) if damage]
     if damages:
-        raise StageError(damages[0], ranks.of_first(_remedy(folder) if ranks.first else ""))
+        raise StageError(
+            damages[0], ranks.of_first(_suggest_checkpoint_remedy(folder) if ranks.first else "")
+        )
     return {key: value for key, value in record.items() if key not in ("files", "sha256", OWN_DIGEST)}
 
 
@@ -139,12 +141,12 @@ def open_part(folder: Path, name: str) -> Iterator[dict[str, Callable[[], Tensor
         try:
             readers = tensor_readers(files)
         except IncompleteTensor as error:
-            raise StageError(str(error), _remedy(folder)) from None
+            raise StageError(str(error), _suggest_checkpoint_remedy(folder)) from None
         yield readers
 
 
 def load_part(
-    folder: Path, part: str, tensors: Mapping[str, Tensor], write: Callable[[Tensor, Tensor], None]
+    folder: Path, part_name: str, tensors: Mapping[str, Tensor], write: Callable[[Tensor, Tensor], None]
 ) -> None:
     """Load each saved tensor of one part into the tensor of the same name; one whole tensor at a time is in memory.
 
@@ -155,7 +157,7 @@ def load_part(
         StageError: the names or the shapes are those of another model, or the pieces of a tensor do not make it up.
     """
     remedy = f"go on with the settings and inputs it was begun with, or remove {folder} to start from the beginning"
-    with open_part(folder, part) as readers:
+    with open_part(folder, part_name) as readers:
         if wrong := sorted(set(readers) ^ set(tensors)):
             some = ", ".join(wrong[:5])
             raise StageError(f"{folder} belongs to another model: {some} is in one of them alone", remedy)
@@ -234,8 +236,8 @@ def trained_weights(folder: Path, module: str) -> dict[str, Tensor]:
         raise StageError(f"{folder} has no checkpoint", "give the folder of a training stage")
     prefix = f"{module}."
     weights: dict[str, Tensor] = {}
-    for part in ("modules", "ema"):
-        with open_part(source, part) as readers:
+    for part_name in ("modules", "ema"):
+        with open_part(source, part_name) as readers:
             weights |= {k.removeprefix(prefix): read() for k, read in readers.items() if k.startswith(prefix)}
     if not weights:
         raise StageError(f"{source} has no module {module!r}", "give the name of one that was trained")
@@ -254,9 +256,9 @@ def _generations(folder: Path) -> tuple[Path, Path, Path]:
 def _close_gaps(folder: Path) -> None:
     """After a kill between two renames: the checkpoints that are there move up, in their order."""
     names = _generations(folder)
-    for found, name in zip([path for path in names if path.exists()], names, strict=False):
-        if found != name:
-            os.replace(found, name)
+    for checkpoint, name in zip([path for path in names if path.exists()], names, strict=False):
+        if checkpoint != name:
+            os.replace(checkpoint, name)
 
 
 @contextmanager
@@ -273,10 +275,10 @@ def _all_or_none(temporary: Path, ranks: Ranks) -> Iterator[Callable[[Callable[[
         try:
             action()
         except Exception as error:
-            told = disk_error(error, temporary.parent)
-            if told is None:
+            message = disk_error(error, temporary.parent)
+            if message is None:
                 raise
-            failures.append("\n  ".join(told))
+            failures.append("\n  ".join(message))
 
     yield attempt
     failed = [text for rows in ranks.gather(failures) for text in rows]
@@ -289,28 +291,31 @@ def _all_or_none(temporary: Path, ranks: Ranks) -> Iterator[Callable[[Callable[[
 
 
 def _write_share(
-    tensors: dict[str, Tensor], pieces: Mapping[str, Piece], path: Path, written: dict[str, tuple[int, str]]
+    tensors: dict[str, Tensor],
+    pieces: Mapping[str, Piece],
+    path: Path,
+    file_digests: dict[str, tuple[int, str]],
 ) -> None:
-    """Save a file, wait until it is on the disk, and note its size and digest in `written`."""
+    """Save a file, wait until it is on the disk, and note its size and digest in `file_digests`."""
     save_file(tensors, path, layout_metadata(pieces))
     sync(path)
-    written[path.name] = path.stat().st_size, file_digest(path)
+    file_digests[path.name] = path.stat().st_size, file_digest(path)
 
 
 def _write_state(folder: Path, state: Mapping[str, Any], files: Mapping[str, tuple[int, str]]) -> None:
     sizes = {name: files[name][0] for name in sorted(files)}
     digests = {name: files[name][1] for name in sizes}
     record = json.loads(json.dumps({**state, "files": sizes, "sha256": digests}))  # as it will be read
-    (folder / STATE).write_text(json.dumps({**record, OWN_DIGEST: _digest_of(record)}), encoding="utf-8")
+    (folder / STATE).write_text(json.dumps({**record, OWN_DIGEST: _hash_record(record)}), encoding="utf-8")
     sync(folder / STATE)
     sync(folder)
 
 
-def _digest_of(record: Mapping[str, Any]) -> str:
+def _hash_record(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def _read_record(folder: Path) -> dict[str, Any]:
+def _read_checkpoint_record(folder: Path) -> dict[str, Any]:
     """Raises: _Damage: `state.json` is not what was written."""
     path = folder / STATE
     try:
@@ -324,7 +329,7 @@ def _read_record(folder: Path) -> dict[str, Any]:
         raise _Damage(f"{path} is damaged: it names no files")
     before_digests = "sha256" not in record and OWN_DIGEST not in record
     content = {key: value for key, value in record.items() if key != OWN_DIGEST}
-    if not before_digests and record.get(OWN_DIGEST) != _digest_of(content):
+    if not before_digests and record.get(OWN_DIGEST) != _hash_record(content):
         raise _Damage(f"{path} is damaged: its SHA-256 is not the one that was written")
     return record
 
@@ -334,9 +339,9 @@ def _first_damaged(folder: Path, record: Mapping[str, Any], ranks: Ranks = ALONE
     digests = record.get("sha256", {})
     for name in list(record["files"])[ranks.rank :: ranks.world]:
         path, size = folder / name, record["files"][name]
-        found = path.stat().st_size if path.is_file() else None
-        if found != size:
-            what = "missing" if found is None else f"{found} bytes"
+        stored_size = path.stat().st_size if path.is_file() else None
+        if stored_size != size:
+            what = "missing" if stored_size is None else f"{stored_size} bytes"
             return f"{path} is damaged: {what}, {size} bytes were written"
         try:
             if name in digests and file_digest(path) != digests[name]:
@@ -346,7 +351,7 @@ def _first_damaged(folder: Path, record: Mapping[str, Any], ranks: Ranks = ALONE
     return ""
 
 
-def _remedy(folder: Path) -> str:
+def _suggest_checkpoint_remedy(folder: Path) -> str:
     """How a run goes on whose checkpoint is damaged: from the one before it, where that is whole."""
     before, remove = _generations(folder)[1], f"rm -r {shlex.quote(str(folder))}"
     if folder.name == "best":
@@ -354,7 +359,7 @@ def _remedy(folder: Path) -> str:
     if not before.exists():
         return f"restore it, or remove {folder} to start from the beginning ({remove})"
     try:
-        record = _read_record(before)
+        record = _read_checkpoint_record(before)
         damage = _first_damaged(before, record)
     except _Damage as error:
         damage = str(error)
@@ -368,7 +373,7 @@ def _remedy(folder: Path) -> str:
     )
 
 
-def _own_share(readers: Readers, ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Piece]]:
+def _read_rank_share(readers: Readers, ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Piece]]:
     """Return the tensors that this rank writes, in memory of its own on the CPU, and which of them are pieces.
 
     It writes all of its pieces, also the empty ones (so that each file names every tensor that is in pieces), and every
@@ -390,7 +395,7 @@ def _copy_on_cpu(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().clone().contiguous()
 
 
-def _file_name(name: str, ranks: Ranks) -> str:
+def _name_part_file(name: str, ranks: Ranks) -> str:
     if ranks.world == 1:
         return f"{name}.safetensors"
     return f"{name}-{ranks.rank + 1:05d}-of-{ranks.world:05d}.safetensors"

@@ -67,9 +67,9 @@ class Guard:
 
     def check(self) -> BadStep | None:
         """The first bad one of the steps since the last call, the same on all ranks; all must call it."""
-        found = self._first_bad()
+        rank_bad_step = self._first_bad()
         # a loss may be finite here and not elsewhere: the earliest of all ranks' counts
-        bad = [row for row in self._ranks.gather(found) if row is not None]
+        bad = [row for row in self._ranks.gather(rank_bad_step) if row is not None]
         self._unchecked.clear()
         return min(bad, key=lambda row: row.step) if bad else None
 
@@ -104,8 +104,8 @@ class Guard:
 
     def _sum_losses(self) -> list[float]:
         """The main loss of every unchecked step, summed over ranks."""
-        own = [float(figures.get("loss", 0.0)) for _, figures in self._unchecked]
-        return [sum(row) for row in zip(*self._ranks.gather(own), strict=True)]
+        rank_losses = [float(figures.get("loss", 0.0)) for _, figures in self._unchecked]
+        return [sum(row) for row in zip(*self._ranks.gather(rank_losses), strict=True)]
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def tensor_readers(files: Mapping[Path, Any]) -> dict[str, Callable[[], Tensor]]
     for name, pieces in stored.items():
         pieces.sort(key=lambda piece: (piece.start, piece.stop))
         _check_complete(name, pieces)
-        readers[name] = partial(_join, name, pieces)
+        readers[name] = partial(_join_stored_pieces, name, pieces)
     return readers
 
 
@@ -102,13 +102,13 @@ def _check_complete(name: str, pieces: Sequence[_StoredPiece]) -> None:
     raise IncompleteTensor(f"{first.path} and the files beside it are incomplete: they lack {lacking}")
 
 
-def _join(name: str, pieces: Sequence[_StoredPiece]) -> Tensor:
+def _join_stored_pieces(name: str, pieces: Sequence[_StoredPiece]) -> Tensor:
     """The whole tensor; besides it, one piece at a time is in memory."""
     shape = pieces[0].shape
-    whole = torch.empty(0)
+    joined = torch.empty(0)
     for piece in pieces:
         values = piece.file.get_tensor(name)
-        if not len(whole):
-            whole = torch.empty(math.prod(shape), dtype=values.dtype)
-        whole[piece.start : piece.stop] = values
-    return whole.reshape(shape)
+        if not len(joined):
+            joined = torch.empty(math.prod(shape), dtype=values.dtype)
+        joined[piece.start : piece.stop] = values
+    return joined.reshape(shape)

@@ -143,7 +143,7 @@ class _Run:
         """Go on from the last checkpoint; without one, find the number of steps and write the first."""
         config = self.config
         with _refusals():
-            found = self._load()
+            is_resumed = self._load()
         self.steps = steps_of_budget(config, self.folder, self.context, self._measured_cost)
         if (config.warmup_steps or 0) >= self.steps:
             raise StageError(
@@ -151,13 +151,13 @@ class _Run:
                 "set fewer, or leave it out: a tenth of the steps at most",
                 2,
             )
-        if found:
+        if is_resumed:
             self.context.say(f"resuming at step {self.step} of {self.steps}")
             if self.best:
                 self.best.settle()
         elif self.best:  # the weights that the run begins from may stay the best
             self.best.keep(self._figures_of_evaluation(), 0, self._readers_of(self._tensors()))
-        if not found and config.rollbacks:
+        if not is_resumed and config.rollbacks:
             self._save()  # what the first rollback goes back to
         self._open_monitor()
 
@@ -263,7 +263,7 @@ class _Run:
 
     def _check_connected(self, unreached: Mapping[str, set[str]]) -> None:
         """Raises: StageError: parameters that are to be trained got no gradient in the optimizer's first step."""
-        names = sorted(name for each in unreached.values() for name in each)
+        names = sorted(name for module_names in unreached.values() for name in module_names)
         if names and not self.config.unused_parameters:
             some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
             raise StageError(
@@ -347,7 +347,7 @@ class _Run:
             row = self.ranks.mean(self.figures)
             losses = {key for key in row if key.partition("/")[0] == "loss"}
             self._report({k: v * self.ranks.world if k in losses else v for k, v in row.items()})
-        rows = self.ranks.gather(self.speed.own())
+        rows = self.ranks.gather(self.speed.take_rank_figures())
         if self.monitor:
             self.monitor.performance(self.step - 1, self.speed.figures(rows))
 
@@ -382,8 +382,8 @@ class _Run:
         with torch.no_grad(), cast:
             figures = {key: float(value) for key, value in self.task.evaluate(self.step).items()}
         self.strategy.settle()
-        found: dict[str, float] = self.ranks.of_first(figures)
-        return found
+        first_figures: dict[str, float] = self.ranks.of_first(figures)
+        return first_figures
 
     def _is_time_to_save(self) -> bool:
         """Every rank must say the same, so several ask the first one's clock, and only when they meet anyway."""

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 def announce_weights(modules: Iterable[nn.Module]) -> None:
     """Tell all parts that keep copies of their weights (those with `weights_changed`) that these were written."""
     for module in modules:
-        for part in module.modules():
-            if hasattr(part, "weights_changed"):
-                part.weights_changed()  # type: ignore[operator]
+        for submodule in module.modules():
+            if hasattr(submodule, "weights_changed"):
+                submodule.weights_changed()  # type: ignore[operator]
 
 
 def checkpoint_activations(modules: Mapping[str, nn.Module]) -> None:

@@ -134,11 +134,11 @@ class WeightsAndBiases:
                 "report_to names wandb, which is not installed", str(folder), "pip install wandb"
             ) from None
         name = f"{folder.parent.name}-{folder.name}"
-        kept = folder / "wandb_id"
-        if not kept.exists():
-            write_text(kept, secrets.token_hex(8))
+        id_path = folder / "wandb_id"
+        if not id_path.exists():
+            write_text(id_path, secrets.token_hex(8))
         self._run = wandb.init(
-            project="audiollm", name=name, id=kept.read_text(), dir=str(folder), resume="allow"
+            project="audiollm", name=name, id=id_path.read_text(), dir=str(folder), resume="allow"
         )
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -177,7 +177,7 @@ class Speed:
         for name, seconds in phases.items():
             self._phases[name] = self._phases.get(name, 0.0) + seconds
 
-    def own(self) -> dict[str, float]:
+    def take_rank_figures(self) -> dict[str, float]:
         """Return this rank's figures since the last call, to be added up over ranks."""
         now = time.monotonic()
         seconds = max(1e-9, now - self._started)
@@ -190,17 +190,17 @@ class Speed:
     def figures(self, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """For the log, from what every rank gave."""
         seconds = max(row["seconds"] for row in rows)
-        found = {"seconds_per_step": seconds / max(1, rows[0]["steps"])}
+        figures = {"seconds_per_step": seconds / max(1, rows[0]["steps"])}
         if tokens := sum(row["tokens"] for row in rows):
-            found["tokens_per_second"] = tokens / seconds
+            figures["tokens_per_second"] = tokens / seconds
         peak = peak_flops(self._device)
         if (flops := sum(row["flops"] for row in rows)) and peak:
-            found["mfu"] = flops / (seconds * peak * self._devices)
+            figures["mfu"] = flops / (seconds * peak * self._devices)
         steps = max(1, rows[0]["steps"])
         for phase in sorted({key for row in rows for key in row if key.startswith(PHASE_PREFIX)}):
-            found[phase] = max(row.get(phase, 0.0) for row in rows) / steps
+            figures[phase] = max(row.get(phase, 0.0) for row in rows) / steps
         memory_keys = [key for key in rows[0] if key.startswith("memory")]
-        return {**found, **{key: max(row[key] for row in rows) for key in memory_keys}}
+        return {**figures, **{key: max(row[key] for row in rows) for key in memory_keys}}
 
 
 def peak_flops(device: torch.device) -> float | None:
@@ -208,15 +208,15 @@ def peak_flops(device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    return next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
+    return next((flops for device_name, flops in PEAK_FLOPS.items() if device_name in name), None)
 
 
 def memory(device: torch.device) -> dict[str, float]:
     """In MB: this process's now, and the most that tensors took on the GPU."""
-    found = {"memory_mb": psutil.Process().memory_info().rss / 2**20}
+    figures = {"memory_mb": psutil.Process().memory_info().rss / 2**20}
     if device.type == "cuda":
-        found["memory_gpu_mb"] = torch.cuda.max_memory_allocated(device) / 2**20
-    return found
+        figures["memory_gpu_mb"] = torch.cuda.max_memory_allocated(device) / 2**20
+    return figures
 
 
 def _write_row(file: Any, step: int, values: Mapping[str, float]) -> None:
@@ -229,10 +229,10 @@ def _rows_before(path: Path, step: int, say: Callable[[str], None]) -> list[dict
     """The rows of the steps before `step`; the others leave the file."""
     if not path.exists():
         return []
-    found = read_whole_lines(path, {"step": int})
+    lines = read_whole_lines(path, {"step": int})
     # a kill cuts the last line short: that is not worth a word
-    if found.broken and (len(found.broken) > 1 or not found.rows or found.broken[0] <= len(found.rows)):
-        say(f"{path}: {line_numbers(found.broken)} broken and left out; all others are kept")
-    rows = [row for row in found.rows if row["step"] < step]
+    if lines.broken and (len(lines.broken) > 1 or not lines.rows or lines.broken[0] <= len(lines.rows)):
+        say(f"{path}: {line_numbers(lines.broken)} broken and left out; all others are kept")
+    rows = [row for row in lines.rows if row["step"] < step]
     write_jsonl(path, rows)
     return rows

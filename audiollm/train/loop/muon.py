@@ -28,7 +28,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         muon = [group for group in groups if group["muon"]]
         adamw = [group for group in groups if not group["muon"]]
         # each sets its own defaults in the groups
-        with _as_matrices(each for group in muon for each in group["params"]):
+        with _as_matrices(parameter for group in muon for parameter in group["params"]):
             self._parts: list[torch.optim.Optimizer] = [
                 torch.optim.Muon(muon, lr=1.0, adjust_lr_fn="match_rms_adamw")
             ]
@@ -39,15 +39,15 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Make a step of both optimizers; a closure is called once, before either."""
-        first, *others = self._parts
+        first, *more_optimizers = self._parts
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with _as_matrices(each for group in first.param_groups for each in group["params"]):
+        with _as_matrices(parameter for group in first.param_groups for parameter in group["params"]):
             first.step()
-        for part in others:
-            part.step()
+        for optimizer in more_optimizers:
+            optimizer.step()
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -56,10 +56,10 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
     def _share(self) -> None:
         """The parts work on the groups and the state of the whole."""
-        for part in self._parts:
-            of_muon = isinstance(part, torch.optim.Muon)
-            part.param_groups = [group for group in self.param_groups if group["muon"] is of_muon]
-            part.state = self.state
+        for optimizer in self._parts:
+            of_muon = isinstance(optimizer, torch.optim.Muon)
+            optimizer.param_groups = [group for group in self.param_groups if group["muon"] is of_muon]
+            optimizer.state = self.state
 
 
 # Private
@@ -68,15 +68,17 @@ class MuonAndAdamW(torch.optim.Optimizer):
 @contextmanager
 def _as_matrices(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Let weights of convolutions and their gradients be matrices for a while, in the same memory."""
-    found = [(each, each.shape, each.grad) for each in parameters if each.ndim > 2]
+    reshaped = [
+        (parameter, parameter.shape, parameter.grad) for parameter in parameters if parameter.ndim > 2
+    ]
     try:
-        for each, _, gradient in found:
-            each.grad = None
-            each.data = each.data.flatten(1)
-            each.grad = None if gradient is None else gradient.flatten(1)
+        for parameter, _, gradient in reshaped:
+            parameter.grad = None
+            parameter.data = parameter.data.flatten(1)
+            parameter.grad = None if gradient is None else gradient.flatten(1)
         yield
     finally:
-        for each, shape, gradient in found:
-            each.grad = None
-            each.data = each.data.view(shape)
-            each.grad = gradient
+        for parameter, shape, gradient in reshaped:
+            parameter.grad = None
+            parameter.data = parameter.data.view(shape)
+            parameter.grad = gradient

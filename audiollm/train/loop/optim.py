@@ -47,7 +47,7 @@ def parameter_groups(
     Parameters that are frozen are in none. Each group carries its `rate_factor`, which the loop reads, and whether
     it is `muon`'s.
     """
-    found: dict[tuple[float, float, bool], list[nn.Parameter]] = {
+    parameters_of: dict[tuple[float, float, bool], list[nn.Parameter]] = {
         (1.0, weight_decay, False): [],
         (1.0, 0.0, False): [],
     }
@@ -58,10 +58,10 @@ def parameter_groups(
             if decay is None:
                 decay = weight_decay if parameter.ndim >= 2 else 0.0
             kind = (rule.rate_factor, decay, rule.optimizer == "muon")
-            found.setdefault(kind, []).append(parameter)
+            parameters_of.setdefault(kind, []).append(parameter)
     return [
         {"params": parameters, "weight_decay": decay, "rate_factor": factor, "muon": muon}
-        for (factor, decay, muon), parameters in found.items()
+        for (factor, decay, muon), parameters in parameters_of.items()
         if parameters
     ]
 
@@ -89,7 +89,7 @@ def learning_rate_factor(
     return final_share + (1 - final_share) * SCHEDULES[name](done)
 
 
-def _cosine(done: float) -> float:
+def _cosine_schedule(done: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * done))
 
 
@@ -103,7 +103,7 @@ def _constant(done: float) -> float:
 
 
 SCHEDULES: Mapping[str, Callable[[float], float]] = {
-    "cosine": _cosine,
+    "cosine": _cosine_schedule,
     "wsd": _warmup_stable_decay,
     "constant": _constant,
 }
@@ -153,18 +153,18 @@ class Averages:
 
     def update(self, step: int) -> None:
         """After the update of that step, from 0. In the first steps the averages follow faster."""
-        averages, weights = self._own()
+        averages, weights = self._look_up_local()
         update_ema(averages, weights, min(self._decay, (step + 1) / (step + 10)))
 
     @torch.no_grad()
     def swap(self) -> None:
         """Averages into the modules and their weights into the averages; a second time puts all back."""
-        for average, weight in zip(*self._own(), strict=True):
-            kept = weight.clone()
+        for average, weight in zip(*self._look_up_local(), strict=True):
+            previous_weight = weight.clone()
             weight.copy_(average)
-            average.copy_(kept)
+            average.copy_(previous_weight)
 
-    def _own(self) -> tuple[list[Tensor], list[Tensor]]:
+    def _look_up_local(self) -> tuple[list[Tensor], list[Tensor]]:
         """This rank's parts: looked up anew, as a strategy may move them."""
         averages = [self._local(tensor) for tensor in self.tensors.values()]
         return averages, [self._local(parameter) for parameter in self._weights.values()]

@@ -60,18 +60,18 @@ def fill_tensors(
     Raises:
         ValueError: the targets have other names than the module's tensors, or an adapter is not LoRA on a linear layer.
     """
-    entries = list(_entries(module))
+    entries = list(_iterate_entries(module))
     if targets is not None and targets.keys() != {entry.name for entry in entries}:
         different = sorted(targets.keys() ^ {entry.name for entry in entries})
         raise ValueError(f"the copy has other tensors than the trained module: {different[:3]}")
-    written: set[int] = set()
+    filled_pointers: set[int] = set()
     for entry in entries:
         target = None if targets is None else targets[entry.name]
         value = read(entry.tensor)
-        if target is not None and target.data_ptr() in written and target.numel():
+        if target is not None and target.data_ptr() in filled_pointers and target.numel():
             target = None  # tied to one that was mixed before
         if target is not None:
-            written.add(target.data_ptr())
+            filled_pointers.add(target.data_ptr())
             if share == 1 or not target.is_floating_point():
                 target.copy_(value)
             else:
@@ -83,7 +83,7 @@ def fill_tensors(
 
 def unmerged_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return a module's parameters and persistent buffers by the names that `fill_tensors` has for them."""
-    return {entry.name: entry.tensor for entry in _entries(module)}
+    return {entry.name: entry.tensor for entry in _iterate_entries(module)}
 
 
 class SavedTensors(nn.Module):
@@ -107,7 +107,7 @@ def whole_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     Raises:
         ValueError: an adapter is not LoRA on a linear layer.
     """
-    for entry in _entries(module):
+    for entry in _iterate_entries(module):
         value = entry.tensor.detach()
         if entry.adapter is not None:
             value = value.clone()
@@ -136,12 +136,12 @@ class WholeCopy:
         fill_whole(self._module, self._read, self._copy)
 
 
-def _entries(module: nn.Module) -> Iterator[_Entry]:
+def _iterate_entries(module: nn.Module) -> Iterator[_Entry]:
     """Yield parameters and persistent buffers, those of adapters left out."""
     adapters = {
-        f"{name}.weight": part
-        for name, part in module.named_modules()
-        if hasattr(part, "lora_A") and hasattr(part, "base_layer")
+        f"{name}.weight": submodule
+        for name, submodule in module.named_modules()
+        if hasattr(submodule, "lora_A") and hasattr(submodule, "base_layer")
     }
     for key, tensor in module.state_dict(keep_vars=True).items():
         if ".lora_" in key or ".original_module." in key:

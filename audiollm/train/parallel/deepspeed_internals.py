@@ -160,12 +160,12 @@ def fp32_piece(parameter: Any, stage: int, rank: int, moment: str | None = None)
     from deepspeed.utils import safe_get_local_fp32_param, safe_get_local_optimizer_state
 
     if stage == 3:
-        own = (
+        rank_values = (
             safe_get_local_optimizer_state(parameter, moment)
             if moment
             else safe_get_local_fp32_param(parameter)
         )
-        return padded_piece(tuple(parameter.ds_shape), own.detach(), rank)
+        return padded_piece(tuple(parameter.ds_shape), rank_values.detach(), rank)
     shape, fragment = tuple(parameter.shape), parameter._hp_mapping
     if fragment is None:  # all of it is on other ranks
         return Piece(shape, 0, parameter.detach().new_empty(0).float())

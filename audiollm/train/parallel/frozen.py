@@ -43,38 +43,40 @@ def _keep_on_cpu(module: nn.Module, device: torch.device) -> None:
     """
     layers = _outermost_layers(module)
     in_layers = {id(parameter) for layer in layers for parameter in layer.parameters()}
-    rest = [parameter for parameter in module.parameters() if id(parameter) not in in_layers]
+    outer_parameters = [parameter for parameter in module.parameters() if id(parameter) not in in_layers]
     for name, buffer in list(module.named_buffers()):
-        owner, _, own = name.rpartition(".")
-        setattr(module.get_submodule(owner), own, buffer.to(device))
-    _fetch_around(module, rest, device)
+        owner, _, buffer_name = name.rpartition(".")
+        setattr(module.get_submodule(owner), buffer_name, buffer.to(device))
+    _fetch_around(module, outer_parameters, device)
     for layer in layers:
         _fetch_around(layer, list(layer.parameters()), device)
 
 
 def _outermost_layers(module: nn.Module) -> list[nn.Module]:
-    names = {name for part in module.modules() for name in getattr(part, "_no_split_modules", None) or ()}
-    found: list[nn.Module] = []
+    names = {
+        name for submodule in module.modules() for name in getattr(submodule, "_no_split_modules", None) or ()
+    }
+    layers: list[nn.Module] = []
     inside: set[int] = set()
-    for part in module.modules():  # parents come before their parts
-        if part is not module and type(part).__name__ in names and id(part) not in inside:
-            found.append(part)
-            inside |= {id(inner) for inner in part.modules()}
-    return found
+    for submodule in module.modules():  # parents come before their parts
+        if submodule is not module and type(submodule).__name__ in names and id(submodule) not in inside:
+            layers.append(submodule)
+            inside |= {id(inner) for inner in submodule.modules()}
+    return layers
 
 
 def _fetch_around(module: nn.Module, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
     """Copy parameters to the device before each forward pass of the module, and let go of the copies after it."""
-    kept = [(parameter, parameter.data.cpu()) for parameter in parameters]
-    for parameter, stored in kept:
+    cpu_copies = [(parameter, parameter.data.cpu()) for parameter in parameters]
+    for parameter, stored in cpu_copies:
         parameter.data = stored
 
     def fetch(_module: nn.Module, _inputs: object) -> None:
-        for parameter, stored in kept:
+        for parameter, stored in cpu_copies:
             parameter.data = stored.to(device, copy=True)
 
     def let_go(_module: nn.Module, _inputs: object, _output: object) -> None:
-        for parameter, stored in kept:
+        for parameter, stored in cpu_copies:
             parameter.data = stored
 
     module.register_forward_pre_hook(fetch)

@@ -45,11 +45,11 @@ def gather_pieces(held: Held, ranks: Ranks) -> Tensor:
     flat = held.values.new_empty(math.prod(held.shape))
     spans: list[tuple[int, int]] = ranks.gather((held.start, held.values.numel()))
     for rank, (start, size) in enumerate(spans):
-        part = flat[start : start + size]
+        span = flat[start : start + size]
         if rank == ranks.rank:
-            part.copy_(held.values)
+            span.copy_(held.values)
         if size and ranks.world > 1:
-            torch.distributed.broadcast(part, src=rank)
+            torch.distributed.broadcast(span, src=rank)
     return flat.view(held.shape)
 
 

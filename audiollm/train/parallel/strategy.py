@@ -161,7 +161,7 @@ class TorchStrategy:
             self._scaler.update()
         else:
             used.step()
-        return _whole(norm)
+        return _gather_whole(norm)
 
     def without_gradient(self, optimizer: str) -> set[str]:
         names = self._names()
@@ -173,7 +173,7 @@ class TorchStrategy:
                 module.reshard()  # type: ignore[operator]
 
     def held(self, tensor: Tensor) -> Held:
-        return _held(tensor.detach())
+        return _take_rank_rows(tensor.detach())
 
     def read(self, tensor: Tensor) -> Tensor:
         return gather_pieces(self.held(tensor), self._ranks)
@@ -183,12 +183,12 @@ class TorchStrategy:
         tensor.copy_(_like(value, tensor))
 
     def local(self, parameter: Tensor) -> Tensor:
-        return _own_part(parameter.detach())
+        return _take_local_part(parameter.detach())
 
     def optimizer_state(self) -> dict[str, Callable[[], Held]]:
         names = self._names()
         return {
-            f"{optimizer}/{names[parameter]}.{key}": partial(_held, value)
+            f"{optimizer}/{names[parameter]}.{key}": partial(_take_rank_rows, value)
             for optimizer, used in self.optimizers.items()
             for group in used.param_groups
             for parameter in group["params"]
@@ -204,9 +204,9 @@ class TorchStrategy:
         for optimizer, used in self.optimizers.items():
             state: dict[int, dict[str, Tensor]] = {}
             for index, parameter in enumerate(p for group in used.param_groups for p in group["params"]):
-                own = of_parameter.get(f"{optimizer}/{names[parameter]}", {})
-                if own:
-                    state[index] = {key: _own_state(read(), parameter) for key, read in own.items()}
+                saved_state = of_parameter.get(f"{optimizer}/{names[parameter]}", {})
+                if saved_state:
+                    state[index] = {key: _shard_state(read(), parameter) for key, read in saved_state.items()}
             used.load_state_dict({"state": state, "param_groups": used.state_dict()["param_groups"]})
 
     def scaler_state(self) -> dict[str, float]:
@@ -239,11 +239,11 @@ def _fsdp2_without_reduction(module: Any) -> Iterator[None]:
         module.set_requires_gradient_sync(True)
 
 
-def _whole(tensor: Any) -> Tensor:
+def _gather_whole(tensor: Any) -> Tensor:
     return tensor.full_tensor() if _is_sharded(tensor) else tensor
 
 
-def _own_part(tensor: Any) -> Tensor:
+def _take_local_part(tensor: Any) -> Tensor:
     return tensor.to_local() if _is_sharded(tensor) else tensor
 
 
@@ -251,7 +251,7 @@ def _is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def _held(tensor: Any) -> Held:
+def _take_rank_rows(tensor: Any) -> Held:
     """The tensor, or this rank's rows of a DTensor that FSDP2 shards along dimension 0, uneven shards included."""
     if not _is_sharded(tensor):
         held: Tensor = tensor
@@ -265,7 +265,7 @@ def _held(tensor: Any) -> Held:
     return Piece(shape, chunk.offsets[0] * math.prod(shape[1:]), tensor.to_local().flatten())
 
 
-def _own_state(value: Tensor, parameter: Tensor) -> Tensor:
+def _shard_state(value: Tensor, parameter: Tensor) -> Tensor:
     """`value`, an entry of the parameter's optimizer state, sharded as the parameter is.
 
     The shard gets memory of its own: a view of `value` would keep all of it alive.

@@ -47,10 +47,14 @@ def fsdp2(
     def wrap(module: nn.Module) -> nn.Module:
         for tensor in module.state_dict().values():
             broadcast(tensor, src=0)  # as DDP and ZeRO do: the parts must be of one whole
-        units = {name for part in module.modules() for name in getattr(part, "_no_split_modules", None) or ()}
-        for part in list(module.modules()):
-            if type(part).__name__ in units and part is not module:
-                fully_shard(part, mesh=mesh, mp_policy=policy)
+        units = {
+            name
+            for submodule in module.modules()
+            for name in getattr(submodule, "_no_split_modules", None) or ()
+        }
+        for submodule in list(module.modules()):
+            if type(submodule).__name__ in units and submodule is not module:
+                fully_shard(submodule, mesh=mesh, mp_policy=policy)
         freed = None if keep_gathered else True
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=freed)  # in place
         return module

@@ -95,7 +95,7 @@ class ZeroStrategy:
         with zero.GatheredParameters([tensor], modifier_rank=0, enabled=internals.is_partitioned(tensor)):
             tensor.copy_(value)
         if tensor.requires_grad and tensor in self._names:
-            self._set_own(tensor, value)
+            self._set_rank_piece(tensor, value)
 
     def local(self, parameter: Tensor) -> Tensor:
         raise ValueError(
@@ -109,13 +109,13 @@ class ZeroStrategy:
         for parameter, name in self._trained():
             entries[f"main/{name}.step"] = partial(torch.clone, count)
             for key in ADAM_MOMENTS:
-                own = partial(internals.fp32_piece, parameter, self._stage, self._ranks.rank, key)
-                entries[f"main/{name}.{key}"] = own
+                piece = partial(internals.fp32_piece, parameter, self._stage, self._ranks.rank, key)
+                entries[f"main/{name}.{key}"] = piece
         return entries
 
     def restore_optimizers(self, entries: Mapping[str, Callable[[], Tensor]]) -> None:
-        own = [(parameter, f"main/{name}") for parameter, name in self._trained()]
-        counts = {float(entries[f"{name}.step"]()) for _, name in own if f"{name}.step" in entries}
+        trained = [(parameter, f"main/{name}") for parameter, name in self._trained()]
+        counts = {float(entries[f"{name}.step"]()) for _, name in trained if f"{name}.step" in entries}
         if not counts:
             return
         if len(counts) > 1:
@@ -125,9 +125,9 @@ class ZeroStrategy:
             )
         for state in internals.optimizer_states(self._zero).values():
             state["step"].fill_(counts.copy().pop())
-        for parameter, name in own:
+        for parameter, name in trained:
             for key in ADAM_MOMENTS:
-                self._set_own(parameter, entries[f"{name}.{key}"](), key)
+                self._set_rank_piece(parameter, entries[f"{name}.{key}"](), key)
 
     def scaler_state(self) -> dict[str, float]:
         return {"scale": internals.loss_scale(self._zero)} if self._dtype == torch.float16 else {}
@@ -142,7 +142,7 @@ class ZeroStrategy:
     def _trained(self) -> list[tuple[nn.Parameter, str]]:
         return [(p, name) for p, name in self._names.items() if p.requires_grad]
 
-    def _set_own(self, parameter: Tensor, value: Tensor, entry: str | None = None) -> None:
+    def _set_rank_piece(self, parameter: Tensor, value: Tensor, entry: str | None = None) -> None:
         """This rank's part of the fp32 weight, or of a moment of it, out of the whole.
 
         ZeRO 3 fills the last part up; DeepSpeed's own setter of the whole fails where a part is nothing else.

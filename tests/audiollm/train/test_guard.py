@@ -360,13 +360,13 @@ def test_speed_is_that_of_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         speed.add(100.0, 0.0, {"seconds/rollout": 0.3, "seconds/update": 0.1})
         with speed.paused():
             now[0] += 60.0
-    own = speed.own()
+    own = speed.take_rank_figures()
     figures = speed.figures(
         [own, {**own, "seconds/rollout": 1.6}]
     )  # the slower rank is the one that is waited for
     assert figures["tokens_per_second"] == pytest.approx(400.0)
     assert (figures["seconds/rollout"], figures["seconds/update"]) == (pytest.approx(0.4), pytest.approx(0.1))
-    assert "seconds/rollout" not in speed.own()
+    assert "seconds/rollout" not in speed.take_rank_figures()
     assert speed.paused_seconds == pytest.approx(240.0)
 
 
