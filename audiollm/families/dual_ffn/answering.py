@@ -41,9 +41,8 @@ class DualFFNAnswers:
         self, requests: Sequence[AnswerRequest], check_stop: Callable[[], None] | None = None
     ) -> list[WrittenAnswer]:
         """See `AnsweringModel.answer`."""
-        encoded_audio: dict[
-            tuple[int, bool], PartAudio
-        ] = {}  # several answers to one recording need its codes once
+        # several answers to one recording need its codes once
+        encoded_audio: dict[tuple[int, bool], PartAudio] = {}
         prompts = [self._request(request, encoded_audio) for request in requests]
         answers = self._generator.answer_all(prompts, check_stop=check_stop or (lambda: None))
         encode = self._generator.template.tokenizer.encode

@@ -121,7 +121,7 @@ def _answer_rows(template: Template, answer: SampledTokens) -> TokenStream:
             pieces.append(_speech_rows(template, *next(stretches)))
             first = place + 1
     pieces.append(_text_rows(template, ids[first:], is_action[first:]))
-    return _join_streams(pieces)
+    return _join_sampled_rows(pieces)
 
 
 def _text_rows(template: Template, ids: list[int], is_action: list[bool]) -> TokenStream:
@@ -158,7 +158,7 @@ def _speech_rows(template: Template, codes_KT: Tensor, ended: bool) -> TokenStre
     )
 
 
-def _join_streams(pieces: Sequence[TokenStream]) -> TokenStream:
+def _join_sampled_rows(pieces: Sequence[TokenStream]) -> TokenStream:
     return TokenStream(
         torch.cat([piece.text_ids_S for piece in pieces]),
         torch.cat([piece.codes_SK for piece in pieces]),
@@ -172,7 +172,7 @@ def _behind(prompt: TokenStream, answer: TokenStream, kind: AnswerKind) -> Sampl
     none_S, none_SK = torch.full_like(prompt.text_ids_S, IGNORE), torch.full_like(prompt.codes_SK, IGNORE)
     untargeted_prompt = replace(prompt, text_targets_S=none_S, audio_targets_SK=none_SK, features=())
     both = {
-        **_join_streams([untargeted_prompt, answer]).__dict__,
+        **_join_sampled_rows([untargeted_prompt, answer]).__dict__,
         "features": prompt.features,
         "pinned_rows": prompt.pinned_rows,
     }
