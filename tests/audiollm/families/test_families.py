@@ -78,13 +78,13 @@ def test_a_recording_is_encoded_once_for_all_answers(monkeypatch: pytest.MonkeyP
     generator = toy_generator()
     model = DualFFNAnswers(generator, Path("toy"), "")
     encoded: list[Waveform] = []
-    heard = generator.heard
+    encode = generator.encode_input_audio
 
     def counted(waveform: Waveform) -> PartAudio:
         encoded.append(waveform)
-        return heard(waveform)
+        return encode(waveform)
 
-    monkeypatch.setattr(generator, "heard", counted)
+    monkeypatch.setattr(generator, "encode_input_audio", counted)
     recording = a_voice(0.6)
     requests = [
         AnswerRequest([("user", [recording, question])], seed, 1.0, max_tokens=4)
