@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from audiollm.audio import Waveform
 from audiollm.data.chat.template import Template
 from audiollm.data.hearing.features import FeatureShape
-from audiollm.data.records.sample import AudioPart, Part, Sample, TextPart
+from audiollm.data.records.sample import AudioPart, ContentPart, Sample, TextPart
 from audiollm.data.records.source import LoadedSample
 from audiollm.errors import BadSample
 from audiollm.families.logprobs.answers import AnswerLogprobs
@@ -80,7 +80,7 @@ class PromptedAnswers:
         cls,
         sample: Sample,
         recordings: Sequence[Waveform],
-        answers: Sequence[Sequence[Part]],
+        answers: Sequence[Sequence[ContentPart]],
         place: str = "",
         videos: Sequence[Pictures] = (),
     ) -> PromptedAnswers:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from audiollm.data.chat.conditions import Conditions
 from audiollm.data.hearing.features import FeatureShape, PartAudio, no_codes, part_audio
-from audiollm.data.records.sample import Message, Part, RatedAnswer
+from audiollm.data.records.sample import ContentPart, Message, RatedAnswer
 from audiollm.data.records.source import LoadedSample
 
 AS_IT_IS = Conditions()
@@ -19,7 +19,7 @@ AS_IT_IS = Conditions()
 class AnswerContent:
     """An answer in text, speech or both."""
 
-    content: Sequence[Part]
+    content: Sequence[ContentPart]
     codes: Sequence[Tensor] = ()
     """Codes `[K, frames]` of its audio parts, in order."""
 

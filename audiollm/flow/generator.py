@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from audiollm.autoencoder import Autoencoder, latent_rate, load_autoencoder
-from audiollm.data.records.sample import Part, Sample, VideoPart
+from audiollm.data.records.sample import ContentPart, Sample, VideoPart
 from audiollm.devices import default_device
 from audiollm.errors import ConfigError
 from audiollm.flow.conditions.own import MAX_WORDS
@@ -259,7 +259,7 @@ def _shift_sample(sample: Sample, start_s: float, cot: str | None) -> Sample:
     if not start_s and cot is None:
         return sample
 
-    def later(content_part: Part) -> Part:
+    def later(content_part: ContentPart) -> ContentPart:
         return (
             content_part.model_copy(update={"start_s": content_part.start_s + start_s})
             if isinstance(content_part, VideoPart)

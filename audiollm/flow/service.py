@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from audiollm.autoencoder import autoencoder_of_run
-from audiollm.data.records.sample import Message, Part, Sample, TextPart, VideoPart
+from audiollm.data.records.sample import ContentPart, Message, Sample, TextPart, VideoPart
 from audiollm.data.records.thoughts import ThoughtRecord, prose_of
 from audiollm.errors import BadSample, ConfigError, StageError
 from audiollm.flow.conditions.edits import edit_words
@@ -352,7 +352,7 @@ def make_ordered(
     Raises:
         ConfigError: the video cannot be read, or the model cannot do this.
     """
-    content: list[Part] = [*([order.video] if order.video else []), TextPart(text=order.caption)]
+    content: list[ContentPart] = [*([order.video] if order.video else []), TextPart(text=order.caption)]
     conditions_at = _conditions_at(generator, content, order)
     try:
         made_CN = make_in_windows(generator, conditions_at, order.duration_s, settings, key)
@@ -454,7 +454,7 @@ def _release_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _conditions_at(generator: SoundGenerator, content: list[Part], order: SoundOrder) -> ConditionsAt:
+def _conditions_at(generator: SoundGenerator, content: list[ContentPart], order: SoundOrder) -> ConditionsAt:
     """The conditions of each window of an order."""
     message, record = Message(role="user", content=content), order.cot
     metadata = {COT: record} if isinstance(record, str) else {}

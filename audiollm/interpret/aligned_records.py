@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from audiollm.data.records.aligned_recording import AlignedRecording, SourceWord, SpokenSpan, target_units
-from audiollm.data.records.sample import AudioPart, Message, Part, Sample, TextPart
+from audiollm.data.records.sample import AudioPart, ContentPart, Message, Sample, TextPart
 from audiollm.errors import BadSample
 
 TASK = "interpret"
@@ -194,7 +194,7 @@ def stream_sample(
         at = min(chunks - 1, source_end + lag)
         pieces[at].append(piece)
         over[at] = max(over[at], source_end)
-    content: list[Part] = []
+    content: list[ContentPart] = []
     durations_s: list[float] = []
     num_spoken = 0
     for chunk_pieces in pieces:

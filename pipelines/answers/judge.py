@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from audiollm.data.records.sample import AudioPart, Message, Part, RatedAnswer, TextPart, VideoPart
+from audiollm.data.records.sample import AudioPart, ContentPart, Message, RatedAnswer, TextPart, VideoPart
 from audiollm.endpoints import check_address
 
 MAX_SCORE = 5.0
@@ -159,7 +159,7 @@ def judge_message(
         right: the right answer, which stands for `{right}`; None: the prompt has no such place.
     """
     parts = [part for message in messages for part in message.content] + list(answer.content)
-    recordings: list[Part] = [part for part in parts if isinstance(part, AudioPart)]
+    recordings: list[ContentPart] = [part for part in parts if isinstance(part, AudioPart)]
     words = {"question": _words_of(messages), "answer": _texts(answer.content) or "(spoken)"}
     if right is not None:
         words["right"] = right
@@ -216,5 +216,5 @@ def _words_of(messages: Sequence[Message]) -> str:
     return f"{words}\n{UNSEEN_VIDEO}" if has_video else words
 
 
-def _texts(parts: Sequence[Part]) -> str:
+def _texts(parts: Sequence[ContentPart]) -> str:
     return "".join(part.text for part in parts if isinstance(part, TextPart)).strip()

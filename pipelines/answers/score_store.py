@@ -7,14 +7,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from audiollm.data.records.sample import Message, Part, TextPart, VideoPart
+from audiollm.data.records.sample import ContentPart, Message, TextPart, VideoPart
 from audiollm.errors import BadSample
 from audiollm.files.atomic import file_digest
 
 FILE = "scores.jsonl"
 
 
-def content_of(parts: Sequence[Part], sample_id: str) -> list[Any]:
+def content_of(parts: Sequence[ContentPart], sample_id: str) -> list[Any]:
     """Texts, and digest and span of each recording: equal for equal content, wherever its files lie.
 
     Raises:

@@ -17,7 +17,7 @@ from audiollm.audio import AudioError, load, save
 from audiollm.codec import codec_digest
 from audiollm.data.chat.conditions import is_spoken
 from audiollm.data.records.part_codes import save_part_codes
-from audiollm.data.records.sample import AudioPart, Message, Part, RatedAnswer, Sample, TextPart
+from audiollm.data.records.sample import AudioPart, ContentPart, Message, RatedAnswer, Sample, TextPart
 from audiollm.errors import BadSample, ConfigError
 from audiollm.evaluate.report.store import Row, RowStore
 from audiollm.families.registry import open_model_folder
@@ -174,7 +174,7 @@ class SpokenAnswers:
         frames = sum(part.get("frames", 0) for part in row["parts"])
         if not frames:
             return None
-        content: list[Part] = [
+        content: list[ContentPart] = [
             TextPart(text=part["text"])
             if "text" in part
             else AudioPart(path=str(self._audio(part["name"])), codes=str(self._codes(part["name"])))
@@ -184,7 +184,7 @@ class SpokenAnswers:
         about = {"frames": frames, "seconds": seconds, "stopped": row["stopped"]}
         return RatedAnswer(content=content, origin=self._origin, metadata=about)
 
-    def _encoded_part(self, part: Part, sample: Sample) -> Part:
+    def _encoded_part(self, part: ContentPart, sample: Sample) -> ContentPart:
         """Encode a recording as the engine's prompts are encoded."""
         if isinstance(part, TextPart):
             return part
@@ -228,7 +228,7 @@ def _kind(sample: Sample) -> AnswerKind:
     return "any" if last.role == "assistant" and isinstance(last.content[0], TextPart) else "audio"
 
 
-def _has_codes(part: Part) -> bool:
+def _has_codes(part: ContentPart) -> bool:
     return isinstance(part, AudioPart) and part.codes is not None
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from audiollm.data.chat.scene import dialogue_text, voices
 from audiollm.data.chat.tasks import FieldValue, TaskTemplate
-from audiollm.data.records.sample import AudioPart, Part
+from audiollm.data.records.sample import AudioPart, ContentPart
 from audiollm.data.text.characters import settle_characters
 from audiollm.data.text.forms import prompt_form
 from audiollm.data.text.sound_tags import without_sound_tags
@@ -24,7 +24,7 @@ MAX_CONVERSATION_GAP_S = 2.0
 """Longest pause within a conversation."""
 MAX_CONVERSATION_S = 30.0
 """Longest conversation; a longer one is split."""
-_PARTS = TypeAdapter(list[Part])
+_PARTS = TypeAdapter(list[ContentPart])
 
 
 class Refusal(BaseModel):

@@ -16,7 +16,7 @@ from audiollm.audio import AudioError, encode_bytes, load, save
 from audiollm.audio.samples import SILENCE_DBFS
 from audiollm.codec import Codec, codec_digest, load_codec
 from audiollm.data.records.manifest import read_samples
-from audiollm.data.records.sample import AudioPart, Part, Sample
+from audiollm.data.records.sample import AudioPart, ContentPart, Sample
 from audiollm.data.records.shards import ShardWriter
 from audiollm.data.records.silent_samples import silent_part, teaches_words
 from audiollm.data.tables.splits import is_of_split
@@ -308,7 +308,7 @@ def _with_sound(sample: Sample) -> tuple[Sample, dict[str, bytes]]:
     """
     sound: dict[str, bytes] = {}
 
-    def named(content_part: Part) -> Part:
+    def named(content_part: ContentPart) -> ContentPart:
         if not isinstance(content_part, AudioPart):
             return content_part
         clip = load(content_part.path, content_part.start_s, content_part.end_s, mono=True)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from audiollm.data.chat.template import Kind, TokenStream
-from audiollm.data.records.sample import AudioPart, Message, Part, TextPart
+from audiollm.data.records.sample import AudioPart, ContentPart, Message, TextPart
 
 Audio = TypeVar("Audio")
 Encoding = TypeVar("Encoding")
@@ -72,7 +72,7 @@ def without_conditions(
     """
     kept_messages, kept_audio, remaining_audio = [], [], iter(audio)
     for message in messages:
-        parts: list[Part] = []
+        parts: list[ContentPart] = []
         for content_part in message.content:
             recordings = list(islice(remaining_audio, 1)) if isinstance(content_part, AudioPart) else []
             if unconditional_part := _drop_condition(content_part, message.role, no_text, no_speaker):
@@ -94,7 +94,9 @@ def corrupt(stream: TokenStream, share: float, codebook_size: int, generator: to
     return TokenStream(**fields)
 
 
-def _drop_condition(content_part: Part, role: str, no_text: bool, no_speaker: bool) -> Part | None:
+def _drop_condition(
+    content_part: ContentPart, role: str, no_text: bool, no_speaker: bool
+) -> ContentPart | None:
     """The part as it is shown; None: not at all."""
     if role == "user" and no_text:
         return None if isinstance(content_part, TextPart) else content_part

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from audiollm.data.records.sample import AudioPart, Part, TextPart
+from audiollm.data.records.sample import AudioPart, ContentPart, TextPart
 
 
 def speaker_names(speakers: Sequence[str]) -> dict[str, str]:
@@ -30,9 +30,9 @@ def dialogue_text(turns: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"[{names[speaker]}] {text}" for speaker, text in turns)
 
 
-def voices(described: Mapping[str, str | AudioPart]) -> list[Part]:
+def voices(described: Mapping[str, str | AudioPart]) -> list[ContentPart]:
     """A line a speaker, `SPEAKER0: …`, with a description or a recording of each voice."""
-    parts: list[Part] = []
+    parts: list[ContentPart] = []
     text = ""
     for number, voice in enumerate(described.values()):
         text += "\n" * (number > 0) + f"SPEAKER{number}: "

@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from audiollm.data.records.sample import AudioPart, Message, Part, Sample, TextPart
+from audiollm.data.records.sample import AudioPart, ContentPart, Message, Sample, TextPart
 from audiollm.errors import ConfigError, suggestion
 from audiollm.recipe.config import Document, load_document, show_path
 
 BUILT_IN = Path(__file__).with_name("tasks.yaml")
 
 Role = Literal["system", "user", "assistant"]
-FieldValue = str | AudioPart | Sequence[Part]
+FieldValue = str | AudioPart | Sequence[ContentPart]
 """A text, a recording, or a mixture of both that takes the field's place."""
 
 
@@ -131,11 +131,11 @@ def fill_task(
 
 def _fill_phrasing(
     task: TaskTemplate, id: str, template: str, fields: Mapping[str, FieldValue]
-) -> list[Part]:
+) -> list[ContentPart]:
     """A message's parts; neighbouring texts become one, empty ones are left out."""
-    parts: list[Part] = []
+    parts: list[ContentPart] = []
     for literal, name in _split_phrasing(template):
-        added: list[Part] = [TextPart(text=literal)]
+        added: list[ContentPart] = [TextPart(text=literal)]
         if name is not None:
             value = fields[name]
             wrong = str if name in task.audio else AudioPart

@@ -40,7 +40,7 @@ from audiollm.data.convert.request import (
     known_split,
 )
 from audiollm.data.convert.turns import as_turn, messages_of, num_marks, parts_of, role_of
-from audiollm.data.records.sample import Part, RatedAnswer, Sample, find_equal, first_problem
+from audiollm.data.records.sample import ContentPart, RatedAnswer, Sample, find_equal, first_problem
 from audiollm.data.tables.columns import columns_note, find_columns, is_missing
 from audiollm.data.tables.rows import TABLE_ENDINGS
 from audiollm.data.tables.table import BadRow
@@ -298,7 +298,7 @@ def _answer(row: QuestionRow, given_answer: GivenAnswer) -> RatedAnswer:
         raise WrongField(given_answer.name, reason, kind) from None
 
 
-def _build_answer_content(row: QuestionRow, given_answer: GivenAnswer) -> list[Part]:
+def _build_answer_content(row: QuestionRow, given_answer: GivenAnswer) -> list[ContentPart]:
     """The parts of an answer: its text, with its recordings at the marks, or behind it."""
     value, sound = given_answer.value, given_answer.sound
     listed = sound if isinstance(sound, list) else [] if sound is None else [sound]

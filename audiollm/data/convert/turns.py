@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from audiollm.data.records.sample import AudioPart, Message, Part, TextPart
+from audiollm.data.records.sample import AudioPart, ContentPart, Message, TextPart
 
 AUDIO_MARK = "<audio>"
 ROLES = {
@@ -106,7 +106,7 @@ def messages_of(turns: Sequence[SourceTurn], sounds: Sequence[AudioPart], read: 
     messages = []
     for number, turn in enumerate(turns, start=1):
         role = role_of(turn.role)
-        parts: list[Part] = []
+        parts: list[ContentPart] = []
         if remaining and not marks and role == "user":
             parts, remaining = [*remaining], []
         parts += parts_of(turn.content or "", remaining if marks else [], read)
@@ -122,7 +122,7 @@ def messages_of(turns: Sequence[SourceTurn], sounds: Sequence[AudioPart], read: 
     return messages
 
 
-def parts_of(content: Any, recordings: list[AudioPart], read: ReadAudio) -> list[Part]:
+def parts_of(content: Any, recordings: list[AudioPart], read: ReadAudio) -> list[ContentPart]:
     """The parts of a turn's content; recordings for its marks are taken from the front of `recordings`.
 
     Raises:
@@ -130,7 +130,7 @@ def parts_of(content: Any, recordings: list[AudioPart], read: ReadAudio) -> list
     """
     if isinstance(content, str):
         return _text_parts(content, recordings)
-    parts: list[Part] = []
+    parts: list[ContentPart] = []
     for content_part in content:
         kind = content_part.get("type")
         if kind == "text":
@@ -194,9 +194,9 @@ def _find_part_recording(content_part: Mapping[str, Any]) -> Any:
     return named.get("url") if isinstance(named, Mapping) and "url" in named else named
 
 
-def _text_parts(text: str, recordings: list[AudioPart]) -> list[Part]:
+def _text_parts(text: str, recordings: list[AudioPart]) -> list[ContentPart]:
     """A text with the next recording in place of every mark."""
-    parts: list[Part] = []
+    parts: list[ContentPart] = []
     for number, piece in enumerate(text.split(AUDIO_MARK) if recordings else [text]):
         if number:
             parts.append(recordings.pop(0))

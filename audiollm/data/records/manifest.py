@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from audiollm.data.records.part_codes import at_addresses
-from audiollm.data.records.sample import AudioPart, Part, Sample, VideoPart, parse_sample
+from audiollm.data.records.sample import AudioPart, ContentPart, Sample, VideoPart, parse_sample
 from audiollm.data.records.storage import audio_address, read_blocks, read_range
 from audiollm.errors import BadSample, ConfigError
 
@@ -134,7 +134,7 @@ def read_samples(path: Path) -> tuple[list[Sample], list[BadSample]]:
 
 
 def _with_addresses(sample: Sample, folder: Path) -> Sample:
-    def moved(content_part: Part) -> Part:
+    def moved(content_part: ContentPart) -> ContentPart:
         if isinstance(content_part, VideoPart):
             return content_part.model_copy(update={"path": audio_address(str(folder), content_part.path)})
         return (

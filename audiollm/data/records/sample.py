@@ -101,12 +101,12 @@ class VideoPart(_Recorded):
         return self
 
 
-Part = Annotated[TextPart | AudioPart | VideoPart, Field(discriminator="type")]
+ContentPart = Annotated[TextPart | AudioPart | VideoPart, Field(discriminator="type")]
 
 
 class Message(_Record):
     role: Literal["system", "user", "assistant"]
-    content: list[Part] = Field(min_length=1)
+    content: list[ContentPart] = Field(min_length=1)
     chunk_frames: int | None = Field(default=None, ge=1, exclude_if=_is_none)
     """Set on the assistant's side of a stream: the recording of the user's message before is heard in chunks of so many
     code frames, and each text part of this message begins the action after one: an empty text is silence. Audio parts
@@ -130,9 +130,9 @@ class Message(_Record):
             raise ValueError("an action begins with a text part, which may be empty")
         return self
 
-    def actions(self) -> list[list[Part]]:
+    def actions(self) -> list[list[ContentPart]]:
         """The parts of each action of a stream."""
-        actions: list[list[Part]] = []
+        actions: list[list[ContentPart]] = []
         for content_part in self.content:
             if isinstance(content_part, TextPart) or not actions:
                 actions.append([])
@@ -147,7 +147,7 @@ Verdict = Literal["desirable", "undesirable"]
 class RatedAnswer(_Record):
     """One of the answers to choose among, and how it was judged; what nobody judged is left out of the JSON."""
 
-    content: list[Part] = Field(min_length=1)
+    content: list[ContentPart] = Field(min_length=1)
     score: Score | None = Field(default=None, exclude_if=_is_none)
     """A rating, a reward or a win rate; higher is better."""
     rank: int | None = Field(default=None, ge=1, exclude_if=_is_none)
@@ -270,7 +270,7 @@ class Sample(_Record):
         last = Message(role="assistant", content=self.answers[index].content)
         return self.model_copy(update={"messages": [*self.messages, last], "answers": []})
 
-    def with_parts(self, change: Callable[[Part], Part]) -> Sample:
+    def with_parts(self, change: Callable[[ContentPart], ContentPart]) -> Sample:
         """The sample with every part, of messages and answers in order of appearance, replaced by `change(part)`."""
         messages = [
             m.model_copy(update={"content": [change(content_part) for content_part in m.content]})

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from audiollm.data.records.sample import Part, TextPart, VideoPart
+from audiollm.data.records.sample import ContentPart, TextPart, VideoPart
 from audiollm.data.records.source import LoadedSample
 from audiollm.files.atomic import write_jsonl
 from audiollm.recipe.ranks import Ranks
@@ -123,7 +123,9 @@ def _parts_of(loaded: LoadedSample, number: int) -> range:
     return range(first, first + sizes[number])
 
 
-def _described(content: Sequence[Part], loaded: LoadedSample, numbers: Iterator[int]) -> list[dict[str, Any]]:
+def _described(
+    content: Sequence[ContentPart], loaded: LoadedSample, numbers: Iterator[int]
+) -> list[dict[str, Any]]:
     """Parts as plain data: of a recording its number in the record, and its file, or its name in a shard."""
     found: list[dict[str, Any]] = []
     for part in content:

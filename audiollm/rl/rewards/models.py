@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from audiollm.data.records.sample import Part, RatedAnswer, Sample, TextPart
+from audiollm.data.records.sample import ContentPart, RatedAnswer, Sample, TextPart
 from audiollm.data.records.source import AudioClip, LoadedSample
 from audiollm.devices import default_device
 from audiollm.errors import ConfigError
@@ -140,7 +140,7 @@ def _points_of(outcome: float | BaseException | None) -> float | None:
 
 def _record(answer: SampledAnswer, texts: Sequence[str]) -> LoadedSample:
     """The prompt with the answer, a part per text, as reward models read it."""
-    content: list[Part] = [TextPart(text=text) for text in texts]
+    content: list[ContentPart] = [TextPart(text=text) for text in texts]
     steps: list[Any] | None = [0.0] * len(content) if len(content) > 1 else None
     rated = RatedAnswer(content=content, steps=steps)
     loaded = answer.asked

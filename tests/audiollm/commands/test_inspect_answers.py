@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from audiollm.commands.cli import build_app
 from audiollm.data.records.sample import (
     AudioPart,
+    ContentPart,
     Message,
-    Part,
     RatedAnswer,
     Sample,
     TextPart,
@@ -40,7 +40,7 @@ def json_rows(*arguments: object) -> tuple[list[dict[str, Any]], dict[str, Any]]
     return rows, last
 
 
-def answer(text: str, *more: Part, **judged: Any) -> RatedAnswer:
+def answer(text: str, *more: ContentPart, **judged: Any) -> RatedAnswer:
     return RatedAnswer(content=[TextPart(text=text), *more], **judged)
 
 

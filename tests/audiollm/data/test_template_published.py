@@ -14,7 +14,7 @@ from audiollm.data.chat.delay import delay, undelay
 from audiollm.data.chat.scene import dialogue_text, voices
 from audiollm.data.chat.tasks import fill_task, load_tasks
 from audiollm.data.chat.template import Kind, Template, TokenStream
-from audiollm.data.records.sample import AudioPart, Message, Part, TextPart
+from audiollm.data.records.sample import AudioPart, ContentPart, Message, TextPart
 from audiollm.data.text.sound_tags import sound_tags, without_sound_tags
 from audiollm.data.text.tokenizer import train_text_tokenizer
 
@@ -195,7 +195,7 @@ def chat(turns: Sequence[tuple[str, str]]) -> list[Message]:
             scene = TextPart(text=f"\n\n<|scene_desc_start|>\n{text}\n<|scene_desc_end|>")
             messages[-1] = Message(role="system", content=[*messages[-1].content, scene])
         else:
-            part: Part = CLIP if text == "audio" else TextPart(text=text)
+            part: ContentPart = CLIP if text == "audio" else TextPart(text=text)
             messages.append(Message.model_validate({"role": role, "content": [part.model_dump()]}))
     return messages
 

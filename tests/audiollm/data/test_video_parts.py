@@ -12,8 +12,8 @@ from audiollm.data.chat.template import Template
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import (
     AudioPart,
+    ContentPart,
     Message,
-    Part,
     Region,
     Sample,
     TextPart,
@@ -29,7 +29,7 @@ from audiollm.rl.preference.records import Grouping
 CLIP = VideoPart(path="a.mp4", start_s=1.0, end_s=4.0, region=[Region(x=3, y=4, width=10, height=8)])
 
 
-def sample(*parts: Part) -> Sample:
+def sample(*parts: ContentPart) -> Sample:
     question = Message(role="user", content=list(parts))
     return Sample(
         id="v", messages=[question, Message(role="assistant", content=[TextPart(text="rain")])], task="qa"

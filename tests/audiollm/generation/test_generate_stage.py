@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from audiollm.audio import load, save
-from audiollm.data.records.sample import AudioPart, Message, Part, Sample, TextPart, write_samples
+from audiollm.data.records.sample import AudioPart, ContentPart, Message, Sample, TextPart, write_samples
 from audiollm.files.atomic import read_jsonl
 from audiollm.generation.engine.request import Request
 from audiollm.generation.speaking.generator import Generator
@@ -27,7 +27,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     return requests_of(monkeypatch, toy_generator())
 
 
-def spoken(folder: Path, name: str, *answer: Part) -> Sample:
+def spoken(folder: Path, name: str, *answer: ContentPart) -> Sample:
     messages = [
         Message(role="user", content=[TextPart(text=f"one two {name}")]),
         Message(role="assistant", content=list(answer)),

@@ -11,8 +11,8 @@ import pytest
 from audiollm.data.records.opening import open_source
 from audiollm.data.records.sample import (
     AudioPart,
+    ContentPart,
     Message,
-    Part,
     RatedAnswer,
     Sample,
     TextPart,
@@ -32,7 +32,7 @@ def spoken(path: str, **judged: float) -> RatedAnswer:
 
 
 def preference(id: str, *answers: RatedAnswer, heard: int = 1, **metadata: str) -> Sample:
-    content: list[Part] = [AudioPart(path=f"h{n}.wav") for n in range(heard)]
+    content: list[ContentPart] = [AudioPart(path=f"h{n}.wav") for n in range(heard)]
     asked = [Message(role="user", content=[*content, TextPart(text="seven")])]
     return Sample(id=id, messages=asked, task="tts", answers=list(answers), metadata=metadata)
 

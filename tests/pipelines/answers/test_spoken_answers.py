@@ -16,7 +16,7 @@ from torch import Tensor
 from audiollm.audio import load, save
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.opening import open_source
-from audiollm.data.records.sample import AudioPart, Message, Part, Sample, TextPart, write_samples
+from audiollm.data.records.sample import AudioPart, ContentPart, Message, Sample, TextPart, write_samples
 from audiollm.errors import ConfigError, StageError
 from audiollm.generation.engine.request import Answer, Request
 from audiollm.generation.speaking.generator import Generator
@@ -43,7 +43,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for n in range(4):
         voice = a_voice(0.4, 0.2 + 0.1 * n)
         save(tmp_path / f"{n}.wav", voice.samples_CN, voice.sample_rate)
-        asked: list[Part] = [TextPart(text="one two")]
+        asked: list[ContentPart] = [TextPart(text="one two")]
         if n == 3:
             asked.insert(0, AudioPart(path="0.wav"))
         messages = [

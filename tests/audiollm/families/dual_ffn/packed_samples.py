@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from audiollm.data.hearing.features import PartAudio, mel_features
-from audiollm.data.records.sample import AudioPart, Message, Part, TextPart
+from audiollm.data.records.sample import AudioPart, ContentPart, Message, TextPart
 from audiollm.data.text.tokenizer import SPEAKERS_FILE, TRAINED_FILE
 from audiollm.families.dual_ffn.policy import DualFFNPolicy
 from audiollm.families.prompts import AnswerContent, PromptedContents
@@ -72,7 +72,7 @@ def text(words: str) -> AnswerContent:
 
 def speech(frames: int, seed: int, words: str = "") -> AnswerContent:
     """Speech, after some words or none."""
-    before: list[Part] = [TextPart(text=words)] if words else []
+    before: list[ContentPart] = [TextPart(text=words)] if words else []
     return AnswerContent([*before, AudioPart(path=f"{seed}.wav")], [codes(frames, seed)])
 
 

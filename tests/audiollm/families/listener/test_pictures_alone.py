@@ -13,8 +13,8 @@ import torch
 from audiollm.data.records.manifest_source import ManifestSource
 from audiollm.data.records.sample import (
     AudioPart,
+    ContentPart,
     Message,
-    Part,
     RatedAnswer,
     Sample,
     TextPart,
@@ -96,7 +96,7 @@ def test_a_sample_is_read_without_its_sound(policy: ListenerPolicy, tmp_path: Pa
     part = {"path": "v.mkv", "start_s": 0.0, "end_s": 1.0}
     seen, heard, asked = VideoPart(**part), AudioPart(**part), TextPart(text="Say.")
 
-    def read(content: list[Part], name: str) -> LoadedSample:
+    def read(content: list[ContentPart], name: str) -> LoadedSample:
         write_samples(
             tmp_path / name,
             [
