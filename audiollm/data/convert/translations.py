@@ -50,7 +50,12 @@ def translations(request: ConversionRequest) -> SourceRows:
     listed = read_rows(request.source, [name for names in COLUMNS.values() for name in names])
     finder = ColumnFinder(listed.columns, request.columns, str(request.source), COLUMNS)
     rows = [
-        (place, bad_rows_sample(place, row) if isinstance(row, BadRow) else _named(row, finder.of_row(row)))
+        (
+            place,
+            bad_rows_sample(place, row)
+            if isinstance(row, BadRow)
+            else _read_named_columns(row, finder.of_row(row)),
+        )
         for place, row in listed.rows
     ]
     notes = (*listed.notes, finder.note())
@@ -89,7 +94,7 @@ def duplex(request: ConversionRequest) -> SourceRows:
 # Private
 
 
-def _named(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+def _read_named_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     values = {field: row.get(column) for field, column in columns.items()}
     return {
         field: value for field, value in values.items() if not is_missing(value, is_name=field in NAME_FIELDS)
@@ -145,7 +150,7 @@ def _convert_talk(request: ConversionRequest, path: Path) -> Row:
         ).duration_s
         segments = [
             {
-                "start_s": start / 1000, "end_s": _within(start / 1000, end / 1000, duration_s), "text": text,
+                "start_s": start / 1000, "end_s": _limit_end_s(start / 1000, end / 1000, duration_s), "text": text,
                 "target": target,
             }
             for start, end, text, target in _utterances(talk["segment"])
@@ -171,7 +176,7 @@ def _utterances(segments: Sequence[Mapping[str, Any]]) -> Iterator[tuple[float, 
             yield segment["start_time"], segment["end_time"], segment["src_text"], segment["trg_text"]
 
 
-def _within(start_s: float, end_s: float, duration_s: float | None) -> float:
+def _limit_end_s(start_s: float, end_s: float, duration_s: float | None) -> float:
     """Return the end of a segment; that of its recording where it lies a little beyond."""
     if duration_s is None:  # the header does not tell it
         return end_s
