@@ -26,7 +26,7 @@ import numpy as np
 from audiollm.audio import load
 from audiollm.evaluate.judges.taggers import TfliteTagger
 from audiollm.evaluate.report.statistics import share
-from pipelines.annotate.step import Given, Segment
+from pipelines.annotate.step import RecordingMetadata, Segment
 from pipelines.annotate.steps.events import Events, EventsConfig, window_starts
 from pipelines.steps.step import Listener
 
@@ -87,7 +87,9 @@ def compare(model: Path, clips: list[Path]) -> None:
     for clip in clips:
         name = clip.parent.name.split(" - ")[1]
         duration_s = load(clip).duration_s
-        segment = Segment(str(clip), 0.0, duration_s, "sound", None, Given(), {}, Listener(str(clip)))
+        segment = Segment(
+            str(clip), 0.0, duration_s, "sound", None, RecordingMetadata(), {}, Listener(str(clip))
+        )
         samples_N = segment.samples(tagger.sample_rate)  # decoding and resampling are not the step's
         started = time.process_time()
         tags = step.process(segment)["tags"]

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from audiollm.audio import load
 from audiollm.audio.streams import save_stream
-from pipelines.annotate.step import Given, Recording
+from pipelines.annotate.step import Recording, RecordingMetadata
 from pipelines.annotate.steps.speakers import Speakers, SpeakersConfig
 from pipelines.annotate.voice.activity import VoiceActivity, speech_spans
 from pipelines.steps.step import Listener
@@ -323,7 +323,9 @@ def _step(config: SpeakersConfig) -> Speakers:
 
 
 def _recording(path: Path, spans: list[list[float]]) -> Recording:
-    return Recording(str(path), Given(), {"voice_activity": {"spans": spans}}, Listener(str(path)))
+    return Recording(
+        str(path), RecordingMetadata(), {"voice_activity": {"spans": spans}}, Listener(str(path))
+    )
 
 
 def _overlapped(turns: list[Turn]) -> NDArray[np.bool_]:

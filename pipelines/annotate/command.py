@@ -126,11 +126,11 @@ def annotate(
     from audiollm.recipe.stages import Recipe
     from pipelines.annotate.stage import STAGE
 
-    chosen = {
+    cli_settings = {
         "input": inputs,
         "preset": preset.value if preset else None,
         "transcripts": transcripts,
-        "recognizers": _recognizers(recognizer),
+        "recognizers": _parse_recognizers(recognizer),
         "missing_scorer": missing_scorer,
         "shards": shards,
         "workers": workers,
@@ -138,8 +138,8 @@ def annotate(
         "engine": engine.value if engine else None,
         "retry_failed": retry_failed or None,
     }
-    given: dict[str, Any] = {"shards": True, **(load_document(settings).data if settings else {})}
-    given |= {name: value for name, value in chosen.items() if value is not None}
+    raw_settings: dict[str, Any] = {"shards": True, **(load_document(settings).data if settings else {})}
+    raw_settings |= {name: value for name, value in cli_settings.items() if value is not None}
     tagging = () if tagger is None else (f"steps.events.model={tagger}",)
     options = {
         "input": "INPUT",
@@ -147,10 +147,10 @@ def annotate(
         "recognizers": "--recognizer" if recognizer else "",
         "steps.events.model": "--tagger" if tagger else "",
     }
-    config = _validated(given, (*tagging, *(set_ or ())), options)
+    config = _validate_annotation_config(raw_settings, (*tagging, *(set_ or ())), options)
     console = Console(stderr=True)
     if dry_run:
-        _show(config, console)
+        _print_annotation_estimate(config, console)
         return
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.yaml").write_text(
@@ -161,14 +161,14 @@ def annotate(
     console.print(f"  {out / 'report.html'}", highlight=False, soft_wrap=True)
 
 
-def _recognizers(given: Sequence[str] | None) -> list[dict[str, str]] | None:
+def _parse_recognizers(arguments: Sequence[str] | None) -> list[dict[str, str]] | None:
     """Parse `kind=where`, or a folder alone, into settings; `none` alone: no recognizer."""
-    if given is None or list(given) == ["none"]:
-        return None if given is None else []
-    found: list[dict[str, str]] = []
-    for text in given:
+    if arguments is None or list(arguments) == ["none"]:
+        return None if arguments is None else []
+    recognizers: list[dict[str, str]] = []
+    for text in arguments:
         if Path(text).is_dir():
-            found.append({"kind": folder_recognizer(text)[0], "model": text})
+            recognizers.append({"kind": folder_recognizer(text)[0], "model": text})
             continue
         kind, _, where = text.partition("=")
         settings = {"kind": kind}
@@ -177,12 +177,12 @@ def _recognizers(given: Sequence[str] | None) -> list[dict[str, str]] | None:
             settings |= {"model": model, "url": url}
         elif where:
             settings["model"] = where
-        found.append(settings)
-    return found
+        recognizers.append(settings)
+    return recognizers
 
 
-def _validated(
-    given: dict[str, Any], overrides: Sequence[str], options: Mapping[str, str]
+def _validate_annotation_config(
+    raw_settings: dict[str, Any], overrides: Sequence[str], options: Mapping[str, str]
 ) -> AnnotationConfig:
     """
     Raises:
@@ -191,9 +191,9 @@ def _validated(
     from pipelines.annotate.execution.config import AnnotationConfig
 
     for text in overrides:
-        override_setting(given, text, "thresholds.min_duration_s=1")
+        override_setting(raw_settings, text, "thresholds.min_duration_s=1")
     try:
-        return AnnotationConfig.model_validate(given)
+        return AnnotationConfig.model_validate(raw_settings)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         if problem["type"] == "extra_forbidden":
@@ -223,17 +223,21 @@ def _nearest_setting(wrong: str) -> str:
     from pipelines.annotate.execution.config import AnnotationConfig
     from pipelines.annotate.execution.rules import Thresholds
 
-    known = [name for name in AnnotationConfig.model_fields if name not in ("steps", "thresholds")]
-    known += [f"thresholds.{name}" for name in Thresholds.model_fields]
-    known += [f"steps.{step}.{name}" for step in KINDS for name in config_class(step).model_fields]
-    ending = [key for key in known if f".{key}".endswith(f".{wrong}")]
-    by_last_name = {key.rpartition(".")[2]: key for key in reversed(known)}
+    setting_names = [name for name in AnnotationConfig.model_fields if name not in ("steps", "thresholds")]
+    setting_names += [f"thresholds.{name}" for name in Thresholds.model_fields]
+    setting_names += [f"steps.{step}.{name}" for step in KINDS for name in config_class(step).model_fields]
+    ending = [key for key in setting_names if f".{key}".endswith(f".{wrong}")]
+    by_last_name = {key.rpartition(".")[2]: key for key in reversed(setting_names)}
     similar = get_close_matches(wrong.rpartition(".")[2], by_last_name, n=1, cutoff=0.6)
-    meant = [*ending, *(by_last_name[name] for name in similar)]
-    return f"did you mean {meant[0]!r}?" if meant else "audiollm run --help-stage annotate lists the settings"
+    suggestions = [*ending, *(by_last_name[name] for name in similar)]
+    return (
+        f"did you mean {suggestions[0]!r}?"
+        if suggestions
+        else "audiollm run --help-stage annotate lists the settings"
+    )
 
 
-def override_setting(given: dict[str, Any], text: str, example: str) -> None:
+def override_setting(settings: dict[str, Any], text: str, example: str) -> None:
     """Set what `key=value` says in nested settings.
 
     Args:
@@ -246,7 +250,7 @@ def override_setting(given: dict[str, Any], text: str, example: str) -> None:
     *parents, last = key.split(".")
     if not equals or not last or not all(parents):
         raise ConfigError(f"{text!r} is not key=value", "--set", f"example: --set {example}")
-    place = given
+    place = settings
     for name in parents:
         place = place.setdefault(name, {})
         if not isinstance(place, dict):
@@ -257,7 +261,7 @@ def override_setting(given: dict[str, Any], text: str, example: str) -> None:
         place[last] = value
 
 
-def _show(config: AnnotationConfig, console: Console) -> None:
+def _print_annotation_estimate(config: AnnotationConfig, console: Console) -> None:
     """Print the steps, the thresholds, the amount of audio, and the estimated time."""
     from pipelines.annotate.execution import chain as chains
     from pipelines.annotate.execution.plan import plan_annotation

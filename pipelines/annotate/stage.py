@@ -60,11 +60,11 @@ def run_annotation(config: AnnotationConfig, context: Context) -> dict[str, Any]
             not answer, after which the run can be continued.
     """
     try:
-        with Ledger(own := context.folder / "ledger" / "ledger.sqlite") as ledger:
-            if config.earlier is not None and config.earlier.resolve() != own.resolve():
+        with Ledger(ledger_path := context.folder / "ledger" / "ledger.sqlite") as ledger:
+            if config.earlier is not None and config.earlier.resolve() != ledger_path.resolve():
                 with Ledger(config.earlier) as earlier:
                     context.say(f"{ledger.learn(earlier)} measurements are known from {config.earlier}")
-            funnel = _run(config, context, ledger)
+            funnel = _annotate_recordings(config, context, ledger)
             if config.shards:
                 write_shards(config, context, ledger)
             else:  # those of an earlier run belong to other segments
@@ -80,23 +80,23 @@ def run_annotation(config: AnnotationConfig, context: Context) -> dict[str, Any]
         raise StageError(f"annotate: {error}", "audiollm doctor says what is missing") from None
     except LedgerError as error:
         raise StageError(f"annotate: {error}") from None
-    _summarize(funnel, context)
+    _print_annotation_summary(funnel, context)
     return funnel
 
 
-def _run(config: AnnotationConfig, context: Context, ledger: Ledger) -> dict[str, Any]:
+def _annotate_recordings(config: AnnotationConfig, context: Context, ledger: Ledger) -> dict[str, Any]:
     folder, began, cpu_began = context.folder, time.monotonic(), time.process_time()
     if config.retry_failed:
         context.say(f"{ledger.forget_errors()} calls that failed are tried again")
     _refuse_missing_scorers(config)
-    sources = _sources(config, context, ledger)
-    thresholds, chain, lacking = _chain(config, context, sources)
-    if "speakers" not in chain.settings and (warning := speaker_warning(sources.found)):
+    sources = _collect_annotation_sources(config, context, ledger)
+    thresholds, chain, lacking = _build_annotation_chain(config, context, sources)
+    if "speakers" not in chain.settings and (warning := speaker_warning(sources.recordings)):
         sources.warnings.append(warning)
         context.say(f"warning: {warning}")
     spool = Spool(folder / "ledger" / "spool.sqlite")
     try:
-        annotation = Run(config, context, chain, thresholds, sources.found, ledger, spool)
+        annotation = Run(config, context, chain, thresholds, sources.recordings, ledger, spool)
         annotation.annotate()
         verdicts = _verdicts(config, chain, spool, sources)
         annotation.sample(verdicts)
@@ -123,7 +123,7 @@ def _run(config: AnnotationConfig, context: Context, ledger: Ledger) -> dict[str
 # ---------------------------------------------------------------------------------------------- what to do
 
 
-def _sources(config: AnnotationConfig, context: Context, ledger: Ledger) -> Sources:
+def _collect_annotation_sources(config: AnnotationConfig, context: Context, ledger: Ledger) -> Sources:
     inputs, transcripts, test = config.inputs, config.transcripts, config.test
     if not inputs:
         corpus, target = config.corpus, context.folder / "corpus"
@@ -136,15 +136,15 @@ def _sources(config: AnnotationConfig, context: Context, ledger: Ledger) -> Sour
         test = f"take<{corpus.test_takes}" if corpus.test_takes else None
     with context.progress("fetching", None) as bar:
         fetched = context.folder / "fetched"
-        found = collect_recordings(
+        collected = collect_recordings(
             inputs, fetched, lambda name: bar.advance(TaskID(0)), config.max_unpacked_gb
         )
-    with context.progress("reading the files", len(found.files)) as bar:
-        known, unread = digests(
-            found.files, ledger, lambda done: bar.update(TaskID(0), completed=done), RECORDINGS.stage
+    with context.progress("reading the files", len(collected.files)) as bar:
+        digest_by_path, unread = digests(
+            collected.files, ledger, lambda done: bar.update(TaskID(0), completed=done), RECORDINGS.stage
         )
-    found.rejected += unread
-    sources = match_sources(found, known, transcripts, test)
+    collected.rejected += unread
+    sources = match_sources(collected, digest_by_path, transcripts, test)
     for note in sources.notes:
         context.say(note)
     if not sources.num_audio:
@@ -153,16 +153,16 @@ def _sources(config: AnnotationConfig, context: Context, ledger: Ledger) -> Sour
             "give a folder of recordings",
             exit_code=2,
         )
-    if transcripts is None and all(source.given.text is None for source in sources.found):
+    if transcripts is None and all(source.metadata.text is None for source in sources.recordings):
         _hint_at_a_pattern(sources, context)
     return sources
 
 
 def _hint_at_a_pattern(sources: Sources, context: Context) -> None:
-    hint = pattern_hint([source.name for source in sources.found])
+    hint = pattern_hint([source.name for source in sources.recordings])
     if hint:
         context.say(
-            f"file names such as {sources.found[0].name} look like fields; if they say what is spoken,"
+            f"file names such as {sources.recordings[0].name} look like fields; if they say what is spoken,"
         )
         context.say(f"give it as a pattern, for instance transcripts='{hint}'")
 
@@ -175,7 +175,7 @@ def _refuse_missing_scorers(config: AnnotationConfig) -> None:
     chain = chains.build(config.step_settings(), config.recognizer_settings(), {})
     lacking = chains.missing(chain, config.limits)
     if lacking and config.missing_scorer == "fail":
-        listed = "\n".join(f"  {each.reason}" for each in lacking)
+        listed = "\n".join(f"  {missing_step.reason}" for missing_step in lacking)
         raise StageError(
             f"annotate: the preset {config.preset} needs what is not here:\n{listed}",
             "or go on without: missing_scorer=skip (the report will say which thresholds were not applied)",
@@ -183,7 +183,7 @@ def _refuse_missing_scorers(config: AnnotationConfig) -> None:
         )
 
 
-def _chain(
+def _build_annotation_chain(
     config: AnnotationConfig, context: Context, sources: Sources
 ) -> tuple[Thresholds, Chain, list[Missing]]:
     """Return the steps that can run, the thresholds that can be applied, and the missing ones.
@@ -192,10 +192,12 @@ def _chain(
         StageError: a grammar that cannot be used.
     """
     recognizers = []
-    for each in config.recognizer_settings():
-        if isinstance(each, PocketsphinxConfig) and each.grammar is None:
-            each = each.model_copy(update={"grammar": _grammar(config, sources, context)})
-        recognizers.append(each)
+    for recognizer in config.recognizer_settings():
+        if isinstance(recognizer, PocketsphinxConfig) and recognizer.grammar is None:
+            recognizer = recognizer.model_copy(
+                update={"grammar": _choose_annotation_grammar(config, sources, context)}
+            )
+        recognizers.append(recognizer)
     settings = config.step_settings(context.folder / "separated")
     sampled = {}
     if config.quality_sample and "quality" not in settings:
@@ -206,18 +208,22 @@ def _chain(
     lacking = chains.missing(chain, thresholds)
     if not lacking:
         return thresholds, chain, []
-    without = {each.step for each in lacking if each.blocks_step}
-    unset = {rule.threshold: None for each in lacking for rule in each.rules}
+    without = {missing_step.step for missing_step in lacking if missing_step.blocks_step}
+    unset = {rule.threshold: None for missing_step in lacking for rule in missing_step.rules}
     for lack in lacking:
         context.say(f"going on without: {lack.reason}")
-    kept = {name: own for name, own in settings.items() if name not in without}
-    hearing = [each for each in recognizers if (each.name or each.kind) not in without]
+    runnable = {name: step_config for name, step_config in settings.items() if name not in without}
+    hearing = [
+        recognizer for recognizer in recognizers if (recognizer.name or recognizer.kind) not in without
+    ]
     if not hearing:
-        kept.pop("consensus", None)
-    return thresholds.model_copy(update=unset), chains.build(kept, hearing, sampled), lacking
+        runnable.pop("consensus", None)
+    return thresholds.model_copy(update=unset), chains.build(runnable, hearing, sampled), lacking
 
 
-def _grammar(config: AnnotationConfig, sources: Sources, context: Context) -> tuple[str, ...] | None:
+def _choose_annotation_grammar(
+    config: AnnotationConfig, sources: Sources, context: Context
+) -> tuple[str, ...] | None:
     """Return pocketsphinx's closed grammar after a trial; None: open vocabulary."""
     from audiollm.evaluate.judges.recognizers import PocketsphinxRecognizer
 
@@ -229,8 +235,8 @@ def _grammar(config: AnnotationConfig, sources: Sources, context: Context) -> tu
         except ValueError as error:
             raise StageError(f"annotate: grammar: {error}", exit_code=2) from None
         return tuple(config.grammar)
-    given = {source.given.text for source in sources.found} - {None}
-    texts = sorted({comparison_form(str(text), "en") for text in given} - {""})
+    given_texts = {source.metadata.text for source in sources.recordings} - {None}
+    texts = sorted({comparison_form(str(text), "en") for text in given_texts} - {""})
     if not 0 < len(texts) <= _LARGEST_AUTO_GRAMMAR:
         return None
     try:
@@ -246,7 +252,7 @@ def _grammar(config: AnnotationConfig, sources: Sources, context: Context) -> tu
 
 def _verdicts(config: AnnotationConfig, chain: Chain, spool: Spool, sources: Sources) -> Verdicts:
     preset = config.chosen_preset
-    names = {number: source.name for number, source in enumerate(sources.found)}
+    names = {number: source.name for number, source in enumerate(sources.recordings)}
     ids = part_ids([(file, number) for file, number, _ in spool.parts()], names)
     same = config.duplicates
     if same is None:
@@ -264,7 +270,7 @@ def _verdicts(config: AnnotationConfig, chain: Chain, spool: Spool, sources: Sou
 # ----------------------------------------------------------------------------------------------- saying it
 
 
-def _summarize(funnel: Mapping[str, Any], context: Context) -> None:
+def _print_annotation_summary(funnel: Mapping[str, Any], context: Context) -> None:
     reasons = ", ".join(f"{count} {reason}" for reason, count in funnel["reasons"].items())
     context.say(
         f"{funnel['segments']} segments, {funnel['seconds'] / 60:.1f} minutes, "

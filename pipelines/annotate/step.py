@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from audiollm.audio import Waveform
 
 
-class Given(NamedTuple):
+class RecordingMetadata(NamedTuple):
     """Metadata given with a recording."""
 
     text: str | None = None
@@ -35,7 +35,7 @@ class Recording:
     """
 
     path: str
-    given: Given
+    metadata: RecordingMetadata
     values: Mapping[str, Value]
     listener: Listener = field(repr=False, compare=False)
 
@@ -58,7 +58,7 @@ class Segment:
     end_s: float
     kind: Literal["speech", "sound"]
     speaker: str | None
-    given: Given
+    metadata: RecordingMetadata
     values: Mapping[str, Value]
     listener: Listener = field(repr=False, compare=False)
 

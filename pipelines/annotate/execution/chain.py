@@ -79,8 +79,10 @@ class Chain(StepKeys):
 def config_class(name: str) -> type[BaseModel]:
     """The settings of a step, without loading anything heavy."""
     kind = KINDS[name]
-    found: type[BaseModel] = getattr(import_module(f"pipelines.annotate.steps.{kind.module}"), kind.config)
-    return found
+    config_type: type[BaseModel] = getattr(
+        import_module(f"pipelines.annotate.steps.{kind.module}"), kind.config
+    )
+    return config_type
 
 
 def build(
@@ -89,22 +91,22 @@ def build(
     sampled: Mapping[str, BaseModel],
 ) -> Chain:
     """Build a chain of these steps, with the recognizers before `consensus`."""
-    hearing = [make_recognizer(each) for each in recognizers]
+    hearing = [make_recognizer(choice) for choice in recognizers]
     names = tuple(step.name for step in hearing)
     steps: list[Step] = []
     for name in KINDS:
         if name == "consensus":
             steps += hearing
         if name in settings:
-            steps.append(_make(name, settings[name], names))
-    last = tuple(_make(name, own, names) for name, own in sampled.items())
-    known = {**settings, **dict(zip(names, recognizers, strict=True)), **sampled}
+            steps.append(_make_annotation_step(name, settings[name], names))
+    last = tuple(_make_annotation_step(name, step_config, names) for name, step_config in sampled.items())
+    step_settings = {**settings, **dict(zip(names, recognizers, strict=True)), **sampled}
     return Chain(
         tuple(step for step in steps if step.level == "recording"),
         tuple(step for step in steps if step.level == "segment"),
         names,
-        known,
-        {step.name: settings_hash(step, known[step.name]) for step in (*steps, *last)},
+        step_settings,
+        {step.name: settings_hash(step, step_settings[step.name]) for step in (*steps, *last)},
         last,
     )
 
@@ -112,17 +114,17 @@ def build(
 def missing(chain: Chain, thresholds: Thresholds) -> list[Missing]:
     """List the steps that lack something, and the thresholds whose value no step measures."""
     active = [rule for rule in RULES if getattr(thresholds, rule.threshold) is not None]
-    found = lacking_steps(chain.steps, active)
+    missing_steps = lacking_steps(chain.steps, active)
     for rule in active:
-        if rule.step == "segment" or rule.of_text or any(rule in lacking.rules for lacking in found):
+        if rule.step == "segment" or rule.of_text or any(rule in lacking.rules for lacking in missing_steps):
             continue
-        reason = _unmeasured(rule, chain)
+        reason = _explain_unmeasured_step(rule, chain)
         if reason:
-            found.append(Missing(rule.step, f"{rule.threshold}: {reason}", (rule,), False))
-    return found
+            missing_steps.append(Missing(rule.step, f"{rule.threshold}: {reason}", (rule,), False))
+    return missing_steps
 
 
-def _unmeasured(rule: AnnotationRule, chain: Chain) -> str | None:
+def _explain_unmeasured_step(rule: AnnotationRule, chain: Chain) -> str | None:
     if rule.step not in chain.steps:
         return f"needs the step {rule.step}: add `{rule.step}: {{}}` to steps"
     if rule.step == "consensus" and len(chain.recognizers) < 2:
@@ -132,8 +134,8 @@ def _unmeasured(rule: AnnotationRule, chain: Chain) -> str | None:
     return None
 
 
-def _make(name: str, settings: BaseModel, recognizers: tuple[str, ...]) -> Step:
+def _make_annotation_step(name: str, settings: BaseModel, recognizers: tuple[str, ...]) -> Step:
     kind = KINDS[name]
-    made = getattr(import_module(f"pipelines.annotate.steps.{kind.module}"), kind.step)
-    step: Step = made(settings, recognizers) if name in _NEED_RECOGNIZERS else made(settings)
+    step_class = getattr(import_module(f"pipelines.annotate.steps.{kind.module}"), kind.step)
+    step: Step = step_class(settings, recognizers) if name in _NEED_RECOGNIZERS else step_class(settings)
     return step

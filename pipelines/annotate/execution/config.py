@@ -134,9 +134,9 @@ class AnnotationConfig(StageConfig):
         names = [recognizer.name or recognizer.kind for recognizer in self.recognizer_settings()]
         if len(set(names)) < len(names):
             raise ValueError("two recognizers have the same name: give each a `name`")
-        taken = set(names) & set(KINDS)
-        if taken:
-            raise ValueError(f"a recognizer cannot have the name of the step {taken.pop()}")
+        reserved_names = set(names) & set(KINDS)
+        if reserved_names:
+            raise ValueError(f"a recognizer cannot have the name of the step {reserved_names.pop()}")
         for name in self.resources:
             if name not in (*KINDS, *names):
                 raise ValueError(f"resources: no step {name!r}: {suggestion(name, [*KINDS, *names])}")
@@ -170,10 +170,10 @@ class AnnotationConfig(StageConfig):
     @property
     def limits(self) -> Thresholds:
         """Thresholds of the preset, overridden by those set by hand."""
-        known = Thresholds.model_fields
+        threshold_fields = Thresholds.model_fields
         for name in self.thresholds:
-            if name not in known:
-                raise ValueError(f"thresholds: no {name!r}: {suggestion(name, list(known))}")
+            if name not in threshold_fields:
+                raise ValueError(f"thresholds: no {name!r}: {suggestion(name, list(threshold_fields))}")
         return Thresholds(**{**self.chosen_preset.thresholds.model_dump(), **self.thresholds})
 
     def recognizer_settings(self) -> list[RecognizerChoice]:
@@ -192,22 +192,22 @@ class AnnotationConfig(StageConfig):
         Args:
             separated: where the step `separate` writes.
         """
-        chosen: dict[str, Mapping[str, Any]] = {name: {} for name in BUILT_IN}
-        chosen |= self.chosen_preset.steps
+        step_values: dict[str, Mapping[str, Any]] = {name: {} for name in BUILT_IN}
+        step_values |= self.chosen_preset.steps
         if self.recognizers:
-            chosen["consensus"] = {}
-        for name, own in self.steps.items():
-            if own is None:
-                chosen.pop(name, None)
+            step_values["consensus"] = {}
+        for name, overrides in self.steps.items():
+            if overrides is None:
+                step_values.pop(name, None)
             else:
-                chosen[name] = {**chosen.get(name, {}), **own}
-        if "separate" in chosen:
-            chosen["separate"] = {**chosen["separate"], "folder": separated}
+                step_values[name] = {**step_values.get(name, {}), **overrides}
+        if "separate" in step_values:
+            step_values["separate"] = {**step_values["separate"], "folder": separated}
         longest = self.limits.max_duration_s
         if longest is not None:
-            chosen["segments"] = {"max_duration_s": longest, **chosen["segments"]}
+            step_values["segments"] = {"max_duration_s": longest, **step_values["segments"]}
         typed: dict[str, BaseModel] = {}
-        for name, settings in chosen.items():
+        for name, settings in step_values.items():
             with located("steps", name):
                 typed[name] = config_class(name).model_validate(settings)
         return typed

@@ -66,7 +66,7 @@ def _linked(spool: Spool, threshold: float) -> dict[str, str]:
         for file in spool.files()
         for name, voice in (file.get("voices") or {}).items()
     ]
-    return {f"{file}#{name}": found for (file, name), found in link(voices, threshold).items()}
+    return {f"{file}#{name}": speaker for (file, name), speaker in link(voices, threshold).items()}
 
 
 def _outliers(spool: Spool, width: float) -> dict[Place, Drop]:
@@ -77,12 +77,12 @@ def _outliers(spool: Spool, width: float) -> dict[Place, Drop]:
         if row["dropped"] is None and row["kind"] == "speech" and row["text"]:
             rates[file].append(((file, number), row["duration_s"] / len(row["text"])))
     drops = {}
-    for found in rates.values():
-        if len(found) < _MIN_SEGMENTS_FOR_OUTLIERS:
+    for file_rates in rates.values():
+        if len(file_rates) < _MIN_SEGMENTS_FOR_OUTLIERS:
             continue
-        low, _, high = quantiles((rate for _, rate in found), n=4, method="inclusive")
+        low, _, high = quantiles((rate for _, rate in file_rates), n=4, method="inclusive")
         floor, ceiling = low - width * (high - low), high + width * (high - low)
-        for place, rate in found:
+        for place, rate in file_rates:
             if not floor <= rate <= ceiling:
                 reason = f"{rate:.3g} s a character, the others of the file from {floor:.3g} to {ceiling:.3g}"
                 limit = ceiling if rate > ceiling else floor
@@ -101,6 +101,6 @@ def _repeated(spool: Spool, verdicts: Verdicts, config: DuplicateConfig) -> dict
         speaker = verdicts.speakers.get(row["speaker"], row["speaker"])
         rows.append({"id": name, "measured": measured, **{k: row[k] for k in _COMPARED}, "speaker": speaker})
     return {
-        places[name]: Drop("corpus", "duplicates", "duplicate", f"the same as {other}", other)
-        for name, other in find_duplicates(rows, config).items()
+        places[name]: Drop("corpus", "duplicates", "duplicate", f"the same as {original_id}", original_id)
+        for name, original_id in find_duplicates(rows, config).items()
     }

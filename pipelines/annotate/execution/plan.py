@@ -56,7 +56,11 @@ def plan_annotation(config: AnnotationConfig, upstream: Mapping[str, StagePlan])
     rates = dict(_RTF)
     if config.grammar != "open" and (config.transcripts is not None or not config.inputs):
         rates["pocketsphinx"] = _GRAMMAR_RTF
-    names = ["voice_activity", *config.step_settings(), *(each.kind for each in config.recognizer_settings())]
+    names = [
+        "voice_activity",
+        *config.step_settings(),
+        *(recognizer.kind for recognizer in config.recognizer_settings()),
+    ]
     work_s = sum(rates.get(name, 0.0) for name in dict.fromkeys(names)) * audio_s + _SECONDS_PER_CLIP * clips
     work_s += _SECONDS_PER_SCORE * min(clips, config.quality_sample)
     return StagePlan(
@@ -77,9 +81,15 @@ def _lacking(config: AnnotationConfig) -> list[str]:
     chain = chains.build(config.step_settings(), config.recognizer_settings(), {})
     # a model that an earlier stage makes, or that is not here yet: the plan says so by itself
     later = {
-        name for name, own in chain.settings.items() if not all(map(Path.exists, paths_of(own).values()))
+        name
+        for name, step_config in chain.settings.items()
+        if not all(map(Path.exists, paths_of(step_config).values()))
     }
-    lacking = [each.reason for each in chains.missing(chain, config.limits) if each.step not in later]
+    lacking = [
+        missing_step.reason
+        for missing_step in chains.missing(chain, config.limits)
+        if missing_step.step not in later
+    ]
     if lacking and config.missing_scorer == "fail":
         raise ConfigError(
             f"annotate: the preset {config.preset} needs what is not here: {'; '.join(lacking)}",
@@ -117,7 +127,7 @@ def _check_lists(config: AnnotationConfig) -> list[str]:
     without = sum(row["kind"] == "no transcript" for row in sources.rejected)
     notes = list(sources.notes)
     if transcripts is not None:
-        notes.append(f"transcripts of {len(sources.found)} recordings, {without} without")
+        notes.append(f"transcripts of {len(sources.recordings)} recordings, {without} without")
     if sources.orphans:
         notes.append(f"{len(sources.orphans)} rows of the transcripts without a recording")
     return notes
@@ -139,7 +149,7 @@ def _recordings(path: Path) -> list[Path]:
     if path.is_dir():
         return find_audio(path)[0]
     if _is_list(str(path)):
-        return [path.parent / written for written, _ in RECORDINGS.read_list(path).rows]
+        return [path.parent / listed_path for listed_path, _ in RECORDINGS.read_list(path).rows]
     return [path]
 
 

@@ -101,9 +101,11 @@ class AnnotationRule(Rule):
     sounds: bool = False
     of_text: bool = False
 
-    def reason(self, found: Any, limit: Any) -> str:
-        said = super().reason(found, limit)
-        return f"a known phrase: {said}" if self.operation == "is" and not self.of_text else said
+    def reason(self, value: Any, limit: Any) -> str:
+        explanation = super().reason(value, limit)
+        return (
+            f"a known phrase: {explanation}" if self.operation == "is" and not self.of_text else explanation
+        )
 
     def as_row(self, limit: Any) -> dict[str, Any]:
         return {**super().as_row(limit), "sounds": self.sounds, "of_text": self.of_text}

@@ -22,8 +22,8 @@ from pipelines.annotate.execution.shards import (
     Shard,
     ShardConfig,
     finish_shards,
-    made_from,
     make_shard,
+    parse_shard_record,
     plan_shards,
 )
 from pipelines.annotate.execution.walk import Walks
@@ -64,7 +64,7 @@ class Run:
 
         def begin() -> Iterator[Walk]:
             for number, source in enumerate(self.sources):
-                same = first.setdefault((source.digest, source.given), source.name)
+                same = first.setdefault((source.digest, source.metadata), source.name)
                 if same != source.name:
                     self.spool.put_file(number, walks.repeated(source, same))
                 else:
@@ -78,9 +78,9 @@ class Run:
             return
         places = [place for place, row in kept_rows(self.spool, verdicts) if row["kind"] == "speech"]
         count = min(self.config.quality_sample, len(places))
-        chosen = sorted(random.Random(self.config.seed).sample(places, count))
+        sampled_places = sorted(random.Random(self.config.seed).sample(places, count))
         walks = Walks(self.chain, self.thresholds, self.spool)
-        ways = (walks.sampled(file, number, self.sources[file]) for file, number in chosen)
+        ways = (walks.sampled(file, number, self.sources[file]) for file, number in sampled_places)
         self._steps.walk("measuring a sample", count, ways)
 
 
@@ -92,17 +92,17 @@ def write_shards(config: AnnotationConfig, context: Context, ledger: Ledger) -> 
     """
     folder, settings = context.folder / "shards", ShardConfig()
     planned = plan_shards(read_jsonl(context.folder / "segments.jsonl"), settings)
-    make = partial(_made_shard, folder=folder, config=settings)
+    make = partial(_make_shard_row, folder=folder, config=settings)
     with context.progress("writing shards", len(planned)) as bar:
         outcomes = call_each(
             "shard", make, planned, config.num_workers, ledger, lambda: bar.advance(TaskID(0))
         )
-    made = []
+    records = []
     for shard, outcome in zip(planned, outcomes, strict=True):
         if outcome.value is None:
             raise StageError(f"annotate: {folder / shard.name}: {outcome.error}", "is the disk full?")
-        made.append(made_from(outcome.value))
-    finish_shards(folder, settings, made)
+        records.append(parse_shard_record(outcome.value))
+    finish_shards(folder, settings, records)
 
 
 def request_report(config: AnnotationConfig, context: Context, ledger: Ledger) -> None:
@@ -118,7 +118,7 @@ def request_report(config: AnnotationConfig, context: Context, ledger: Ledger) -
         raise StageError(f"annotate: {page}: {outcome.error}", remedy)
 
 
-def _made_shard(shard: Shard, folder: Path, config: ShardConfig) -> dict[str, Any]:
+def _make_shard_row(shard: Shard, folder: Path, config: ShardConfig) -> dict[str, Any]:
     return make_shard(shard, folder, config)._asdict()
 
 

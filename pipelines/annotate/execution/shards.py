@@ -60,7 +60,7 @@ class Shard(NamedTuple):
     rows: tuple[Row, ...]
 
 
-class Made(NamedTuple):
+class ShardRecord(NamedTuple):
     """A finished shard: its content, and the segments that could not be read (rows of `set_aside.jsonl`)."""
 
     name: str
@@ -78,19 +78,19 @@ def plan_shards(rows: Iterable[Row], config: ShardConfig) -> list[Shard]:
     """
     shards: list[list[Row]] = []
     used = 0.0
-    seen: set[str] = set()
+    used_ids: set[str] = set()
     for row in rows:
-        _check_id(row["id"], seen)
-        size = _seconds(row) * config.sample_rate * _BYTES_PER_SAMPLE + _BYTES_PER_ROW
+        _check_id(row["id"], used_ids)
+        size = _segment_duration(row) * config.sample_rate * _BYTES_PER_SAMPLE + _BYTES_PER_ROW
         if not shards or used + size > config.max_bytes:
             shards.append([])
             used = 0.0
         shards[-1].append(row)
         used += size
-    return [Shard(SHARD_NAME % index, tuple(each)) for index, each in enumerate(shards)]
+    return [Shard(SHARD_NAME % index, tuple(shard_rows)) for index, shard_rows in enumerate(shards)]
 
 
-def make_shard(shard: Shard, folder: Path, config: ShardConfig) -> Made:
+def make_shard(shard: Shard, folder: Path, config: ShardConfig) -> ShardRecord:
     """Write one shard, or find that it is there already.
 
     A segment whose recording cannot be read any more is left out and reported. What was made is written beside the
@@ -99,10 +99,10 @@ def make_shard(shard: Shard, folder: Path, config: ShardConfig) -> Made:
     from audiollm.audio import AudioError
 
     note = folder / f"{Path(shard.name).stem}.json"
-    digest = _digest(shard, config)
-    known = _noted(note, folder / shard.name, digest)
-    if known is not None:
-        return known
+    digest = _hash_shard(shard, config)
+    earlier_record = _read_shard_record(note, folder / shard.name, digest)
+    if earlier_record is not None:
+        return earlier_record
     note.unlink(missing_ok=True)
     ids, aside, seconds = [], [], 0.0
     with (
@@ -111,7 +111,7 @@ def make_shard(shard: Shard, folder: Path, config: ShardConfig) -> Made:
     ):
         for row in shard.rows:
             try:
-                sound, duration_s = _sound(row, config)
+                sound, duration_s = _encode_segment(row, config)
             except AudioError as error:
                 aside.append(set_aside_row("annotate", row["path"], UNREADABLE, str(error), row["id"]))
                 continue
@@ -119,25 +119,27 @@ def make_shard(shard: Shard, folder: Path, config: ShardConfig) -> Made:
                 **row, "sample_rate": config.sample_rate, "num_channels": 1, "duration_s": round(duration_s, 4),
                 "source": {name: row[name] for name in ("sample_rate", "num_channels", "duration_s") if name in row},
             }  # fmt: skip
-            _add(archive, f"{row['id']}.flac", sound)
-            _add(archive, f"{row['id']}.json", json.dumps(about, ensure_ascii=False, sort_keys=True).encode())
+            _add_member(archive, f"{row['id']}.flac", sound)
+            _add_member(
+                archive, f"{row['id']}.json", json.dumps(about, ensure_ascii=False, sort_keys=True).encode()
+            )
             ids.append(row["id"])
             seconds += duration_s
-    made = Made(shard.name, digest, tuple(ids), round(seconds, 3), tuple(aside))
-    write_json(note, made._asdict())
-    return made
+    record = ShardRecord(shard.name, digest, tuple(ids), round(seconds, 3), tuple(aside))
+    write_json(note, record._asdict())
+    return record
 
 
-def made_from(value: Mapping[str, Any]) -> Made:
-    """Rebuild a `Made` from the JSON of its `_asdict`."""
+def parse_shard_record(value: Mapping[str, Any]) -> ShardRecord:
+    """Rebuild a `ShardRecord` from the JSON of its `_asdict`."""
     ids, aside = tuple(value["ids"]), tuple(value["set_aside"])
-    return Made(value["name"], value["digest"], ids, float(value["seconds"]), aside)
+    return ShardRecord(value["name"], value["digest"], ids, float(value["seconds"]), aside)
 
 
-def finish_shards(folder: Path, config: ShardConfig, made: Sequence[Made]) -> dict[str, Any]:
+def finish_shards(folder: Path, config: ShardConfig, records: Sequence[ShardRecord]) -> dict[str, Any]:
     """Write `index.json` over all shards and delete shards of an earlier run that it lacks; returns its content."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = {each.name for each in made}
+    names = {record.name for record in records}
     for old in folder.glob("[0-9]*.tar"):
         if old.name not in names:
             old.unlink()
@@ -145,16 +147,16 @@ def finish_shards(folder: Path, config: ShardConfig, made: Sequence[Made]) -> di
     for left_by_a_kill in folder.glob(".[0-9]*.*.tar"):
         left_by_a_kill.unlink(missing_ok=True)
     shards = [
-        {"name": each.name, "segments": len(each.ids), "seconds": each.seconds,
-         "bytes": (folder / each.name).stat().st_size}
-        for each in sorted(made)
+        {"name": record.name, "segments": len(record.ids), "seconds": record.seconds,
+         "bytes": (folder / record.name).stat().st_size}
+        for record in sorted(records)
     ]  # fmt: skip
     index = {
         "sample_rate": config.sample_rate,
         "loudness_lufs": config.loudness_lufs,
-        "segments": sum(len(each.ids) for each in made),
-        "seconds": round(sum(each.seconds for each in made), 3),
-        "set_aside": [row for each in sorted(made) for row in each.set_aside],
+        "segments": sum(len(record.ids) for record in records),
+        "seconds": round(sum(record.seconds for record in records), 3),
+        "set_aside": [row for record in sorted(records) for row in record.set_aside],
         "shards": shards,
     }
     write_json(folder / INDEX_NAME, index)
@@ -163,11 +165,11 @@ def finish_shards(folder: Path, config: ShardConfig, made: Sequence[Made]) -> di
 
 def remove_shards(folder: Path) -> None:
     """Delete the shards of an earlier run, and the folder where it holds nothing else."""
-    made = list(folder.glob("[0-9]*.tar"))
-    for old in made:
+    shard_paths = list(folder.glob("[0-9]*.tar"))
+    for old in shard_paths:
         old.unlink()
         old.with_suffix(".json").unlink(missing_ok=True)
-    if made:
+    if shard_paths:
         (folder / INDEX_NAME).unlink(missing_ok=True)
         if not any(folder.iterdir()):
             folder.rmdir()
@@ -191,43 +193,43 @@ def standardize(sound: Waveform, config: ShardConfig) -> Waveform:
 # ---------------------------------------------------------------------------------------------- private
 
 
-def _sound(row: Row, config: ShardConfig) -> tuple[bytes, float]:
+def _encode_segment(row: Row, config: ShardConfig) -> tuple[bytes, float]:
     from audiollm.audio import encode_bytes, load
 
     sound = standardize(load(row["path"], row["start_s"], row["end_s"]), config)
     return encode_bytes(sound.samples_CN, sound.sample_rate, "flac"), sound.duration_s
 
 
-def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+def _add_member(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     member = tarfile.TarInfo(name)
     member.size, member.mode = len(content), 0o644
     archive.addfile(member, io.BytesIO(content))
 
 
-def _check_id(id: str, seen: set[str]) -> None:
-    if not id or id in seen:
+def _check_id(id: str, used_ids: set[str]) -> None:
+    if not id or id in used_ids:
         raise ValueError(f"the id {id!r} occurs twice" if id else "a segment has no id")
     # webdataset takes what follows the first dot for the kind of a member
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,200}", id):
         raise ValueError(f"{id!r:.120} is not a valid file name: use letters, digits, - and _, at most 200")
-    seen.add(id)
+    used_ids.add(id)
 
 
-def _seconds(row: Row) -> float:
+def _segment_duration(row: Row) -> float:
     return float(row["end_s"]) - float(row["start_s"])
 
 
-def _digest(shard: Shard, config: ShardConfig) -> str:
+def _hash_shard(shard: Shard, config: ShardConfig) -> str:
     made_of = [config.model_dump(), [dict(row) for row in shard.rows]]
     return sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
 
 
-def _noted(note: Path, tar: Path, digest: str) -> Made | None:
+def _read_shard_record(note: Path, tar: Path, digest: str) -> ShardRecord | None:
     """Return the shard that was made earlier from the same rows; None where it is absent or of other rows."""
     try:
-        known = read_json(note)
+        record = read_json(note)
     except (OSError, ValueError):
         return None
-    if not tar.is_file() or not isinstance(known, dict) or known.get("digest") != digest:
+    if not tar.is_file() or not isinstance(record, dict) or record.get("digest") != digest:
         return None
-    return made_from(known)
+    return parse_shard_record(record)

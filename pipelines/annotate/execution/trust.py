@@ -74,9 +74,11 @@ def judge_text(
         duration_s: length of the segment: more text than it can hold is a loop.
     """
     names = [name for name in kinds if name in values]
-    told = {name: _told_language(name, names, values, language) for name in names}
+    expected_languages = {name: _expect_language(name, names, values, language) for name in names}
     figures = {
-        name: _figures(kinds[name], values[name], values, told[name], speech_share, duration_s)
+        name: _collect_trust_figures(
+            kinds[name], values[name], values, expected_languages[name], speech_share, duration_s
+        )
         for name in names
     }
     refused = {name: _broken(figures[name], thresholds) for name in names if values[name]["text"]}
@@ -99,30 +101,32 @@ def _broken(figures: Value, thresholds: Thresholds) -> Drop | None:
     return first_broken(RULES, thresholds, STEP, figures, "speech")
 
 
-def _figures(
+def _collect_trust_figures(
     kind: str,
     value: Value,
     values: Mapping[str, Value],
-    told: str | None,
+    expected_language: str | None,
     speech_share: float,
     duration_s: float,
 ) -> Value:
-    own = base_code(value["language"]) if value["language"] else None
-    found: Value = {
+    language = base_code(value["language"]) if value["language"] else None
+    figures: Value = {
         "speech_share": speech_share,
         "other_sound": _other_sound(values.get("events") or {}),
-        "foreign": f"{own}, spoken {told}" if own and told and own != told else None,
+        "foreign": f"{language}, spoken {expected_language}"
+        if language and expected_language and language != expected_language
+        else None,
         "language_probability": value["language_probability"],
     }
     if kind != "pocketsphinx":
-        found |= _signals(value, duration_s)
+        figures |= _signals(value, duration_s)
     elif value["confidence"] is None:
-        found["grammar_fit"] = value["acoustic_fit"]
+        figures["grammar_fit"] = value["acoustic_fit"]
     else:
-        found["pocketsphinx_words"] = len(value["words"])
-        found["pocketsphinx_confidence"] = value["confidence"]
-        found["pocketsphinx_fit"] = value["acoustic_fit"]
-    return {name: figure for name, figure in found.items() if figure is not None}
+        figures["pocketsphinx_words"] = len(value["words"])
+        figures["pocketsphinx_confidence"] = value["confidence"]
+        figures["pocketsphinx_fit"] = value["acoustic_fit"]
+    return {name: figure for name, figure in figures.items() if figure is not None}
 
 
 def _signals(value: Value, duration_s: float) -> Value:
@@ -137,14 +141,14 @@ def _signals(value: Value, duration_s: float) -> Value:
     }
 
 
-def _told_language(
-    name: str, names: Sequence[str], values: Mapping[str, Value], given: str | None
+def _expect_language(
+    name: str, names: Sequence[str], values: Mapping[str, Value], given_language: str | None
 ) -> str | None:
     """The given language, else that of which another recognizer is sure."""
-    if given:
-        return base_code(given)
-    others = [values[other] for other in names if other != name]
-    sure = [value for value in others if (value["language_probability"] or 0.0) >= _SURE_OF_LANGUAGE]
+    if given_language:
+        return base_code(given_language)
+    other_values = [values[other_name] for other_name in names if other_name != name]
+    sure = [value for value in other_values if (value["language_probability"] or 0.0) >= _SURE_OF_LANGUAGE]
     likeliest = max(sure, key=lambda value: value["language_probability"], default=None)
     return base_code(likeliest["language"]) if likeliest and likeliest["language"] else None
 
@@ -152,6 +156,6 @@ def _told_language(
 def _other_sound(events: Mapping[str, Any]) -> float | None:
     """None where no events were measured, and where somebody speaks among them."""
     tags = events.get("tags") or ()
-    if any(part in tag["label"].lower() for tag in tags for part in _SPEECH_LABELS):
+    if any(speech_label in tag["label"].lower() for tag in tags for speech_label in _SPEECH_LABELS):
         return None
     return max((tag["score"] for tag in tags), default=None)

@@ -36,10 +36,12 @@ class Walks:
         for step in self.chain.recording:
             needed = needed_values(step, values)
             key = (
-                None if step.name == "separate" else self.chain.key(step, source.digest, source.given, needed)
+                None
+                if step.name == "separate"
+                else self.chain.key(step, source.digest, source.metadata, needed)
             )
             size = values.get("probe", {}).get("duration_s") or 0.0
-            outcome = yield Call(step.name, key, WorkItem(path, source.given, None, needed), size)
+            outcome = yield Call(step.name, key, WorkItem(path, source.metadata, None, needed), size)
             if outcome.value is None:
                 self.spool.put_file(file, _failed(source, values, step.name, outcome.error or ""))
                 return []
@@ -47,9 +49,12 @@ class Walks:
             if step.name == "separate":  # all later steps read the separated file
                 path = outcome.value["path"]
                 source = replace(source, digest=self.chain.key(step, source.digest, (), {}))
-        parts = values["segments"]["segments"]
+        segments = values["segments"]["segments"]
         self.spool.put_file(file, _file_row(source, values))
-        return [self._segment(file, number, source, path, part, values) for number, part in enumerate(parts)]
+        return [
+            self._segment(file, number, source, path, segment, values)
+            for number, segment in enumerate(segments)
+        ]
 
     def sampled(self, file: int, number: int, source: RecordingSource) -> Walk:
         """Walk a kept segment through the steps of the sample; their values are added to its row."""
@@ -57,8 +62,8 @@ class Walks:
         span = SegmentSpan(row["start_s"], row["end_s"], row["kind"], None)
         for step in self.chain.sampled:
             needed = needed_values(step, row["measured"])
-            key = self.chain.key(step, source.digest, (source.given, span), needed)
-            item = WorkItem(row["path"], source.given, span, needed)
+            key = self.chain.key(step, source.digest, (source.metadata, span), needed)
+            item = WorkItem(row["path"], source.metadata, span, needed)
             outcome = yield Call(step.name, key, item, size=span.end_s - span.start_s)
             if outcome.value is not None:
                 row["measured"][step.name] = outcome.value
@@ -67,7 +72,7 @@ class Walks:
 
     def repeated(self, source: RecordingSource, same: str) -> Row:
         """Write the row of a file whose content came before."""
-        return {**_named(source), "duration_s": None, "repeats": same}
+        return {**_recording_columns(source), "duration_s": None, "repeats": same}
 
     def _segment(
         self,
@@ -75,15 +80,15 @@ class Walks:
         number: int,
         source: RecordingSource,
         path: str,
-        part: Mapping[str, Any],
+        segment: Mapping[str, Any],
         recording: Mapping[str, Value],
     ) -> Walk:
         """Walk a segment through its steps until it breaks a rule; returns no further walks."""
-        span = SegmentSpan(part["start_s"], part["end_s"], part["kind"], part["speaker"])
+        span = SegmentSpan(segment["start_s"], segment["end_s"], segment["kind"], segment["speaker"])
         values: dict[str, Value] = {}
         errors: dict[str, str] = {}
         judged: Judged | None = None
-        drop = self._check("segment", _about(part), span.kind) or self._check(
+        drop = self._check("segment", _about(segment), span.kind) or self._check(
             "probe", recording["probe"], span.kind
         )
         for step in self.chain.segment:
@@ -94,8 +99,8 @@ class Walks:
             if judged and judged.refused and step.name in TEXT_STEPS:
                 continue
             needed = needed_values(step, {**recording, **_with_text(values, judged)})
-            key = self.chain.key(step, source.digest, (source.given, span), needed)
-            item = WorkItem(path, source.given, span, needed)
+            key = self.chain.key(step, source.digest, (source.metadata, span), needed)
+            item = WorkItem(path, source.metadata, span, needed)
             outcome = yield Call(step.name, key, item, size=span.end_s - span.start_s)
             if outcome.value is None:
                 errors[step.name] = outcome.error or ""
@@ -103,22 +108,22 @@ class Walks:
             else:
                 values[step.name] = outcome.value
                 drop = self._check(step.name, outcome.value, span.kind)
-                if step.name == "consensus" and source.given.text is None:
-                    judged = self._judged(source, part, values)
+                if step.name == "consensus" and source.metadata.text is None:
+                    judged = self._judged(source, segment, values)
         drop = drop or _without_recognizers(source, span, self.chain.recognizers)
-        heard = {name: values[name]["text"] for name in self.chain.recognizers if name in values}
-        row = _segment_row(source, path, part, recording["probe"], values, errors, heard, judged)
+        transcripts = {name: values[name]["text"] for name in self.chain.recognizers if name in values}
+        row = _segment_row(source, path, segment, recording["probe"], values, errors, transcripts, judged)
         self.spool.put_part(file, number, {**row, "dropped": drop.as_row() if drop else None})
         return []
 
     def _judged(
-        self, source: RecordingSource, part: Mapping[str, Any], values: Mapping[str, Value]
+        self, source: RecordingSource, segment: Mapping[str, Any], values: Mapping[str, Value]
     ) -> Judged:
-        about = _about(part)
+        about = _about(segment)
         return judge_text(
             values,
             self.chain.kinds,
-            source.given.language,
+            source.metadata.language,
             about["speech_share"],
             self.thresholds,
             about["duration_s"],
@@ -148,20 +153,20 @@ def _with_text(values: Mapping[str, Value], judged: Judged | None) -> dict[str, 
     return {**values, "consensus": {**values["consensus"], "text": judged.text}}
 
 
-def _about(part: Mapping[str, Any]) -> Value:
+def _about(segment: Mapping[str, Any]) -> Value:
     """Values of the segment itself that rules may use."""
-    duration_s = part["end_s"] - part["start_s"]
+    duration_s = segment["end_s"] - segment["start_s"]
     return {
         "duration_s": round(duration_s, 6),
-        "overlap_share": round(part["overlap_s"] / duration_s, 4) if duration_s else 0.0,
-        "speech_share": round(part["speech_s"] / duration_s, 4) if duration_s else 0.0,
+        "overlap_share": round(segment["overlap_s"] / duration_s, 4) if duration_s else 0.0,
+        "speech_share": round(segment["speech_s"] / duration_s, 4) if duration_s else 0.0,
     }
 
 
 def _without_recognizers(
     source: RecordingSource, span: SegmentSpan, recognizers: Sequence[str]
 ) -> Drop | None:
-    if span.kind == "sound" or source.given.text is not None or recognizers:
+    if span.kind == "sound" or source.metadata.text is not None or recognizers:
         return None
     return Drop("recognizers", "", "no text given and no recognizer asked for", "")
 
@@ -169,46 +174,46 @@ def _without_recognizers(
 def _segment_row(
     source: RecordingSource,
     path: str,
-    part: Mapping[str, Any],
+    segment: Mapping[str, Any],
     probe: Value,
     values: Mapping[str, Value],
     errors: Mapping[str, str],
-    heard: Mapping[str, str],
+    transcripts: Mapping[str, str],
     judged: Judged | None,
 ) -> Row:
-    given, signal = source.given, values.get("signal", {})
-    told = {STEP: judged.figures} if judged else {}
+    metadata, signal = source.metadata, values.get("signal", {})
+    trust_figures = {STEP: judged.figures} if judged else {}
     row: Row = {
         "path": path,
         "file": source.name,
         "digest": source.digest,
-        "start_s": part["start_s"],
-        "end_s": part["end_s"],
-        "duration_s": round(part["end_s"] - part["start_s"], 6),
-        "kind": part["kind"],
+        "start_s": segment["start_s"],
+        "end_s": segment["end_s"],
+        "duration_s": round(segment["end_s"] - segment["start_s"], 6),
+        "kind": segment["kind"],
         # a voice that diarization found is one within its file
-        "speaker": given.speaker
-        or (f"{source.name}#{part['speaker']}" if part["speaker"] else source.folder),
+        "speaker": metadata.speaker
+        or (f"{source.name}#{segment['speaker']}" if segment["speaker"] else source.folder),
         "split": source.split,
-        "text": given.text if given.text is not None else judged.text if judged else "",
-        "text_source": "given" if given.text is not None else judged.source if judged else None,
+        "text": metadata.text if metadata.text is not None else judged.text if judged else "",
+        "text_source": "given" if metadata.text is not None else judged.source if judged else None,
         "text_refused": judged.refused.as_row() if judged and judged.refused else None,
         "language": values.get("language", {}).get("language")
-        or given.language
+        or metadata.language
         or (judged.language if judged else None),
-        "heard": dict(heard),
-        "speech_s": part["speech_s"],
-        **{name: value for name, value in _about(part).items() if name != "duration_s"},
+        "heard": dict(transcripts),
+        "speech_s": segment["speech_s"],
+        **{name: value for name, value in _about(segment).items() if name != "duration_s"},
         "level_dbfs": signal.get("level_dbfs"),
         "peak_dbfs": signal.get("peak_dbfs"),
         "clipped_share": signal.get("clipped_share"),
         "sample_rate": probe["sample_rate"],
         "num_channels": probe["num_channels"],
-        "measured": {"probe": dict(probe), **values, **told},
+        "measured": {"probe": dict(probe), **values, **trust_figures},
     }
     if errors:
         row["errors"] = dict(errors)
-    notes = [part.get("note"), _channel_note(signal)]
+    notes = [segment.get("note"), _channel_note(signal)]
     if any(notes):
         row["note"] = "; ".join(filter(None, notes))
     return row
@@ -224,7 +229,7 @@ def _channel_note(signal: Value) -> str | None:
 def _file_row(source: RecordingSource, values: Mapping[str, Value]) -> Row:
     speakers = values.get("speakers", {}).get("speakers", {})
     return {
-        **_named(source),
+        **_recording_columns(source),
         "duration_s": values["voice_activity"]["duration_s"],
         "speech_s": round(sum(end - start for start, end in values["voice_activity"]["spans"]), 3),
         "length": values["voice_activity"].get("length"),
@@ -239,11 +244,11 @@ def _failed(source: RecordingSource, values: Mapping[str, Value], step: str, err
     kind, reason = kind_and_reason(error)
     duration_s = values.get("probe", {}).get("duration_s")
     return {
-        **_named(source),
+        **_recording_columns(source),
         "duration_s": duration_s,
         "failed": {"step": step, "kind": kind, "reason": reason},
     }
 
 
-def _named(source: RecordingSource) -> Row:
+def _recording_columns(source: RecordingSource) -> Row:
     return {"name": source.name, "path": source.path, "digest": source.digest}

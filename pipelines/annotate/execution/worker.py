@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from pipelines.annotate.step import Given, Recording, Segment
+from pipelines.annotate.step import Recording, RecordingMetadata, Segment
 from pipelines.steps.step import Listener, Value
 
 
@@ -22,13 +22,13 @@ class WorkItem(NamedTuple):
     """One item for a worker: where the sound is, the values that the step needs, and a segment's `span`."""
 
     path: str
-    given: Given
+    metadata: RecordingMetadata
     span: SegmentSpan | None
     values: Mapping[str, Value]
 
     def opened(self, listener: Listener) -> Recording | Segment:
         """See `StepItem.opened`."""
         if self.span is None:
-            return Recording(self.path, self.given, self.values, listener)
+            return Recording(self.path, self.metadata, self.values, listener)
         start_s, end_s, kind, speaker = self.span
-        return Segment(self.path, start_s, end_s, kind, speaker, self.given, self.values, listener)
+        return Segment(self.path, start_s, end_s, kind, speaker, self.metadata, self.values, listener)

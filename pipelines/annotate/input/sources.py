@@ -24,7 +24,7 @@ from pipelines.annotate.input.transcripts import (
     read_manifest,
     read_transcripts,
 )
-from pipelines.annotate.step import Given
+from pipelines.annotate.step import RecordingMetadata
 from pipelines.steps.inputs import FileList, InputFile, InputForm, Inputs, absolute, collect
 
 DEFAULT_SPEAKER = "speaker"
@@ -45,15 +45,15 @@ class RecordingSource:
     name: str
     digest: str
     folder: str
-    given: Given = field(default_factory=Given)
+    metadata: RecordingMetadata = field(default_factory=RecordingMetadata)
     split: str | None = None
 
 
 @dataclass
 class Sources:
-    """Audio files of the input, each either in `found` or in `rejected`."""
+    """Audio files of the input, each either in `recordings` or in `rejected`."""
 
-    found: list[RecordingSource] = field(default_factory=list)
+    recordings: list[RecordingSource] = field(default_factory=list)
     rejected: list[Row] = field(default_factory=list)
     not_audio: int = 0
     orphans: list[Row] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Sources:
 
     @property
     def num_audio(self) -> int:
-        return len(self.found) + len(self.rejected)
+        return len(self.recordings) + len(self.rejected)
 
 
 def collect_recordings(
@@ -100,59 +100,66 @@ def match_sources(
         not_audio=inputs.num_other_files, rejected=list(inputs.rejected), notes=list(inputs.notes)
     )
     audio = [item for item in inputs.files if item.path in digests]
-    given: dict[str, Transcript] | None = None
+    transcript_by_name: dict[str, Transcript] | None = None
     if transcripts is not None:
         if is_pattern(transcripts):
-            given = _from_pattern(transcripts, [item.name for item in audio])
+            transcript_by_name = _from_pattern(transcripts, [item.name for item in audio])
             why = f"its name does not match {transcripts!r}"
         else:
             listed = read_transcripts(Path(transcripts).expanduser())
             sources.notes += listed.notes
-            given, sources.orphans = _from_list(
+            transcript_by_name, sources.orphans = _from_list(
                 listed, Path(transcripts).expanduser().parent, inputs.root, audio
             )
             why = f"no row of {transcripts}"
-        if audio and not given:
+        if audio and not transcript_by_name:
             raise TranscriptError(
                 f"not one of the {len(audio)} recordings has a transcript ({audio[0].name!r}: {why})"
             )
     condition = parse_condition(test) if test is not None else None
     for item in audio:
-        if given is not None and item.name not in given:
+        if transcript_by_name is not None and item.name not in transcript_by_name:
             sources.rejected.append(set_aside_row("annotate", item.path, "no transcript", why))
             continue
-        transcript = (inputs.facts if given is None else given).get(item.name)
-        known = (
-            Given(
+        transcript = (inputs.facts if transcript_by_name is None else transcript_by_name).get(item.name)
+        metadata = (
+            RecordingMetadata(
                 settle_characters(transcript.text) or None,
                 settle_characters(transcript.speaker or "").strip() or None,
-                _language(transcript),
+                _transcript_language(transcript),
             )
             if transcript
-            else Given()
+            else RecordingMetadata()
         )
-        split = _split(transcript, condition) if transcript else None
+        split = _choose_recording_split(transcript, condition) if transcript else None
         folder = item.folder or DEFAULT_SPEAKER
-        sources.found.append(RecordingSource(item.path, item.name, digests[item.path], folder, known, split))
+        sources.recordings.append(
+            RecordingSource(item.path, item.name, digests[item.path], folder, metadata, split)
+        )
     if (
         condition is not None
-        and sources.found
-        and not any(source.split == "test" for source in sources.found)
+        and sources.recordings
+        and not any(source.split == "test" for source in sources.recordings)
     ):
-        raise TranscriptError(f"the condition {test!r} holds for none of the {len(sources.found)} recordings")
+        raise TranscriptError(
+            f"the condition {test!r} holds for none of the {len(sources.recordings)} recordings"
+        )
     return sources
 
 
-def speaker_warning(found: Sequence[RecordingSource]) -> str:
+def speaker_warning(recordings: Sequence[RecordingSource]) -> str:
     """Why the recordings' speakers look wrong where nothing names them; empty where nothing does.
 
     The first folder stands for the speaker then: a flat folder is one voice, a folder of splits one voice a split.
     """
-    folders = {source.folder for source in found}
-    if len(found) < 2 or any(source.given.speaker for source in found):
+    folders = {source.folder for source in recordings}
+    if len(recordings) < 2 or any(source.metadata.speaker for source in recordings):
         return ""
     if len(folders) == 1:
-        problem = f"all {len(found):,} recordings count as one speaker, {min(folders)!r}: nothing names their speakers"
+        problem = (
+            f"all {len(recordings):,} recordings count as one speaker, {min(folders)!r}: "
+            "nothing names their speakers"
+        )
     elif all(is_split(folder) for folder in folders):
         names = ", ".join(repr(folder) for folder in sorted(folders))
         problem = f"the folders {names} count as the speakers, and are names of splits"
@@ -171,8 +178,12 @@ def pattern_hint(names: Sequence[str]) -> str | None:
         counts = Counter(stem.count(separator) + 1 for stem in stems if all(stem.split(separator)))
         num_fields, num_names = max(counts.items(), key=lambda item: item[1], default=(1, 0))
         if num_fields > 1 and num_names >= 0.9 * len(stems):
-            others = ["{speaker}", "{take}", *(f"{{field{index}}}" for index in range(4, num_fields + 1))]
-            return separator.join(["{text}", *others[: num_fields - 1]])
+            field_names = [
+                "{speaker}",
+                "{take}",
+                *(f"{{field{index}}}" for index in range(4, num_fields + 1)),
+            ]
+            return separator.join(["{text}", *field_names[: num_fields - 1]])
     return None
 
 
@@ -190,32 +201,34 @@ def _from_list(
     by_path = {settle_characters(item.path): item.name for item in audio}
     by_path |= {item.path: item.name for item in audio}
     names = {item.name for item in audio}
-    given: dict[str, Transcript] = {}
+    transcript_by_name: dict[str, Transcript] = {}
     orphans: list[Row] = []
-    for written, transcript in listed.rows:
-        candidates = [absolute(place / written) for place in (root, folder) if place is not None]
+    for listed_path, transcript in listed.rows:
+        candidates = [absolute(place / listed_path) for place in (root, folder) if place is not None]
         spellings = [*candidates, *map(settle_characters, candidates)]
         name = next((by_path[path] for path in spellings if path in by_path), None)
-        if name is None and written in names:  # a member of a tar, or an address
-            name = written
+        if name is None and listed_path in names:  # a member of a tar, or an address
+            name = listed_path
         if name is None:
             exists = any(Path(path).exists() for path in candidates)
             detail = (
                 f"{transcript.where} ({'not audio, or not below the input' if exists else 'no such file'})"
             )
             orphans.append(set_aside_row("annotate", candidates[0], "transcript without a recording", detail))
-        elif name in given:
-            raise TranscriptError(f"{transcript.where}  {written!r} is the file of {given[name].where} again")
+        elif name in transcript_by_name:
+            raise TranscriptError(
+                f"{transcript.where}  {listed_path!r} is the file of {transcript_by_name[name].where} again"
+            )
         else:
-            given[name] = transcript
-    return given, orphans
+            transcript_by_name[name] = transcript
+    return transcript_by_name, orphans
 
 
-def _language(transcript: Transcript) -> str | None:
+def _transcript_language(transcript: Transcript) -> str | None:
     return transcript.fields.get("language") or None
 
 
-def _split(transcript: Transcript, condition: Condition | None) -> str | None:
+def _choose_recording_split(transcript: Transcript, condition: Condition | None) -> str | None:
     if condition is not None:
         return "test" if condition.holds(transcript) else "train"
     if transcript.split is None:

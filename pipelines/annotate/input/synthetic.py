@@ -101,7 +101,7 @@ def speak_corpus(folder: Path, config: CorpusConfig, seed: int, on_done: Callabl
     done = 0
     for voice_index, voice in enumerate(VOICES[: config.voices]):
         takes = [
-            (word, take, folder / _file_name(word, voice, take))
+            (word, take, folder / _take_file_name(word, voice, take))
             for word in config.words
             for take in range(config.takes)
         ]
@@ -214,7 +214,7 @@ def _perform(
     return result
 
 
-def _file_name(word: str, voice: SyntheticVoice, take: int) -> str:
+def _take_file_name(word: str, voice: SyntheticVoice, take: int) -> str:
     return PATTERN.format(text=word.replace(" ", "_"), speaker=voice.name, take=take)
 
 

@@ -73,16 +73,16 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
         raise TranscriptError(f"{pattern!r}: two fields touch; put a character such as _ between them")
     extension = _EXTENSION.search(pattern)
     stem = pattern[: extension.start()] if extension else pattern
-    parts = _FIELD.split(stem)
+    pieces = _FIELD.split(stem)
     expression = ""
-    for index, part in enumerate(parts):
+    for index, piece in enumerate(pieces):
         if index % 2 == 0:
-            expression += re.escape(part)
-        elif part == "text":
+            expression += re.escape(piece)
+        elif piece == "text":
             expression += "(?P<text>[^/]+)"
         else:
-            beside = re.escape(parts[index - 1][-1:] + parts[index + 1][:1])
-            expression += f"(?P<{part}>[^/{beside}]+)"
+            beside = re.escape(pieces[index - 1][-1:] + pieces[index + 1][:1])
+            expression += f"(?P<{piece}>[^/{beside}]+)"
     return re.compile(expression + (f"(?i:{re.escape(extension.group())})" if extension else ""))
 
 
@@ -97,10 +97,10 @@ def match_pattern(pattern: str, expression: re.Pattern[str], relative: str) -> T
     path = PurePosixPath(relative)
     parts = (path if _EXTENSION.search(pattern) else path.with_suffix("")).parts
     depth = pattern.count("/") + 1
-    found = expression.fullmatch("/".join(parts[-depth:])) if len(parts) >= depth else None
-    if found is None:
+    match = expression.fullmatch("/".join(parts[-depth:])) if len(parts) >= depth else None
+    if match is None:
         return None
-    fields = dict(found.groupdict())
+    fields = dict(match.groupdict())
     text = " ".join(fields["text"].replace("_", " ").split())
     if not text:
         return None
@@ -120,7 +120,7 @@ def read_transcripts(path: Path) -> FileList:
     Raises:
         TranscriptError: a missing column, a malformed row, no text, the same path twice; with file and line.
     """
-    listed = _read(path, ("audio", "text"))
+    listed = _read_transcript_rows(path, ("audio", "text"))
     return FileList(
         [(fields["path"], transcript_of(fields, where)) for where, fields in listed[0]], listed[1]
     )
@@ -133,7 +133,7 @@ def read_manifest(path: Path) -> FileList:
     Raises:
         TranscriptError: as `read_transcripts`.
     """
-    rows, notes = _read(path, ("audio",))
+    rows, notes = _read_transcript_rows(path, ("audio",))
     return FileList(
         [
             (fields["path"], None if set(fields) == {"path"} else transcript_of(fields, where))
@@ -155,7 +155,9 @@ def transcript_of(fields: Mapping[str, str], where: str) -> Transcript:
     )
 
 
-def _read(path: Path, required: Sequence[str]) -> tuple[list[tuple[str, dict[str, str]]], tuple[str, ...]]:
+def _read_transcript_rows(
+    path: Path, required: Sequence[str]
+) -> tuple[list[tuple[str, dict[str, str]]], tuple[str, ...]]:
     """The rows of a file, each with where it stands, and notes on the file; no path twice."""
     try:
         listed = checked_rows(path, [name for names in USUAL_COLUMNS.values() for name in names])
@@ -174,10 +176,13 @@ def _read(path: Path, required: Sequence[str]) -> tuple[list[tuple[str, dict[str
         columns = finder.of_row(row)
         # conditions name other columns as they are written, too
         fields = {
-            column: _as_text(column, value) for column, value in row.items() if column != columns.get("audio")
+            column: _transcript_value(column, value)
+            for column, value in row.items()
+            if column != columns.get("audio")
         }
         fields |= {
-            _COLUMN_NAMES.get(field, field): _as_text(field, row[column]) for field, column in columns.items()
+            _COLUMN_NAMES.get(field, field): _transcript_value(field, row[column])
+            for field, column in columns.items()
         }
         fields["path"] = fields.get("path", "").strip()
         for name in required:
@@ -193,7 +198,7 @@ def _read(path: Path, required: Sequence[str]) -> tuple[list[tuple[str, dict[str
     return result, (*listed.notes, f"{path.name}: {finder.note()}")
 
 
-def _as_text(field: str, value: Any) -> str:
+def _transcript_value(field: str, value: Any) -> str:
     return "" if is_missing(value, is_name=field in NAME_FIELDS) else str(value)
 
 
@@ -215,19 +220,19 @@ class Condition:
         """
         return all(self._compare(transcript, *comparison) for comparison in self.comparisons)
 
-    def _compare(self, transcript: Transcript, name: str, sign: str, wanted: str) -> bool:
+    def _compare(self, transcript: Transcript, name: str, sign: str, expected: str) -> bool:
         if name not in transcript.fields:
             raise TranscriptError(
                 f"{self.text!r}: {transcript.where} has no field {name!r}; {suggestion(name, transcript.fields)}"
             )
         value = transcript.fields[name]
-        left, right = _number(value), _number(wanted)
-        if left is not None and right is not None:
-            return _OPERATORS[sign](left, right)
+        number, expected_number = _parse_number(value), _parse_number(expected)
+        if number is not None and expected_number is not None:
+            return _OPERATORS[sign](number, expected_number)
         if sign not in ("==", "!="):
-            culprit = value if left is None else wanted
+            culprit = value if number is None else expected
             raise TranscriptError(f"{self.text!r}: {culprit!r} is not a number ({transcript.where})")
-        return _OPERATORS[sign](value, wanted)
+        return _OPERATORS[sign](value, expected)
 
 
 def parse_condition(text: str) -> Condition:
@@ -237,20 +242,22 @@ def parse_condition(text: str) -> Condition:
         TranscriptError: not of the form field, sign, value.
     """
     comparisons = []
-    for part in text.split(","):
-        match = _CONDITION.match(part)
+    for comparison in text.split(","):
+        match = _CONDITION.match(comparison)
         if match is None:
-            raise TranscriptError(f"{part.strip()!r} is not a comparison such as take<5 or speaker==theo")
-        name, sign, wanted = match.groups()
-        if wanted[0] in "<>=!":
             raise TranscriptError(
-                f"{part.strip()!r} is not a comparison: known signs are {' '.join(_OPERATORS)}"
+                f"{comparison.strip()!r} is not a comparison such as take<5 or speaker==theo"
             )
-        comparisons.append((name, sign, wanted.strip("'\"")))
+        name, sign, expected = match.groups()
+        if expected[0] in "<>=!":
+            raise TranscriptError(
+                f"{comparison.strip()!r} is not a comparison: known signs are {' '.join(_OPERATORS)}"
+            )
+        comparisons.append((name, sign, expected.strip("'\"")))
     return Condition(text, tuple(comparisons))
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:

@@ -165,9 +165,9 @@ def bandwidth_hz(samples_N: NDArray[np.float32], sample_rate: int) -> float | No
     bands_K = (np.fft.rfftfreq(length, 1 / sample_rate) / _BAND_HZ).astype(int)
     num_bands = max(1, sample_rate // 2 // _BAND_HZ)
     edges = np.searchsorted(bands_K, np.arange(num_bands))
-    kept = np.searchsorted(bands_K, num_bands)
-    widths_B = np.diff(np.append(edges, kept))
-    energies_FB = np.add.reduceat(power_FK[:, :kept], edges, axis=1) / widths_B + 1e-20
+    num_bins = np.searchsorted(bands_K, num_bands)
+    widths_B = np.diff(np.append(edges, num_bins))
+    energies_FB = np.add.reduceat(power_FK[:, :num_bins], edges, axis=1) / widths_B + 1e-20
     frames_F = energies_FB.sum(axis=1)
     active_F = frames_F > np.percentile(frames_F, 95) * 10 ** (-_ACTIVE_DB / 10)
     level_B = 10 * np.log10(energies_FB[active_F].mean(axis=0))

@@ -27,7 +27,7 @@ _SHORTEST_WINDOW_S = 0.5
 _SILENCE = 1e-4
 _BUZZ_HZ, _BUZZ_HARMONICS = 110.0, 36
 
-Asked = Sequence[tuple[str, str]]
+QuestionAnswers = Sequence[tuple[str, str]]
 """Questions, each with its answer."""
 
 
@@ -46,10 +46,12 @@ class GateResult(NamedTuple):
 class Gate(Protocol):
     """Interface of a gate, which compares a description with a plainer one."""
 
-    def judge(self, sound: Waveform, asked: Asked, text: str, values: Mapping[str, Value]) -> GateResult:
+    def judge(
+        self, sound: Waveform, question_answers: QuestionAnswers, text: str, values: Mapping[str, Value]
+    ) -> GateResult:
         """
         Args:
-            asked: each question and its answer.
+            question_answers: each question and its answer.
             text: the answers as one.
             values: what other steps found.
         """
@@ -76,7 +78,9 @@ class ClapGate:
             self._model = open_model(ClapModel, folder, default_device())
         self._max_labels = max_labels
 
-    def judge(self, sound: Waveform, asked: Asked, text: str, values: Mapping[str, Value]) -> GateResult:
+    def judge(
+        self, sound: Waveform, question_answers: QuestionAnswers, text: str, values: Mapping[str, Value]
+    ) -> GateResult:
         labels = labels_of(values.get("events", {}), self._max_labels)
         if not labels:
             return GateResult(
@@ -84,8 +88,8 @@ class ClapGate:
             )
         heard_D = self._sound(sound)
         ours, reference = (
-            round(float(heard_D @ self._text(each)), 4)
-            for each in (text, f"The sound of {', '.join(labels)}.")
+            round(float(heard_D @ self._text(caption)), 4)
+            for caption in (text, f"The sound of {', '.join(labels)}.")
         )
         refused = ours < reference
         return GateResult(ours, reference, "the labels fit the sound better" if refused else None)
@@ -100,7 +104,7 @@ class ClapGate:
         total_D = np.sum(
             [self._embed(extractor(w, sampling_rate=rate, return_tensors="pt")) for w in windows], 0
         )
-        return _unit(total_D)
+        return _normalize_embedding(total_D)
 
     def _text(self, text: str) -> NDArray[np.float64]:
         longest = int(self._model.config.text_config.max_position_embeddings) - 2  # Roberta counts from 2
@@ -111,12 +115,12 @@ class ClapGate:
         import torch
 
         kind = "audio" if "input_features" in inputs else "text"
-        known = ("input_features", "is_longer", "input_ids", "attention_mask")
-        given = fit_inputs(self._model, {name: inputs[name] for name in known if name in inputs})
+        input_names = ("input_features", "is_longer", "input_ids", "attention_mask")
+        model_inputs = fit_inputs(self._model, {name: inputs[name] for name in input_names if name in inputs})
         with torch.inference_mode():
-            found = getattr(self._model, f"get_{kind}_features")(**given)
-        embedding_D = found if isinstance(found, torch.Tensor) else found.pooler_output
-        return _unit(embedding_D[0].double().cpu().numpy())
+            output = getattr(self._model, f"get_{kind}_features")(**model_inputs)
+        embedding_D = output if isinstance(output, torch.Tensor) else output.pooler_output
+        return _normalize_embedding(embedding_D[0].double().cpu().numpy())
 
 
 class SelfGate:
@@ -131,17 +135,26 @@ class SelfGate:
     def __init__(self, model: LikelihoodModel) -> None:
         self._model = model
 
-    def judge(self, sound: Waveform, asked: Asked, text: str, values: Mapping[str, Value]) -> GateResult:
+    def judge(
+        self, sound: Waveform, question_answers: QuestionAnswers, text: str, values: Mapping[str, Value]
+    ) -> GateResult:
         mono = sound.mono()
-        ours = self.log_probability(mono, asked)
-        reference = float(np.mean([self.log_probability(other, asked) for other in others(mono)]))
+        ours = self.log_probability(mono, question_answers)
+        reference = float(
+            np.mean(
+                [
+                    self.log_probability(counterfactual, question_answers)
+                    for counterfactual in counterfactual_sounds(mono)
+                ]
+            )
+        )
         refused = not ours > reference + ROUNDING
         reason = "as likely with other sounds" if refused else None
         return GateResult(round(ours, 4), round(reference, 4), reason)
 
-    def log_probability(self, sound: Waveform, asked: Asked) -> float:
+    def log_probability(self, sound: Waveform, question_answers: QuestionAnswers) -> float:
         """The mean over all tokens of the answers, their ends included, in nats."""
-        conversations = [([_turn(sound, question)], answer) for question, answer in asked]
+        conversations = [([_turn(sound, question)], answer) for question, answer in question_answers]
         total, tokens = self._model.log_probability(conversations)
         return total / tokens
 
@@ -150,14 +163,14 @@ def _turn(sound: Waveform, question: str) -> Turn:
     return "user", [sound, question]
 
 
-def labels_of(events: Mapping[str, Any], most: int) -> list[str]:
+def labels_of(events: Mapping[str, Any], max_labels: int) -> list[str]:
     """The labels of a value of the step `events`, the likeliest first: events above their threshold, else tags."""
-    found = events.get("events") or events.get("tags") or ()
-    ordered = sorted(found, key=lambda each: (-each["score"], each["label"]))
-    return list(dict.fromkeys(str(each["label"]) for each in ordered))[:most]
+    detections = events.get("events") or events.get("tags") or ()
+    ordered = sorted(detections, key=lambda detection: (-detection["score"], detection["label"]))
+    return list(dict.fromkeys(str(detection["label"]) for detection in ordered))[:max_labels]
 
 
-def others(sound: Waveform) -> list[Waveform]:
+def counterfactual_sounds(sound: Waveform) -> list[Waveform]:
     """A mono sound backwards, noise of its spectrum, a buzz of its level, and next to nothing; always the same."""
     import torch
 
@@ -172,13 +185,13 @@ def others(sound: Waveform) -> list[Waveform]:
     phase_N = 2 * np.pi * _BUZZ_HZ * np.arange(len(samples_N)) / sound.sample_rate
     buzz_N = np.sum([np.cos(number * phase_N) for number in range(1, _BUZZ_HARMONICS + 1)], 0)
     level = np.sqrt(np.mean(samples_N**2) / max(np.mean(buzz_N**2), 1e-12))
-    made = (samples_N[::-1], noise_N, buzz_N * level, silence_N)
+    sounds = (samples_N[::-1], noise_N, buzz_N * level, silence_N)
     return [
-        Waveform(torch.from_numpy(np.clip(each, -1, 1).astype(np.float32))[None], sound.sample_rate)
-        for each in made
+        Waveform(torch.from_numpy(np.clip(sound_N, -1, 1).astype(np.float32))[None], sound.sample_rate)
+        for sound_N in sounds
     ]
 
 
-def _unit(vector_D: NDArray[np.float64]) -> NDArray[np.float64]:
+def _normalize_embedding(vector_D: NDArray[np.float64]) -> NDArray[np.float64]:
     length = float(np.linalg.norm(vector_D))
     return vector_D / length if length else vector_D

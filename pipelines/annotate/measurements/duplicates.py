@@ -81,27 +81,27 @@ def find_duplicates(
         id -> id; the latter is never a key.
     """
     config = config or DuplicateConfig()
-    items = sorted((item_of(row) for row in rows), key=_rank)
-    found = (
+    items = sorted((item_of(row) for row in rows), key=_segment_preference)
+    duplicates = (
         {} if config.max_bit_errors is None else same_sound(items, config.max_bit_errors, config.min_overlap)
     )
     if config.max_same_text is not None:
-        left = [item for item in items if item.id not in found]
-        found |= same_text(left, config.max_same_text, config.text_within)
-    return {id: _last(found, id) for id in sorted(found)}
+        remaining = [item for item in items if item.id not in duplicates]
+        duplicates |= same_text(remaining, config.max_same_text, config.text_within)
+    return {id: _follow_duplicates(duplicates, id) for id in sorted(duplicates)}
 
 
 def item_of(row: Mapping[str, Any]) -> ComparedSegment:
     """The columns of a row that are compared; those that it lacks say nothing."""
     measured = row.get("measured") or {}
     quality = measured.get("quality") or {}
-    known = [(quality.get("dnsmos") or {}).get("ovr"), quality.get("snr_db")]
+    scores = [(quality.get("dnsmos") or {}).get("ovr"), quality.get("snr_db")]
     bits = (measured.get("fingerprint") or {}).get("bits") or ""
     return ComparedSegment(
         str(row["id"]),
         np.frombuffer(bytes.fromhex(bits), ">u2").astype(np.uint16),
         float(row["duration_s"]),
-        tuple(-np.inf if value is None else float(value) for value in known),
+        tuple(-np.inf if value is None else float(value) for value in scores),
         str(row.get("speaker") or ""),
         str(row.get("file") or row.get("path") or ""),
         str(row.get("text") or ""),
@@ -110,25 +110,25 @@ def item_of(row: Mapping[str, Any]) -> ComparedSegment:
 
 def same_sound(items: Sequence[ComparedSegment], max_bit_errors: float, min_overlap: float) -> dict[str, str]:
     """Map each item that sounds like an earlier one to the latter; items come in the order of preference."""
-    found, left = _equal_bits(items)
-    if len(left) < 2:
-        return found
-    table = _table(left)
+    duplicates, remaining = _equal_bits(items)
+    if len(remaining) < 2:
+        return duplicates
+    table = _make_hash_table(remaining)
     for _ in range(MAX_ROUNDS):
-        pairs_P2, more = _alike(left, table, max_bit_errors, min_overlap)
+        pairs_P2, more = _alike(remaining, table, max_bit_errors, min_overlap)
         dropped = _dropped(pairs_P2)
-        found |= {left[worse].id: left[better].id for worse, better in dropped.items()}
+        duplicates |= {remaining[worse].id: remaining[better].id for worse, better in dropped.items()}
         if not (dropped and more):
             break
         stays_H = ~np.isin(table.item_H, list(dropped))
         table = _Table(table.key_H[stays_H], table.item_H[stays_H], table.place_H[stays_H])
-    return found
+    return duplicates
 
 
 def same_text(
-    items: Sequence[ComparedSegment], most: int, within: Literal["speaker", "file", "corpus"]
+    items: Sequence[ComparedSegment], max_copies: int, within: Literal["speaker", "file", "corpus"]
 ) -> dict[str, str]:
-    """Map each item whose text `most` earlier items have to the first of these."""
+    """Map each item whose text `max_copies` earlier items have to the first of these."""
     from audiollm.data.text.forms import recognition_form
 
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -137,7 +137,7 @@ def same_text(
         if text:
             place = {"speaker": item.speaker, "file": item.file, "corpus": ""}[within]
             groups[place, text].append(item.id)
-    return {id: group[0] for group in groups.values() for id in group[most:]}
+    return {id: group[0] for group in groups.values() for id in group[max_copies:]}
 
 
 def bit_errors(
@@ -154,39 +154,39 @@ def bit_errors(
         if count < min_overlap * max(len(one_F), len(other_F)):
             continue
         first_F, second_F = first_F[:count], second_F[:count]
-        heard = np.count_nonzero(first_F | second_F)
-        if heard:
-            best = min(best, float(np.bitwise_count(first_F ^ second_F).sum()) / (16 * heard))
+        num_audible = np.count_nonzero(first_F | second_F)
+        if num_audible:
+            best = min(best, float(np.bitwise_count(first_F ^ second_F).sum()) / (16 * num_audible))
     return best
 
 
 # ------------------------------------------------------------------------------------------------ order
 
 
-def _rank(item: ComparedSegment) -> tuple[Any, ...]:
+def _segment_preference(item: ComparedSegment) -> tuple[Any, ...]:
     return (*(-value for value in item.quality), -item.duration_s, item.id)
 
 
-def _last(found: Mapping[str, str], id: str) -> str:
-    while id in found:
-        id = found[id]
+def _follow_duplicates(duplicates: Mapping[str, str], id: str) -> str:
+    while id in duplicates:
+        id = duplicates[id]
     return id
 
 
 def _equal_bits(items: Sequence[ComparedSegment]) -> tuple[dict[str, str], list[ComparedSegment]]:
     """Items whose bits an earlier one has, and the others that can be compared further."""
     first: dict[bytes, str] = {}
-    found: dict[str, str] = {}
-    left = []
+    duplicates: dict[str, str] = {}
+    remaining = []
     for item in items:
         if not len(item.bits_F):
             continue
         stays = first.setdefault(item.bits_F.tobytes(), item.id)
         if stays == item.id:
-            left.append(item)
+            remaining.append(item)
         else:
-            found[item.id] = stays
-    return found, left
+            duplicates[item.id] = stays
+    return duplicates, remaining
 
 
 def _dropped(pairs_P2: NDArray[np.int64]) -> dict[int, int]:
@@ -213,7 +213,7 @@ class _Table(NamedTuple):
     place_H: NDArray[np.int64]
 
 
-def _table(items: Sequence[ComparedSegment]) -> _Table:
+def _make_hash_table(items: Sequence[ComparedSegment]) -> _Table:
     sketches = [_sketch(item.bits_F) for item in items]
     key_H = np.concatenate([keys for keys, _ in sketches])
     place_H = np.concatenate([places for _, places in sketches])
@@ -236,8 +236,8 @@ def _sketch(bits_F: NDArray[np.uint16]) -> tuple[NDArray[np.uint32], NDArray[np.
         hashes_H = (keys_H * np.uint32(2654435761)).astype(np.uint64) << np.uint64(32) | places_H.astype(
             np.uint64
         )
-        kept = np.argpartition(hashes_H, KEYS_PER_SEGMENT)[:KEYS_PER_SEGMENT]
-        keys_H, places_H = keys_H[kept], places_H[kept]
+        smallest = np.argpartition(hashes_H, KEYS_PER_SEGMENT)[:KEYS_PER_SEGMENT]
+        keys_H, places_H = keys_H[smallest], places_H[smallest]
     return keys_H, places_H
 
 
@@ -249,22 +249,24 @@ def _alike(
     lengths = np.array([len(item.bits_F) for item in items])
     starts = np.concatenate([[0], np.cumsum(lengths)])
     bits_A = np.concatenate([item.bits_F for item in items])
-    found = np.zeros((0, 2), np.int64)
+    pairs_P2 = np.zeros((0, 2), np.int64)
     for step in range(1, min(NEIGHBOURS_PER_KEY, len(key_H) - 1) + 1):
         same_P = np.flatnonzero((key_H[step:] == key_H[:-step]) & (item_H[step:] != item_H[:-step]))
-        one_P, other_P = item_H[same_P], item_H[same_P + step]
+        first_P, second_P = item_H[same_P], item_H[same_P + step]
         shift_P = place_H[same_P + step] - place_H[same_P]
-        fits = _overlap(lengths[one_P], lengths[other_P], shift_P) >= min_overlap
-        one_P, other_P, shift_P, place_P = (each[fits] for each in (one_P, other_P, shift_P, place_H[same_P]))
-        similar = _glance(bits_A, starts, one_P, other_P, place_P, shift_P)
-        triples_P3 = np.unique(np.stack([one_P, other_P, shift_P], axis=1)[similar], axis=0)
+        fits = _overlap(lengths[first_P], lengths[second_P], shift_P) >= min_overlap
+        first_P, second_P, shift_P, place_P = (
+            values_P[fits] for values_P in (first_P, second_P, shift_P, place_H[same_P])
+        )
+        similar = _glance(bits_A, starts, first_P, second_P, place_P, shift_P)
+        triples_P3 = np.unique(np.stack([first_P, second_P, shift_P], axis=1)[similar], axis=0)
         alike = [
-            _is_alike(items[one].bits_F, items[other].bits_F, shift, max_bit_errors)
-            for one, other, shift in triples_P3.tolist()
+            _is_alike(items[first].bits_F, items[second].bits_F, shift, max_bit_errors)
+            for first, second, shift in triples_P3.tolist()
         ]
-        found = np.concatenate([found, triples_P3[np.array(alike, bool), :2]])
+        pairs_P2 = np.concatenate([pairs_P2, triples_P3[np.array(alike, bool), :2]])
     more = bool((key_H[NEIGHBOURS_PER_KEY + 1 :] == key_H[: -NEIGHBOURS_PER_KEY - 1]).any())
-    return np.unique(found, axis=0), more
+    return np.unique(pairs_P2, axis=0), more
 
 
 def _overlap(
@@ -307,8 +309,8 @@ def _is_alike(
     first_F, second_F = one_F[max(-shift, 0) :], other_F[max(shift, 0) :]
     count = min(len(first_F), len(second_F))
     first_F, second_F = first_F[:count], second_F[:count]
-    heard = int(np.count_nonzero(first_F | second_F))
-    if heard < MIN_COMPARED_FRAMES:
+    num_audible = int(np.count_nonzero(first_F | second_F))
+    if num_audible < MIN_COMPARED_FRAMES:
         return False
-    allowed = max_bit_errors * min(1.0, 0.5 + 0.5 * heard / FULL_FRAMES)
-    return float(np.bitwise_count(first_F ^ second_F).sum()) <= allowed * 16 * heard
+    allowed = max_bit_errors * min(1.0, 0.5 + 0.5 * num_audible / FULL_FRAMES)
+    return float(np.bitwise_count(first_F ^ second_F).sum()) <= allowed * 16 * num_audible

@@ -66,8 +66,8 @@ class Dnsmos:
             s for s in range(0, num_windows * SAMPLE_RATE, SAMPLE_RATE) if s + _WINDOW <= len(samples_N)
         ] or [0]
         if max_windows is not None and len(starts) > max_windows:
-            chosen = np.linspace(0, len(starts) - 1, max_windows).round().astype(int)
-            starts = [starts[index] for index in chosen]
+            indices = np.linspace(0, len(starts) - 1, max_windows).round().astype(int)
+            starts = [starts[index] for index in indices]
         raw = np.array([self._run(samples_N[start : start + _WINDOW]) for start in starts])
         scores = [np.polyval(fit, raw[:, i]).mean() for i, fit in enumerate((_SIG, _BAK, _OVR))]
         return OpinionScores(*(float(score) for score in scores))
@@ -153,6 +153,6 @@ def sigmos_features(samples_N: NDArray[np.float32]) -> NDArray[np.float32]:
     return features[None].astype(np.float32)
 
 
-def _other_interface(path: Path, name: str, wanted: str, inputs: list[Any]) -> str:
-    found = ", ".join(f"{value.name} {value.shape} {value.type}" for value in inputs)
-    return f"{path}: not {name}: {wanted} expected, the file has {found}"
+def _other_interface(path: Path, name: str, expected: str, inputs: list[Any]) -> str:
+    actual = ", ".join(f"{value.name} {value.shape} {value.type}" for value in inputs)
+    return f"{path}: not {name}: {expected} expected, the file has {actual}"

@@ -126,10 +126,11 @@ class CorpusBins(RootModel[dict[str, Edges]]):
             measured: the segment's values, by step.
         """
         group = speaker_group(measured)
-        found = {
-            name: edges.label(_number(measured, edges.value), group) for name, edges in self.root.items()
+        labels = {
+            name: edges.label(_read_measured_number(measured, edges.value), group)
+            for name, edges in self.root.items()
         }
-        return {name: label for name, label in found.items() if label is not None}
+        return {name: label for name, label in labels.items() if label is not None}
 
 
 def fit_bins(
@@ -154,11 +155,11 @@ def fit_bins(
     numbers = np.sort([value for value in values if value is not None and math.isfinite(value)])
     if len(numbers) == 0:
         raise ValueError("no values to fit edges to: was the number measured at all?")
-    kept = _trimmed(numbers)
-    middle = float(np.median(kept))
+    trimmed = _trimmed(numbers)
+    middle = float(np.median(trimmed))
     places = np.arange(len(names) - 1) - (len(names) - 2) / 2
     away = places * resolution
-    distances = _METHODS[method](kept, len(names)) - middle
+    distances = _METHODS[method](trimmed, len(names)) - middle
     edges = middle + np.where(places < 0, np.minimum(distances, away), np.maximum(distances, away))
     return Edges(names=tuple(names), edges=tuple(round(float(edge), 3) for edge in edges), count=len(numbers))
 
@@ -174,12 +175,16 @@ def fit_corpus(rows: Iterable[Mapping[str, Mapping[str, Any]]]) -> CorpusBins:
     for measured in rows:
         group = speaker_group(measured)
         for name, column in COLUMNS.items():
-            if (number := _number(measured, column.value)) is not None:
+            if (number := _read_measured_number(measured, column.value)) is not None:
                 values[name].append(number)
                 if column.grouped and group:
                     by_group[name].setdefault(group, []).append(number)
     return CorpusBins(
-        {name: _fitted(COLUMNS[name], numbers, by_group[name]) for name, numbers in values.items() if numbers}
+        {
+            name: _fit_column(COLUMNS[name], numbers, by_group[name])
+            for name, numbers in values.items()
+            if numbers
+        }
     )
 
 
@@ -193,19 +198,23 @@ def speaker_group(measured: Mapping[str, Mapping[str, Any]]) -> str | None:
 # Private
 
 
-def _fitted(column: Column, numbers: Sequence[float], by_group: Mapping[str, Sequence[float]]) -> Edges:
+def _fit_column(column: Column, numbers: Sequence[float], by_group: Mapping[str, Sequence[float]]) -> Edges:
     if column.method == "fixed":
         return Edges(value=column.value, names=column.names, edges=column.edges)
-    large = {group: own for group, own in sorted(by_group.items()) if len(own) >= _MIN_GROUP}
+    large = {
+        group: group_numbers
+        for group, group_numbers in sorted(by_group.items())
+        if len(group_numbers) >= _MIN_GROUP
+    }
     groups = {
-        group: fit_bins(own, column.names, column.method, column.resolution).edges
-        for group, own in large.items()
+        group: fit_bins(group_numbers, column.names, column.method, column.resolution).edges
+        for group, group_numbers in large.items()
     }
     everybody = fit_bins(numbers, column.names, column.method, column.resolution)
     return everybody.model_copy(update={"value": column.value, "groups": groups})
 
 
-def _number(measured: Mapping[str, Mapping[str, Any]], place: str) -> float | None:
+def _read_measured_number(measured: Mapping[str, Mapping[str, Any]], place: str) -> float | None:
     step, _, name = place.partition(".")
     value = (measured.get(step) or {}).get(name)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

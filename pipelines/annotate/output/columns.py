@@ -28,17 +28,17 @@ class ColumnMaker:
 
     def __call__(self, row: Row) -> dict[str, Any]:
         measured = row["measured"]
-        found: dict[str, Any] = {}
+        columns: dict[str, Any] = {}
         described = measured.get("description") or {}
         if (described.get("gate") or {}).get("accepted"):
-            found |= {name: described[name] for name in _DESCRIBED if described.get(name)}
+            columns |= {name: described[name] for name in _DESCRIBED if described.get(name)}
         attributes = measured.get("attributes") or {}
-        found |= {name: attributes[name]["label"] for name in _ATTRIBUTES if attributes.get(name)}
+        columns |= {name: attributes[name]["label"] for name in _ATTRIBUTES if attributes.get(name)}
         tags = (measured.get("events") or {}).get("tags", ())
-        heard = [tag["label"] for tag in tags if tag["score"] >= MIN_TAG_SCORE]
-        if heard:
-            found["events"] = heard
-        return found | (self.bins.labels(measured) if row["kind"] == "speech" else {})
+        event_labels = [tag["label"] for tag in tags if tag["score"] >= MIN_TAG_SCORE]
+        if event_labels:
+            columns["events"] = event_labels
+        return columns | (self.bins.labels(measured) if row["kind"] == "speech" else {})
 
     def save(self, path: Path) -> None:
         """Write the edges, for use by another corpus."""

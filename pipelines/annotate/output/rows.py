@@ -78,22 +78,22 @@ def write_output(
     """Write `segments.jsonl`, `filtered.jsonl`, `files.jsonl`, `set_aside.jsonl`, `funnel.json`; returns the last."""
     tally = _Tally()
     with ExitStack() as stack:
-        kept, filtered, aside = (
+        kept_file, filtered_file, aside_file = (
             stack.enter_context(open_lines(folder / f"{name}.jsonl"))
             for name in ("segments", "filtered", "aside")
         )
         for (file, _), row, drop in _settled(spool, verdicts, columns):
             tally.add(file, row, drop)
             if drop is None:
-                put_line(kept, row)
+                put_line(kept_file, row)
             else:
-                put_line(filtered, {**row, "dropped": drop})
-                put_line(aside, dropped_part_row("annotate", row, drop))
+                put_line(filtered_file, {**row, "dropped": drop})
+                put_line(aside_file, dropped_part_row("annotate", row, drop))
         files = list(_FATES.rows(spool, sources.rejected, tally))
     write_jsonl(folder / "files.jsonl", (row for row, _ in files))
-    own = [*sources.rejected, *sources.orphans, *(row for _, row in files if row is not None)]
-    merge_set_aside(folder, folder / "aside.jsonl", own)
-    funnel = _funnel(sources, [row for row, _ in files], own, tally, thresholds)
+    set_aside_rows = [*sources.rejected, *sources.orphans, *(row for _, row in files if row is not None)]
+    merge_set_aside(folder, folder / "aside.jsonl", set_aside_rows)
+    funnel = _funnel(sources, [row for row, _ in files], set_aside_rows, tally, thresholds)
     write_json(folder / "funnel.json", funnel)
     return funnel
 

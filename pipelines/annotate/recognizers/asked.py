@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from pipelines.annotate.recognizers.value import RecognizerConfig, heard
+from pipelines.annotate.recognizers.value import RecognizerConfig, transcript_value
 from pipelines.annotate.step import Segment
 from pipelines.steps.step import Resources, Value
 
@@ -61,7 +61,7 @@ class AudioLlm:
 
     def process(self, segment: Segment) -> Value:
         answer = self._model.answer(segment.waveform(), self._config.prompt)
-        return heard(unquoted(answer), language=self._config.language)
+        return transcript_value(unquoted(answer), language=self._config.language)
 
 
 def unquoted(answer: str) -> str:

@@ -23,7 +23,7 @@ from pipelines.annotate.recognizers.endpoint import (
     EndpointConfig,
 )
 from pipelines.annotate.recognizers.transformers import TransformersConfig, TransformersRecognizer
-from pipelines.annotate.recognizers.value import RecognizerConfig, heard
+from pipelines.annotate.recognizers.value import RecognizerConfig, transcript_value
 from pipelines.annotate.recognizers.whisper import FasterWhisper, FasterWhisperConfig
 from pipelines.annotate.step import Segment
 from pipelines.steps.step import Resources, Step, Value
@@ -69,13 +69,15 @@ class Pocketsphinx:
         import torch
 
         samples_1N = torch.from_numpy(segment.samples(SAMPLE_RATE).copy())[None]
-        found = self._recognizer.recognize_words(samples_1N, SAMPLE_RATE)
+        recognized_words = self._recognizer.recognize_words(samples_1N, SAMPLE_RATE)
         words = [
             SpokenWord(word.word, word.start_s, word.end_s, word.score if self._grammar is None else None)
-            for word in found
+            for word in recognized_words
         ]
-        value = heard(" ".join(word.word for word in words), words, "en", None, mean_confidence(words))
-        return {**value, "acoustic_fit": _mean_fit(found)}
+        value = transcript_value(
+            " ".join(word.word for word in words), words, "en", None, mean_confidence(words)
+        )
+        return {**value, "acoustic_fit": _mean_fit(recognized_words)}
 
 
 def _mean_fit(words: Sequence[TimedWord]) -> float | None:

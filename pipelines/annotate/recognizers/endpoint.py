@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 from audiollm.endpoints import EndpointClient, EndpointError, check_address
 from audiollm.models.recognition.transcript import SpokenWord
 from pipelines.annotate.recognizers.asked import PROMPT, unquoted
-from pipelines.annotate.recognizers.value import RecognizerConfig, heard
+from pipelines.annotate.recognizers.value import RecognizerConfig, transcript_value
 from pipelines.annotate.step import Segment
 from pipelines.steps.step import Resources, Value
 
@@ -100,7 +100,7 @@ class Endpoint:
 
         wave = segment.waveform().mono().resample(SENT_RATE)
         sound = encode_bytes(wave.samples_CN, SENT_RATE, "wav")
-        return _value(self._ask(sound), self._config.language, self.name, segment.duration_s)
+        return _make_endpoint_value(self._ask(sound), self._config.language, self.name, segment.duration_s)
 
     def _ask(self, sound: bytes) -> dict[str, Any]:
         if self._format is not None:
@@ -165,7 +165,7 @@ class ChatEndpoint:
             ChatError: there is no answer.
         """
         answer = self._chat.ask([segment.waveform().mono(), self._config.prompt])
-        return heard(unquoted(answer), language=self._config.language)
+        return transcript_value(unquoted(answer), language=self._config.language)
 
 
 def form_data(fields: Mapping[str, str], sound: bytes) -> tuple[bytes, str]:
@@ -187,15 +187,17 @@ def form_data(fields: Mapping[str, str], sound: bytes) -> tuple[bytes, str]:
 
 def _transcription(content: bytes, client: EndpointClient) -> dict[str, Any]:
     try:
-        found = json.loads(content)
+        reply = json.loads(content)
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or not isinstance(found.get("text"), str):
+        reply = None
+    if not isinstance(reply, dict) or not isinstance(reply.get("text"), str):
         raise EndpointError(f"no text in the reply: {client.excerpt(content)}")
-    return found
+    return reply
 
 
-def _value(reply: Mapping[str, Any], told: str | None, name: str, duration_s: float) -> Value:
+def _make_endpoint_value(
+    reply: Mapping[str, Any], given_language: str | None, name: str, duration_s: float
+) -> Value:
     """The value of a reply, `json` or `verbose_json`."""
     try:
         words = [
@@ -207,23 +209,29 @@ def _value(reply: Mapping[str, Any], told: str | None, name: str, duration_s: fl
             )
             for word in reply.get("words") or ()
         ]
-        parts = reply.get("segments") or ()
-        spoken = [
-            (min(float(part["avg_logprob"]), 0.0), float(part["end"]) - float(part["start"]))
-            for part in parts
-            if part.get("avg_logprob") is not None
+        segments = reply.get("segments") or ()
+        weighted_log_probabilities = [
+            (min(float(segment["avg_logprob"]), 0.0), float(segment["end"]) - float(segment["start"]))
+            for segment in segments
+            if segment.get("avg_logprob") is not None
         ]
-        silences = [float(part["no_speech_prob"]) for part in parts if part.get("no_speech_prob") is not None]
+        silences = [
+            float(segment["no_speech_prob"])
+            for segment in segments
+            if segment.get("no_speech_prob") is not None
+        ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EndpointError(f"{name}: the reply's words or segments are not understood: {error!r}") from error
-    length = sum(seconds for _, seconds in spoken)
-    mean = sum(value * seconds for value, seconds in spoken) / length if length > 0 else None
-    language = told or _language_code(reply.get("language"))
-    return heard(
+    length = sum(seconds for _, seconds in weighted_log_probabilities)
+    mean = (
+        sum(value * seconds for value, seconds in weighted_log_probabilities) / length if length > 0 else None
+    )
+    language = given_language or _language_code(reply.get("language"))
+    return transcript_value(
         str(reply["text"]),
         words,
         language,
-        None if told else _probability(reply.get("language_probability")),
+        None if given_language else _probability(reply.get("language_probability")),
         None if mean is None else math.exp(mean),
         mean,
         min(silences, default=None),
@@ -243,5 +251,5 @@ def _language_code(language: object) -> str | None:
         return language.lower()
     from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
-    found: str | None = TO_LANGUAGE_CODE.get(language.lower())
-    return found
+    code: str | None = TO_LANGUAGE_CODE.get(language.lower())
+    return code

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from audiollm.models.recognition.transcript import RecognizedSpeech
-from pipelines.annotate.recognizers.value import RecognizerConfig, heard, missing_folder
+from pipelines.annotate.recognizers.value import RecognizerConfig, missing_folder, transcript_value
 from pipelines.annotate.step import Segment
 from pipelines.steps.step import Resources, Value
 
@@ -62,11 +62,11 @@ class TransformersRecognizer:
     def process_batch(self, items: Sequence[Segment]) -> list[Value]:
         rate = self._recognizer.sample_rate
         clips = [segment.samples(rate).copy() for segment in items]
-        return [_value(transcript) for transcript in self._recognizer.transcribe(clips)]
+        return [_make_transformers_value(transcript) for transcript in self._recognizer.transcribe(clips)]
 
 
-def _value(transcript: RecognizedSpeech) -> Value:
-    return heard(
+def _make_transformers_value(transcript: RecognizedSpeech) -> Value:
+    return transcript_value(
         transcript.text,
         transcript.words,
         transcript.language,

@@ -22,7 +22,7 @@ class RecognizerConfig(StepConfig):
     """Name of the recognizer's value; None: its kind. Two recognizers of a run need two names."""
 
 
-def heard(
+def transcript_value(
     text: str,
     words: Sequence[SpokenWord] = (),
     language: str | None = None,
@@ -49,8 +49,8 @@ def heard(
         "words": [
             {
                 "word": word.word.strip(),
-                "start_s": _seconds(word.start_s),
-                "end_s": _seconds(word.end_s),
+                "start_s": _round_seconds(word.start_s),
+                "end_s": _round_seconds(word.end_s),
                 "confidence": _share(word.confidence),
             }
             for word in words
@@ -87,5 +87,5 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else round(float(value), 4)
 
 
-def _seconds(value: float | None) -> float | None:
+def _round_seconds(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else round(float(max(value, 0.0)), 3)

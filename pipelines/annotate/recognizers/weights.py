@@ -22,10 +22,10 @@ def recognizer_rows(settings: Mapping[str, BaseModel]) -> list[Row]:
     Args:
         settings: of the recognizers, by name.
     """
-    return [_row(name, config) for name, config in settings.items()]
+    return [_recognizer_row(name, config) for name, config in settings.items()]
 
 
-def _row(name: str, config: BaseModel) -> Row:
+def _recognizer_row(name: str, config: BaseModel) -> Row:
     values = config.model_dump()
     row: Row = {"name": name, "kind": values["kind"], "model_type": None, "digest": None}
     if values["kind"] == "pocketsphinx":
@@ -35,8 +35,8 @@ def _row(name: str, config: BaseModel) -> Row:
     folder = Path(values["model"])
     if not folder.is_dir():
         return {**row, "weights": str(values["model"])}
-    shown = Path(*folder.resolve().parts[-2:])
-    row |= {"weights": shown.as_posix(), "digest": folder_digest(folder)[:_DIGEST_CHARACTERS]}
+    short_path = Path(*folder.resolve().parts[-2:])
+    row |= {"weights": short_path.as_posix(), "digest": folder_digest(folder)[:_DIGEST_CHARACTERS]}
     if (folder / "config.json").is_file():
         row["model_type"] = read_json_file(folder / "config.json", dict).get("model_type")
     return row

@@ -13,7 +13,7 @@ from audiollm.models.recognition.ctranslate2_whisper import (
     WhisperDecoding,
     whisper_problem,
 )
-from pipelines.annotate.recognizers.value import RecognizerConfig, heard
+from pipelines.annotate.recognizers.value import RecognizerConfig, transcript_value
 from pipelines.annotate.step import Segment
 from pipelines.steps.step import Resources, Value
 
@@ -71,7 +71,7 @@ class FasterWhisper:
         samples_N = segment.samples(self._recognizer.sample_rate).copy()
         speech = self._recognizer.transcribe([samples_N])[0]
         mean_log_probability = speech.mean_log_probability
-        return heard(
+        return transcript_value(
             speech.text,
             speech.words,
             speech.language,

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from audiollm.data.text.languages import language_of
 from pipelines.annotate.report.survey import AnnotationSurvey
-from pipelines.annotate.words.written_words import Written, written_words
+from pipelines.annotate.words.written_words import WrittenWord, written_words
 from pipelines.steps.page.folder import Row, clean_text, finite_number, named
 from pipelines.steps.page.numbers import Numbers
 
 WORDS_SHOWN = 20
 MAX_RECOGNIZERS = 8
-GIVEN = "given text"
+GIVEN_TEXT = "given text"
 
 
 class Marked(NamedTuple):
@@ -37,13 +37,13 @@ def agreement_section(survey: AnnotationSurvey, text_agreement: object) -> Row:
     rows = survey.compared.rows()
     pairs, words = _Pairs(), _Argued()
     for row in rows:
-        texts = _texts(row)
-        language = _language(row)
-        forms = {name: _forms(_written(text, language)) for name, text in texts.items()}
+        texts = _texts_by_recognizer(row)
+        language = _row_language(row)
+        forms = {name: _forms(_split_words(text, language)) for name, text in texts.items()}
         pairs.add(forms)
-        words.add(forms, [name for name in texts if name != GIVEN])
+        words.add(forms, [name for name in texts if name != GIVEN_TEXT])
     charts = [survey.numbers.get(path) for path in ("consensus.pairwise_wer", "consensus.vote_share")]
-    facts = _facts(charts, finite_number(text_agreement))
+    facts = _list_agreement_facts(charts, finite_number(text_agreement))
     if len(pairs.names) < 2 and not facts:
         return {"absent": "There is one recognizer, or none: nothing to agree with."}
     return {
@@ -56,11 +56,11 @@ def agreement_section(survey: AnnotationSurvey, text_agreement: object) -> Row:
     }
 
 
-def marked(text: str, heard: str, language: str) -> list[Marked]:
+def marked(text: str, transcript: str, language: str) -> list[Marked]:
     """A recognizer's text with its words that differ from `text` marked, and the missing ones."""
     from rapidfuzz.distance import Levenshtein
 
-    ours, theirs = _written(clean_text(text), language), _written(clean_text(heard), language)
+    ours, theirs = _split_words(clean_text(text), language), _split_words(clean_text(transcript), language)
     ours_forms, owners = _forms(ours), [place for place, word in enumerate(theirs) for _ in word.forms]
     our_owners = [place for place, word in enumerate(ours) for _ in word.forms]
     differing: set[int] = set()
@@ -75,10 +75,10 @@ def marked(text: str, heard: str, language: str) -> list[Marked]:
     for place in range(len(theirs) + 1):
         gone = [ours[index] for index in missing.get(place, ())]
         if gone:
-            parts += _separated(_spaced(gone), "missing")
+            parts += _separated(_join_spaced(gone), "missing")
         if place < len(theirs):
-            parts += _separated(_spaced([theirs[place]]), "differs" if place in differing else "same")
-    return _merged(parts[1:] if parts and parts[0].text == " " else parts)
+            parts += _separated(_join_spaced([theirs[place]]), "differs" if place in differing else "same")
+    return _merge_marked(parts[1:] if parts and parts[0].text == " " else parts)
 
 
 @dataclass
@@ -94,14 +94,14 @@ class _Pairs:
 
         self.names += [name for name in forms if name not in self.names]
         for first, reference in forms.items():
-            for second, other in forms.items():
+            for second, hypothesis in forms.items():
                 if first != second:
-                    self.edits[first, second] += Levenshtein.distance(reference, other)
+                    self.edits[first, second] += Levenshtein.distance(reference, hypothesis)
                     self.words[first, second] += len(reference)
 
     def matrix(self) -> Row:
         """The error rates: one row per reference, one column per recognizer compared with it."""
-        names = sorted(self.names, key=lambda name: (name != GIVEN, name))[: MAX_RECOGNIZERS + 1]
+        names = sorted(self.names, key=lambda name: (name != GIVEN_TEXT, name))[: MAX_RECOGNIZERS + 1]
         rates = {pair: self.edits[pair] / words for pair, words in self.words.items() if words}
         rows = [
             {
@@ -127,23 +127,25 @@ class _Argued:
     def add(self, forms: Mapping[str, Sequence[str]], recognizers: Sequence[str]) -> None:
         from rapidfuzz.distance import Levenshtein
 
-        base = GIVEN if GIVEN in forms else _most_central(forms)
-        others = [name for name in recognizers if name != base]
-        if base is None or not others:
+        base = GIVEN_TEXT if GIVEN_TEXT in forms else _most_central(forms)
+        compared_names = [name for name in recognizers if name != base]
+        if base is None or not compared_names:
             return
         for word in forms[base]:
             self.times[word] += 1
-            self.voices[word] += len(others)
-        for name in others:
+            self.voices[word] += len(compared_names)
+        for name in compared_names:
             for edit in Levenshtein.opcodes(forms[base], forms[name]):
                 if edit.tag in ("replace", "delete"):
-                    heard = [
+                    replacements = [
                         *forms[name][edit.dest_start : edit.dest_end],
                         *[""] * (edit.src_end - edit.src_start),
                     ]
-                    for word, other in zip(forms[base][edit.src_start : edit.src_end], heard, strict=False):
+                    for word, replacement in zip(
+                        forms[base][edit.src_start : edit.src_end], replacements, strict=False
+                    ):
                         self.against[word] += 1
-                        self.instead.setdefault(word, Counter())[other] += 1
+                        self.instead.setdefault(word, Counter())[replacement] += 1
 
     def rows(self) -> list[Row]:
         """The words most often misheard first, by the number of recognizers that heard something else."""
@@ -154,8 +156,8 @@ class _Argued:
                 "times": self.times[word],
                 "share": 1 - self.against[word] / self.voices[word],
                 "instead": [
-                    {"word": named(other, 40), "count": count}
-                    for other, count in sorted(
+                    {"word": named(replacement, 40), "count": count}
+                    for replacement, count in sorted(
                         self.instead[word].items(), key=lambda item: (-item[1], item[0])
                     )[:4]
                 ],
@@ -164,23 +166,27 @@ class _Argued:
         ]
 
 
-def _texts(row: Row) -> dict[str, str]:
+def _texts_by_recognizer(row: Row) -> dict[str, str]:
     """Texts by recognizer, and the given text where there is one."""
-    heard = {
+    transcripts = {
         named(name, 60): clean_text(text)
         for name, text in list(row["heard"].items())[:MAX_RECOGNIZERS]
         if isinstance(text, str)
     }
-    given = {GIVEN: clean_text(row["text"])} if row.get("text_source") == "given" and row.get("text") else {}
-    return given | heard
+    given_text = (
+        {GIVEN_TEXT: clean_text(row["text"])} if row.get("text_source") == "given" and row.get("text") else {}
+    )
+    return given_text | transcripts
 
 
-def _language(row: Row) -> str:
+def _row_language(row: Row) -> str:
     language = row.get("language")
     return language if isinstance(language, str) and language else language_of(str(row.get("text") or ""))
 
 
-def _facts(charts: Sequence[Numbers | None], text_agreement: float | None) -> list[tuple[str, str]]:
+def _list_agreement_facts(
+    charts: Sequence[Numbers | None], text_agreement: float | None
+) -> list[tuple[str, str]]:
     errors, votes = charts
     facts = []
     if errors is not None and errors.count:
@@ -195,12 +201,12 @@ def _facts(charts: Sequence[Numbers | None], text_agreement: float | None) -> li
 
 
 @lru_cache(maxsize=4096)
-def _written(text: str, language: str) -> tuple[Written, ...]:
+def _split_words(text: str, language: str) -> tuple[WrittenWord, ...]:
     return tuple(written_words(text, language))
 
 
-def _forms(written: Sequence[Written]) -> list[str]:
-    return [form for word in written for form in word.forms]
+def _forms(words: Sequence[WrittenWord]) -> list[str]:
+    return [form for word in words for form in word.forms]
 
 
 def _most_central(forms: Mapping[str, Sequence[str]]) -> str | None:
@@ -210,12 +216,12 @@ def _most_central(forms: Mapping[str, Sequence[str]]) -> str | None:
     names = sorted(forms)
     return min(
         names,
-        key=lambda name: sum(Levenshtein.distance(forms[name], forms[other]) for other in names),
+        key=lambda name: sum(Levenshtein.distance(forms[name], forms[other_name]) for other_name in names),
         default=None,
     )
 
 
-def _spaced(words: Sequence[Written]) -> str:
+def _join_spaced(words: Sequence[WrittenWord]) -> str:
     return "".join(" " * word.spaced + word.surface for word in words)
 
 
@@ -224,12 +230,12 @@ def _separated(text: str, kind: str) -> list[Marked]:
     return [Marked(" ", "same")] * text.startswith(" ") + [Marked(text.removeprefix(" "), kind)]
 
 
-def _merged(parts: Sequence[Marked]) -> list[Marked]:
+def _merge_marked(pieces: Sequence[Marked]) -> list[Marked]:
     """Join neighbouring parts of the same kind."""
     merged: list[Marked] = []
-    for part in parts:
-        if merged and merged[-1].kind == part.kind:
-            merged[-1] = Marked(merged[-1].text + part.text, part.kind)
+    for piece in pieces:
+        if merged and merged[-1].kind == piece.kind:
+            merged[-1] = Marked(merged[-1].text + piece.text, piece.kind)
         else:
-            merged.append(part)
+            merged.append(piece)
     return merged

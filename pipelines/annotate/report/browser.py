@@ -37,16 +37,19 @@ def browser_section(survey: AnnotationSurvey, rules: Sequence[Comparison], galle
     reasons = sorted(
         survey.reasons.values(), key=lambda reason: (-reason.dropped.segments, reason.step, reason.rule)
     )
-    kept = survey.candidates.rows()
-    kept = [kept[index] for index in pick_evenly(kept, KEPT_SHOWN, ("kind", "language", "speaker", "file"))]
-    groups: list[list[Row]] = [kept, *(_of_reason(reason) for reason in reasons)]
+    chosen_rows = survey.candidates.rows()
+    chosen_rows = [
+        chosen_rows[index]
+        for index in pick_evenly(chosen_rows, KEPT_SHOWN, ("kind", "language", "speaker", "file"))
+    ]
+    groups: list[list[Row]] = [chosen_rows, *(_of_reason(reason) for reason in reasons)]
     dropped = _in_turns([[(place, row) for row in group] for place, group in enumerate(groups) if place])
-    turns = _in_turns([[(0, row) for row in kept], dropped[: MAX_CARDS - len(kept)]])
+    turns = _in_turns([[(0, row) for row in chosen_rows], dropped[: MAX_CARDS - len(chosen_rows)]])
     titles = {(rule.step, rule.name): rule for rule in rules}
     cards: list[list[Row]] = [[] for _ in groups]
     for group, row in turns:
         nearest = group > 0 and len(groups[group]) > 1 and row is groups[group][0] and _has_distance(row)
-        cards[group].append(_card(row, gallery, group, titles, nearest))
+        cards[group].append(_make_segment_card(row, gallery, group, titles, nearest))
     if not turns:
         return {"absent": "There are no segments."}
     return {
@@ -73,9 +76,9 @@ def _in_turns(groups: Sequence[Sequence[tuple[int, Row]]]) -> list[tuple[int, Ro
 def _of_reason(reason: Reason) -> list[Row]:
     """The row nearest to the threshold, then a spread over files."""
     first = reason.nearest.rows()
-    rest = [row for row in reason.spread.rows() if not any(row is other for other in first)]
-    chosen = pick_evenly(rest, SHOWN_PER_REASON - len(first), ("file", "language", "kind"), first)
-    return first + [rest[index] for index in chosen]
+    other_rows = [row for row in reason.spread.rows() if not any(row is first_row for first_row in first)]
+    indices = pick_evenly(other_rows, SHOWN_PER_REASON - len(first), ("file", "language", "kind"), first)
+    return first + [other_rows[index] for index in indices]
 
 
 def _has_distance(row: Row) -> bool:
@@ -85,7 +88,7 @@ def _has_distance(row: Row) -> bool:
     )
 
 
-def _card(
+def _make_segment_card(
     row: Row, gallery: Gallery, group: int, titles: Mapping[tuple[str, str], Comparison], nearest: bool
 ) -> Row:
     text, name = clean_text(row.get("text")), file_name(row)
@@ -100,9 +103,9 @@ def _card(
         "speaker": named(row.get("speaker") or "", 60),
         "language": named(language, 20),
         "where": f"{start_s:.2f} to {end_s:.2f} s" if start_s is not None and end_s is not None else "",
-        "clip": _clip(row, gallery),
-        "heard": _heard(row, text, language or language_of(text)),
-        "facts": _facts(row),
+        "clip": _make_segment_clip(row, gallery),
+        "heard": _list_transcripts(row, text, language or language_of(text)),
+        "facts": _list_segment_facts(row),
         "words": [(key, named(row[key], 60)) for key in ("scene", *WORDED) if isinstance(row.get(key), str)],
         "events": _events(row),
         "errors": _errors(row),
@@ -114,7 +117,7 @@ def _card(
     }
 
 
-def _clip(row: Row, gallery: Gallery) -> PageClip:
+def _make_segment_clip(row: Row, gallery: Gallery) -> PageClip:
     """The sound of a row, read from a plain file only: reading a device or a pipe might never end."""
     path, start_s, end_s = row.get("path"), finite_number(row.get("start_s")), finite_number(row.get("end_s"))
     if not isinstance(path, str) or not path:
@@ -129,26 +132,29 @@ def _clip(row: Row, gallery: Gallery) -> PageClip:
         return PageClip(problem=named(without_home(f"{file_name(row)}: {type(error).__name__}: {error}")))
 
 
-def _heard(row: Row, text: str, language: str) -> list[Row]:
+def _list_transcripts(row: Row, text: str, language: str) -> list[Row]:
     """The recognizers' texts, with differences marked; empty for a single one whose text is the row's."""
-    heard = row.get("heard")
+    transcripts = row.get("heard")
     texts = (
-        {named(name, 60): clean_text(other) for name, other in list(heard.items())[:8]}
-        if isinstance(heard, Mapping)
+        {named(name, 60): clean_text(transcript) for name, transcript in list(transcripts.items())[:8]}
+        if isinstance(transcripts, Mapping)
         else {}
     )
     if list(texts.values()) == [text]:
         return []
-    return [{"name": name, "parts": _parts(text, other, language)} for name, other in texts.items()]
+    return [
+        {"name": name, "parts": _mark_transcript(text, transcript, language)}
+        for name, transcript in texts.items()
+    ]
 
 
-def _parts(text: str, heard: str, language: str) -> list[Marked]:
-    if text and heard:
-        return marked(text, heard, language)
-    return [Marked(heard, "same")] if heard else []
+def _mark_transcript(text: str, transcript: str, language: str) -> list[Marked]:
+    if text and transcript:
+        return marked(text, transcript, language)
+    return [Marked(transcript, "same")] if transcript else []
 
 
-def _facts(row: Row) -> list[tuple[str, str]]:
+def _list_segment_facts(row: Row) -> list[tuple[str, str]]:
     """The usual measures first, then whatever else is a number."""
     facts = {}
     for path, title in TITLES.items():

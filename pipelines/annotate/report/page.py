@@ -88,22 +88,22 @@ def render_annotation_page(name: str, folder: Folder) -> str:
 def _sections(folder: Folder, gallery: Gallery) -> tuple[dict[str, Row], list[Row]]:
     """All sections by name, and the big figures at the top."""
     rules = read_rules(folder.objects("rules.json"))
-    found, files = survey_annotation(folder, rules), read_files(folder)
-    counts, is_given = read_counts(folder, files, found, rules, "segments.jsonl")
+    survey, files = survey_annotation(folder, rules), read_files(folder)
+    counts, is_given = read_counts(folder, files, survey, rules, "segments.jsonl")
     timings = folder.json("timings.json")
     timings = timings if isinstance(timings, dict) else {}
     builders: dict[str, Callable[[], Row]] = {
         "funnel": lambda: (
             funnel_section(folder, files, counts, is_given, "segments")
             | {
-                "texts": _texts(counts.get("recognized_texts")),
-                "recognizers": _recognizers(folder.objects("recognizers.json")),
+                "texts": _count_recognized_texts(counts.get("recognized_texts")),
+                "recognizers": _list_recognizers(folder.objects("recognizers.json")),
             }
         ),
-        "numbers": lambda: _numbers_section(found.numbers, folder.objects("not_applied.json")),
-        "tables": lambda: tables_section(found, folder.json("bins.json")),
-        "agreement": lambda: agreement_section(found, counts.get("text_agreement")),
-        "browser": lambda: browser_section(found, rules, gallery),
+        "numbers": lambda: _make_segment_numbers(survey.numbers, folder.objects("not_applied.json")),
+        "tables": lambda: tables_section(survey, folder.json("bins.json")),
+        "agreement": lambda: agreement_section(survey, counts.get("text_agreement")),
+        "browser": lambda: browser_section(survey, rules, gallery),
         "cost": lambda: cost_section(timings),
         "files": lambda: files_section(files),
     }
@@ -120,19 +120,21 @@ def _built(builder: Callable[[], Row]) -> Row:
         return {"absent": without_home(f"This section could not be made: {type(error).__name__}: {error}")}
 
 
-def _numbers_section(tally: NumberTally, not_applied: Sequence[Row]) -> Row:
+def _make_segment_numbers(tally: NumberTally, not_applied: Sequence[Row]) -> Row:
     groups = {"ruled": tally.ruled(), "known": tally.titled(), "others": tally.untitled()}
     if not any(groups.values()):
         return {"absent": "No segment has a measured number."}
     section: Row = {name: [numbers.chart() for numbers in group] for name, group in groups.items()}
-    told = {row.get("threshold") for row in not_applied}
-    never = [rule for rule in tally.never_measured() if rule.name not in told and not rule.of_text]
+    reported_thresholds = {row.get("threshold") for row in not_applied}
+    never = [
+        rule for rule in tally.never_measured() if rule.name not in reported_thresholds and not rule.of_text
+    ]
     return section | {
         "never": [{"title": rule.title or rule.name, "value": named(rule.value)} for rule in never]
     }
 
 
-def _recognizers(rows: Sequence[Row]) -> list[Row]:
+def _list_recognizers(rows: Sequence[Row]) -> list[Row]:
     """The recognizers with their weights, as texts."""
     names = ("name", "kind", "weights", "model_type", "digest")
     return [{key: named(without_home(str(row.get(key) or "")), 120) for key in names} for row in rows]
@@ -145,7 +147,7 @@ def _warnings(funnel: Any) -> list[Row]:
     return [{"stage": "annotate", "text": clean_text(without_home(text), 600)} for text in texts]
 
 
-def _texts(counts: Any) -> Row:
+def _count_recognized_texts(counts: Any) -> Row:
     """Amounts of recognized text that were trusted and refused, with the reasons; empty where none was refused."""
     texts: Row = dict(counts) if isinstance(counts, Mapping) else {}
     if not count_of(texts, "refused"):

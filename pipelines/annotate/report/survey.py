@@ -26,8 +26,8 @@ class AnnotationSurvey(PartSurvey):
     compared: RowSample = field(default_factory=lambda: RowSample(COMPARED_ROWS))
     """Rows with the texts of recognizers, kept or dropped."""
 
-    def add(self, row: Row, kept: bool) -> None:
-        super().add(row, kept)
+    def add(self, row: Row, is_kept: bool) -> None:
+        super().add(row, is_kept)
         if isinstance(row.get("heard"), Mapping) and row["heard"]:
             self.compared.offer({name: row.get(name) for name in _COMPARED})
 
@@ -48,7 +48,7 @@ class AnnotationSurvey(PartSurvey):
 def survey_annotation(folder: Folder, rules: Sequence[Comparison]) -> AnnotationSurvey:
     """Read `segments.jsonl` and `filtered.jsonl`, each once."""
     result = AnnotationSurvey(NumberTally(rules))
-    for name, kept in (("segments.jsonl", True), ("filtered.jsonl", False)):
+    for name, is_kept in (("segments.jsonl", True), ("filtered.jsonl", False)):
         for row in folder.rows(name):
-            result.add(row, kept)
+            result.add(row, is_kept)
     return result

@@ -27,13 +27,13 @@ def tables_section(survey: AnnotationSurvey, bins: Any) -> Row:
     for column in TITLES:
         groups = survey.groups.get(column)
         if groups is not None:
-            tables.append(_table(TITLES[column], groups))
+            tables.append(_make_group_table(TITLES[column], groups))
         if column == "speaker" and (survey.events.kept_sums or survey.events.dropped_sums):
-            tables.append(_table("Sound events", survey.events))
+            tables.append(_make_group_table("Sound events", survey.events))
     edges = _edges(bins)
     orders = {edge["column"]: edge["words"] for edge in edges}
     worded = [
-        _table(
+        _make_group_table(
             name.replace("_", " ").capitalize(),
             survey.groups[name],
             order=orders.get(name.replace("_", " "), ()),
@@ -46,7 +46,7 @@ def tables_section(survey: AnnotationSurvey, bins: Any) -> Row:
     return {"tables": tables, "worded": worded, "edges": edges}
 
 
-def _table(title: str, groups: Groups, order: Sequence[str] = ()) -> Row:
+def _make_group_table(title: str, groups: Groups, order: Sequence[str] = ()) -> Row:
     """The groups with the most seconds, kept ones first, and the number of further groups.
 
     Args:
@@ -63,27 +63,27 @@ def _table(title: str, groups: Groups, order: Sequence[str] = ()) -> Row:
             name,
         ),
     )
-    most = max((total.seconds for total in groups.kept_sums.values()), default=0.0) or 1.0
+    max_seconds = max((total.seconds for total in groups.kept_sums.values()), default=0.0) or 1.0
     rows = []
     for name in names[:ROWS_SHOWN]:
-        kept, dropped = groups.kept_sums.get(name, nothing), groups.dropped_sums.get(name, nothing)
+        kept_sum, dropped_sum = groups.kept_sums.get(name, nothing), groups.dropped_sums.get(name, nothing)
         rows.append(
             {
                 "name": name or "(empty)",
-                "segments": kept.segments,
-                "seconds": kept.seconds,
-                "percent": min(100.0, 100.0 * kept.seconds / most),
-                "dropped": dropped.segments,
+                "segments": kept_sum.segments,
+                "seconds": kept_sum.seconds,
+                "percent": min(100.0, 100.0 * kept_sum.seconds / max_seconds),
+                "dropped": dropped_sum.segments,
             }
         )
-    rest = [groups.kept_sums.get(name, nothing) for name in names[ROWS_SHOWN:]]
+    further_sums = [groups.kept_sums.get(name, nothing) for name in names[ROWS_SHOWN:]]
     return {
         "title": title,
         "rows": rows,
         "total": len(names) - (OTHERS_LABEL in names),
-        "more": len(rest),
-        "more_segments": sum(total.segments for total in rest),
-        "more_seconds": sum(total.seconds for total in rest),
+        "more": len(further_sums),
+        "more_segments": sum(total.segments for total in further_sums),
+        "more_seconds": sum(total.seconds for total in further_sums),
     }
 
 

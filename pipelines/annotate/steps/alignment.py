@@ -21,7 +21,7 @@ from pydantic import Field
 from audiollm.data.text.languages import language_of
 from pipelines.annotate.recognizers.value import missing_folder
 from pipelines.annotate.step import Segment
-from pipelines.annotate.words.written_words import Written, written_words
+from pipelines.annotate.words.written_words import WrittenWord, written_words
 from pipelines.steps.step import Resources, StepConfig, Value
 
 if TYPE_CHECKING:
@@ -89,32 +89,32 @@ class Alignment:
             self._aligner = _CtcAligner(CtcModel(self._config.model, "cuda" if self._config.gpus else "cpu"))
 
     def process(self, segment: Segment) -> Value:
-        text = segment.given.text or segment.values.get("consensus", {}).get("text") or ""
+        text = segment.metadata.text or segment.values.get("consensus", {}).get("text") or ""
         found_language = segment.values.get("language", {}).get("language")
-        language = segment.given.language or found_language or language_of(text)
+        language = segment.metadata.language or found_language or language_of(text)
         words = written_words(text, language)
         spelled = [word for word in words if self._aligner.spells(word, language)]
         if not spelled:
             return {"words": [], "score": None}
         samples_N = segment.samples(self._aligner.sample_rate).copy()
-        found = self._aligner.align(samples_N, words, [word in spelled for word in words])
-        if not found:
+        aligned = self._aligner.align(samples_N, words, [word in spelled for word in words])
+        if not aligned:
             return {"words": [], "score": 0.0}
-        return _value(words, filled_in(words, found, segment.duration_s))
+        return _make_alignment_value(words, filled_in(words, aligned, segment.duration_s))
 
 
 def filled_in(
-    words: Sequence[Written], found: Sequence[Aligned | None], duration_s: float
+    words: Sequence[WrittenWord], aligned_words: Sequence[Aligned | None], duration_s: float
 ) -> list[tuple[float, float, float | None]]:
     """Start, end and score of every word, in order and inside the clip.
 
     Args:
-        found: of each word; None for those that could not be aligned: they share what is between their neighbours by
-            the number of their letters.
+        aligned_words: of each word; None for those that could not be aligned: they share what is between their
+            neighbours by the number of their letters.
     """
     spans: list[tuple[float, float, float | None]] = []
     at = 0.0
-    places = list(zip(words, found, strict=True))
+    places = list(zip(words, aligned_words, strict=True))
     for is_known, group in groupby(enumerate(places), key=lambda place: place[1][1] is not None):
         members = list(group)
         if is_known:
@@ -124,7 +124,7 @@ def filled_in(
                 at = min(max(aligned.end_s, start_s), duration_s)
                 spans.append((start_s, at, aligned.score))
             continue
-        following = found[members[-1][0] + 1] if members[-1][0] + 1 < len(found) else None
+        following = aligned_words[members[-1][0] + 1] if members[-1][0] + 1 < len(aligned_words) else None
         until = max(following.start_s if following else duration_s, at)
         until = min(until, duration_s)
         letters = [sum(map(len, word.forms)) for _, (word, _) in members]
@@ -142,15 +142,17 @@ def filled_in(
 class _Aligner(Protocol):
     sample_rate: int
 
-    def spells(self, word: Written, language: str) -> bool: ...
+    def spells(self, word: WrittenWord, language: str) -> bool: ...
 
     def align(
-        self, samples_N: NDArray[np.float32], words: Sequence[Written], spelled: Sequence[bool]
+        self, samples_N: NDArray[np.float32], words: Sequence[WrittenWord], spelled: Sequence[bool]
     ) -> list[Aligned | None]:
         """Align each word; None for words that are not spelled. An empty list: the text does not fit the sound."""
 
 
-def _value(words: Sequence[Written], spans: Sequence[tuple[float, float, float | None]]) -> Value:
+def _make_alignment_value(
+    words: Sequence[WrittenWord], spans: Sequence[tuple[float, float, float | None]]
+) -> Value:
     scored = [(end_s - start_s, score) for start_s, end_s, score in spans if score is not None]
     length = sum(seconds for seconds, _ in scored)
     rows = [
@@ -174,27 +176,31 @@ class _PocketsphinxAligner:
 
         self._recognizer = PocketsphinxRecognizer()
 
-    def spells(self, word: Written, language: str) -> bool:
+    def spells(self, word: WrittenWord, language: str) -> bool:
         return language == "en" and all(self._recognizer.knows(form) for form in word.forms)
 
     def align(
-        self, samples_N: NDArray[np.float32], words: Sequence[Written], spelled: Sequence[bool]
+        self, samples_N: NDArray[np.float32], words: Sequence[WrittenWord], spelled: Sequence[bool]
     ) -> list[Aligned | None]:
         import torch
 
-        said = [form for word, known in zip(words, spelled, strict=True) if known for form in word.forms]
-        found = self._recognizer.align(torch.from_numpy(samples_N)[None], self.sample_rate, said)
-        if not found:
+        forms = [
+            form for word, is_spelled in zip(words, spelled, strict=True) if is_spelled for form in word.forms
+        ]
+        form_spans = self._recognizer.align(torch.from_numpy(samples_N)[None], self.sample_rate, forms)
+        if not form_spans:
             return []
-        rest = iter(found)
+        remaining_spans = iter(form_spans)
         aligned: list[Aligned | None] = []
-        for word, known in zip(words, spelled, strict=True):
-            parts = [next(rest) for _ in word.forms] if known else []
-            lengths = [max(part.end_s - part.start_s, 1e-3) for part in parts]
-            score = sum(a * part.score for a, part in zip(lengths, parts, strict=True)) / (
+        for word, is_spelled in zip(words, spelled, strict=True):
+            word_spans = [next(remaining_spans) for _ in word.forms] if is_spelled else []
+            lengths = [max(span.end_s - span.start_s, 1e-3) for span in word_spans]
+            score = sum(a * span.score for a, span in zip(lengths, word_spans, strict=True)) / (
                 sum(lengths) or 1.0
             )
-            aligned.append(Aligned(parts[0].start_s, parts[-1].end_s, score) if parts else None)
+            aligned.append(
+                Aligned(word_spans[0].start_s, word_spans[-1].end_s, score) if word_spans else None
+            )
         return aligned
 
 
@@ -210,30 +216,32 @@ class _CtcAligner:
             token: index for token, index in model.tokenizer.get_vocab().items() if token not in special
         }
 
-    def spells(self, word: Written, language: str) -> bool:
+    def spells(self, word: WrittenWord, language: str) -> bool:
         return self._spelling(word) is not None
 
     def align(
-        self, samples_N: NDArray[np.float32], words: Sequence[Written], spelled: Sequence[bool]
+        self, samples_N: NDArray[np.float32], words: Sequence[WrittenWord], spelled: Sequence[bool]
     ) -> list[Aligned | None]:
-        (found,) = self._model.emissions([samples_N])
-        star = found.log_probs_TV.shape[1]
+        (emissions,) = self._model.emissions([samples_N])
+        star = emissions.log_probs_TV.shape[1]
         delimiter = self._letters.get(self._model.delimiter or "")
         tokens: list[int] = []
         spans: list[tuple[int, int]] = []
-        for known, group in groupby(zip(words, spelled, strict=True), key=lambda pair: pair[1]):
-            for spelling in [self._spelling(word) or [] for word, _ in group] if known else [[star]]:
+        for is_spelled, group in groupby(zip(words, spelled, strict=True), key=lambda pair: pair[1]):
+            for spelling in [self._spelling(word) or [] for word, _ in group] if is_spelled else [[star]]:
                 if tokens and delimiter is not None:
                     tokens.append(delimiter)
                 spans.append((len(tokens), len(tokens) + len(spelling)))
                 tokens += spelling
-        aligned = ctc_spans(found.log_probs_TV, tokens, self._model.blank)
+        aligned = ctc_spans(emissions.log_probs_TV, tokens, self._model.blank)
         if not aligned:
             return []
-        known_words = iter([_joined(aligned[a:b], found.times_T) for a, b in spans if tokens[a] != star])
-        return [next(known_words) if known else None for known in spelled]
+        known_words = iter(
+            [_join_token_spans(aligned[a:b], emissions.times_T) for a, b in spans if tokens[a] != star]
+        )
+        return [next(known_words) if is_spelled else None for is_spelled in spelled]
 
-    def _spelling(self, word: Written) -> list[int] | None:
+    def _spelling(self, word: WrittenWord) -> list[int] | None:
         """The letters of all its forms, as they are or in upper or lower case; an apostrophe may be lacking."""
         spelling = []
         for letter in "".join(word.forms):
@@ -281,7 +289,7 @@ def ctc_spans(log_probs_TV: Tensor, tokens_L: Sequence[int], blank: int) -> list
     return spans
 
 
-def _joined(spans: Sequence[TokenSpan], times_T: NDArray[np.float64]) -> Aligned:
+def _join_token_spans(spans: Sequence[TokenSpan], times_T: NDArray[np.float64]) -> Aligned:
     frames = [span.end - span.start for span in spans]
     score = sum(count * span.probability for count, span in zip(frames, spans, strict=True)) / sum(frames)
     return Aligned(

@@ -53,8 +53,8 @@ class Attributes:
 
     def __init__(self, config: AttributesConfig) -> None:
         self._config = config
-        given = {name: getattr(config, name) for name in NAMES}
-        self._folders: dict[str, Path] = {name: path for name, path in given.items() if path is not None}
+        folders = {name: getattr(config, name) for name in NAMES}
+        self._folders: dict[str, Path] = {name: path for name, path in folders.items() if path is not None}
         self.resources = Resources(gpus=config.gpus)
         self.batch_size = config.batch_size
 
@@ -93,19 +93,19 @@ class Attributes:
         values: list[Value] = [dict.fromkeys(self._models) for _ in items]
         long_enough = [place for place, item in enumerate(items) if item.duration_s >= _SHORTEST_S]
         for name, model in self._models.items():
-            clips = [self._heard(items[place], model) for place in long_enough]
+            clips = [self._cut_middle(items[place], model) for place in long_enough]
             for place, logits_K in zip(long_enough, _logits(model, clips), strict=True):
-                values[place][name] = self._told(model, logits_K)
+                values[place][name] = self._make_attribute_value(model, logits_K)
         return values
 
-    def _heard(self, item: Segment, model: AudioClassifier) -> NDArray[np.float32]:
+    def _cut_middle(self, item: Segment, model: AudioClassifier) -> NDArray[np.float32]:
         """The middle of the segment, as long as the model and the settings allow, `[N]`."""
         samples_N = item.samples(model.sample_rate)
         longest_s = min(self._config.max_duration_s, model.window_s or math.inf)
         spare = max(len(samples_N) - round(longest_s * model.sample_rate), 0)
         return samples_N[spare // 2 : len(samples_N) - (spare - spare // 2)]
 
-    def _told(self, model: AudioClassifier, logits_K: NDArray[np.float64]) -> Value | None:
+    def _make_attribute_value(self, model: AudioClassifier, logits_K: NDArray[np.float64]) -> Value | None:
         if not np.isfinite(logits_K).all():
             return None
         if len(logits_K) == 1:

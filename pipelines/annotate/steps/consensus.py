@@ -48,8 +48,8 @@ class Consensus:
 
     def __init__(self, config: ConsensusConfig, recognizers: Sequence[str]) -> None:
         self.needs = tuple(recognizers)
-        chosen = config.confidences
-        self._confidences = Confidences(chosen.of, chosen.alpha, chosen.null) if chosen else None
+        settings = config.confidences
+        self._confidences = Confidences(settings.of, settings.alpha, settings.null) if settings else None
 
     def missing(self) -> str | None:
         return None if self.needs else "consensus: no recognizers to put to the vote: give at least one"
@@ -65,33 +65,33 @@ class Consensus:
         values = [segment.values[name] for name in self.needs if name in segment.values]
         if not values:
             raise ValueError("no recognizer has a result for this segment")
-        heard = [
+        hypotheses = [
             Hypothesis(value["text"], [(word["word"], word["confidence"]) for word in value["words"]])
             for value in values
         ]
-        found = vote(heard, spoken_language(segment.given.language, values), self._confidences)
+        voted = vote(hypotheses, spoken_language(segment.metadata.language, values), self._confidences)
         return {
             # one recognizer alone is kept as it writes
-            "text": found.text if len(values) > 1 else values[0]["text"],
+            "text": voted.text if len(values) > 1 else values[0]["text"],
             "words": [
                 {"word": word.word, "share": round(word.share, 4), "confidence": _rounded(word.confidence)}
-                for word in found.words
+                for word in voted.words
             ],
-            "pairwise_wer": _rounded(found.pairwise_wer),
-            "vote_share": _rounded(found.vote_share),
-            "unit": found.unit,
+            "pairwise_wer": _rounded(voted.pairwise_wer),
+            "vote_share": _rounded(voted.vote_share),
+            "unit": voted.unit,
         }
 
 
-def spoken_language(given: str | None, heard: Sequence[Mapping[str, object]]) -> str | None:
+def spoken_language(given_language: str | None, transcripts: Sequence[Mapping[str, object]]) -> str | None:
     """The given language, or that with the most weight among recognizers that tell one; None where none does.
 
     A language without a probability weighs 0.5: recognizers of one language name theirs whatever they hear.
     """
-    if given:
-        return given
+    if given_language:
+        return given_language
     weights: dict[str, float] = defaultdict(float)
-    for value in heard:
+    for value in transcripts:
         language, probability = value.get("language"), value.get("language_probability")
         if isinstance(language, str):
             weights[language] += float(probability) if isinstance(probability, int | float) else 0.5

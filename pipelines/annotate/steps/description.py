@@ -64,15 +64,18 @@ class DescriptionConfig(StepConfig):
     def _one_is_a_list(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        return {name: [asked] if isinstance(asked, str) else asked for name, asked in value.items()}
+        return {
+            name: [phrasings] if isinstance(phrasings, str) else phrasings
+            for name, phrasings in value.items()
+        }
 
     @field_validator("questions")
     @classmethod
     def _can_be_columns(cls, questions: dict[str, list[str]]) -> dict[str, list[str]]:
-        for name, asked in questions.items():
+        for name, phrasings in questions.items():
             if not name.isidentifier() or name in ("text", "gate"):
                 raise ValueError(f"{name!r} is not a valid column name for an answer")
-            if not asked or not all(question.strip() for question in asked):
+            if not phrasings or not all(question.strip() for question in phrasings):
                 raise ValueError(f"{name}: the question is empty")
         return questions
 
@@ -125,7 +128,7 @@ class Description:
 
     def process(self, segment: Segment) -> Value:
         sound = segment.waveform()
-        asked = {
+        phrasings_by_name = {
             name: phrasings
             for name, phrasings in self._config.questions.items()
             if segment.kind == "speech" or name not in OF_SPEECH
@@ -133,10 +136,12 @@ class Description:
         verdict, tries = GateResult(None, None, "nothing was asked"), 0
         refused: set[str] = set()
         # the answer to the same words would be the same
-        wordings = max((len(phrasings) for phrasings in asked.values()), default=0)
+        wordings = max((len(phrasings) for phrasings in phrasings_by_name.values()), default=0)
         for turn in range(min(self._config.tries, wordings)):
             tries = turn + 1
-            questions = {name: phrasings[turn % len(phrasings)] for name, phrasings in asked.items()}
+            questions = {
+                name: phrasings[turn % len(phrasings)] for name, phrasings in phrasings_by_name.items()
+            }
             answers = {name: self._answer(sound, question) for name, question in questions.items()}
             text = joined(answers.values())
             if text in refused:
@@ -150,7 +155,7 @@ class Description:
             "accepted": verdict.accepted, "tries": tries, "reason": verdict.reason,
         }  # fmt: skip
         columns = {
-            name: answers[name] if verdict.accepted and name in asked else None
+            name: answers[name] if verdict.accepted and name in phrasings_by_name else None
             for name in self._config.questions
         }
         return {**columns, "text": text if verdict.accepted else None, "gate": gate}
@@ -173,9 +178,9 @@ def joined(answers: Any) -> str:
     return " ".join(text if text[-1] in ".!?。！？…" else f"{text}." for text in answers if text)
 
 
-def _model_folder(given: Path) -> Path | None:
+def _model_folder(folder: Path) -> Path | None:
     """Find the model's folder, its own or inside that of its training, without loading anything."""
-    return next((f for f in (given, given / "model") if (f / "config.json").is_file()), None)
+    return next((f for f in (folder, folder / "model") if (f / "config.json").is_file()), None)
 
 
 def _has_likelihoods(folder: Path) -> bool:

@@ -101,7 +101,7 @@ class EventsConfig(StepConfig):
         return self
 
 
-class Heard(Protocol):
+class AudioItem(Protocol):
     """An item with sound, a segment of the annotation or any other."""
 
     @property
@@ -163,7 +163,7 @@ class Events:
     def _window_samples(self) -> int:
         return round(self._tagger.window_s * self._tagger.sample_rate)
 
-    def process(self, item: Heard) -> Value:
+    def process(self, item: AudioItem) -> Value:
         """`{events: [{label, start_s, end_s, score}], tags: [{label, score}]}`, events by time, tags by score.
 
         A tag's score is the mean over the windows, so that tags say what the segment is full of: with the highest
@@ -172,14 +172,14 @@ class Events:
         middles_s = self.middles(item)
         return self.value_of(self.hear(item, middles_s), middles_s, item.duration_s)
 
-    def middles(self, item: Heard) -> list[float]:
+    def middles(self, item: AudioItem) -> list[float]:
         """The middles of the item's windows, one per hop, in seconds; a shorter item begins with its only window."""
         rate, window = self._tagger.sample_rate, self._window_samples
         hop = max(round((self._config.hop_s or self._tagger.window_s / 2) * rate), 1)
         starts = window_starts(len(item.samples(rate)), window, hop)
         return [(start + window / 2) / rate for start in starts]
 
-    def hear(self, item: Heard, middles_s: Sequence[float]) -> WindowScores:
+    def hear(self, item: AudioItem, middles_s: Sequence[float]) -> WindowScores:
         """The scores of windows, by their middles; silence lies around the item."""
         rate, window = self._tagger.sample_rate, self._window_samples
         samples_N = item.samples(rate)
@@ -188,11 +188,13 @@ class Events:
         padded_N = np.pad(samples_N, (before, behind)) if before or behind else samples_N
         return self._tagger.hear(padded_N[before + start : before + start + window] for start in starts)
 
-    def value_of(self, heard: WindowScores, middles_s: Sequence[float], duration_s: float) -> Value:
+    def value_of(self, window_scores: WindowScores, middles_s: Sequence[float], duration_s: float) -> Value:
         """The step's value by the scores of the windows."""
-        groups = groups_in(heard.labels)
-        events = find_events(heard, middles_s, duration_s, groups, self._config.onset, self._config.offset)
-        tags = rank_tags(heard, groups, self._config.top)
+        groups = groups_in(window_scores.labels)
+        events = find_events(
+            window_scores, middles_s, duration_s, groups, self._config.onset, self._config.offset
+        )
+        tags = rank_tags(window_scores, groups, self._config.top)
         return {
             "events": [event._asdict() for event in events],
             "tags": [{"label": label, "score": score} for label, score in tags],
@@ -228,12 +230,14 @@ def window_starts(num_samples: int, window: int, hop: int) -> list[int]:
 def groups_in(labels: Sequence[str]) -> dict[int, range]:
     """The groups of `GROUPS` that a model's classes hold, and the classes in each, by place."""
     places = {label: place for place, label in enumerate(labels)}
-    known = {places[group]: places[last] for group, last in GROUPS.items() if {group, last} <= places.keys()}
-    return {group: range(group + 1, last + 1) for group, last in known.items() if last > group}
+    last_by_group = {
+        places[group]: places[last] for group, last in GROUPS.items() if {group, last} <= places.keys()
+    }
+    return {group: range(group + 1, last + 1) for group, last in last_by_group.items() if last > group}
 
 
 def find_events(
-    heard: WindowScores,
+    window_scores: WindowScores,
     middles_s: Sequence[float],
     duration_s: float,
     groups: Mapping[int, range],
@@ -249,15 +253,15 @@ def find_events(
         middles_s: of the windows, in the segment.
         groups: see `groups_in`.
     """
-    labels, scores_FK = heard
+    labels, scores_FK = window_scores
     edges_s = window_edges(middles_s, duration_s)
     loud = np.flatnonzero(scores_FK.max(axis=0) >= onset)
     runs = {int(k): runs_above(scores_FK[:, k], onset, offset) for k in loud if labels[k] != SILENCE}
     events = []
-    for k, found in runs.items():
+    for k, class_runs in runs.items():
         narrower = [run for member in groups.get(k, ()) for run in runs.get(member, ())]
-        for first, end in found:
-            if not any(first < other_end and other < end for other, other_end in narrower):
+        for first, end in class_runs:
+            if not any(first < other_end and other_start < end for other_start, other_end in narrower):
                 score = round(float(scores_FK[first:end, k].max()), 4)
                 start_s, end_s = round(float(edges_s[first]), 3), round(float(edges_s[end]), 3)
                 events.append(Event(labels[k], start_s, end_s, score))
@@ -283,13 +287,13 @@ def runs_above(scores_F: NDArray[np.float32], onset: float, offset: float) -> li
     return runs
 
 
-def rank_tags(heard: WindowScores, groups: Mapping[int, range], top: int) -> list[tuple[str, float]]:
+def rank_tags(window_scores: WindowScores, groups: Mapping[int, range], top: int) -> list[tuple[str, float]]:
     """The `top` classes by their mean over the windows, those with a mean of 0 left out.
 
     Silence is no tag, nor is a group of things one of which scores at least half as much: "Animal, Livestock, Fowl"
     would say of a rooster what "Crowing" says alone.
     """
-    labels, scores_FK = heard
+    labels, scores_FK = window_scores
     means_K = scores_FK.mean(axis=0, dtype=np.float64).round(4)
     covered = {
         group

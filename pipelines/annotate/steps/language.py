@@ -75,13 +75,13 @@ class Language:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
         self._identifier: LanguageIdentifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-        known = set(self._identifier.labels) - {"zxx"}  # py3langid's code for no language
-        asked = self._config.languages
-        self._candidates = frozenset(asked or {code for code in known if len(code) == 2})
-        if unknown := sorted(self._candidates - known):
+        supported = set(self._identifier.labels) - {"zxx"}  # py3langid's code for no language
+        requested = self._config.languages
+        self._candidates = frozenset(requested or {code for code in supported if len(code) == 2})
+        if unknown := sorted(self._candidates - supported):
             raise ConfigError(
                 f"language.languages: {', '.join(unknown)}: not known to py3langid",
-                remedy=f"take it out, or use one of: {', '.join(sorted(known))}",
+                remedy=f"take it out, or use one of: {', '.join(sorted(supported))}",
             )
 
     def process(self, item: Segment) -> Value:
@@ -89,9 +89,9 @@ class Language:
 
         `source` says who: `given` (which is believed), `script` (it has one language), `text`, recognizers by name.
         """
-        if item.given.language:
-            return {"language": item.given.language, "probability": 1.0, "source": "given"}
-        text = _text_of(item, self._recognizers)
+        if item.metadata.language:
+            return {"language": item.metadata.language, "probability": 1.0, "source": "given"}
+        text = _choose_segment_text(item, self._recognizers)
         script, share = main_script(text)
         possible = (
             self._candidates if script is None else self._candidates & languages_of(script, self._candidates)
@@ -102,9 +102,9 @@ class Language:
         elif script is not None and _length(text) >= self._config.min_length:
             evidence["text"] = dict(self._identifier.rank(text))
         for name in self._recognizers:
-            told = self._told(item.values.get(name) or {}, possible)
-            if told is not None and "script" not in evidence:
-                evidence[name] = told
+            probabilities = self._language_probabilities(item.values.get(name) or {}, possible)
+            if probabilities is not None and "script" not in evidence:
+                evidence[name] = probabilities
         if not evidence or not possible:
             return {"language": None, "probability": None, "source": None}
         joint = joint_probability(list(evidence.values()), possible)
@@ -112,19 +112,21 @@ class Language:
         probability = round(joint[language] * (share if script is not None else 1.0), 4)
         return {"language": language, "probability": probability, "source": " and ".join(evidence)}
 
-    def _told(self, value: Mapping[str, Any], possible: Collection[str]) -> Mapping[str, float] | None:
+    def _language_probabilities(
+        self, value: Mapping[str, Any], possible: Collection[str]
+    ) -> Mapping[str, float] | None:
         """Turn a recognizer's language into probabilities: the other languages share the rest."""
-        told = value.get("language")
-        if not isinstance(told, str) or not told:
+        language = value.get("language")
+        if not isinstance(language, str) or not language:
             return None
-        code = told.replace("_", "-").partition("-")[0].lower()
+        code = language.replace("_", "-").partition("-")[0].lower()
         code = code if code in possible else base_code(code)
         if code not in possible:
             return None
         sure = value.get("language_probability")
         sure = min(float(sure), _MAX_PROBABILITY) if isinstance(sure, int | float) else _DEFAULT_PROBABILITY
-        rest = (1.0 - sure) / max(len(possible) - 1, 1)
-        return {other: sure if other == code else rest for other in possible}
+        other_share = (1.0 - sure) / max(len(possible) - 1, 1)
+        return {candidate: sure if candidate == code else other_share for candidate in possible}
 
 
 def joint_probability(evidence: Sequence[Mapping[str, float]], possible: Collection[str]) -> dict[str, float]:
@@ -132,7 +134,9 @@ def joint_probability(evidence: Sequence[Mapping[str, float]], possible: Collect
 
     One who is not sure (nearly flat) changes little; two who are sure of different ones leave doubt.
     """
-    logs = {code: sum(math.log(max(each.get(code, 0.0), 1e-9)) for each in evidence) for code in possible}
+    logs = {
+        code: sum(math.log(max(witness.get(code, 0.0), 1e-9)) for witness in evidence) for code in possible
+    }
     highest = max(logs.values())
     weights = {code: math.exp(value - highest) for code, value in logs.items()}
     total = sum(weights.values())
@@ -145,10 +149,10 @@ def base_code(language: str) -> str:
     return _WIDER.get(code, code)
 
 
-def _text_of(item: Segment, recognizers: Sequence[str]) -> str:
+def _choose_segment_text(item: Segment, recognizers: Sequence[str]) -> str:
     """Return the given text, else the consensus, else the text of the first recognizer that heard something."""
-    heard = [(item.values.get(name) or {}).get("text") for name in ("consensus", *recognizers)]
-    return next((text for text in (item.given.text, *heard) if text and text.strip()), "")
+    texts = [(item.values.get(name) or {}).get("text") for name in ("consensus", *recognizers)]
+    return next((text for text in (item.metadata.text, *texts) if text and text.strip()), "")
 
 
 def _length(text: str) -> int:

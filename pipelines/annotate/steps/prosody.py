@@ -116,8 +116,8 @@ def _tempo(item: Segment, activity: _Activity | None) -> Value:
     """Syllables of the text that is given, or else of the recognizers', over the seconds in which it is spoken."""
     from pipelines.annotate.words.syllables import count_syllables
 
-    text = item.given.text or (item.values.get("consensus") or {}).get("text") or ""
-    language = item.given.language or (item.values.get("language") or {}).get("language")
+    text = item.metadata.text or (item.values.get("consensus") or {}).get("text") or ""
+    language = item.metadata.language or (item.values.get("language") or {}).get("language")
     syllables = count_syllables(text, language)
     value: Value = {"syllables": syllables or None, "rate_syllables_s": None}
     if activity is None:

@@ -103,8 +103,8 @@ class Quality:
         if self._utmos is not None:
             value["utmos"] = round(self._utmos.score(item.samples(SAMPLE_RATE)), 3)
         if self._sigmos is not None:
-            heard = self._sigmos.score(item.samples(SIGMOS_RATE))
-            value["sigmos"] = {name: round(score, 3) for name, score in heard.items()}
+            sigmos_scores = self._sigmos.score(item.samples(SIGMOS_RATE))
+            value["sigmos"] = {name: round(score, 3) for name, score in sigmos_scores.items()}
         return value
 
 

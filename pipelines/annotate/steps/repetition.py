@@ -162,8 +162,10 @@ class Repetition:
         """
         path = self._config.phrases
         lines = path.read_text(encoding="utf-8-sig").splitlines() if path is not None else []
-        own = [line for line in lines if line.strip() and not line.startswith("#")]
-        self._phrases = Phrases.of(phrase for group in (*PHRASES.values(), own) for phrase in group)
+        custom_phrases = [line for line in lines if line.strip() and not line.startswith("#")]
+        self._phrases = Phrases.of(
+            phrase for group in (*PHRASES.values(), custom_phrases) for phrase in group
+        )
 
     def process(self, item: Segment) -> Value:
         """Measure the consensus, else the given text; values that a text without words does not have are None.
@@ -174,7 +176,7 @@ class Repetition:
 
         Source: Granary (NVIDIA NeMo-speech-data-processor, `DetectWhisperHallucinationFeatures`) and NeMo Curator.
         """
-        text = str((item.values.get("consensus") or {}).get("text") or item.given.text or "")
+        text = str((item.values.get("consensus") or {}).get("text") or item.metadata.text or "")
         words = words_of(text)
         lengths = sorted((len(word) for word in words if not is_unspaced(word)), reverse=True)
         characters = len("".join(text.split()))
@@ -195,27 +197,27 @@ class Repetition:
 class Phrases(NamedTuple):
     """Known phrases, as words: those that are a whole text, and those found anywhere in one."""
 
-    whole: dict[tuple[str, ...], str]
+    exact: dict[tuple[str, ...], str]
     anywhere: dict[tuple[str, ...], str]
 
     @classmethod
     def of(cls, phrases: Iterable[str]) -> Phrases:
         """Make phrases from lines: `*anywhere*`, or the whole text."""
-        made = cls({}, {})
+        result = cls({}, {})
         for phrase in phrases:
             line = phrase.strip()
             anywhere = len(line) > 2 and line[0] == line[-1] == "*"
             if words := tuple(words_of(line.strip("*"))):
-                (made.anywhere if anywhere else made.whole).setdefault(words, line.strip("*"))
-        return made
+                (result.anywhere if anywhere else result.exact).setdefault(words, line.strip("*"))
+        return result
 
     def found_in(self, text: str) -> str | None:
         """The phrase that all of the text is, or the longest that is in it; None where there is none."""
         words = tuple(words_of(text))
         for count in range(1, len(words) + 1):
-            part = words[: len(words) // count]
-            if len(words) % count == 0 and part in self.whole and part * count == words:
-                return self.whole[part]
+            unit = words[: len(words) // count]
+            if len(words) % count == 0 and unit in self.exact and unit * count == words:
+                return self.exact[unit]
         spaced = f" {' '.join(words)} "
         inside = [phrase for phrase in self.anywhere if f" {' '.join(phrase)} " in spaced]
         return self.anywhere[max(inside, key=len)] if inside else None

@@ -68,12 +68,12 @@ class Segments:
         activity = item.values["voice_activity"]
         duration_s = activity["duration_s"]
         spans = [VoicedSpan(*span) for span in activity["spans"]]
-        if item.given.text is not None:
-            whole = _row(_trim(duration_s, spans), "speech", item.given.speaker, spans, 0.0)
+        if item.metadata.text is not None:
+            segment = _make_segment_row(_trim(duration_s, spans), "speech", item.metadata.speaker, spans, 0.0)
             notes = [activity.get("length"), None if spans else "no speech heard in it, kept whole"]
             if any(notes):
-                whole["note"] = "; ".join(filter(None, notes))
-            return {"segments": [whole]}
+                segment["note"] = "; ".join(filter(None, notes))
+            return {"segments": [segment]}
         turns = (item.values.get("speakers") or {}).get("turns")
         pieces = _by_turns(spans, turns) if turns else [_Piece(span, None, False) for span in spans]
         rows = self._speech(pieces, activity, spans)
@@ -82,7 +82,7 @@ class Segments:
         return {"segments": sorted(rows, key=lambda row: (row["start_s"], row["end_s"]))}
 
     def _speech(self, pieces: Sequence[_Piece], activity: Value, spans: Sequence[VoicedSpan]) -> list[Value]:
-        parts = cut(
+        cuts = cut(
             [piece.span for piece in pieces],
             unpack(activity["probabilities"]),
             activity["duration_s"],
@@ -92,14 +92,16 @@ class Segments:
             labels=[(piece.speaker, piece.overlap) for piece in pieces],
         )
         return [
-            _row(part, "speech", speaker, spans, _inside(part, [p.span for p in pieces if p.overlap]))
-            for part, label in parts
+            _make_segment_row(
+                span, "speech", speaker, spans, _inside(span, [p.span for p in pieces if p.overlap])
+            )
+            for span, label in cuts
             for speaker in [label[0] if label else None]
         ]
 
     def _sounds(self, rows: Sequence[Value], duration_s: float) -> list[Value]:
         """Cut the sound between the segments of speech into equal parts of at most `max_duration_s`."""
-        found = []
+        sounds = []
         edges = [0.0, *(edge for row in rows for edge in (row["start_s"], row["end_s"])), duration_s]
         for start_s, end_s in zip(edges[::2], edges[1::2], strict=True):
             length_s = end_s - start_s
@@ -107,14 +109,14 @@ class Segments:
                 continue
             count = -int(-length_s // self._config.max_duration_s)
             for index in range(count):
-                part = VoicedSpan(
+                span = VoicedSpan(
                     start_s + length_s * index / count, start_s + length_s * (index + 1) / count
                 )
-                found.append(_row(part, "sound", None, (), 0.0))
-        return found
+                sounds.append(_make_segment_row(span, "sound", None, (), 0.0))
+        return sounds
 
 
-def _row(
+def _make_segment_row(
     span: VoicedSpan, kind: str, speaker: str | None, speech: Sequence[VoicedSpan], overlap_s: float
 ) -> dict[str, Any]:
     return {
@@ -127,8 +129,10 @@ def _row(
     }
 
 
-def _inside(part: VoicedSpan, spans: Sequence[VoicedSpan]) -> float:
-    return sum(max(min(s.end_s, part.end_s) - max(s.start_s, part.start_s), 0.0) for s in spans)
+def _inside(segment_span: VoicedSpan, spans: Sequence[VoicedSpan]) -> float:
+    return sum(
+        max(min(s.end_s, segment_span.end_s) - max(s.start_s, segment_span.start_s), 0.0) for s in spans
+    )
 
 
 def _trim(duration_s: float, spans: Sequence[VoicedSpan]) -> VoicedSpan:
@@ -149,7 +153,7 @@ def _by_turns(spans: Sequence[VoicedSpan], turns: Sequence[Value]) -> list[_Piec
     for span in spans:
         inside = [span.start_s, *(edge for edge in edges if span.start_s < edge < span.end_s), span.end_s]
         for start_s, end_s in pairwise(inside):
-            part, middle_s = VoicedSpan(start_s, end_s), (start_s + end_s) / 2
+            piece_span, middle_s = VoicedSpan(start_s, end_s), (start_s + end_s) / 2
             active = [turn for turn in turns if turn["start_s"] <= middle_s < turn["end_s"]]
             names = list(dict.fromkeys(turn["speaker"] for turn in active))
             overlap = len(names) > 1 or any(turn["overlap"] for turn in active)
@@ -157,5 +161,5 @@ def _by_turns(spans: Sequence[VoicedSpan], turns: Sequence[Value]) -> list[_Piec
             if before and (not names or (overlap and end_s - start_s < _SHORTEST_TURN_S)):
                 pieces[-1] = before._replace(span=VoicedSpan(before.span.start_s, end_s))
             else:
-                pieces.append(_Piece(part, names[0] if names else None, overlap))
+                pieces.append(_Piece(piece_span, names[0] if names else None, overlap))
     return pieces

@@ -80,8 +80,8 @@ class Separate:
         if (missing := self.missing()) is not None or self._config.model is None:
             raise FileNotFoundError(missing)
         mdx = self._config.mdx
-        known = MdxModel(mdx.n_fft, mdx.stem, mdx.compensate) if mdx else None
-        self._separator = load_separator(self._config.model, known, self._config.sample_rate)
+        mdx_model = MdxModel(mdx.n_fft, mdx.stem, mdx.compensate) if mdx else None
+        self._separator = load_separator(self._config.model, mdx_model, self._config.sample_rate)
         settings = self._config.model_dump_json(exclude={"model", "folder"})
         self._made_by = f"{self.version} {file_digest(self._config.model)} {settings}"
 
@@ -96,11 +96,11 @@ class Separate:
         path = self._config.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.flac"
         rate = self._separator.sample_rate
         if not path.is_file():
-            save_stream(path, _tensors(self._separator, item), rate)
+            save_stream(path, _separate_blocks(self._separator, item), rate)
         return {"path": str(path), "sample_rate": rate}
 
 
-def _tensors(separator: Separator, item: Recording) -> Iterator[torch.Tensor]:
+def _separate_blocks(separator: Separator, item: Recording) -> Iterator[torch.Tensor]:
     import torch
 
     for samples_N in separator.separate(item.blocks(separator.sample_rate)):

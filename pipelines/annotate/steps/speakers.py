@@ -88,7 +88,7 @@ class Speakers:
         """Turns and speakers of the recording; none of either where there is no speech."""
         from pipelines.annotate.voice.diarization import COSTS, diarize
 
-        found = diarize(
+        diarization = diarize(
             self._voices.embed,
             recording.blocks(SAMPLE_RATE),
             recording.values["voice_activity"]["spans"],
@@ -105,15 +105,15 @@ class Speakers:
                 "speaker": f"S{turn.speaker}",
                 "overlap": turn.overlap,
             }
-            for turn in found.turns
+            for turn in diarization.turns
         ]
         speakers = {
             f"S{index}": {
                 "seconds": round(
-                    sum(turn.end_s - turn.start_s for turn in found.turns if turn.speaker == index), 3
+                    sum(turn.end_s - turn.start_s for turn in diarization.turns if turn.speaker == index), 3
                 ),
                 "embedding": [round(float(value), 4) for value in voice_D],
             }
-            for index, voice_D in enumerate(found.voices_KD)
+            for index, voice_D in enumerate(diarization.voices_KD)
         }
         return {"turns": turns, "speakers": speakers}

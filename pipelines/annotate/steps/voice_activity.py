@@ -119,8 +119,8 @@ def _whole_frames(pieces: Iterator[NDArray[np.float32]]) -> Iterator[NDArray[np.
     for piece_N in pieces:
         rest_N = np.concatenate([rest_N, piece_N])
         if len(rest_N) >= _BLOCK_FRAMES * FRAME:
-            whole = len(rest_N) // FRAME * FRAME
-            yield rest_N[:whole]
-            rest_N = rest_N[whole:]
+            num_samples = len(rest_N) // FRAME * FRAME
+            yield rest_N[:num_samples]
+            rest_N = rest_N[num_samples:]
     if len(rest_N):
         yield rest_N

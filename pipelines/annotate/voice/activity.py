@@ -133,6 +133,6 @@ def cut(
     for index, (span, label) in enumerate(merged):
         before_s = (merged[index - 1][0].end_s + span.start_s) / 2 if index else 0.0
         after_s = (span.end_s + merged[index + 1][0].start_s) / 2 if index + 1 < len(merged) else duration_s
-        part = VoicedSpan(max(span.start_s - margin_s, before_s), min(span.end_s + margin_s, after_s))
-        result.append((part, label))
+        segment = VoicedSpan(max(span.start_s - margin_s, before_s), min(span.end_s + margin_s, after_s))
+        result.append((segment, label))
     return result

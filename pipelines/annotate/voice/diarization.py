@@ -103,13 +103,13 @@ def diarize(
     every = max(2, -(-len(windows) // MAX_CLUSTERED_WINDOWS))
     voices_WD, sounds = _embed_all(embed, blocks, windows, every)
     smooth_WD = _smooth(voices_WD, windows)
-    chosen = np.arange(0, len(windows), every)
-    pure = chosen[_pure(smooth_WD, windows, chosen)]
+    window_indices = np.arange(0, len(windows), every)
+    pure = window_indices[_pure(smooth_WD, windows, window_indices)]
     means_KD = group(smooth_WD[pure], threshold, num_speakers, max_speakers)
     labels_W = (smooth_WD @ means_KD.T).argmax(axis=1)
     present, labels_W = np.unique(labels_W, return_inverse=True)
     means_KD = means_KD[present]
-    clean = _clean(smooth_WD, means_KD, labels_W, windows, chosen)
+    clean = _clean(smooth_WD, means_KD, labels_W, windows, window_indices)
     path: list[State] = [(int(label),) for label in labels_W]
     if len(means_KD) > 1:
         sound_of = {index: sounds[index // every] for indices in clean for index in indices}
@@ -188,26 +188,27 @@ def _without_short(
 ) -> list[tuple[float, float, State]]:
     """Merge short runs into their neighbours, the shortest first; a run that touches no other stays."""
     runs = list(runs)
-    kept: set[tuple[float, float]] = set()
+    isolated_runs: set[tuple[float, float]] = set()
     while True:
         short = [
             (end - start, index)
             for index, (start, end, _) in enumerate(runs)
-            if end - start < min_turn_s - 1e-6 and (start, end) not in kept
+            if end - start < min_turn_s - 1e-6 and (start, end) not in isolated_runs
         ]
         if not short:
             return runs
         index = min(short)[1]
         start_s, end_s, _ = runs[index]
         near = [
-            other
-            for other in (index - 1, index + 1)
-            if 0 <= other < len(runs) and max(runs[other][0] - end_s, start_s - runs[other][1]) < PAUSE_S
+            neighbour
+            for neighbour in (index - 1, index + 1)
+            if 0 <= neighbour < len(runs)
+            and max(runs[neighbour][0] - end_s, start_s - runs[neighbour][1]) < PAUSE_S
         ]
         if not near:
-            kept.add((start_s, end_s))
+            isolated_runs.add((start_s, end_s))
             continue
-        into = max(near, key=lambda other: runs[other][1] - runs[other][0])
+        into = max(near, key=lambda neighbour: runs[neighbour][1] - runs[neighbour][0])
         low, high = sorted((index, into))
         runs[low : high + 1] = [(runs[low][0], runs[high][1], runs[into][2])]
         for at in (low, low - 1):  # runs that are now beside one of the same state
@@ -250,16 +251,18 @@ def _smooth(voices_WD: Array, windows: Sequence[Window]) -> Array:
     return unit(sum_WD).astype(np.float32, copy=False)
 
 
-def _pure(smooth_WD: Array, windows: Sequence[Window], chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _pure(
+    smooth_WD: Array, windows: Sequence[Window], window_indices: NDArray[np.int64]
+) -> NDArray[np.bool_]:
     """Select the chosen windows that are most like one 0.4 or 0.8 s before or after."""
     middle_W = _middles(windows)
-    likeness = np.full(len(chosen), -1.0)
+    likeness = np.full(len(window_indices), -1.0)
     for shift in (-4, -2, 2, 4):
-        other = chosen + shift
-        inside = (other >= 0) & (other < len(windows))
-        other = other.clip(0, len(windows) - 1)
-        near = inside & (np.abs(middle_W[other] - middle_W[chosen]) < 5 * HOP_S)
-        like = np.sum(smooth_WD[chosen] * smooth_WD[other], axis=1)
+        shifted = window_indices + shift
+        inside = (shifted >= 0) & (shifted < len(windows))
+        shifted = shifted.clip(0, len(windows) - 1)
+        near = inside & (np.abs(middle_W[shifted] - middle_W[window_indices]) < 5 * HOP_S)
+        like = np.sum(smooth_WD[window_indices] * smooth_WD[shifted], axis=1)
         likeness = np.where(near, np.maximum(likeness, like), likeness)
     alone = likeness < 0
     likeness[alone] = np.median(likeness)
@@ -272,13 +275,13 @@ def _clean(
     means_KD: Array,
     labels_W: NDArray[np.int64],
     windows: Sequence[Window],
-    chosen: NDArray[np.int64],
+    window_indices: NDArray[np.int64],
 ) -> list[list[int]]:
     """Select for each speaker the windows with sound that are most like its mean, best first; at least one."""
     result = []
     own_W = np.sum(smooth_WD * means_KD[labels_W], axis=1)
     for speaker in range(len(means_KD)):
-        mine = [int(index) for index in chosen if labels_W[index] == speaker]
+        mine = [int(index) for index in window_indices if labels_W[index] == speaker]
         long = [index for index in mine if windows[index].end_s - windows[index].start_s > WINDOW_S - 1e-6]
         best = sorted(long or mine, key=lambda index: -own_W[index])
         result.append(best[: min(_MAX_CLEAN_WINDOWS, max(4, round(_CLEAN_WINDOW_SHARE * len(best))))])
@@ -302,11 +305,11 @@ def _state_scores(
     for speaker, indices in enumerate(clean):
         voices.append(voices_WD[indices])
         names += [(speaker,)] * len(indices)
-    for pair in _pairs(labels_W, windows):
-        own = [[sound_of[index] for index in clean[speaker]] for speaker in pair]
-        made = _made(pair, own, dice)
-        voices.append(embed([sound_N for sound_N, _ in made]))
-        names += [state for _, state in made]
+    for pair in _select_speaker_pairs(labels_W, windows):
+        pair_sounds = [[sound_of[index] for index in clean[speaker]] for speaker in pair]
+        mixtures = _mix_windows(pair, pair_sounds, dice)
+        voices.append(embed([sound_N for sound_N, _ in mixtures]))
+        names += [state for _, state in mixtures]
     states = sorted(set(names), key=lambda state: (len(state), state))
     model = LinearDiscriminantAnalysis(
         solver="lsqr", shrinkage="auto", priors=np.full(len(states), 1 / len(states))
@@ -319,7 +322,7 @@ def _state_scores(
     return np.maximum(scores_WS, _MIN_LOG_PROBABILITY), states
 
 
-def _pairs(labels_W: NDArray[np.int64], windows: Sequence[Window]) -> list[State]:
+def _select_speaker_pairs(labels_W: NDArray[np.int64], windows: Sequence[Window]) -> list[State]:
     """Select the pairs of speakers that most often speak right after one another: they may speak at once."""
     middle_W = _middles(windows)
     counts: Counter[State] = Counter()
@@ -329,12 +332,12 @@ def _pairs(labels_W: NDArray[np.int64], windows: Sequence[Window]) -> list[State
     return sorted(counts, key=lambda pair: (-counts[pair], pair))[:_MAX_PAIRS]
 
 
-def _made(
+def _mix_windows(
     pair: State, sounds: Sequence[Sequence[Array]], dice: np.random.Generator
 ) -> list[tuple[Array, State]]:
     """Mix windows from two speakers' clean ones, and return them with the state in the middle of each."""
     size = round(WINDOW_S * SAMPLE_RATE)
-    made: list[tuple[Array, State]] = []
+    mixtures: list[tuple[Array, State]] = []
     for count in range(3 * _MIXTURES_PER_PAIR):
         swap = int(dice.integers(2))
         first_N, second_N = (
@@ -344,18 +347,18 @@ def _made(
         if count < _MIXTURES_PER_PAIR:  # one after the other
             cut = round(size * dice.uniform(0.15, 0.85))
             both_N = np.concatenate([first_N[:cut], second_N[cut:]])
-            made.append((both_N, (pair[swap] if cut > size / 2 else pair[1 - swap],)))
+            mixtures.append((both_N, (pair[swap] if cut > size / 2 else pair[1 - swap],)))
             continue
         start, end = round(size * dice.uniform(0, 0.4)), round(size * dice.uniform(0.6, 1))
         # two at once in the middle: throughout, a remark, or one ends where the other has begun
         shape = int(dice.integers(3))
-        heard = slice(0, size) if shape == 0 else slice(start, end if shape == 1 else size)
+        audible = slice(0, size) if shape == 0 else slice(start, end if shape == 1 else size)
         both_N = first_N.copy()
         if shape == 2:
             both_N[end:] = 0
-        both_N[heard] += second_N[heard]
-        made.append((both_N, pair))
-    return made
+        both_N[audible] += second_N[audible]
+        mixtures.append((both_N, pair))
+    return mixtures
 
 
 def _likeliest_path(

@@ -56,8 +56,8 @@ class Ge2eVoices:
         weights = torch.load(path, map_location="cpu", weights_only=True)["model_state"]
         self._lstm = nn.LSTM(_MELS, _HIDDEN, num_layers=3, batch_first=True).eval()
         self._linear = nn.Linear(_HIDDEN, _HIDDEN).eval()
-        self._lstm.load_state_dict(_below("lstm.", weights))
-        self._linear.load_state_dict(_below("linear.", weights))
+        self._lstm.load_state_dict(_select_weights("lstm.", weights))
+        self._linear.load_state_dict(_select_weights("linear.", weights))
         filters_FM = melscale_fbanks(
             _FRAME // 2 + 1, 0.0, SAMPLE_RATE / 2, _MELS, SAMPLE_RATE, norm="slaney", mel_scale="slaney"
         )
@@ -70,11 +70,11 @@ class Ge2eVoices:
         result_WD = np.zeros((len(windows), _HIDDEN), np.float32)
         longest_first = sorted(range(len(windows)), key=lambda index: -len(windows[index]))
         for begin in range(0, len(windows), _BATCH):
-            chosen = longest_first[begin : begin + _BATCH]
-            mels = [self._mels(windows[index]) for index in chosen]
+            indices = longest_first[begin : begin + _BATCH]
+            mels = [self._mels(windows[index]) for index in indices]
             packed = nn.utils.rnn.pack_sequence(mels)
             hidden_WD = self._lstm(packed)[1][0][-1]
-            result_WD[chosen] = nn.functional.normalize(self._linear(hidden_WD).relu(), dim=1).numpy()
+            result_WD[indices] = nn.functional.normalize(self._linear(hidden_WD).relu(), dim=1).numpy()
         return result_WD
 
     def _mels(self, window_N: NDArray[np.float32]) -> Tensor:
@@ -108,5 +108,5 @@ class XVectorVoices:
         return nn.functional.normalize(torch.stack(voices), dim=1).numpy()
 
 
-def _below(prefix: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def _select_weights(prefix: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}

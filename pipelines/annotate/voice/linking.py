@@ -48,16 +48,16 @@ def group(
     if len(voices_WD) > 1:
         tree = _ward(voices_WD)
         scale = min(_MAX_WARD_SCALE, max(1.0, len(voices_WD) / _FEW_WINDOWS) ** 0.5)
-        labels_W = _cut(tree, num_speakers, _WARD_STOP * (1 - threshold) * scale)
+        labels_W = _cut_tree(tree, num_speakers, _WARD_STOP * (1 - threshold) * scale)
     if num_speakers is not None:
-        return _means(voices_WD, _nearest(voices_WD, _means(voices_WD, labels_W)))
-    labels_W = _nearest(voices_WD, _means(voices_WD, labels_W))
-    labels_W = _merge(voices_WD, labels_W, threshold, max_speakers)
-    means_KD = _means(voices_WD, labels_W)
+        return _average_voices(voices_WD, _nearest(voices_WD, _average_voices(voices_WD, labels_W)))
+    labels_W = _nearest(voices_WD, _average_voices(voices_WD, labels_W))
+    labels_W = _merge_similar_labels(voices_WD, labels_W, threshold, max_speakers)
+    means_KD = _average_voices(voices_WD, labels_W)
     counts_K = np.bincount(labels_W)
     means_KD = means_KD[counts_K >= min(_MIN_WINDOWS_PER_SPEAKER, int(counts_K.max()))]
     for _ in range(2):
-        means_KD = _means(voices_WD, _nearest(voices_WD, means_KD))
+        means_KD = _average_voices(voices_WD, _nearest(voices_WD, means_KD))
     return means_KD
 
 
@@ -88,7 +88,7 @@ def link(voices: Iterable[FileSpeaker], threshold: float = 0.83) -> dict[tuple[s
     likeness_GG = (voices_GD @ voices_GD.T).astype(np.float32)
     files = np.array([voice.file for voice in ordered])
     likeness_GG[files[:, None] == files[None]] = _CANNOT_LINK  # the diagonal as well
-    members = _join(likeness_GG, [max(voice.seconds, 1e-3) for voice in ordered], threshold)
+    members = _cluster_groups(likeness_GG, [max(voice.seconds, 1e-3) for voice in ordered], threshold)
     named = {first: f"V{count}" for count, first in enumerate(sorted(min(group) for group in members))}
     return {keys[index]: named[min(group)] for group in members for index in group}
 
@@ -98,7 +98,7 @@ def unit(voices_WD: NDArray[np.floating]) -> NDArray[np.floating]:
     return voices_WD / np.maximum(np.linalg.norm(voices_WD, axis=1, keepdims=True), 1e-9)
 
 
-def _join(likeness_GG: Array, weights: Sequence[float], threshold: float) -> list[list[int]]:
+def _cluster_groups(likeness_GG: Array, weights: Sequence[float], threshold: float) -> list[list[int]]:
     """Cluster by weighted average linkage down to `threshold`; groups inherit `_CANNOT_LINK` from their members.
 
     `likeness_GG` is used up. Each row's nearest is kept, so that a merge costs about as much as one row.
@@ -140,14 +140,14 @@ def _ward(voices_WD: Array) -> NDArray[np.float64]:
     return tree
 
 
-def _cut(tree: NDArray[np.float64], count: int | None, height: float) -> NDArray[np.int64]:
+def _cut_tree(tree: NDArray[np.float64], count: int | None, height: float) -> NDArray[np.int64]:
     from scipy.cluster.hierarchy import fcluster
 
     labels_W = fcluster(tree, count, "maxclust") if count is not None else fcluster(tree, height, "distance")
     return np.asarray(labels_W, np.int64) - 1
 
 
-def _means(voices_WD: Array, labels_W: NDArray[np.int64]) -> Array:
+def _average_voices(voices_WD: Array, labels_W: NDArray[np.int64]) -> Array:
     """Average the voices of each label that occurs, in the order of the labels."""
     means = [voices_WD[labels_W == label].mean(axis=0) for label in np.unique(labels_W)]
     return unit(np.stack(means)).astype(np.float32)
@@ -158,16 +158,16 @@ def _nearest(voices_WD: Array, means_KD: Array) -> NDArray[np.int64]:
     return labels_W
 
 
-def _merge(
-    voices_WD: Array, labels_W: NDArray[np.int64], threshold: float, most: int | None
+def _merge_similar_labels(
+    voices_WD: Array, labels_W: NDArray[np.int64], threshold: float, max_groups: int | None
 ) -> NDArray[np.int64]:
     labels_W = np.unique(labels_W, return_inverse=True)[1]
     while labels_W.max() > 0:
-        means_KD = _means(voices_WD, labels_W)
+        means_KD = _average_voices(voices_WD, labels_W)
         likeness_KK = means_KD @ means_KD.T
         np.fill_diagonal(likeness_KK, -2)
         first, second = divmod(int(likeness_KK.argmax()), len(means_KD))
-        if likeness_KK[first, second] < threshold and len(means_KD) <= (most or len(means_KD)):
+        if likeness_KK[first, second] < threshold and len(means_KD) <= (max_groups or len(means_KD)):
             break
         labels_W[labels_W == second] = first
         labels_W = np.unique(labels_W, return_inverse=True)[1]

@@ -72,15 +72,15 @@ def load_separator(path: Path, mdx: MdxModel | None = None, sample_rate: int | N
     first, *states = session.get_inputs()
     shape = list(first.shape)
     if len(shape) == 4 and shape[1] == _MDX_CHANNELS and not states:
-        known = mdx or MDX_MODELS.get(path.stem)
-        if known is None:
+        mdx_model = mdx or MDX_MODELS.get(path.stem)
+        if mdx_model is None:
             raise ValueError(
                 f"{path}: an MDX-Net model of unknown name: give separate.mdx: {{n_fft: ..., stem: vocals or rest, "
                 f"compensate: ...}} from its author, or one of {', '.join(MDX_MODELS)}"
             )
-        return MdxSeparator(session, known)
-    told = session.get_modelmeta().custom_metadata_map.get("sample_rate")
-    rate = sample_rate or (int(told) if told else _ENHANCER_RATE)
+        return MdxSeparator(session, mdx_model)
+    metadata_rate = session.get_modelmeta().custom_metadata_map.get("sample_rate")
+    rate = sample_rate or (int(metadata_rate) if metadata_rate else _ENHANCER_RATE)
     if len(shape) == 4 and shape[2:] == [1, 2] and isinstance(shape[1], int) and states:
         return FrameEnhancer(session, rate)
     if len(shape) in (2, 3) and all(size in (1, None) or isinstance(size, str) for size in shape[:-1]):
@@ -129,8 +129,8 @@ class MdxSeparator:
         )
         parts = torch.view_as_real(spectrum_KT[: self._bins]).permute(2, 0, 1).clone()
         parts[:, :_MDX_SILENT_BINS] = 0
-        found = self._session.run(None, {self._input: torch.cat([parts, parts])[None].numpy()})[0][0]
-        both = torch.from_numpy(found).reshape(2, 2, *found.shape[1:]).mean(dim=0)  # left and right
+        output = self._session.run(None, {self._input: torch.cat([parts, parts])[None].numpy()})[0][0]
+        both = torch.from_numpy(output).reshape(2, 2, *output.shape[1:]).mean(dim=0)  # left and right
         made_KT = torch.zeros_like(spectrum_KT)
         made_KT[: self._bins] = torch.complex(both[0], both[1])
         made_N: Signal = torch.istft(
@@ -158,9 +158,9 @@ class FrameEnhancer:
         network = _Stateful(self._session)
         waiting_N, tail_N = np.zeros(0, np.float32), np.zeros(hop)
         begun = False
-        skipped = given = made = 0
+        skipped = num_received = num_emitted = 0
         for block in _and_silence(blocks, n_fft):
-            given += len(block.samples_N) if block.real else 0
+            num_received += len(block.samples_N) if block.real else 0
             waiting_N = np.concatenate([waiting_N, block.samples_N])
             if not begun and len(waiting_N) > hop:  # the first frame is centred on the first sample
                 waiting_N, begun = np.concatenate([waiting_N[hop:0:-1], waiting_N]), True
@@ -170,8 +170,8 @@ class FrameEnhancer:
                 parts = np.stack([spectrum_K.real, spectrum_K.imag], axis=-1)[None, :, None].astype(
                     np.float32
                 )
-                found = network.run(parts)[0, :, 0]
-                frame_N = np.fft.irfft(found[:, 0] + 1j * found[:, 1]) * window_N
+                output = network.run(parts)[0, :, 0]
+                frame_N = np.fft.irfft(output[:, 0] + 1j * output[:, 1]) * window_N
                 pieces.append(tail_N + frame_N[:hop])
                 tail_N = frame_N[hop:]
             waiting_N = waiting_N[len(pieces) * hop :]
@@ -179,8 +179,8 @@ class FrameEnhancer:
             dropped = min(hop - skipped, len(made_N))  # the mirrored half frame before the first sample
             skipped += dropped
             made_N = made_N[dropped:]
-            yield made_N[: given - made]
-            made += len(made_N)
+            yield made_N[: num_received - num_emitted]
+            num_emitted += len(made_N)
 
 
 class WaveformSeparator:
@@ -202,12 +202,12 @@ class WaveformSeparator:
 
         def piece(samples_N: Signal) -> Signal:
             shaped = samples_N.reshape((1,) * (self._dimensions - 1) + (-1,))
-            found = network.run(shaped)
-            if found.size != samples_N.size:
+            output = network.run(shaped)
+            if output.size != samples_N.size:
                 raise ValueError(
-                    f"the network gives {list(found.shape)} for {list(shaped.shape)}: one voice, as long"
+                    f"the network gives {list(output.shape)} for {list(shaped.shape)}: one voice, as long"
                 )
-            return found.reshape(-1).astype(np.float32)
+            return output.reshape(-1).astype(np.float32)
 
         fade = 0 if self._with_states else round(_FADE_SHARE * self._length)
         return process_crossfaded(blocks, self._length, fade, piece)
@@ -228,17 +228,17 @@ def process_crossfaded(
     rise_N: Signal = ((np.arange(fade) + 0.5) / max(fade, 1)).astype(np.float32)
     waiting_N: Signal = np.zeros(fade, np.float32)
     tail_N: Signal = np.zeros(fade, np.float32)
-    given, made = 0, -fade
+    num_received, num_emitted = 0, -fade
     for block in _and_silence(blocks, length):
-        given += len(block.samples_N) if block.real else 0
+        num_received += len(block.samples_N) if block.real else 0
         waiting_N = np.concatenate([waiting_N, block.samples_N])
         start = 0
-        while start + length <= len(waiting_N) and made < given:
+        while start + length <= len(waiting_N) and num_emitted < num_received:
             found_N = process(waiting_N[start : start + length]).copy()
             found_N[:fade] = found_N[:fade] * rise_N + tail_N
             tail_N = found_N[step:] * rise_N[::-1]
-            fresh_N = found_N[max(0, -made) : step][: max(0, given - max(made, 0))]
-            made += step
+            fresh_N = found_N[max(0, -num_emitted) : step][: max(0, num_received - max(num_emitted, 0))]
+            num_emitted += step
             start += step
             yield fresh_N
         waiting_N = waiting_N[start:]
@@ -258,9 +258,9 @@ class _Stateful:
 
     def run(self, value: Signal) -> Signal:
         inputs = {self._input: value, **dict(zip(self._names, self._states, strict=True))}
-        found, *states = self._session.run(None, inputs)
+        output, *states = self._session.run(None, inputs)
         self._states = states[: len(self._names)]
-        result: Signal = found
+        result: Signal = output
         return result
 
 

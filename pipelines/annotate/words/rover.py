@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audiollm.data.text.languages import language_of
-from pipelines.annotate.words.written_words import Written, has_spaces, matched, written_words
+from pipelines.annotate.words.written_words import WrittenWord, has_spaces, matched, written_words
 
 MAX_TOKENS = 4000
 """Most tokens of a text: the alignment's memory grows with the square."""
@@ -79,7 +79,7 @@ class VotedText:
 
 
 def vote(
-    heard: Sequence[Hypothesis], language: str | None = None, confidences: Confidences | None = None
+    hypotheses: Sequence[Hypothesis], language: str | None = None, confidences: Confidences | None = None
 ) -> VotedText:
     """Vote for the text on which most recognizers agree.
 
@@ -88,18 +88,18 @@ def vote(
     the others.
 
     Args:
-        heard: at least one.
+        hypotheses: at least one.
         language: `en`, `zh`, ...; None: by the script. Those without spaces are voted by characters.
         confidences: None: they are not looked at. A missing one counts as the mean of those that are there.
 
     Raises:
         ValueError: no text, or one of more than `MAX_TOKENS` words.
     """
-    if not heard:
+    if not hypotheses:
         raise ValueError("no texts to vote on")
-    language = language or language_of(" ".join(each.text for each in heard))
+    language = language or language_of(" ".join(hypothesis.text for hypothesis in hypotheses))
     unit: Literal["word", "character"] = "word" if has_spaces(language) else "character"
-    texts = [_tokens(each, language) for each in heard]
+    texts = [_tokens(hypothesis, language) for hypothesis in hypotheses]
     longest = max(len(text.tokens) for text in texts)
     if longest > MAX_TOKENS:
         raise ValueError(f"{longest} {unit}s in one segment, at most {MAX_TOKENS}: cut it into shorter ones")
@@ -108,7 +108,7 @@ def vote(
     ranks = _ranks(network, texts, confidences is not None)
     winners = [_winner(slot, texts, ranks, confidences) for slot in network]
     words = _written_out(winners, network, texts, ranks, has_spaces(language))
-    several = len(heard) > 1
+    several = len(hypotheses) > 1
     shares = [winner.share for winner in winners]
     return VotedText(
         text="".join(" " * word.spaced + word.word for word in words).strip(),
@@ -129,8 +129,8 @@ def align(texts: Sequence[Sequence[str]]) -> list[tuple[int | None, ...]]:
     """
     network: list[tuple[int | None, ...]] = []
     placed: list[int] = []
-    for text in _order(texts):
-        network = _add(network, [texts[index] for index in placed], texts[text])
+    for text in _order_texts(texts):
+        network = _add_text(network, [texts[index] for index in placed], texts[text])
         placed.append(text)
     back = [placed.index(text) for text in range(len(texts))]
     return [tuple(slot[place] for place in back) for slot in network]
@@ -145,11 +145,11 @@ def pairwise_error_rate(texts: Sequence[Sequence[str]]) -> float:
 
     rates = []
     for first, reference in enumerate(texts):
-        for second, other in enumerate(texts):
+        for second, hypothesis in enumerate(texts):
             if first != second and reference:
-                rates.append(Levenshtein.distance(reference, other) / len(reference))
+                rates.append(Levenshtein.distance(reference, hypothesis) / len(reference))
             elif first != second:
-                rates.append(1.0 if other else 0.0)
+                rates.append(1.0 if hypothesis else 0.0)
     return sum(rates) / len(rates)
 
 
@@ -165,7 +165,7 @@ class _Token(NamedTuple):
 
 @dataclass(frozen=True)
 class _Text:
-    words: list[Written]
+    words: list[WrittenWord]
     tokens: list[_Token]
     first: list[int] = field(default_factory=list)
     """Index of the first token of each written word."""
@@ -173,18 +173,14 @@ class _Text:
     @property
     def manner(self) -> int:
         """0: upper and lower case; 1: without upper case; 2: without lower case."""
-        written = "".join(word.surface for word in self.words)
-        return (
-            0
-            if written != written.lower() and written != written.upper()
-            else int(written != written.lower()) + 1
-        )
+        text = "".join(word.surface for word in self.words)
+        return 0 if text != text.lower() and text != text.upper() else int(text != text.lower()) + 1
 
 
-def _tokens(heard: Hypothesis, language: str) -> _Text:
-    words = written_words(heard.text, language)
+def _tokens(hypothesis: Hypothesis, language: str) -> _Text:
+    words = written_words(hypothesis.text, language)
     forms = [form for word in words for form in word.forms]
-    sure = _confidences(heard, forms, language)
+    sure = _confidences(hypothesis, forms, language)
     text = _Text(words, [])
     for index, word in enumerate(words):
         text.first.append(len(text.tokens))
@@ -193,45 +189,48 @@ def _tokens(heard: Hypothesis, language: str) -> _Text:
     return text
 
 
-def _confidences(heard: Hypothesis, forms: Sequence[str], language: str) -> list[float | None]:
+def _confidences(hypothesis: Hypothesis, forms: Sequence[str], language: str) -> list[float | None]:
     """Return each token's confidence: the mean of the words that it was cut from."""
-    known: list[float | None] = [None] * len(forms)
-    if not heard.confidences or not forms:
-        return known
+    confidences: list[float | None] = [None] * len(forms)
+    if not hypothesis.confidences or not forms:
+        return confidences
     below = [
-        [form for word in written_words(said, language) for form in word.forms]
-        for said, _ in heard.confidences
+        [form for word in written_words(surface, language) for form in word.forms]
+        for surface, _ in hypothesis.confidences
     ]
     for (first, last), (start, end) in matched(below, forms):
         values = [
-            value for _, value in heard.confidences[first:last] if value is not None and math.isfinite(value)
+            value
+            for _, value in hypothesis.confidences[first:last]
+            if value is not None and math.isfinite(value)
         ]
         mean = sum(min(max(value, 0.0), 1.0) for value in values) / len(values) if values else None
-        known[start:end] = [mean] * (end - start)
-    return known
+        confidences[start:end] = [mean] * (end - start)
+    return confidences
 
 
 # --------------------------------------------------------------------------------------------- alignment
 
 
-def _order(texts: Sequence[Sequence[str]]) -> list[int]:
+def _order_texts(texts: Sequence[Sequence[str]]) -> list[int]:
     """Order the texts: the one with the fewest edits to all others, then always the one nearest to those before it."""
     from rapidfuzz.distance import Levenshtein
 
-    edits = [[Levenshtein.distance(one, other) for other in texts] for one in texts]
-    left = set(range(len(texts)))
+    edits = [[Levenshtein.distance(reference, hypothesis) for hypothesis in texts] for reference in texts]
+    remaining = set(range(len(texts)))
     order: list[int] = []
-    while left:
+    while remaining:
         near = order or range(len(texts))
         best = min(
-            left, key=lambda text: (sum(edits[text][other] for other in near), tuple(texts[text]), text)
+            remaining,
+            key=lambda text: (sum(edits[text][placed] for placed in near), tuple(texts[text]), text),
         )
         order.append(best)
-        left.remove(best)
+        remaining.remove(best)
     return order
 
 
-def _add(
+def _add_text(
     network: Sequence[tuple[int | None, ...]], inside: Sequence[Sequence[str]], text: Sequence[str]
 ) -> list[tuple[int | None, ...]]:
     """Add a text to the network, as a new last entry in each slot."""
@@ -262,15 +261,15 @@ def _costs(
     """Costs of putting each token into each slot, `[S, T]`, and of skipping it, `[S]`: sums over the texts inside."""
     from rapidfuzz.distance import Levenshtein
 
-    known = {
-        form: index for index, form in enumerate(dict.fromkeys(form for each in inside for form in each))
+    form_indices = {
+        form: index for index, form in enumerate(dict.fromkeys(form for tokens in inside for form in tokens))
     }
     new = {form: index for index, form in enumerate(dict.fromkeys(text))}
-    count_SV = np.zeros((len(network), len(known)), np.int64)
+    count_SV = np.zeros((len(network), len(form_indices)), np.int64)
     for place, slot in enumerate(network):
-        for each, index in zip(inside, slot, strict=True):
+        for tokens, index in zip(inside, slot, strict=True):
             if index is not None:
-                count_SV[place, known[each[index]]] += 1
+                count_SV[place, form_indices[tokens[index]]] += 1
     unlike_VV = np.array(
         [
             [
@@ -281,10 +280,10 @@ def _costs(
                 + round(_UNLIKENESS_STEPS * Levenshtein.normalized_distance(a, b))
                 for b in new
             ]
-            for a in known
+            for a in form_indices
         ],
         np.int64,
-    ).reshape(len(known), len(new))
+    ).reshape(len(form_indices), len(new))
     words_S = count_SV.sum(axis=1)
     null_S = (len(inside) - words_S) * _EDIT_COST
     placed_SV = count_SV @ unlike_VV + null_S[:, None]
@@ -326,9 +325,9 @@ def _ranks(
     """Rank the texts for tie-breaking: by agreement, confidence, order."""
     agreed = [0] * len(texts)
     for slot in network:
-        said = [_form(text, index) for text, index in zip(texts, slot, strict=True)]
-        for place, form in enumerate(said):
-            agreed[place] += said.count(form)
+        proposals = [_form(text, index) for text, index in zip(texts, slot, strict=True)]
+        for place, form in enumerate(proposals):
+            agreed[place] += proposals.count(form)
     sure = [
         _mean([token.confidence for token in text.tokens]) or 0.0 if use_confidences else 0.0
         for text in texts
@@ -394,7 +393,7 @@ def _written_out(
     return out
 
 
-def _won_whole(text: _Text, ahead: Sequence[tuple[int | None, str | None]]) -> Written | None:
+def _won_whole(text: _Text, ahead: Sequence[tuple[int | None, str | None]]) -> WrittenWord | None:
     """The written word of a text that begins at the first winner, if all its forms are the winners from there on.
 
     Args:
@@ -404,8 +403,8 @@ def _won_whole(text: _Text, ahead: Sequence[tuple[int | None, str | None]]) -> W
     if index is None or text.first[text.tokens[index].word] != index:
         return None
     word = text.words[text.tokens[index].word]
-    wanted = [(index + place, form) for place, form in enumerate(word.forms)]
-    return word if list(ahead[: len(wanted)]) == wanted else None
+    expected = [(index + place, form) for place, form in enumerate(word.forms)]
+    return word if list(ahead[: len(expected)]) == expected else None
 
 
 def _form(text: _Text, index: int | None) -> str | None:
@@ -417,5 +416,5 @@ def _confidence(text: _Text, index: int | None) -> float | None:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None

@@ -36,12 +36,12 @@ def count_syllables(text: str, language: str | None = None) -> int:
     Args:
         language: the one in which numbers are read; None: by the script.
     """
-    spoken = spoken_form(text, language)
-    if _DIGIT.search(spoken):  # a language whose numbers nobody reads
-        spoken = spoken_form(spoken, "en")
-    spoken = spoken.lower()
-    signs = len(_SIGNS.findall(spoken)) - len(_SMALL_KANA.findall(spoken))
-    words = _WORD.findall(_SIGNS.sub(" ", spoken))
+    read_out = spoken_form(text, language)
+    if _DIGIT.search(read_out):  # a language whose numbers nobody reads
+        read_out = spoken_form(read_out, "en")
+    read_out = read_out.lower()
+    signs = len(_SIGNS.findall(read_out)) - len(_SMALL_KANA.findall(read_out))
+    words = _WORD.findall(_SIGNS.sub(" ", read_out))
     return signs + sum(_word_syllables(word.replace("’", "'"), language or "en") for word in words)
 
 
@@ -58,12 +58,12 @@ def dictionary_path() -> Path:
 
 
 def _word_syllables(word: str, language: str) -> int:
-    if language[:2].lower() == "en" and (known := _dictionary().get(word)):
-        return known
+    if language[:2].lower() == "en" and (count := _dictionary().get(word)):
+        return count
     plain = unicodedata.normalize("NFKD", word)
     plain = "".join(letter for letter in plain if not unicodedata.combining(letter))
-    if found := len(_SINGLE_VOWEL.findall(plain)):
-        return found
+    if num_vowels := len(_SINGLE_VOWEL.findall(plain)):
+        return num_vowels
     groups = len(_VOWEL_GROUP.findall(plain))
     silent = (
         language[:2].lower() in ("en", "fr")

@@ -15,7 +15,7 @@ from audiollm.data.text.forms import recognition_form
 from audiollm.evaluate.report.text_errors import CHARACTER_LANGUAGES, choose_form
 
 
-class Written(NamedTuple):
+class WrittenWord(NamedTuple):
     """One written word, or several that are said only together; in languages without spaces, a character."""
 
     surface: str
@@ -29,7 +29,7 @@ def has_spaces(language: str) -> bool:
     return language not in CHARACTER_LANGUAGES
 
 
-def written_words(text: str, language: str) -> list[Written]:
+def written_words(text: str, language: str) -> list[WrittenWord]:
     """The text's words and the forms of each: `comparison_form(text)`, cut where the two texts agree.
 
     Every form belongs to exactly one written word, and all together, in order, are the form of the text. Punctuation
@@ -41,10 +41,10 @@ def written_words(text: str, language: str) -> list[Written]:
     forms = choose_form("spoken", language).apply(text).split()
     if not forms:
         return []
-    pieces = _pieces(text, has_spaces(language))
+    pieces = _split_pieces(text, has_spaces(language))
     below = [_forms_of(piece.surface, language) for piece in pieces]
     return [
-        Written(_joined(pieces[first:last]), tuple(forms[start:end]), pieces[first].spaced)
+        WrittenWord(_join_pieces(pieces[first:last]), tuple(forms[start:end]), pieces[first].spaced)
         for (first, last), (start, end) in matched(below, forms)
     ]
 
@@ -88,7 +88,7 @@ class _Piece(NamedTuple):
     spaced: bool
 
 
-def _pieces(text: str, spaces: bool) -> list[_Piece]:
+def _split_pieces(text: str, spaces: bool) -> list[_Piece]:
     if spaces:
         return [_Piece(word, True) for word in text.split()]
     return [_Piece(character, place == 0) for word in text.split() for place, character in enumerate(word)]
@@ -99,6 +99,6 @@ def _forms_of(surface: str, language: str) -> list[str]:
     return form.split() if has_spaces(language) else list(form.replace(" ", ""))
 
 
-def _joined(pieces: Sequence[_Piece]) -> str:
-    first, *others = pieces
-    return first.surface + "".join(" " * piece.spaced + piece.surface for piece in others)
+def _join_pieces(pieces: Sequence[_Piece]) -> str:
+    first, *following = pieces
+    return first.surface + "".join(" " * piece.spaced + piece.surface for piece in following)

@@ -22,7 +22,7 @@ from audiollm.errors import ConfigError, StageError
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from pipelines.annotate import command
-from pipelines.annotate.command import _validated
+from pipelines.annotate.command import _validate_annotation_config
 from pipelines.annotate.execution import chain as chains
 from pipelines.annotate.execution.config import AnnotationConfig
 from pipelines.annotate.execution.presets import PRESETS
@@ -31,7 +31,7 @@ from pipelines.annotate.execution.run import Run
 from pipelines.annotate.input.sources import RecordingSource
 from pipelines.annotate.input.synthetic import CorpusConfig, speak_corpus
 from pipelines.annotate.stage import STAGE
-from pipelines.annotate.step import Given, Recording, Segment
+from pipelines.annotate.step import Recording, RecordingMetadata, Segment
 from pipelines.annotate.steps.probe import Probe, ProbeConfig
 from pipelines.execution.ledger import Ledger
 from pipelines.steps.spool import Spool
@@ -245,7 +245,9 @@ def test_a_recording_is_never_in_the_training_set_and_in_the_test_set(tmp_path: 
         }
     )  # fmt: skip
     sources = [
-        RecordingSource(f"/{name}.wav", f"{name}.wav", "same content", "ann", Given("one", "ann"), split)
+        RecordingSource(
+            f"/{name}.wav", f"{name}.wav", "same content", "ann", RecordingMetadata("one", "ann"), split
+        )
         for name, split in (("a", "train"), ("b", "test"), ("c", None))
     ]
     config = AnnotationConfig.model_validate({"workers": 1, "recognizers": []})
@@ -260,7 +262,7 @@ def test_the_settings_of_a_file_are_not_replaced_by_the_defaults_of_the_command(
     tmp_path: Path, spoken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[AnnotationConfig] = []
-    monkeypatch.setattr(command, "_show", lambda config, console: asked.append(config))
+    monkeypatch.setattr(command, "_print_annotation_estimate", lambda config, console: asked.append(config))
     (tmp_path / "own.yaml").write_text("engine: ray\nretry_failed: true\nshards: false\n")
     arguments = ["annotate", str(spoken), "-o", str(tmp_path / "out"), "--dry-run"]
     for more in ([], ["--settings", str(tmp_path / "own.yaml")], ["--engine", "ray", "--retry-failed"]):
@@ -386,5 +388,5 @@ def test_a_setting_in_the_wrong_place_is_told_its_own(wrong: str, meant: str) ->
     with pytest.raises(
         ConfigError, match=rf"{wrong.partition('=')[0].rpartition('.')[2]}.*no such setting"
     ) as told:
-        _validated({}, [wrong], {})
+        _validate_annotation_config({}, [wrong], {})
     assert f"did you mean {meant!r}?" in str(told.value)

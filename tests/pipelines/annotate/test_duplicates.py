@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from audiollm.audio import Waveform, load, load_bytes
 from pipelines.annotate.measurements.duplicates import DuplicateConfig, bit_errors, find_duplicates, item_of
-from pipelines.annotate.step import Given, Segment
+from pipelines.annotate.step import RecordingMetadata, Segment
 from pipelines.annotate.steps.fingerprint import SAMPLE_RATE, Fingerprint, FingerprintConfig, fingerprint
 from pipelines.steps.step import Listener
 
@@ -149,7 +149,7 @@ def test_the_step_reads_the_segment_alone_and_the_gain_does_not_matter(tmp_path:
         assert step.missing() is None
         step.setup()
         return step.process(
-            Segment(path, start_s, start_s + 3.0, "sound", None, Given(), {}, Listener(path))
+            Segment(path, start_s, start_s + 3.0, "sound", None, RecordingMetadata(), {}, Listener(path))
         )["bits"]
 
     first, second = value("a.wav", 1.0), value("b.wav", 0.0)

@@ -26,7 +26,9 @@ def test_a_name_in_other_characters_is_the_same_file_and_speaker(
     inputs = collect_recordings([str(tmp_path / "in")], tmp_path / "fetched", lambda name: None)
     sources = match_sources(inputs, {item.path: "digest" for item in inputs.files}, str(table), None)
     assert not sources.orphans
-    assert [(source.given.text, source.given.speaker) for source in sources.found] == [("caf\u00e9 bar", NFC)]
+    assert [(source.metadata.text, source.metadata.speaker) for source in sources.recordings] == [
+        ("caf\u00e9 bar", NFC)
+    ]
 
 
 def test_two_files_that_look_the_same_are_told_apart_by_their_characters(tmp_path: Path) -> None:
@@ -39,7 +41,7 @@ def test_two_files_that_look_the_same_are_told_apart_by_their_characters(tmp_pat
     if len(inputs.files) != 2:
         pytest.skip("this file system takes both names for one")
     sources = match_sources(inputs, {item.path: "digest" for item in inputs.files}, str(table), None)
-    assert {source.name: source.given.text for source in sources.found} == {
+    assert {source.name: source.metadata.text for source in sources.recordings} == {
         f"{NFC}.wav": "one",
         f"{NFD}.wav": "two",
     }

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audiollm.evaluate.report.text_errors import choose_form
-from pipelines.annotate.step import Given, Segment
+from pipelines.annotate.step import RecordingMetadata, Segment
 from pipelines.annotate.steps.consensus import ConfidencesConfig, ConsensusConfig, spoken_language
 from pipelines.annotate.steps.consensus import Consensus as ConsensusStep
 from pipelines.annotate.words.rover import (
@@ -246,7 +246,9 @@ def _heard(
 
 
 def _segment(language: str | None = None, **values: Value) -> Segment:
-    return Segment("x.wav", 0.0, 1.0, "speech", None, Given(language=language), values, Listener("x.wav"))
+    return Segment(
+        "x.wav", 0.0, 1.0, "speech", None, RecordingMetadata(language=language), values, Listener("x.wav")
+    )
 
 
 def test_the_step_votes_over_the_recognizers_that_are_there() -> None:

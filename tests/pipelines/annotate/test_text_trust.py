@@ -24,7 +24,7 @@ from pipelines.annotate.execution.presets import PRESETS
 from pipelines.annotate.execution.rules import Thresholds
 from pipelines.annotate.execution.trust import judge_text
 from pipelines.annotate.input.synthetic import CorpusConfig, speak_corpus
-from pipelines.annotate.recognizers.value import heard
+from pipelines.annotate.recognizers.value import transcript_value
 from pipelines.annotate.stage import STAGE
 from pipelines.compose.stage import STAGE as COMPOSE
 from pipelines.compose.stage import ComposeConfig
@@ -197,7 +197,7 @@ def test_compose_leaves_refused_segments_out_of_tasks_of_text_and_counts_them_by
 
 def _sphinx(text: str, confidence: float | None, fit: float | None) -> Value:
     words = [SpokenWord(word, 0.0, 1.0, confidence) for word in text.split()]
-    return {**heard(text, words, "en", None, confidence), "acoustic_fit": fit}
+    return {**transcript_value(text, words, "en", None, confidence), "acoustic_fit": fit}
 
 
 def _judged(values: dict[str, Value], language: str | None = None, share: float = 0.9, **limits: Any) -> Any:
@@ -227,23 +227,31 @@ SURE, UNSURE = _sphinx("one of the men", 0.9, -2.5), _sphinx("one of the men", 0
         ({"pocketsphinx": _sphinx("seven", None, -2.0)}, None, None),
         ({"pocketsphinx": _sphinx("seven", None, -8.0)}, None, "min_grammar_fit"),
         # of models: their own scale, and nothing is refused for want of a figure
-        ({"endpoint": heard("seven")}, None, None),
-        ({"audio_llm": heard("你好", language="zh")}, None, None),
-        ({"faster_whisper": heard("seven", (), "en", 0.9, 0.6)}, None, None),
-        ({"faster_whisper": heard("seven", (), "en", 0.3, 0.6)}, None, "min_text_language_probability"),
-        ({"faster_whisper": heard("seven", (), "en", 0.9, 0.1)}, None, "min_token_confidence"),
-        # Whisper's own signals, whoever runs it: an utterance, and what it writes over a bark, a tone and a cat
-        ({"faster_whisper": heard("ten of clubs", (), "en", 0.96, 0.46, -0.77, 0.05)}, None, None),
-        ({"transformers": heard("ten of clubs", (), "en", None, 0.46, -0.77, 0.05)}, None, None),
+        ({"endpoint": transcript_value("seven")}, None, None),
+        ({"audio_llm": transcript_value("你好", language="zh")}, None, None),
+        ({"faster_whisper": transcript_value("seven", (), "en", 0.9, 0.6)}, None, None),
         (
-            {"faster_whisper": heard("I'm sorry, " * 14, (), "en", 0.97, 0.6, -0.53, 0.05)},
+            {"faster_whisper": transcript_value("seven", (), "en", 0.3, 0.6)},
+            None,
+            "min_text_language_probability",
+        ),
+        ({"faster_whisper": transcript_value("seven", (), "en", 0.9, 0.1)}, None, "min_token_confidence"),
+        # Whisper's own signals, whoever runs it: an utterance, and what it writes over a bark, a tone and a cat
+        ({"faster_whisper": transcript_value("ten of clubs", (), "en", 0.96, 0.46, -0.77, 0.05)}, None, None),
+        ({"transformers": transcript_value("ten of clubs", (), "en", None, 0.46, -0.77, 0.05)}, None, None),
+        (
+            {"faster_whisper": transcript_value("I'm sorry, " * 14, (), "en", 0.97, 0.6, -0.53, 0.05)},
             None,
             "no_text_loop",
         ),
-        ({"transformers": heard("no " * 448, (), "en", None, 0.9, -0.1, 0.05)}, None, "no_text_loop"),
+        (
+            {"transformers": transcript_value("no " * 448, (), "en", None, 0.9, -0.1, 0.05)},
+            None,
+            "no_text_loop",
+        ),
         (
             {
-                "endpoint": heard(
+                "endpoint": transcript_value(
                     "and we go and we go and we go and we go and we go and we go and we go and we stay"
                 )
             },
@@ -251,17 +259,17 @@ SURE, UNSURE = _sphinx("one of the men", 0.9, -2.5), _sphinx("one of the men", 0
             "max_text_compression_ratio",
         ),
         (
-            {"faster_whisper": heard("Thank you.", (), "en", 0.97, 0.6, -0.4, 0.77)},
+            {"faster_whisper": transcript_value("Thank you.", (), "en", 0.97, 0.6, -0.4, 0.77)},
             None,
             "max_no_speech_probability",
         ),
         (
-            {"endpoint": heard("Thank you.", (), "en", None, None, None, 0.77)},
+            {"endpoint": transcript_value("Thank you.", (), "en", None, None, None, 0.77)},
             None,
             "max_no_speech_probability",
         ),
         (
-            {"transformers": heard("Yeah!", (), "en", None, 0.9, -1.2, 0.05)},
+            {"transformers": transcript_value("Yeah!", (), "en", None, 0.9, -1.2, 0.05)},
             None,
             "min_mean_log_probability",
         ),
@@ -296,7 +304,7 @@ def test_a_text_is_judged_by_the_rules_of_its_recognizer(
 
 def test_more_text_than_a_segment_can_hold_is_a_loop() -> None:
     text = "the quick brown fox jumps over a lazy dog while seven other animals sleep beside every river of this valley"
-    value = heard(text, (), "en", 0.97, 0.6, -0.5, 0.05)
+    value = transcript_value(text, (), "en", 0.97, 0.6, -0.5, 0.05)
     limits = Thresholds()
     values: dict[str, Value] = {"faster_whisper": value, "consensus": {"text": text, "vote_share": None}}
     kinds = {"faster_whisper": "faster_whisper"}
@@ -306,12 +314,12 @@ def test_more_text_than_a_segment_can_hold_is_a_loop() -> None:
 
 
 def test_the_language_of_the_kept_text_is_kept() -> None:
-    chinese = heard("你好", (), "zh", 0.95, 0.8, -0.3, 0.05)
+    chinese = transcript_value("你好", (), "zh", 0.95, 0.8, -0.3, 0.05)
     assert _judged({"faster_whisper": chinese}).language == "zh"
     assert _judged({"pocketsphinx": UNSURE, "faster_whisper": chinese}).language == "zh"
-    same = heard("one of the men", (), "en", 0.95, 0.8, -0.3, 0.05)
-    assert _judged({"endpoint": heard("one of the men"), "faster_whisper": same}).language == "en"
-    assert _judged({"faster_whisper": heard("x", (), "nn", 0.2, 0.8, -0.3, 0.05)}).language is None
+    same = transcript_value("one of the men", (), "en", 0.95, 0.8, -0.3, 0.05)
+    assert _judged({"endpoint": transcript_value("one of the men"), "faster_whisper": same}).language == "en"
+    assert _judged({"faster_whisper": transcript_value("x", (), "nn", 0.2, 0.8, -0.3, 0.05)}).language is None
 
 
 class Listens:
@@ -375,16 +383,16 @@ def test_a_published_whisper_writes_nothing_over_barks_and_tones_and_keeps_its_l
 
 
 def test_of_several_recognizers_those_that_are_not_trusted_do_not_count() -> None:
-    chinese = heard("你好", (), "zh", 0.95, 0.8)
+    chinese = transcript_value("你好", (), "zh", 0.95, 0.8)
     judged = _judged({"pocketsphinx": SURE, "faster_whisper": chinese})
     assert (judged.text, judged.source, judged.refused) == ("你好", "faster_whisper", None)
-    other = heard("quite another thing", (), "en", 0.95, 0.8)
+    other = transcript_value("quite another thing", (), "en", 0.95, 0.8)
     judged = _judged({"pocketsphinx": SURE, "faster_whisper": other})
     assert judged.refused.rule == "min_text_vote_share" and not judged.text
-    same = heard("one of the men", (), "en", 0.95, 0.8)
+    same = transcript_value("one of the men", (), "en", 0.95, 0.8)
     assert _judged({"pocketsphinx": SURE, "faster_whisper": same}).source == "consensus"
     assert _judged({"pocketsphinx": UNSURE, "faster_whisper": same}).source == "faster_whisper"
-    none = _judged({"pocketsphinx": UNSURE, "faster_whisper": heard("x", (), "en", 0.95, 0.01)})
+    none = _judged({"pocketsphinx": UNSURE, "faster_whisper": transcript_value("x", (), "en", 0.95, 0.01)})
     assert none.refused.rule == "min_pocketsphinx_confidence"
 
 

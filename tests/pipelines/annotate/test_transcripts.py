@@ -192,7 +192,7 @@ def test_every_file_and_every_row_is_accounted_for(folder: Path) -> None:
     )  # a.wav by the input folder, in/ann/b.wav by the table's, two without a recording
     table.write_text("path,text,split\na.wav,A,test\nin/ann/b.wav,B,\ngone.wav,D,\nother.wav,E,\n")
     sources = _sources(folder / "in", table, None)
-    assert [(s.name, s.given.speaker, s.folder, s.given.text, s.split) for s in sources.found] == [
+    assert [(s.name, s.metadata.speaker, s.folder, s.metadata.text, s.split) for s in sources.recordings] == [
         ("a.wav", None, "speaker", "A", "test"),
         ("ann/b.wav", None, "ann", "B", None),
     ]
@@ -229,15 +229,15 @@ def test_a_condition_marks_the_test_set_and_the_rest_is_for_training(folder: Pat
     table = folder / "table.csv"
     table.write_text("path,text,split\na.wav,A,dev\nann/b.wav,B,train\nc.wav,C,\n")
     sources = _sources(folder / "in", table, "split==dev")
-    assert [source.split for source in sources.found] == ["test", "train", "train"]
+    assert [source.split for source in sources.recordings] == ["test", "train", "train"]
 
 
 def test_every_name_of_a_held_out_split_is_held_out(folder: Path) -> None:
     table = folder / "table.csv"
     table.write_text("Path,Sentence,Split\na.wav,A,evaluation\nann/b.wav,B,training\nc.wav,C,hold-out\n")
     sources = _sources(folder / "in", table, None)
-    assert [source.split for source in sources.found] == ["test", "train", "test"]
-    assert [source.given.text for source in sources.found] == ["A", "B", "C"]
+    assert [source.split for source in sources.recordings] == ["test", "train", "test"]
+    assert [source.metadata.text for source in sources.recordings] == ["A", "B", "C"]
     assert sources.notes == ["table.csv: columns read: Path as audio, Sentence as text, Split as split"]
 
 
@@ -258,8 +258,8 @@ def _voices(folder: Path, *inputs: object) -> list[tuple[str, str | None, str, s
     found = collect_recordings([str(text) for text in inputs], folder / "fetched", lambda name: None)
     sources = match_sources(found, {item.path: "digest" for item in found.files}, None, None)
     return [
-        (Path(s.name).name, s.given.text, s.given.speaker or s.folder, s.given.language, s.split)
-        for s in sources.found
+        (Path(s.name).name, s.metadata.text, s.metadata.speaker or s.folder, s.metadata.language, s.split)
+        for s in sources.recordings
     ]
 
 
@@ -368,7 +368,7 @@ def test_folders_that_name_no_speakers_are_warned_of(tmp_path: Path, files: list
         (tmp_path / "in" / file).write_bytes(b"RIFF....WAVEfmt ")
     inputs = collect_recordings([str(tmp_path / "in")], tmp_path / "fetched", lambda name: None)
     digests = {item.path: "0" for item in inputs.files}
-    warning = speaker_warning(match_sources(inputs, digests, None, None).found)
+    warning = speaker_warning(match_sources(inputs, digests, None, None).recordings)
     assert (problem in warning and "steps.speakers" in warning) if problem else warning == ""
     named = match_sources(inputs, digests, "{text}_{speaker}.wav", None) if "_" in files[0] else None
-    assert named is None or speaker_warning(named.found) == ""
+    assert named is None or speaker_warning(named.recordings) == ""

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipelines.annotate.execution.worker import WorkItem
-from pipelines.annotate.step import Given, Recording
+from pipelines.annotate.step import Recording, RecordingMetadata
 from pipelines.execution.engine import Pool, Worker
 from pipelines.execution.ledger import Outcome
 from pipelines.execution.local_pool import LocalProcesses
 from pipelines.steps.step import Resources
 from pipelines.steps.worker import StepWorker
 
-ITEM = WorkItem("a.wav", Given(), None, {})
+ITEM = WorkItem("a.wav", RecordingMetadata(), None, {})
 
 
 class Forked:

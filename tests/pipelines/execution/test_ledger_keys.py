@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipelines.annotate.execution.chain import Chain, build, config_class
-from pipelines.annotate.step import Given
+from pipelines.annotate.step import RecordingMetadata
 
 SPEECH: dict[str, Any] = {"voice_activity": {"spans": [[0.0, 1.0]], "duration_s": 2.0}}
 
@@ -22,7 +22,7 @@ def chain_of(**of_segments: float) -> Chain:
 def key(
     step: str = "segments",
     digest: str = "sound",
-    known: object = Given(),
+    known: object = RecordingMetadata(),
     values: Any = SPEECH,
     **settings: float,
 ) -> str:
@@ -35,8 +35,8 @@ def key(
     [
         {"step": "voice_activity"},
         {"digest": "another sound"},
-        {"known": Given(text="seven")},
-        {"known": (Given(), (0.0, 1.0))},
+        {"known": RecordingMetadata(text="seven")},
+        {"known": (RecordingMetadata(), (0.0, 1.0))},
         {"values": {"voice_activity": {"spans": [[0.0, 1.5]], "duration_s": 2.0}}},
         {"values": {}},
         {"margin_s": 0.3},

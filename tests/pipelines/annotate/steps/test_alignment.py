@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from audiollm.audio import load, save
 from audiollm.errors import ConfigError
-from pipelines.annotate.step import Given, Segment
+from pipelines.annotate.step import RecordingMetadata, Segment
 from pipelines.annotate.steps.alignment import Aligned, Alignment, AlignmentConfig, ctc_spans, filled_in
 from pipelines.annotate.words.written_words import written_words
 from pipelines.steps.step import Listener
@@ -91,7 +91,7 @@ def test_a_model_gives_every_word_a_time_in_order(tmp_path: Path, text: str) -> 
     step = Alignment(AlignmentConfig(model=ctc_folder(tmp_path / "ctc")))
     assert step.missing() is None
     step.setup()
-    value = step.process(segment(tmp_path, 1.5, given=Given(text, None, "en")))
+    value = step.process(segment(tmp_path, 1.5, given=RecordingMetadata(text, None, "en")))
     _check(value, 1.5)
     unspelled = {"café,", "naïve", "çà", "ñ", "ü", "ö"}
     if text == "naïve":
@@ -116,7 +116,7 @@ def test_a_model_hears_where_the_letters_are(tmp_path: Path) -> None:
     heard = recognizer.process(said)
     step = Alignment(AlignmentConfig(model=folder))
     step.setup()
-    value = step.process(segment(tmp_path, 2.0, given=Given(heard["text"].lower(), None, "en")))
+    value = step.process(segment(tmp_path, 2.0, given=RecordingMetadata(heard["text"].lower(), None, "en")))
     kept = [word for word in heard["words"] if word["word"].strip("'")]
     assert len(kept) > 1 and len(value["words"]) == len(kept)
     for word, wanted in zip(value["words"], kept, strict=True):
@@ -159,13 +159,19 @@ def test_times_are_in_order_and_inside_whatever_was_found(
 
 
 def test_pocketsphinx_aligns_english_alone(sphinx: Alignment, tmp_path: Path) -> None:
-    for about in (Given("guten tag", None, "de"), Given("你好"), Given("..."), Given("xqzzt"), Given(None)):
+    for about in (
+        RecordingMetadata("guten tag", None, "de"),
+        RecordingMetadata("你好"),
+        RecordingMetadata("..."),
+        RecordingMetadata("xqzzt"),
+        RecordingMetadata(None),
+    ):
         assert sphinx.process(segment(tmp_path, 0.5, given=about)) == {"words": [], "score": None}
 
 
 def test_a_text_that_was_not_said_has_no_score(sphinx: Alignment, tmp_path: Path) -> None:
     text = "this is a long sentence that nobody could ever say in half a second"
-    value = sphinx.process(segment(tmp_path, 0.3, given=Given(text)))
+    value = sphinx.process(segment(tmp_path, 0.3, given=RecordingMetadata(text)))
     assert value == {"words": [], "score": 0.0}
 
 
@@ -188,7 +194,7 @@ def _spoken_in_a_row(folder: Path, said: list[str], seed: int) -> tuple[Segment,
     samples_N = np.concatenate(parts)
     save(folder / f"row{seed}.wav", torch.from_numpy(samples_N)[None], 8000)
     path = str(folder / f"row{seed}.wav")
-    given = Given(" ".join(said), None, "en")
+    given = RecordingMetadata(" ".join(said), None, "en")
     return Segment(path, 0.0, len(samples_N) / 8000, "speech", None, given, {}, Listener(path)), borders
 
 
@@ -218,7 +224,7 @@ def test_read_speech_fits_its_own_text_better_than_another(sphinx: Alignment) ->
         scores = []
         for said in (text, other):
             value = sphinx.process(
-                Segment(path, 0.0, duration_s, "speech", None, Given(said), {}, Listener(path))
+                Segment(path, 0.0, duration_s, "speech", None, RecordingMetadata(said), {}, Listener(path))
             )
             _check(value, duration_s)
             scores.append(value["score"])

@@ -10,7 +10,7 @@ import torch
 
 from audiollm.audio import save
 from audiollm.errors import ConfigError
-from pipelines.annotate.step import Given, Segment
+from pipelines.annotate.step import RecordingMetadata, Segment
 from pipelines.annotate.steps.attributes import Attributes, AttributesConfig
 from pipelines.steps.step import Listener
 
@@ -74,7 +74,10 @@ def segments(tmp_path_factory: pytest.TempPathFactory) -> list[Segment]:
     save(path, torch.from_numpy(noise_N)[None], RATE, "FLOAT")
     listener = Listener(str(path))
     spans = [(0.0, 0.5), (0.5, 1.3), (1.3, 2.3)]
-    return [Segment(str(path), start, end, "speech", None, Given(), {}, listener) for start, end in spans]
+    return [
+        Segment(str(path), start, end, "speech", None, RecordingMetadata(), {}, listener)
+        for start, end in spans
+    ]
 
 
 @pytest.mark.parametrize(("name", "folder"), [("gender", "gender"), ("emotion", "mood")])
@@ -116,14 +119,16 @@ def test_of_a_long_segment_the_middle_is_heard(models: Path, segments: list[Segm
     step = Attributes(AttributesConfig(gender=models / "gender", max_duration_s=0.5))
     step.setup()
     whole = segments[2]
-    middle = Segment(whole.path, 1.55, 2.05, "speech", None, Given(), {}, Listener(whole.path))
+    middle = Segment(whole.path, 1.55, 2.05, "speech", None, RecordingMetadata(), {}, Listener(whole.path))
     assert step.process(whole) == step.process(middle)
 
 
 def test_a_moment_tells_nothing(models: Path, segments: list[Segment]) -> None:
     step = Attributes(AttributesConfig(gender=models / "gender"))
     step.setup()
-    moment = Segment(segments[0].path, 0.0, 0.05, "speech", None, Given(), {}, segments[0].listener)
+    moment = Segment(
+        segments[0].path, 0.0, 0.05, "speech", None, RecordingMetadata(), {}, segments[0].listener
+    )
     assert step.process(moment) == {"gender": None}
 
 

@@ -28,8 +28,14 @@ from audiollm.generation.speaking.generator import Generator
 from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
-from pipelines.annotate.measurements.description_gate import ClapGate, GateResult, SelfGate, labels_of, others
-from pipelines.annotate.step import Given, Segment
+from pipelines.annotate.measurements.description_gate import (
+    ClapGate,
+    GateResult,
+    SelfGate,
+    counterfactual_sounds,
+    labels_of,
+)
+from pipelines.annotate.step import RecordingMetadata, Segment
 from pipelines.annotate.steps.description import Description, DescriptionConfig, joined
 from pipelines.steps.step import Listener
 
@@ -48,7 +54,9 @@ def sound(hz: float, seconds: float = 0.5) -> Waveform:
 def segment(wave: Waveform, tmp_path: Path, kind: Any = "speech", values: Any = None) -> Segment:
     path = tmp_path / "clip.wav"
     save(path, wave.samples_CN, wave.sample_rate)
-    return Segment(str(path), 0.0, wave.duration_s, kind, None, Given(), values or {}, Listener(str(path)))
+    return Segment(
+        str(path), 0.0, wave.duration_s, kind, None, RecordingMetadata(), values or {}, Listener(str(path))
+    )
 
 
 # ---------------------------------------------------------------------------------------------- our own
@@ -144,7 +152,7 @@ def test_a_model_that_does_not_listen_is_refused(listener: Generator) -> None:
 
 def test_the_other_sounds_are_what_they_are_called() -> None:
     wave = sound(900)
-    backwards, noise, buzz, silence = others(wave)
+    backwards, noise, buzz, silence = counterfactual_sounds(wave)
     assert torch.equal(backwards.samples_CN, wave.samples_CN.flip(1))
     power, noise_power, buzz_power = (float(x.samples_CN.square().mean()) for x in (wave, noise, buzz))
     assert noise_power == pytest.approx(power, rel=0.05) and buzz_power < 1.01 * power
@@ -152,7 +160,8 @@ def test_the_other_sounds_are_what_they_are_called() -> None:
     assert np.corrcoef(own, other)[0, 1] > 0.99
     assert silence.samples_CN.abs().max() < 1e-3
     assert all(
-        torch.equal(a.samples_CN, b.samples_CN) for a, b in zip(others(wave), others(wave), strict=True)
+        torch.equal(a.samples_CN, b.samples_CN)
+        for a, b in zip(counterfactual_sounds(wave), counterfactual_sounds(wave), strict=True)
     )
 
 

@@ -26,7 +26,7 @@ from audiollm.evaluate.judges.taggers import (
     probabilities,
     read_labels,
 )
-from pipelines.annotate.step import Given, Segment
+from pipelines.annotate.step import RecordingMetadata, Segment
 from pipelines.annotate.steps.events import (
     GROUPS,
     Events,
@@ -53,7 +53,7 @@ def segment(folder: Path, samples_N: np.ndarray, start_s: float = 0.0, end_s: fl
     path = folder / "sound.wav"
     save(path, torch.from_numpy(samples_N.astype(np.float32))[None], RATE, "FLOAT")
     end_s = len(samples_N) / RATE if end_s is None else end_s
-    return Segment(str(path), start_s, end_s, "sound", None, Given(), {}, Listener(str(path)))
+    return Segment(str(path), start_s, end_s, "sound", None, RecordingMetadata(), {}, Listener(str(path)))
 
 
 # ---- from scores to events and tags
@@ -337,7 +337,9 @@ def test_yamnet_hears_what_its_makers_show(yamnet: Events) -> None:
     beside = next((SHARED / "judge_models").rglob("yamnet_521_labels.txt"))
     assert yamnet._tagger.labels == beside.read_text().splitlines()
     path = model.parent / "speech.wav"
-    value = yamnet.process(Segment(str(path), 0.0, 0.975, "speech", None, Given(), {}, Listener(str(path))))
+    value = yamnet.process(
+        Segment(str(path), 0.0, 0.975, "speech", None, RecordingMetadata(), {}, Listener(str(path)))
+    )
     assert value["tags"][0]["label"] == "Speech" and value["events"][0]["label"] == "Speech"
 
 

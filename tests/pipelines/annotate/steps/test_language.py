@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from audiollm.errors import ConfigError
-from pipelines.annotate.step import Given, Segment
+from pipelines.annotate.step import RecordingMetadata, Segment
 from pipelines.annotate.steps.language import (
     Language,
     LanguageConfig,
@@ -32,9 +32,9 @@ def step() -> Language:
     return made
 
 
-def segment(text: str, given: Given | None = None, **told: Any) -> Segment:
+def segment(text: str, given: RecordingMetadata | None = None, **told: Any) -> Segment:
     values = {"consensus": {"text": text}, **told}
-    return Segment("x", 0.0, 2.0, "speech", None, given or Given(), values, Listener("x"))
+    return Segment("x", 0.0, 2.0, "speech", None, given or RecordingMetadata(), values, Listener("x"))
 
 
 def says(language: str | None, probability: float | None = None) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def test_what_is_too_short_tells_nothing(step: Language) -> None:
 
 
 def test_what_is_given_wins(step: Language) -> None:
-    value = step.process(segment("안녕하세요", Given(language="en"), whisper=says("ko", 0.9)))
+    value = step.process(segment("안녕하세요", RecordingMetadata(language="en"), whisper=says("ko", 0.9)))
     assert value == {"language": "en", "probability": 1.0, "source": "given"}
 
 

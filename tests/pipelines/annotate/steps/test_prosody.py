@@ -16,7 +16,7 @@ from scipy.signal import lfilter
 from audiollm.audio import save
 from audiollm.audio.pitch import CENTRE_S, FRAME_S, track_pitch
 from pipelines.annotate.input.synthetic import Synthesizer
-from pipelines.annotate.step import Given, Segment
+from pipelines.annotate.step import RecordingMetadata, Segment
 from pipelines.annotate.steps.prosody import Prosody, ProsodyConfig
 from pipelines.annotate.words.syllables import count_syllables
 from pipelines.steps.step import Listener
@@ -53,7 +53,9 @@ def segment(
     save(path, torch.from_numpy(samples_N)[None], rate)
     values = {"consensus": {"text": heard}} if heard is not None else {}
     seconds = len(samples_N) / rate
-    return Segment(str(path), 0.0, seconds, "speech", None, Given(text), values, Listener(str(path)))
+    return Segment(
+        str(path), 0.0, seconds, "speech", None, RecordingMetadata(text), values, Listener(str(path))
+    )
 
 
 @pytest.mark.parametrize("snr_db", [40.0, 10.0])

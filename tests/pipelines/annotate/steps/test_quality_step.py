@@ -25,7 +25,7 @@ from pipelines.annotate.measurements.acoustics import (
     signal_to_noise_db,
 )
 from pipelines.annotate.measurements.quality import SIGMOS_SCORES, Dnsmos, Sigmos, Utmos, sigmos_features
-from pipelines.annotate.step import Given, Segment
+from pipelines.annotate.step import RecordingMetadata, Segment
 from pipelines.annotate.steps.quality import Quality, QualityConfig
 from pipelines.steps.step import Listener
 
@@ -54,7 +54,9 @@ def snr(samples_N: Signal) -> float:
 def segment(folder: Path, samples_N: Signal, rate: int = RATE) -> Segment:
     path = folder / "clip.wav"
     save(path, torch.from_numpy(samples_N)[None], rate)
-    return Segment(str(path), 0.0, len(samples_N) / rate, "speech", None, Given(), {}, Listener(str(path)))
+    return Segment(
+        str(path), 0.0, len(samples_N) / rate, "speech", None, RecordingMetadata(), {}, Listener(str(path))
+    )
 
 
 def model(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], constants: list[Any]) -> Path:
@@ -238,7 +240,9 @@ def test_real_pairs_are_told_apart(tmp_path: Path) -> None:
         path = SHARED / "noisy_pairs/PESQ/audio" / name
         end_s = load(path).duration_s
         heard.append(
-            step.process(Segment(str(path), 0.0, end_s, "speech", None, Given(), {}, Listener(str(path))))
+            step.process(
+                Segment(str(path), 0.0, end_s, "speech", None, RecordingMetadata(), {}, Listener(str(path)))
+            )
         )
     assert heard[0]["snr_db"] > heard[1]["snr_db"] + 15
     assert heard[0]["dnsmos"]["ovr"] > heard[1]["dnsmos"]["ovr"] + 1

@@ -23,8 +23,8 @@ from audiollm.models.recognition.cutting import cut_points
 from audiollm.models.recognition.transcript import SpokenWord
 from pipelines.annotate.recognizers.asked import unquoted
 from pipelines.annotate.recognizers.choice import RecognizerChoice, make_recognizer
-from pipelines.annotate.recognizers.value import heard
-from pipelines.annotate.step import Given, Segment
+from pipelines.annotate.recognizers.value import transcript_value
+from pipelines.annotate.step import RecordingMetadata, Segment
 from pipelines.steps.step import Listener
 from tests.audiollm.supervised.heard_samples import small_model, small_template
 from tests.pipelines.annotate.steps.tiny_recognizers import check, ctc_folder, made, segment, whisper_folder
@@ -75,7 +75,7 @@ def test_a_name_cannot_leave_its_folder() -> None:
 
 def test_broken_figures_are_left_out_of_a_value() -> None:
     words = [SpokenWord(" a", float("nan"), -1.0, 1.2), SpokenWord("b", 0.12345, float("inf"), None)]
-    value = heard(" a \n b ", words, "en", float("nan"), -0.1, float("-inf"), 1.5)
+    value = transcript_value(" a \n b ", words, "en", float("nan"), -0.1, float("-inf"), 1.5)
     assert value == {
         "text": "a b",
         "language": "en",
@@ -137,7 +137,14 @@ def _fsdd(name: str) -> Segment:
     if not path.is_file():
         pytest.skip(f"no digit recordings at {path}")
     return Segment(
-        str(path), 0.0, soundfile.info(path).duration, "speech", None, Given(), {}, Listener(str(path))
+        str(path),
+        0.0,
+        soundfile.info(path).duration,
+        "speech",
+        None,
+        RecordingMetadata(),
+        {},
+        Listener(str(path)),
     )
 
 
@@ -154,7 +161,14 @@ def test_pocketsphinx_with_the_open_vocabulary_says_how_sure_it_is() -> None:
     if not path.is_file():
         pytest.skip(f"no read speech at {path}")
     said = Segment(
-        str(path), 0.0, soundfile.info(path).duration, "speech", None, Given(), {}, Listener(str(path))
+        str(path),
+        0.0,
+        soundfile.info(path).duration,
+        "speech",
+        None,
+        RecordingMetadata(),
+        {},
+        Listener(str(path)),
     )
     value = made(kind="pocketsphinx").process(said)
     assert value["text"].endswith("being comparatively modern")  # "in" is heard as "him"

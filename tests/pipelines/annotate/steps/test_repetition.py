@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audiollm.data.text.words import words_of
-from pipelines.annotate.step import Given, Segment
+from pipelines.annotate.step import RecordingMetadata, Segment
 from pipelines.annotate.steps.repetition import (
     PHRASES,
     Phrases,
@@ -32,7 +32,7 @@ def measure(
     assert step.missing() is None
     step.setup()
     values = {} if given_text is not None else {"consensus": {"text": text}}
-    known = Given(text=given_text)
+    known = RecordingMetadata(text=given_text)
     value = step.process(Segment("x", 0.0, duration_s, "speech", None, known, values, Listener("x")))
     assert json.loads(json.dumps(value, allow_nan=False)) == value
     return value
@@ -78,7 +78,14 @@ def test_the_text_is_the_consensus_and_else_the_given_one() -> None:
     step = Repetition(RepetitionConfig())
     step.setup()
     both = Segment(
-        "x", 0.0, 1.0, "speech", None, Given("a b"), {"consensus": {"text": "a a a"}}, Listener("x")
+        "x",
+        0.0,
+        1.0,
+        "speech",
+        None,
+        RecordingMetadata("a b"),
+        {"consensus": {"text": "a a a"}},
+        Listener("x"),
     )
     assert step.process(both)["longest_loop"] == 3
 

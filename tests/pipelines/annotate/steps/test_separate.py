@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.signal import butter, sosfilt
 
 from audiollm.audio import load, save
-from pipelines.annotate.step import Given, Recording
+from pipelines.annotate.step import Recording, RecordingMetadata
 from pipelines.annotate.steps.separate import MdxConfig, Separate, SeparateConfig
 from pipelines.annotate.voice.separation import (
     MDX_MODELS,
@@ -184,7 +184,7 @@ def test_files_that_are_no_separators(tmp_path: Path) -> None:
 
 
 def recording(path: Path) -> Recording:
-    return Recording(str(path), Given(), {}, Listener(str(path)))
+    return Recording(str(path), RecordingMetadata(), {}, Listener(str(path)))
 
 
 @pytest.fixture

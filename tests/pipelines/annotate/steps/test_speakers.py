@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audiollm.audio import load, save
-from pipelines.annotate.step import Given, Recording
+from pipelines.annotate.step import Recording, RecordingMetadata
 from pipelines.annotate.steps.speakers import Speakers, SpeakersConfig
 from pipelines.annotate.voice import diarization
 from pipelines.annotate.voice.diarization import (
@@ -355,4 +355,6 @@ def test_real_speakers_in_turns(tmp_path: Path) -> None:
 
 
 def _recording(path: Path, spans: list[list[float]]) -> Recording:
-    return Recording(str(path), Given(), {"voice_activity": {"spans": spans}}, Listener(str(path)))
+    return Recording(
+        str(path), RecordingMetadata(), {"voice_activity": {"spans": spans}}, Listener(str(path))
+    )

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from audiollm.audio import save
 from pipelines.annotate.recognizers.choice import RecognizerChoice, make_recognizer
-from pipelines.annotate.step import Given, Segment
+from pipelines.annotate.step import RecordingMetadata, Segment
 from pipelines.steps.step import Listener, Value
 
 KEYS = {"text", "language", "language_probability", "words", "confidence", "mean_log_probability"}
@@ -26,7 +26,7 @@ def segment(
     folder: Path,
     seconds: float = 1.0,
     seed: int = 0,
-    given: Given = Given(),  # noqa: B008  immutable
+    given: RecordingMetadata = RecordingMetadata(),  # noqa: B008  immutable
     values: Mapping[str, Value] | None = None,
 ) -> Segment:
     """Noise that grows and fades."""
