@@ -58,8 +58,10 @@ class CotChain(StepKeys):
 def step_config(name: str) -> type[BaseModel]:
     """The settings of a step, without loading anything heavy."""
     kind = STEPS[name]
-    found: type[BaseModel] = getattr(import_module(f"pipelines.audiocot.steps.{kind.module}"), kind.config)
-    return found
+    config_type: type[BaseModel] = getattr(
+        import_module(f"pipelines.audiocot.steps.{kind.module}"), kind.config
+    )
+    return config_type
 
 
 def build_chain(settings: Mapping[str, BaseModel], answers: AnswerPlace) -> CotChain:
@@ -71,9 +73,13 @@ def build_chain(settings: Mapping[str, BaseModel], answers: AnswerPlace) -> CotC
     steps: list[Step] = []
     for name, kind in STEPS.items():
         if name in settings:
-            made: Any = getattr(import_module(f"pipelines.audiocot.steps.{kind.module}"), kind.step)
-            own = settings[name]
-            steps.append(made(own, answers) if isinstance(own, AnswererConfig) else made(own))
+            step_class: Any = getattr(import_module(f"pipelines.audiocot.steps.{kind.module}"), kind.step)
+            step_settings = settings[name]
+            steps.append(
+                step_class(step_settings, answers)
+                if isinstance(step_settings, AnswererConfig)
+                else step_class(step_settings)
+            )
     return CotChain(
         tuple(step for step in steps if step.level == "file"),
         tuple(step for step in steps if step.level == "clip"),
@@ -85,22 +91,22 @@ def build_chain(settings: Mapping[str, BaseModel], answers: AnswerPlace) -> CotC
 def missing_parts(chain: CotChain, thresholds: ClipThresholds) -> list[Missing]:
     """List the steps that lack something, and the thresholds whose value no step measures."""
     active = [rule for rule in RULES if getattr(thresholds, rule.threshold) is not None]
-    found = lacking_steps(chain.steps, active)
+    missing_steps = lacking_steps(chain.steps, active)
     if thresholds.max_balance is not None and (
-        "tags" not in chain.steps or any(lacking.step == "tags" for lacking in found)
+        "tags" not in chain.steps or any(lacking.step == "tags" for lacking in missing_steps)
     ):
         remedy = ", which lacks its model" if "tags" in chain.steps else ": add `tags: {}` to steps"
         needs = f"needs the step tags{remedy}, or set max_balance to null"
-        found.append(Missing(BALANCE.step, f"{BALANCE.threshold}: {needs}", (BALANCE,), False))
+        missing_steps.append(Missing(BALANCE.step, f"{BALANCE.threshold}: {needs}", (BALANCE,), False))
     for rule in active:
-        if rule.step == "segment" or any(rule in lacking.rules for lacking in found):
+        if rule.step == "segment" or any(rule in lacking.rules for lacking in missing_steps):
             continue
-        if reason := _unmeasured(rule, chain):
-            found.append(Missing(rule.step, f"{rule.threshold}: {reason}", (rule,), False))
-    return found
+        if reason := _explain_unmeasured_clip_step(rule, chain):
+            missing_steps.append(Missing(rule.step, f"{rule.threshold}: {reason}", (rule,), False))
+    return missing_steps
 
 
-def _unmeasured(rule: Rule, chain: CotChain) -> str | None:
+def _explain_unmeasured_clip_step(rule: Rule, chain: CotChain) -> str | None:
     if rule.step not in chain.steps:
         return f"needs the step {rule.step}: add `{rule.step}: {{}}` to steps"
     if rule.option and getattr(chain.settings[rule.step], rule.option) is None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from audiollm.audio import Waveform
 
 
-class Told(NamedTuple):
+class FileFacts(NamedTuple):
     """Facts given with a file. `truth` is that of `compose_scenes`: its metadata, with absolute paths."""
 
     text: str | None = None
@@ -50,7 +50,7 @@ class SoundFile:
     """A file, and what earlier steps found in it."""
 
     path: str
-    told: Told
+    facts: FileFacts
     values: Mapping[str, Value]
     listener: Listener = field(repr=False, compare=False)
 
@@ -62,7 +62,7 @@ class SoundClip:
     path: str
     start_s: float
     end_s: float
-    told: Told
+    facts: FileFacts
     values: Mapping[str, Value]
     listener: Listener = field(repr=False, compare=False)
 
@@ -73,7 +73,7 @@ class SoundClip:
     @property
     def video(self) -> str | None:
         """The file of the clip's pictures; None: there are none."""
-        return self.told.pictures_of(self.path, self.values["probe"])
+        return self.facts.pictures_of(self.path, self.values["probe"])
 
     def waveform(self) -> Waveform:
         """Samples as recorded, `[C, N]`."""
@@ -105,12 +105,12 @@ class ClipItem(NamedTuple):
     """One item for a worker: a file, or with a span a clip of it."""
 
     path: str
-    told: Told
+    facts: FileFacts
     span: ClipSpan | None
     values: Mapping[str, Value]
 
     def opened(self, listener: Listener) -> SoundFile | SoundClip:
         """See `StepItem.opened`."""
         if self.span is None:
-            return SoundFile(self.path, self.told, self.values, listener)
-        return SoundClip(self.path, *self.span, self.told, self.values, listener)
+            return SoundFile(self.path, self.facts, self.values, listener)
+        return SoundClip(self.path, *self.span, self.facts, self.values, listener)

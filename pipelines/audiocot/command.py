@@ -134,8 +134,8 @@ def audiocot(
     from audiollm.recipe.stages import Recipe
     from pipelines.audiocot.stage import STAGE
 
-    given: dict[str, Any] = dict(load_document(settings).data) if settings else {}
-    chosen = {
+    raw_settings: dict[str, Any] = dict(load_document(settings).data) if settings else {}
+    cli_settings = {
         "input": inputs,
         "preset": preset.value if preset else None,
         "missing_scorer": missing_scorer,
@@ -145,21 +145,23 @@ def audiocot(
         "engine": engine.value if engine else None,
         "retry_failed": retry_failed or None,
     }
-    given |= {name: value for name, value in chosen.items() if value is not None}
+    raw_settings |= {name: value for name, value in cli_settings.items() if value is not None}
     for step, text in (("watch", video), ("listen", audio), ("think", writer)):
         if text is not None:
-            _group(_group(given, "steps"), step).update(answerer_settings(text, step))
+            _settings_group(_settings_group(raw_settings, "steps"), step).update(
+                answerer_settings(text, step)
+            )
     for name, value in (("calls", max_calls), ("tokens", max_tokens)):
         if value is not None:
-            _group(given, "budget")[name] = value
+            _settings_group(raw_settings, "budget")[name] = value
     tagging = () if tagger is None else (f"steps.tags.model={tagger}",)
     options = {"input": "INPUT", "steps.tags.model": "--tagger" if tagger else ""}
     answered = {"watch": ("--video", video), "listen": ("--audio", audio), "think": ("--writer", writer)}
     options |= {f"steps.{step}.": option for step, (option, text) in answered.items() if text}
-    config = _validated(given, (*tagging, *(set_ or ())), options)
+    config = _validate_audiocot_config(raw_settings, (*tagging, *(set_ or ())), options)
     console = Console(stderr=True)
     if dry_run:
-        _show(config, console)
+        _print_audiocot_estimate(config, console)
         return
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.yaml").write_text(
@@ -189,23 +191,25 @@ def answerer_settings(text: str, step: str) -> dict[str, str]:
     )
 
 
-def _group(given: dict[str, Any], name: str) -> dict[str, Any]:
+def _settings_group(settings: dict[str, Any], name: str) -> dict[str, Any]:
     """A group of settings, to be added to; one that is absent or null becomes an empty one.
 
     Raises:
         ConfigError: it is something else.
     """
-    found = given.get(name)
-    if found is None:
-        found = given[name] = {}
-    if not isinstance(found, dict):
+    group = settings.get(name)
+    if group is None:
+        group = settings[name] = {}
+    if not isinstance(group, dict):
         raise ConfigError(
             f"{name} is not a group of settings", "--settings", f"write `{name}:` with names below"
         )
-    return found
+    return group
 
 
-def _validated(given: dict[str, Any], overrides: Sequence[str], options: Mapping[str, str]) -> AudioCotConfig:
+def _validate_audiocot_config(
+    raw_settings: dict[str, Any], overrides: Sequence[str], options: Mapping[str, str]
+) -> AudioCotConfig:
     """
     Raises:
         ConfigError: naming the setting.
@@ -213,14 +217,14 @@ def _validated(given: dict[str, Any], overrides: Sequence[str], options: Mapping
     from pipelines.audiocot.settings import AudioCotConfig
 
     for text in overrides:
-        override_setting(given, text, "clip_s=3")
+        override_setting(raw_settings, text, "clip_s=3")
     try:
-        return AudioCotConfig.model_validate(given)
+        return AudioCotConfig.model_validate(raw_settings)
     except ValidationError as error:
         raise setting_error(error, "audiocot", options) from None
 
 
-def _show(config: AudioCotConfig, console: Console) -> None:
+def _print_audiocot_estimate(config: AudioCotConfig, console: Console) -> None:
     """Print the steps, the thresholds, the amount of audio, and the estimated time."""
     from pipelines.audiocot.stage import plan_audiocot
 

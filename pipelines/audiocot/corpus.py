@@ -23,11 +23,11 @@ def kept_clips(spool: Spool) -> Iterator[tuple[Place, Row]]:
             yield (file, number), row
 
 
-def balance_drops(spool: Spool, most: float, seed: int) -> dict[Place, Drop]:
+def balance_drops(spool: Spool, max_ratio: float, seed: int) -> dict[Place, Drop]:
     """Drop clips of the larger group, music or effects, drawn by a hash of their content.
 
     Args:
-        most: clips of the larger group for one of the smaller.
+        max_ratio: clips of the larger group for one of the smaller.
     """
     groups: dict[bool, list[tuple[str, Place]]] = {True: [], False: []}
     for place, row in kept_clips(spool):
@@ -40,13 +40,16 @@ def balance_drops(spool: Spool, most: float, seed: int) -> dict[Place, Drop]:
     if not music or not effects:  # a set of one kind is what was asked for
         return {}
     larger = music > effects
-    allowed = int(most * min(music, effects))
+    allowed = int(max_ratio * min(music, effects))
     ratio = round(max(music, effects) / min(music, effects), 3)
     kind = "music" if larger else "effects"
-    reason = f"{ratio:g} clips of {kind} for one of {'effects' if larger else 'music'}, the limit is {most:g}"
+    reason = (
+        f"{ratio:g} clips of {kind} for one of {'effects' if larger else 'music'}, the limit is {max_ratio:g}"
+    )
     dropped = sorted(groups[larger])[allowed:]
     return {
-        place: Drop("corpus", BALANCE.threshold, BALANCE.title, reason, ratio, most) for _, place in dropped
+        place: Drop("corpus", BALANCE.threshold, BALANCE.title, reason, ratio, max_ratio)
+        for _, place in dropped
     }
 
 
@@ -76,13 +79,13 @@ class Partners:
 
     def find(self, clip: Row) -> Row | None:
         """A clip of the same split with other sounds, from a place that is drawn; None: none among the next ones."""
-        ring, own = self._by_split.get(clip["split"], []), _sound_words(clip)
-        if not ring or own is None:
+        ring, clip_words = self._by_split.get(clip["split"], []), _sound_words(clip)
+        if not ring or clip_words is None:
             return None
         start = int(draw_key(clip, f"partner {self._seed}")[:12], 16) % len(ring)
         for step in range(min(len(ring), _MAX_TRIED)):
             row, words = ring[(start + step) % len(ring)]
-            if row["digest"] != clip["digest"] and not words & own:
+            if row["digest"] != clip["digest"] and not words & clip_words:
                 return row
         return None
 

@@ -50,7 +50,7 @@ BY_QUESTION = {
     "instruction": "thinking_instruction.jsonl",
 }
 """The samples of `thinking.jsonl` by their kind of question, for trainings that weigh the kinds."""
-REVIEW, JUDGED, MADE = "review.jsonl", "judged.jsonl", "made"
+REVIEW, JUDGED, MADE_FOLDER = "review.jsonl", "judged.jsonl", "made"
 VERDICTS = ("accepted", "rejected")
 WHAT_IS_HEARD = "Write the chain of thought of the sound of this clip, as a JSON record."
 WHAT_THE_OBJECT_SOUNDS = "Write the chain of thought of the sound of this object, as a JSON record."
@@ -62,11 +62,11 @@ def write_clips(
     folder: Path, spool: Spool, sources: FileSources, drops: Mapping[Place, Drop], limits: ClipThresholds
 ) -> dict[str, Any]:
     """Write `clips.jsonl`, `filtered.jsonl`, `files.jsonl`, `set_aside.jsonl`; returns the counts of the funnel."""
-    names = {number: source.name for number, source in enumerate(sources.found)}
+    names = {number: source.name for number, source in enumerate(sources.files)}
     ids = part_ids([(file, number) for file, number, _ in spool.parts()], names)
     tally = PartTally()
     with ExitStack() as stack:
-        kept, filtered, aside = (
+        kept_file, filtered_file, aside_file = (
             stack.enter_context(open_lines(folder / name)) for name in (CLIPS, FILTERED, "aside.jsonl")
         )
         for file, number, row in spool.parts():
@@ -76,17 +76,19 @@ def write_clips(
             row = {"id": ids[file, number], **row}
             tally.add(file, row, drop)
             if drop is None:
-                put_line(kept, _with_record(row))
+                put_line(kept_file, _with_record(row))
             else:
-                put_line(filtered, {**row, "dropped": drop})
-                put_line(aside, dropped_part_row(STAGE_NAME, row, drop))
+                put_line(filtered_file, {**row, "dropped": drop})
+                put_line(aside_file, dropped_part_row(STAGE_NAME, row, drop))
         files = list(_FATES.rows(spool, sources.rejected, tally))
     write_jsonl(folder / "files.jsonl", (row for row, _ in files))
-    own = [*sources.rejected, *(row for _, row in files if row is not None)]
-    merge_set_aside(folder, folder / "aside.jsonl", own)
+    set_aside_rows = [*sources.rejected, *(row for _, row in files if row is not None)]
+    merge_set_aside(folder, folder / "aside.jsonl", set_aside_rows)
     rows = [row for row, _ in files]
-    taken = len(sources.found) + len(sources.rejected)
-    return funnel_counts(taken, sources.others, rows, own, tally, (*RULES, BALANCE), limits)
+    num_files = len(sources.files) + len(sources.rejected)
+    return funnel_counts(
+        num_files, sources.num_other_files, rows, set_aside_rows, tally, (*RULES, BALANCE), limits
+    )
 
 
 def plan_made(clips: Sequence[Row], config: AudioCotConfig) -> list[MadePlan]:
@@ -97,22 +99,22 @@ def plan_made(clips: Sequence[Row], config: AudioCotConfig) -> list[MadePlan]:
         if config.made.pairs:
             plans += plan_pairs(clip, partners, config.seed)
         plans += plan_edits(clip, partners, config.made.edits, config.seed)
-    taken = {clip["id"] for clip in clips}  # `dog.wav` and `dog-remove.wav` may lie in one folder
-    return [plan._replace(id=_other_id(plan)) if plan.id in taken else plan for plan in plans]
+    clip_ids = {clip["id"] for clip in clips}  # `dog.wav` and `dog-remove.wav` may lie in one folder
+    return [plan._replace(id=_other_id(plan)) if plan.id in clip_ids else plan for plan in plans]
 
 
 def remove_stale(folder: Path, plans: Sequence[MadePlan]) -> None:
     """Remove what an earlier run made of other clips."""
-    known = {plan.id for plan in plans}
-    for old in (folder / MADE).glob("*") if (folder / MADE).is_dir() else ():
-        if old.name not in known:
+    plan_ids = {plan.id for plan in plans}
+    for old in (folder / MADE_FOLDER).glob("*") if (folder / MADE_FOLDER).is_dir() else ():
+        if old.name not in plan_ids:
             shutil.rmtree(old, ignore_errors=True)
 
 
 def write_samples_of(
     folder: Path,
     clips: Sequence[Row],
-    made: Sequence[tuple[MadePlan, Mapping[str, Any]]],
+    made_sounds: Sequence[tuple[MadePlan, Mapping[str, Any]]],
     with_little_evidence: bool,
 ) -> dict[str, int]:
     """Write `cot.jsonl`, `edits.jsonl` and `thinking.jsonl`; returns the number of samples of each.
@@ -128,16 +130,16 @@ def write_samples_of(
     cot = [_sound_sample(clip) for clip in clips]
     thinking = [_clip_question(clip) for clip in clips]
     edits: list[Sample] = []
-    for plan, found in made:
+    for plan, sounds in made_sounds:
         clip = by_id[plan.clip]
-        sample = _made_sample(clip, plan, found)
+        sample = _made_sample(clip, plan, sounds)
         if plan.operation in ("add", "remove", "extract"):
             cot.append(sample)
         if plan.operation == "extract":
             thinking.append(_region_question(clip, plan))
         else:
             edits.append(sample)
-            thinking.append(_instruction_question(clip, plan, found))
+            thinking.append(_instruction_question(clip, plan, sounds))
     if not with_little_evidence:
         thinking = [sample for sample in thinking if not sample.metadata.get("little_evidence")]
     counts = {}
@@ -145,8 +147,8 @@ def write_samples_of(
         write_jsonl(folder / name, (sample.model_dump(mode="json") for sample in samples))
         counts[name.removesuffix(".jsonl")] = len(samples)
     for question, name in BY_QUESTION.items():
-        asked = (sample for sample in thinking if sample.metadata["question"] == question)
-        write_jsonl(folder / name, (sample.model_dump(mode="json") for sample in asked))
+        question_samples = (sample for sample in thinking if sample.metadata["question"] == question)
+        write_jsonl(folder / name, (sample.model_dump(mode="json") for sample in question_samples))
     return counts
 
 
@@ -163,19 +165,19 @@ def write_review(folder: Path, clips: Sequence[Row], share: float, seed: int) ->
     """
     judged = [*_read_verdicts(folder / JUDGED), *_read_verdicts(folder / REVIEW)]
     last = {_judged_key(row): row for row in judged}  # a verdict that was taken back has become null
-    given = {key: row for key, row in last.items() if row.get("verdict")}
-    write_jsonl(folder / JUDGED, given.values())
-    chosen = review_ids(clips, share, seed)
+    judged_by_key = {key: row for key, row in last.items() if row.get("verdict")}
+    write_jsonl(folder / JUDGED, judged_by_key.values())
+    review = review_ids(clips, share, seed)
     rows = []
     for clip in clips:
-        known = given.get(_judged_key(clip), {})
-        if clip["id"] not in chosen and not known:
+        judged_row = judged_by_key.get(_judged_key(clip), {})
+        if clip["id"] not in review and not judged_row:
             continue
         rows.append(
             {
                 **{name: clip[name] for name in ("id", "path", "start_s", "end_s", "record", "thought")},
-                "verdict": known.get("verdict"),
-                "note": known.get("note", ""),
+                "verdict": judged_row.get("verdict"),
+                "note": judged_row.get("note", ""),
             }
         )
     write_jsonl(folder / REVIEW, rows)
@@ -200,14 +202,14 @@ def write_sound_shards(
     from audiollm.data.records.shards import ShardWriter
 
     samples, _ = read_samples(folder / THINKING)
-    heard = [sample for sample in samples if sample.metadata["question"] == "clip"]
+    clip_samples = [sample for sample in samples if sample.metadata["question"] == "clip"]
     shards = folder / "shards"
     note = shards / "made_of.json"
     digest_of = {clip["id"]: clip["digest"] for clip in read_kept(folder)}
     made_of = {
         "samples_per_shard": samples_per_shard,
-        "samples": [s.model_dump(mode="json") for s in heard],
-        "digests": [digest_of[s.metadata["clip"]] for s in heard],
+        "samples": [s.model_dump(mode="json") for s in clip_samples],
+        "digests": [digest_of[s.metadata["clip"]] for s in clip_samples],
     }
     if not note.exists() or json.loads(note.read_text(encoding="utf-8")) != made_of:
         shutil.rmtree(shards, ignore_errors=True)
@@ -215,23 +217,23 @@ def write_sound_shards(
     writer = ShardWriter(shards, samples_per_shard)
 
     def encoded(number: int) -> bytes | None:
-        (part,) = heard[number].audio("user")
+        (audio_part,) = clip_samples[number].audio("user")
         try:
-            sound = load(part.path, part.start_s, part.end_s)
+            sound = load(audio_part.path, audio_part.start_s, audio_part.end_s)
         except AudioError:  # it was read before: a file that went away meanwhile is missed by whoever trains
             return None
         return encode_bytes(sound.samples_CN, sound.sample_rate, "flac")
 
     with ThreadPoolExecutor(workers) as pool:
-        for first in range(0, len(heard), samples_per_shard):
-            numbers = range(first, min(first + samples_per_shard, len(heard)))
+        for first in range(0, len(clip_samples), samples_per_shard):
+            numbers = range(first, min(first + samples_per_shard, len(clip_samples)))
             is_there = writer.has(first)
             for number, flac in zip(
                 numbers, repeat(None) if is_there else pool.map(encoded, numbers), strict=False
             ):
                 on_done()
                 if flac is not None:
-                    writer.write(number, _heard_alone(heard[number]), [], {"0.flac": flac})
+                    writer.write(number, _heard_alone(clip_samples[number]), [], {"0.flac": flac})
     return writer.close({}).get("samples", 0)
 
 
@@ -300,7 +302,7 @@ def _with_record(row: Row) -> Row:
     }
 
 
-def _parts(clip: Row, region: Sequence[Mapping[str, Any]] = ()) -> list[Any]:
+def _video_parts(clip: Row, region: Sequence[Mapping[str, Any]] = ()) -> list[Any]:
     """The pictures of a clip, if it has any."""
     if clip["video"] is None:
         return []
@@ -309,38 +311,40 @@ def _parts(clip: Row, region: Sequence[Mapping[str, Any]] = ()) -> list[Any]:
     return [video]
 
 
-def _sound(clip: Row) -> AudioPart:
+def _clip_audio_part(clip: Row) -> AudioPart:
     return AudioPart(path=clip["path"], start_s=clip["start_s"], end_s=clip["end_s"])
 
 
-def _facts(clip: Row, **more: Any) -> dict[str, Any]:
+def _sample_metadata(clip: Row, **more: Any) -> dict[str, Any]:
     split = {"split": clip["split"]} if clip["split"] else {}
     doubt = {"little_evidence": True} if clip["little_evidence"] else {}
     return {**split, **doubt, "clip": clip["id"], **more}
 
 
 def _sound_sample(clip: Row) -> Sample:
-    content = [*_parts(clip), TextPart(text=clip["caption"])]
-    facts = _facts(clip, stage=1, caption=clip["caption"], thought=clip["thought"], record=clip["record"])
+    content = [*_video_parts(clip), TextPart(text=clip["caption"])]
+    facts = _sample_metadata(
+        clip, stage=1, caption=clip["caption"], thought=clip["thought"], record=clip["record"]
+    )
     return Sample(
         id=clip["id"],
         messages=[
             Message(role="user", content=content),
-            Message(role="assistant", content=[_sound(clip)]),
+            Message(role="assistant", content=[_clip_audio_part(clip)]),
         ],
         task="sound",
         metadata=facts,
     )
 
 
-def _made_sample(clip: Row, plan: MadePlan, found: Mapping[str, Any]) -> Sample:
+def _made_sample(clip: Row, plan: MadePlan, sounds: Mapping[str, Any]) -> Sample:
     """The triple: words and input in the user's message, output in the assistant's."""
     content = [
-        *_parts(clip, plan.region),
+        *_video_parts(clip, plan.region),
         TextPart(text=caption_of_plan(plan)),
-        AudioPart(path=found["input"]),
+        AudioPart(path=sounds["input"]),
     ]
-    facts = _facts(
+    facts = _sample_metadata(
         clip,
         stage=2 if plan.operation == "extract" else 3,
         operation=plan.operation,
@@ -351,14 +355,14 @@ def _made_sample(clip: Row, plan: MadePlan, found: Mapping[str, Any]) -> Sample:
         about=record_json(plan.about),
         reference=plan.reference,
         avoid=list(plan.avoid),
-        layer=found.get("layer"),
-        gain=found["gain"],
+        layer=sounds.get("layer"),
+        gain=sounds["gain"],
     )
     return Sample(
         id=plan.id,
         messages=[
             Message(role="user", content=content),
-            Message(role="assistant", content=[AudioPart(path=found["output"])]),
+            Message(role="assistant", content=[AudioPart(path=sounds["output"])]),
         ],
         task="sound",
         metadata=facts,
@@ -373,12 +377,12 @@ def _question(id: str, clip: Row, question: str, content: list[Any], answer: Map
             Message(role="assistant", content=[TextPart(text=json.dumps(answer, ensure_ascii=False))]),
         ],
         task="think",
-        metadata=_facts(clip, question=question, duration_s=clip["duration_s"]),
+        metadata=_sample_metadata(clip, question=question, duration_s=clip["duration_s"]),
     )
 
 
 def _clip_question(clip: Row) -> Sample:
-    content = [*_parts(clip), _sound(clip), TextPart(text=WHAT_IS_HEARD)]
+    content = [*_video_parts(clip), _clip_audio_part(clip), TextPart(text=WHAT_IS_HEARD)]
     return _question(f"{clip['id']}-think", clip, "clip", content, in_hundredths(clip["record"]))
 
 
@@ -386,7 +390,7 @@ def _region_question(clip: Row, plan: MadePlan) -> Sample:
     """The CoT of an object beside that of its clip."""
     prompt = region_prompt(in_hundredths(clip["record"]))
     record = in_hundredths(record_json(ThoughtRecord(events=plan.about.events)))
-    content = [*_parts(clip, plan.region), _sound(clip), TextPart(text=prompt)]
+    content = [*_video_parts(clip, plan.region), _clip_audio_part(clip), TextPart(text=prompt)]
     return _question(f"{plan.id}-think", clip, "region", content, record)
 
 
@@ -394,11 +398,11 @@ def _instruction(clip: Row, plan: MadePlan) -> str:
     return instruction_of_plan(plan, holds_out(str(clip["split"] or "")))
 
 
-def _instruction_question(clip: Row, plan: MadePlan, found: Mapping[str, Any]) -> Sample:
+def _instruction_question(clip: Row, plan: MadePlan, sounds: Mapping[str, Any]) -> Sample:
     span = [round(second, 2) for second in plan.span]
     answer = {"operation": plan.operation, "span": span, "record": in_hundredths(record_json(plan.about))}
     prompt = f"{WHAT_TO_DO}{_instruction(clip, plan)}"
-    content = [*_parts(clip), AudioPart(path=found["input"]), TextPart(text=prompt)]
+    content = [*_video_parts(clip), AudioPart(path=sounds["input"]), TextPart(text=prompt)]
     return _question(f"{plan.id}-think", clip, "instruction", content, answer)
 
 
@@ -406,7 +410,7 @@ def _heard_alone(sample: Sample) -> Sample:
     """The question about a clip with its sound as a member of the shard, and without its pictures."""
     user, assistant = sample.messages
     (sound,) = sample.audio("user")
-    words = [part for part in user.content if isinstance(part, TextPart)]
+    words = [content_part for content_part in user.content if isinstance(content_part, TextPart)]
     member = sound.model_copy(update={"path": "0.flac", "start_s": 0.0, "end_s": None})
-    asked = Message(role="user", content=[member, *words])
-    return sample.model_copy(update={"messages": [asked, assistant]})
+    question = Message(role="user", content=[member, *words])
+    return sample.model_copy(update={"messages": [question, assistant]})

@@ -155,31 +155,31 @@ class AudioCotConfig(StageConfig):
     @property
     def limits(self) -> ClipThresholds:
         """Thresholds of the preset, overridden by those set by hand; clips of less than the cut length are short."""
-        known = ClipThresholds.model_fields
+        threshold_fields = ClipThresholds.model_fields
         for name in self.thresholds:
-            if name not in known:
-                raise ValueError(f"thresholds: no {name!r}: {suggestion(name, list(known))}")
-        chosen = {**self.chosen_preset.thresholds.model_dump(), **self.thresholds}
+            if name not in threshold_fields:
+                raise ValueError(f"thresholds: no {name!r}: {suggestion(name, list(threshold_fields))}")
+        values = {**self.chosen_preset.thresholds.model_dump(), **self.thresholds}
         if (
-            chosen["min_duration_s"] is None
+            values["min_duration_s"] is None
             and self.clip_length_s
             and "min_duration_s" not in self.thresholds
         ):
-            chosen["min_duration_s"] = round(_NEARLY_WHOLE * self.clip_length_s, 3)
-        return ClipThresholds(**chosen)
+            values["min_duration_s"] = round(_NEARLY_WHOLE * self.clip_length_s, 3)
+        return ClipThresholds(**values)
 
     def step_settings(self) -> dict[str, BaseModel]:
         """Typed settings of all steps."""
-        chosen: dict[str, Mapping[str, Any]] = {name: {} for name in BUILT_IN}
-        chosen |= self.chosen_preset.steps
-        for name, own in self.steps.items():
-            if own is None:
-                chosen.pop(name, None)
+        step_values: dict[str, Mapping[str, Any]] = {name: {} for name in BUILT_IN}
+        step_values |= self.chosen_preset.steps
+        for name, overrides in self.steps.items():
+            if overrides is None:
+                step_values.pop(name, None)
             else:
-                chosen[name] = {**chosen.get(name, {}), **own}
-        chosen["clips"] = {"clip_s": self.clip_length_s}
+                step_values[name] = {**step_values.get(name, {}), **overrides}
+        step_values["clips"] = {"clip_s": self.clip_length_s}
         typed: dict[str, BaseModel] = {}
-        for name, settings in chosen.items():
+        for name, settings in step_values.items():
             with located("steps", name):
                 typed[name] = step_config(name).model_validate(settings)
         return typed

@@ -15,7 +15,7 @@ from audiollm.data.tables.splits import split_of
 from audiollm.errors import ConfigError
 from audiollm.files.set_aside import Row
 from audiollm.files.spelled_paths import as_spelled
-from pipelines.audiocot.clip import Told
+from pipelines.audiocot.clip import FileFacts
 from pipelines.steps.inputs import FileList, InputFile, InputForm, Inputs, absolute
 
 VIDEO_EXTENSIONS = frozenset({".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts"})
@@ -44,16 +44,16 @@ class FileSource:
     path: str
     name: str
     digest: str
-    told: Told = field(default_factory=Told)
+    facts: FileFacts = field(default_factory=FileFacts)
 
 
 @dataclass
 class FileSources:
-    """Files of the input, each either in `found` or in `rejected`."""
+    """Files of the input, each either in `files` or in `rejected`."""
 
-    found: list[FileSource] = field(default_factory=list)
+    files: list[FileSource] = field(default_factory=list)
     rejected: list[Row] = field(default_factory=list)
-    others: int = 0
+    num_other_files: int = 0
 
 
 def looks_like_source(path: str | Path) -> bool:
@@ -88,7 +88,7 @@ FILES = InputForm(STAGE_NAME, looks_like_source, read_source_list)
 
 def video_files(inputs: Inputs) -> list[InputFile]:
     """The files of pictures that lists name beside those of sound."""
-    videos = {told.video for told in inputs.facts.values() if told.video is not None}
+    videos = {facts.video for facts in inputs.facts.values() if facts.video is not None}
     return [InputFile(path, path) for path in sorted(videos)]
 
 
@@ -99,71 +99,75 @@ def file_sources(inputs: Inputs, digests: Mapping[str, str], use_truth: bool) ->
         digests: by path; a file without one is left out, and is in `inputs.rejected` by another name.
         use_truth: pass on the truth of composed scenes.
     """
-    sources = FileSources(rejected=list(inputs.rejected), others=inputs.num_other_files)
+    sources = FileSources(rejected=list(inputs.rejected), num_other_files=inputs.num_other_files)
     for item in inputs.files:
         if item.path not in digests:
             continue
-        told = inputs.facts.get(item.name) or Told()
-        if told.video is not None:
-            told = told._replace(video_digest=digests.get(told.video))
+        facts = inputs.facts.get(item.name) or FileFacts()
+        if facts.video is not None:
+            facts = facts._replace(video_digest=digests.get(facts.video))
         if not use_truth:
-            told = told._replace(truth=None)
-        sources.found.append(FileSource(item.path, item.name, digests[item.path], told))
+            facts = facts._replace(truth=None)
+        sources.files.append(FileSource(item.path, item.name, digests[item.path], facts))
     return sources
 
 
 # Private
 
 
-def _of_row(row: dict[str, Any], folder: Path, where: str) -> tuple[str, Told | None]:
-    written, video, text, split = (row.get(name) for name in ("path", "video", "text", "split"))
-    if not isinstance(written, str) or is_missing(written):
+def _of_row(row: dict[str, Any], folder: Path, where: str) -> tuple[str, FileFacts | None]:
+    listed_path, video, text, split = (row.get(name) for name in ("path", "video", "text", "split"))
+    if not isinstance(listed_path, str) or is_missing(listed_path):
         raise ListError(f"{where}: no path: each row needs the column path")
-    told = Told(
+    facts = FileFacts(
         text=None if is_missing(text) else str(text).strip(),
         video=None if is_missing(video) else absolute(as_spelled(folder / str(video))),
-        split=None if is_missing(split, is_name=True) else _split(str(split), where),
+        split=None if is_missing(split, is_name=True) else _parse_listed_split(str(split), where),
     )
-    return written, None if told == Told() else told
+    return listed_path, None if facts == FileFacts() else facts
 
 
-def _split(name: str, where: str) -> str:
+def _parse_listed_split(name: str, where: str) -> str:
     try:
         return split_of(name)
     except ValueError as error:
         raise ListError(f"{where}: {error}") from None
 
 
-def _of_sample(row: dict[str, Any], folder: Path, where: str) -> tuple[str, Told]:
+def _of_sample(row: dict[str, Any], folder: Path, where: str) -> tuple[str, FileFacts]:
     try:
         sample = Sample.model_validate(row)
     except ValueError as error:
-        said = " ".join(str(error).split())
-        raise ListError(f"{where}: no sample ({said:.160})") from None
-    parts = [part for message in sample.messages for part in message.content]
-    sounds = [part for part in parts if isinstance(part, AudioPart)]
-    videos = [part for part in parts if isinstance(part, VideoPart)]
+        problem = " ".join(str(error).split())
+        raise ListError(f"{where}: no sample ({problem:.160})") from None
+    parts = [content_part for message in sample.messages for content_part in message.content]
+    sounds = [content_part for content_part in parts if isinstance(content_part, AudioPart)]
+    videos = [content_part for content_part in parts if isinstance(content_part, VideoPart)]
     if len(sounds) != 1 or len(videos) > 1:
         raise ListError(f"{where}: {len(sounds)} sounds and {len(videos)} videos; one sound is needed")
-    for part in (*sounds, *videos):
-        if part.start_s > 0 or part.end_s is not None or getattr(part, "region", None):
+    for content_part in (*sounds, *videos):
+        if (
+            content_part.start_s > 0
+            or content_part.end_s is not None
+            or getattr(content_part, "region", None)
+        ):
             raise ListError(
-                f"{where}: {part.path} is a part of a file; name whole files, which audiocot cuts"
+                f"{where}: {content_part.path} is a part of a file; name whole files, which audiocot cuts"
             )
-    facts = sample.metadata
+    metadata = sample.metadata
     truth = None
-    if isinstance(facts.get("events"), list):
+    if isinstance(metadata.get("events"), list):
         truth = {
-            "events": [_placed(event, folder) for event in facts["events"]],
-            "backdrop": _placed(facts["backdrop"], folder) if facts.get("backdrop") else None,
+            "events": [_placed(event, folder) for event in metadata["events"]],
+            "backdrop": _placed(metadata["backdrop"], folder) if metadata.get("backdrop") else None,
         }
-    told = Told(
-        text=str(facts["caption"]) if facts.get("caption") else None,
+    facts = FileFacts(
+        text=str(metadata["caption"]) if metadata.get("caption") else None,
         video=absolute(folder / videos[0].path) if videos else None,
         truth=truth,
-        split=facts.get("split"),
+        split=metadata.get("split"),
     )
-    return sounds[0].path, told
+    return sounds[0].path, facts
 
 
 def _placed(event: Mapping[str, Any], folder: Path) -> dict[str, Any]:

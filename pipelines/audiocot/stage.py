@@ -24,7 +24,7 @@ from pipelines.audiocot.made.carrying import MadeForm, carry_out
 from pipelines.audiocot.made.plans import MadePlan
 from pipelines.audiocot.output import (
     JUDGED,
-    MADE,
+    MADE_FOLDER,
     REVIEW,
     plan_made,
     read_kept,
@@ -63,7 +63,7 @@ def run_audiocot(config: AudioCotConfig, context: Context) -> dict[str, Any]:
     """
     try:
         with Ledger(context.folder / "ledger" / "ledger.sqlite") as ledger:
-            funnel = _run(config, context, ledger)
+            funnel = _think_about_files(config, context, ledger)
             _request_report(config, context, ledger)
     except (InputError, ListError, AudioError) as error:
         raise StageError(f"audiocot: {error}", exit_code=2) from None
@@ -76,25 +76,25 @@ def run_audiocot(config: AudioCotConfig, context: Context) -> dict[str, Any]:
         raise StageError(f"audiocot: {error}", "audiollm doctor says what is missing") from None
     except LedgerError as error:
         raise StageError(f"audiocot: {error}") from None
-    _summarize(funnel, config, context)
+    _print_audiocot_summary(funnel, config, context)
     return funnel
 
 
-def _run(config: AudioCotConfig, context: Context, ledger: Ledger) -> dict[str, Any]:
+def _think_about_files(config: AudioCotConfig, context: Context, ledger: Ledger) -> dict[str, Any]:
     folder, began, cpu_began = context.folder, time.monotonic(), time.process_time()
     if config.retry_failed:
         context.say(f"{ledger.forget_errors()} calls that failed are tried again")
     budget = Budget(str(folder.resolve()), config.budget.calls, config.budget.tokens)
     # absolute: actors of a cluster work in folders of their own
     place = AnswerPlace(folder.resolve() / "ledger" / "answers.sqlite", budget)
-    limits, chain, lacking = _chain(config, context, place)
-    sources = _sources(config, context, ledger)
+    limits, chain, lacking = _build_runnable_chain(config, context, place)
+    sources = _collect_file_sources(config, context, ledger)
     spool = Spool(folder / "ledger" / "spool.sqlite")
     try:
         run = StepRun(config, context, chain.steps, ledger, "levels")
         walks = CotWalks(chain, limits, spool, config.held_out)
         before_walks = time.process_time()
-        run.walk("thinking about sounds", len(sources.found), walks.begin(sources.found))
+        run.walk("thinking about sounds", len(sources.files), walks.begin(sources.files))
         walk_cpu_s = time.process_time() - before_walks
         drops: dict[Place, Drop] = {}
         if limits.max_balance is not None:
@@ -104,11 +104,11 @@ def _run(config: AudioCotConfig, context: Context, ledger: Ledger) -> dict[str, 
         spool.close()
     clips = read_kept(folder)
     plans = plan_made(clips, config)
-    made, failed = _make(config, context, ledger, plans)
-    counts = write_samples_of(folder, clips, made, config.little_evidence == "keep")
+    made_sounds, failed = _carry_out_plans(config, context, ledger, plans)
+    counts = write_samples_of(folder, clips, made_sounds, config.little_evidence == "keep")
     funnel |= {
         "samples": counts,
-        "made": _by_operation([plan for plan, _ in made]),
+        "made": _by_operation([plan for plan, _ in made_sounds]),
         "not_made": failed,
         "little_evidence": sum(clip["little_evidence"] for clip in clips),
         "review": write_review(folder, clips, config.review_share, config.seed),
@@ -132,7 +132,7 @@ def _run(config: AudioCotConfig, context: Context, ledger: Ledger) -> dict[str, 
     return funnel
 
 
-def _chain(
+def _build_runnable_chain(
     config: AudioCotConfig, context: Context, place: AnswerPlace
 ) -> tuple[ClipThresholds, CotChain, list[Missing]]:
     """Return the thresholds that can be applied, the steps that can run, and what is missing.
@@ -144,7 +144,7 @@ def _chain(
     chain = build_chain(settings, place)
     lacking = missing_parts(chain, limits)
     if lacking and config.missing_scorer == "fail":
-        listed = "\n".join(f"  {each.reason}" for each in lacking)
+        listed = "\n".join(f"  {missing_step.reason}" for missing_step in lacking)
         raise StageError(
             f"audiocot: the preset {config.preset} needs what is not here:\n{listed}",
             "or go on without: missing_scorer=skip (the report will say which thresholds were not applied)",
@@ -152,13 +152,13 @@ def _chain(
         )
     for lack in lacking:
         context.say(f"going on without: {lack.reason}")
-    without = {each.step for each in lacking if each.blocks_step}
-    unset = {rule.threshold: None for each in lacking for rule in each.rules}
-    kept = {name: own for name, own in settings.items() if name not in without}
-    return limits.model_copy(update=unset), build_chain(kept, place), lacking
+    without = {missing_step.step for missing_step in lacking if missing_step.blocks_step}
+    unset = {rule.threshold: None for missing_step in lacking for rule in missing_step.rules}
+    runnable = {name: step_settings for name, step_settings in settings.items() if name not in without}
+    return limits.model_copy(update=unset), build_chain(runnable, place), lacking
 
 
-def _sources(config: AudioCotConfig, context: Context, ledger: Ledger) -> FileSources:
+def _collect_file_sources(config: AudioCotConfig, context: Context, ledger: Ledger) -> FileSources:
     with context.progress("fetching", None) as bar:
         fetched = context.folder / "fetched"
         inputs = collect(
@@ -168,12 +168,14 @@ def _sources(config: AudioCotConfig, context: Context, ledger: Ledger) -> FileSo
         context.say(note)
     files = [*inputs.files, *video_files(inputs)]
     with context.progress("reading the files", len(files)) as bar:
-        known, unread = digests(files, ledger, lambda done: bar.update(TaskID(0), completed=done), STAGE_NAME)
+        digest_by_path, unread = digests(
+            files, ledger, lambda done: bar.update(TaskID(0), completed=done), STAGE_NAME
+        )
     # pictures that cannot be read are an error of the sound that they belong to
     paths = {item.path for item in inputs.files}
     inputs.rejected += [row for row in unread if row["place"] in paths]
-    sources = file_sources(inputs, known, config.use_truth)
-    if not sources.found and not sources.rejected:
+    sources = file_sources(inputs, digest_by_path, config.use_truth)
+    if not sources.files and not sources.rejected:
         raise StageError(
             f"audiocot: no videos or recordings in {', '.join(config.inputs)}{links_note(*config.inputs)}",
             "give a folder of videos or recordings",
@@ -182,12 +184,12 @@ def _sources(config: AudioCotConfig, context: Context, ledger: Ledger) -> FileSo
     return sources
 
 
-def _make(
+def _carry_out_plans(
     config: AudioCotConfig, context: Context, ledger: Ledger, plans: list[MadePlan]
 ) -> tuple[list[tuple[MadePlan, Mapping[str, Any]]], dict[str, int]]:
     """Carry out the plans; returns those that could be, and the number of the others by reason."""
     remove_stale(context.folder, plans)
-    form = MadeForm(context.folder / MADE, config.made.sample_rate, config.made.channels)
+    form = MadeForm(context.folder / MADE_FOLDER, config.made.sample_rate, config.made.channels)
     with context.progress("making pairs and edits", len(plans)) as bar:
         outcomes = call_each(
             "make",
@@ -197,15 +199,15 @@ def _make(
             ledger,
             lambda: bar.advance(TaskID(0)),
         )
-    made: list[tuple[MadePlan, Mapping[str, Any]]] = []
+    made_sounds: list[tuple[MadePlan, Mapping[str, Any]]] = []
     failed: dict[str, int] = {}
     for plan, outcome in zip(plans, outcomes, strict=True):
         if outcome.value is None:
             reason = f"{plan.operation}: {outcome.error}"
             failed[reason] = failed.get(reason, 0) + 1
         else:
-            made.append((plan, outcome.value))
-    return made, failed
+            made_sounds.append((plan, outcome.value))
+    return made_sounds, failed
 
 
 def _request_report(config: AudioCotConfig, context: Context, ledger: Ledger) -> None:
@@ -233,19 +235,19 @@ def _by_operation(plans: list[MadePlan]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _summarize(funnel: Mapping[str, Any], config: AudioCotConfig, context: Context) -> None:
+def _print_audiocot_summary(funnel: Mapping[str, Any], config: AudioCotConfig, context: Context) -> None:
     reasons = ", ".join(f"{count} {reason}" for reason, count in funnel["reasons"].items())
     context.say(
         f"{funnel['segments']} clips, {funnel['seconds'] / 60:.1f} minutes, from {funnel['files_kept']} of "
         f"{funnel['audio_files']} files" + (f"; set aside: {reasons}" if reasons else "")
     )
-    made = ", ".join(f"{count} {operation}" for operation, count in funnel["made"].items())
+    counts = ", ".join(f"{count} {operation}" for operation, count in funnel["made"].items())
     if count := funnel["little_evidence"]:
         fate = "" if config.little_evidence == "keep" else ", not in thinking.jsonl"
         context.say(f"the tagger has no name for the loudest sound of {count} clips: little evidence{fate}")
     if funnel["files_not_whole"]:
         context.say(not_whole_sentence(funnel["files_not_whole"]))
-    context.say(f"made: {made or 'nothing'}; {funnel['review']['listed']} clips to review")
+    context.say(f"made: {counts or 'nothing'}; {funnel['review']['listed']} clips to review")
 
 
 def plan_audiocot(config: AudioCotConfig, upstream: Mapping[str, StagePlan]) -> StagePlan:
@@ -259,7 +261,7 @@ def plan_audiocot(config: AudioCotConfig, upstream: Mapping[str, StagePlan]) -> 
     if lacking and config.missing_scorer == "fail":
         raise ConfigError(
             f"audiocot: the preset {config.preset} needs what is not here: "
-            f"{'; '.join(each.reason for each in lacking)}",
+            f"{'; '.join(missing_step.reason for missing_step in lacking)}",
             "",
             "give it, or set audiocot.missing_scorer=skip to go on without",
         )
@@ -271,7 +273,7 @@ def plan_audiocot(config: AudioCotConfig, upstream: Mapping[str, StagePlan]) -> 
     seconds = sum(plan.facts.get("seconds", 0.0) for plan in upstream.values())
     samples = sum(plan.facts.get("samples", 0.0) for plan in upstream.values())
     seconds = seconds or sum(_seconds_of(Path(text)) for text in config.inputs)
-    notes = [*facts, *(f"without: {each.reason}" for each in lacking)]
+    notes = [*facts, *(f"without: {missing_step.reason}" for missing_step in lacking)]
     return StagePlan(
         memory_mb=1200.0,
         disk_mb=seconds * config.made.sample_rate * config.made.channels * 2e-6 * len(config.made.edits),
@@ -292,7 +294,7 @@ def _seconds_of(path: Path) -> float:
     if path.is_dir():
         listed = find_audio(path)[0]
     elif path.suffix in MANIFESTS:
-        listed = [path.parent / written for written, _ in FILES.read_list(path).rows]
+        listed = [path.parent / listed_path for listed_path, _ in FILES.read_list(path).rows]
     for file in listed:
         try:
             total += probe(file).duration_s or 0.0
@@ -319,5 +321,5 @@ STAGE = Stage(
     },
     help="write chains of thought about the sound of videos and recordings",
     plan=plan_audiocot,
-    keeps=("ledger", "fetched", "shards", MADE, REVIEW, JUDGED),
+    keeps=("ledger", "fetched", "shards", MADE_FOLDER, REVIEW, JUDGED),
 )

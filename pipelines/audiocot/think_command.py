@@ -101,9 +101,10 @@ def think_about(
     )
     pictures = None
     if frame_rate is not None or frame_side is not None:
-        known = pictures_of_model(str(model))
+        model_pictures = pictures_of_model(str(model))
         pictures = PictureSettings(
-            per_second=frame_rate or known.per_second, side=known.side if frame_side is None else frame_side
+            per_second=frame_rate or model_pictures.per_second,
+            side=model_pictures.side if frame_side is None else frame_side,
         )
     if region is not None and instruction is not None:
         raise ConfigError(
@@ -111,7 +112,7 @@ def think_about(
             "--region",
             "ask about the object or give the instruction",
         )
-    asked = ThoughtRequest(source, start, end, read_region(region), pictures=pictures)
+    request = ThoughtRequest(source, start, end, read_region(region), pictures=pictures)
     thinker: Any
     if model is None:
         if region is not None:
@@ -119,14 +120,14 @@ def think_about(
         thinker = MeasuredThinker(tagger)
     else:
         thinker = model_thinker(model, asks or ASKS)
-    answer = thinker.think(asked)
+    answer = thinker.think(request)
     record = answer.record
     if answer.little_evidence:
         typer.echo("little evidence: the tagger has no name for the loudest sound", err=True)
     reading: dict[str, Any] = {}
     if instruction is not None:
         writer = None if model is None else thinker
-        reading = reading_json(replace(asked, instruction=instruction), record, writer)
+        reading = reading_json(replace(request, instruction=instruction), record, writer)
     if as_json:
         content = {**reading, "record": record_json(record), "prose": prose_of(record)}
         typer.echo(json.dumps(content, ensure_ascii=False))
@@ -141,7 +142,7 @@ def think_about(
         typer.echo("\n".join([reading["question"], *(f"  {choice}" for choice in reading["choices"])]))
 
 
-def reading_json(asked: ThoughtRequest, record: ThoughtRecord, writer: Thinker | None) -> dict[str, Any]:
+def reading_json(request: ThoughtRequest, record: ThoughtRecord, writer: Thinker | None) -> dict[str, Any]:
     """The edits of an instruction, or the question about it, as JSON values.
 
     Raises:
@@ -151,7 +152,7 @@ def reading_json(asked: ThoughtRequest, record: ThoughtRecord, writer: Thinker |
     from pipelines.instructions import InstructionQuestion
 
     try:
-        plans = understand(asked, record, open_clip(asked).duration_s, writer)
+        plans = understand(request, record, open_clip(request).duration_s, writer)
     except InstructionQuestion as question:
         return {"edits": [], "question": question.sentence, "choices": list(question.choices)}
     edits = [

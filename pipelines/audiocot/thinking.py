@@ -26,7 +26,7 @@ from audiollm.data.records.video_clips import MAX_PICTURES, PictureReader, Pictu
 from audiollm.errors import ConfigError, StageError
 from audiollm.evaluate.judges.yamnet import checked_tagger
 from audiollm.video.frames import VideoError, frame_times, pictures_end_s
-from pipelines.audiocot.clip import SoundClip, SoundFile, Told
+from pipelines.audiocot.clip import FileFacts, SoundClip, SoundFile
 from pipelines.audiocot.output import WHAT_IS_HEARD, WHAT_TO_DO, region_prompt
 from pipelines.instructions import EditPlan, InstructionQuestion, names_times, read_instruction
 from pipelines.steps.step import Listener, Value
@@ -107,25 +107,25 @@ def parse_edit(answer: str, duration_s: float) -> EditAnswer:
     Raises:
         ThoughtError: no operation, or a span that it cannot have.
     """
-    found = parse_answer(answer, EditAnswer)
-    start_s, end_s = found.span
-    longest_s = _EXTEND_AT_MOST_S if found.operation == "extend" else 0.0
-    if end_s > duration_s + longest_s + 0.05 or (found.operation != "extend" and start_s >= duration_s):
+    edit_answer = parse_answer(answer, EditAnswer)
+    start_s, end_s = edit_answer.span
+    longest_s = _EXTEND_AT_MOST_S if edit_answer.operation == "extend" else 0.0
+    if end_s > duration_s + longest_s + 0.05 or (edit_answer.operation != "extend" and start_s >= duration_s):
         raise ThoughtError(
             f"the span {start_s:g} to {end_s:g} s does not lie in the clip of {duration_s:.2f} s"
         )
-    check_record_times(found.record, max(end_s, duration_s))
-    return found
+    check_record_times(edit_answer.record, max(end_s, duration_s))
+    return edit_answer
 
 
 class Thinker(Protocol):
     """A writer of chains of thought."""
 
-    def think(self, asked: ThoughtRequest) -> ThoughtAnswer: ...
+    def think(self, request: ThoughtRequest) -> ThoughtAnswer: ...
 
 
 def understand(
-    asked: ThoughtRequest,
+    request: ThoughtRequest,
     record: ThoughtRecord,
     duration_s: float,
     writer: Thinker | None,
@@ -135,7 +135,7 @@ def understand(
     """The edits of an instruction: by its words, or by a model where they leave open what a model can hear.
 
     Args:
-        asked: the recording and the instruction.
+        request: the recording and the instruction.
         record: the recording's chain of thought.
         writer: a model that understands instructions; None: words alone count.
         span: the selected seconds; they count where the words name none.
@@ -146,20 +146,20 @@ def understand(
     """
     from audiollm.flow.editing.operations import find_operation
 
-    assert asked.instruction is not None
+    assert request.instruction is not None
     try:
-        return read_instruction(asked.instruction, record, duration_s, span, has_object)
+        return read_instruction(request.instruction, record, duration_s, span, has_object)
     except InstructionQuestion as question:
         if writer is None or not question.is_open:
             raise
         try:
-            answer = writer.think(asked)
+            answer = writer.think(request)
         except (StageError, ConfigError) as error:
             sentence = f"{question.sentence} The model could not answer it: {error}"
             raise InstructionQuestion(sentence, question.choices) from error
     assert answer.operation is not None and answer.span is not None
     start_s, end_s = answer.span
-    if span is not None and answer.operation != "extend" and not names_times(asked.instruction):
+    if span is not None and answer.operation != "extend" and not names_times(request.instruction):
         start_s, end_s = span
     return [EditPlan(find_operation(answer.operation), caption_of_record(answer.record), start_s, end_s)]
 
@@ -174,7 +174,7 @@ class MeasuredThinker:
     def __init__(self, tagger: str | Path | None) -> None:
         self._tagger = tagger
 
-    def think(self, asked: ThoughtRequest) -> ThoughtAnswer:
+    def think(self, request: ThoughtRequest) -> ThoughtAnswer:
         """
         Raises:
             ConfigError: a file or a tagger that cannot be used.
@@ -184,7 +184,7 @@ class MeasuredThinker:
         from pipelines.audiocot.steps.motion import Motion, MotionConfig
         from pipelines.audiocot.steps.tags import Tags, TagsConfig
 
-        clip = open_clip(asked)
+        clip = open_clip(request)
         values: dict[str, Value] = {"levels": Levels(LevelsConfig()).process(clip)}
         if self._tagger is not None:
             tags = Tags(TagsConfig(model=checked_tagger(self._tagger)))
@@ -217,42 +217,46 @@ class ModelThinker:
         self._chat, self._asks, self._pictures = chat, asks, pictures or _UNTOLD
         self._hears = hears
 
-    def think(self, asked: ThoughtRequest) -> ThoughtAnswer:
+    def think(self, request: ThoughtRequest) -> ThoughtAnswer:
         """
         Raises:
             ConfigError: a file that cannot be used.
             StageError: no answer of the model could be used.
         """
-        clip = open_clip(asked)
+        clip = open_clip(request)
         if not self._hears and clip.video is None:
             raise ConfigError(
-                f"{asked.source}: has no pictures, and the model takes no recordings",
+                f"{request.source}: has no pictures, and the model takes no recordings",
                 "--model",
                 "give a model that hears",
             )
-        if asked.instruction is not None and asked.region:
+        if request.instruction is not None and request.region:
             raise ConfigError(
                 "an instruction is about the whole clip",
                 "--region",
                 "ask about the object or give the instruction",
             )
-        if asked.instruction is not None:
-            prompt = f"{WHAT_TO_DO}{asked.instruction}"
-            found = self._ask(asked, clip, prompt, lambda answer: _edit_of(answer, clip.duration_s))
-            return ThoughtAnswer(found.record, found.operation, (found.span[0], found.span[1]))
-        if asked.region and clip.video is None:
-            raise ConfigError(f"{asked.source}: has no pictures", "--region", "leave it out for a recording")
+        if request.instruction is not None:
+            prompt = f"{WHAT_TO_DO}{request.instruction}"
+            edit_answer = self._ask(request, clip, prompt, lambda answer: _edit_of(answer, clip.duration_s))
+            return ThoughtAnswer(
+                edit_answer.record, edit_answer.operation, (edit_answer.span[0], edit_answer.span[1])
+            )
+        if request.region and clip.video is None:
+            raise ConfigError(
+                f"{request.source}: has no pictures", "--region", "leave it out for a recording"
+            )
 
         def check(answer: str) -> ThoughtRecord:
             return parse_thought(answer, clip.duration_s)
 
-        record = self._ask(replace(asked, region=()), clip, WHAT_IS_HEARD, check)
-        if asked.region:
-            record = self._ask(asked, clip, region_prompt(record_json(record)), check)
+        record = self._ask(replace(request, region=()), clip, WHAT_IS_HEARD, check)
+        if request.region:
+            record = self._ask(request, clip, region_prompt(record_json(record)), check)
         return ThoughtAnswer(record)
 
     def _ask(
-        self, asked: ThoughtRequest, clip: SoundClip, prompt: str, check: Callable[[str], Answer]
+        self, request: ThoughtRequest, clip: SoundClip, prompt: str, check: Callable[[str], Answer]
     ) -> Answer:
         from audiollm.evaluate.subjects.chat import ChatError
         from audiollm.evaluate.subjects.stored_answers import RefusedAnswer, ask_checked
@@ -260,26 +264,28 @@ class ModelThinker:
 
         parts: list[Any] = []
         if clip.video is not None:
-            settings = asked.pictures or self._pictures
+            settings = request.pictures or self._pictures
             try:
                 end_s = _shown_until(clip, clip.video, settings.per_second)
-                part = VideoPart(
-                    path=clip.video, start_s=clip.start_s, end_s=end_s, region=list(asked.region)
+                video_part = VideoPart(
+                    path=clip.video, start_s=clip.start_s, end_s=end_s, region=list(request.region)
                 )
-                most = MAX_PICTURES / max(end_s - clip.start_s, 1e-3)
-                settings = settings.model_copy(update={"per_second": min(settings.per_second, most)})
-                shown = PictureReader(settings).read(part, asked.check_stop)
+                max_per_second = MAX_PICTURES / max(end_s - clip.start_s, 1e-3)
+                settings = settings.model_copy(
+                    update={"per_second": min(settings.per_second, max_per_second)}
+                )
+                read_pictures = PictureReader(settings).read(video_part, request.check_stop)
             except (VideoError, ValueError) as error:
                 raise ConfigError(
-                    str(error), str(asked.source), "give another span, rate or region"
+                    str(error), str(request.source), "give another span, rate or region"
                 ) from None
-            parts.append(Pictures(shown.frames, shown.times_s))
+            parts.append(Pictures(read_pictures.frames, read_pictures.times_s))
         if self._hears:
             parts.append(clip.waveform().mono())
         parts.append(prompt)
         try:
             return ask_checked(
-                lambda turns: str(self._chat.go_on(turns, asked.check_stop)), parts, check, self._asks
+                lambda turns: str(self._chat.go_on(turns, request.check_stop)), parts, check, self._asks
             )[0]
         except RefusedAnswer as error:
             raise StageError(
@@ -323,7 +329,7 @@ def pictures_of_model(model: str) -> PictureSettings:
     return PictureSettings.beside(model_folder(Path(model))) or _UNTOLD
 
 
-def open_clip(asked: ThoughtRequest) -> SoundClip:
+def open_clip(request: ThoughtRequest) -> SoundClip:
     """The clip of a request.
 
     Raises:
@@ -331,24 +337,24 @@ def open_clip(asked: ThoughtRequest) -> SoundClip:
     """
     from pipelines.audiocot.steps.files import SourceProbe, SourceProbeConfig
 
-    listener = Listener(str(asked.source))
-    told = Told(video=None if asked.video is None else str(asked.video))
+    listener = Listener(str(request.source))
+    facts = FileFacts(video=None if request.video is None else str(request.video))
     try:
-        file = SoundFile(str(asked.source), told, {}, listener)
+        file = SoundFile(str(request.source), facts, {}, listener)
         probe = SourceProbe(SourceProbeConfig()).process(file)
     except AudioError as error:
         raise ConfigError(str(error), "", "give a video with sound, or a recording") from None
-    end_s = probe["duration_s"] if asked.end_s is None else asked.end_s
-    if not asked.start_s < end_s <= probe["duration_s"] + 0.05:
+    end_s = probe["duration_s"] if request.end_s is None else request.end_s
+    if not request.start_s < end_s <= probe["duration_s"] + 0.05:
         raise ConfigError(
-            f"the span {asked.start_s:g} to {end_s:g} s does not lie in {asked.source} of "
+            f"the span {request.start_s:g} to {end_s:g} s does not lie in {request.source} of "
             f"{probe['duration_s']:.2f} s",
             "--start, --end",
             "give seconds from its beginning",
         )
     end_s = min(end_s, probe["duration_s"])
-    place = (str(asked.source), asked.start_s, end_s, told, {"probe": probe}, listener)
-    return SoundClip(*place) if asked.check_stop is None else _WatchedClip(*place, asked.check_stop)
+    place = (str(request.source), request.start_s, end_s, facts, {"probe": probe}, listener)
+    return SoundClip(*place) if request.check_stop is None else _WatchedClip(*place, request.check_stop)
 
 
 # Private
@@ -360,12 +366,12 @@ def _edit_of(answer: str, duration_s: float) -> EditAnswer:
     Raises:
         ThoughtError: see `parse_edit`.
     """
-    found = parse_edit(answer, duration_s)
-    if found.operation == "extend" and found.span[1] <= duration_s:
+    edit_answer = parse_edit(answer, duration_s)
+    if edit_answer.operation == "extend" and edit_answer.span[1] <= duration_s:
         raise ThoughtError(
-            f"an extension must end after {duration_s:.2f} s, and this one ends at {found.span[1]:g} s"
+            f"an extension must end after {duration_s:.2f} s, and this one ends at {edit_answer.span[1]:g} s"
         )
-    return found
+    return edit_answer
 
 
 def _shown_until(clip: SoundClip, video: str, per_second: float) -> float:
@@ -391,6 +397,6 @@ class _WatchedClip(SoundClip):
     def pictures(
         self, frame_rate: float, side: int | None, region: Sequence[Region] = ()
     ) -> Iterator[tuple[float, NDArray[np.uint8]]]:
-        for shown in super().pictures(frame_rate, side, region):
+        for timed_picture in super().pictures(frame_rate, side, region):
             self.check_stop()
-            yield shown
+            yield timed_picture

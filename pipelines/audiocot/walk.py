@@ -41,9 +41,9 @@ class CotWalks:
         """Yield the walk of every file; a file whose content came before is only named."""
         first: dict[object, str] = {}
         for number, source in enumerate(sources):
-            same = first.setdefault((source.digest, source.told.video_digest), source.name)
+            same = first.setdefault((source.digest, source.facts.video_digest), source.name)
             if same != source.name:
-                self.spool.put_file(number, {**_named(source), "duration_s": None, "repeats": same})
+                self.spool.put_file(number, {**_file_columns(source), "duration_s": None, "repeats": same})
             else:
                 yield self._file(number, source)
 
@@ -52,20 +52,22 @@ class CotWalks:
         values: dict[str, Value] = {}
         for step in self.chain.file:
             needed = needed_values(step, values)
-            key = self.chain.key(step, source.digest, _known(step, source), needed)
+            key = self.chain.key(step, source.digest, _select_key_facts(step, source), needed)
             size = values.get("probe", {}).get("duration_s") or 0.0
-            outcome = yield Call(step.name, key, ClipItem(source.path, source.told, None, needed), size)
+            outcome = yield Call(step.name, key, ClipItem(source.path, source.facts, None, needed), size)
             if outcome.value is None:
                 kind, reason = kind_and_reason(outcome.error or "")
                 failed = {"step": step.name, "kind": kind, "reason": reason}
                 duration_s = values.get("probe", {}).get("duration_s")
-                self.spool.put_file(file, {**_named(source), "duration_s": duration_s, "failed": failed})
+                self.spool.put_file(
+                    file, {**_file_columns(source), "duration_s": duration_s, "failed": failed}
+                )
                 return []
             values[step.name] = outcome.value
         probe = values["probe"]
         form = {name: probe[name] for name in ("codec", "sample_rate", "num_channels")}
         facts = {"duration_s": probe["duration_s"], "length": probe["length"], "form": form}
-        self.spool.put_file(file, {**_named(source), **facts})
+        self.spool.put_file(file, {**_file_columns(source), **facts})
         spans = [ClipSpan(*cut) for cut in values["clips"]["clips"]]
         return [self._clip(file, number, source, span, probe) for number, span in enumerate(spans)]
 
@@ -81,8 +83,8 @@ class CotWalks:
             if not probe["has_pictures"] and step.name in _OF_PICTURES:
                 continue
             needed = needed_values(step, values)
-            key = self.chain.key(step, source.digest, (_known(step, source), span), needed)
-            item = ClipItem(source.path, source.told, span, needed)
+            key = self.chain.key(step, source.digest, (_select_key_facts(step, source), span), needed)
+            item = ClipItem(source.path, source.facts, span, needed)
             outcome = yield Call(step.name, key, item, size=duration_s)
             if outcome.value is None:
                 errors[step.name] = outcome.error or ""
@@ -94,13 +96,13 @@ class CotWalks:
             "path": source.path,
             "file": source.name,
             "digest": source.digest,
-            "video": source.told.pictures_of(source.path, probe),
+            "video": source.facts.pictures_of(source.path, probe),
             "start_s": span.start_s,
             "end_s": span.end_s,
             "duration_s": duration_s,
-            "split": source.told.split or self._drawn_split(source),
-            "text": source.told.text or "",
-            "truth": source.told.truth,
+            "split": source.facts.split or self._drawn_split(source),
+            "text": source.facts.text or "",
+            "truth": source.facts.truth,
             "sample_rate": probe["sample_rate"],
             "num_channels": probe["num_channels"],
             "measured": values,
@@ -132,10 +134,10 @@ class CotWalks:
         return Drop(step.name, "", kind, reason) if waits or step.name in _NEEDED else None
 
 
-def _known(step: Step, source: FileSource) -> object:
+def _select_key_facts(step: Step, source: FileSource) -> object:
     """What is told about a file, for steps that read it."""
-    return () if step.name in _BY_SOUND_ALONE else source.told
+    return () if step.name in _BY_SOUND_ALONE else source.facts
 
 
-def _named(source: FileSource) -> Row:
+def _file_columns(source: FileSource) -> Row:
     return {"name": source.name, "path": source.path, "digest": source.digest}

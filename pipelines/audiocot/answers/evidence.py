@@ -46,13 +46,13 @@ class Evidence:
     """Facts of a clip that an answer must not contradict.
 
     Args:
-        heard: sounds that were surely heard, as the tagger names them.
+        labels: sounds that were surely heard, as the tagger names them.
         kinds: score of each of `KINDS`; empty without a tagger.
         curve_dbfs: level every `LEVEL_STEP_S`.
     """
 
     duration_s: float
-    heard: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
     kinds: Mapping[str, float] | None = None
     curve_dbfs: Sequence[float] = ()
 
@@ -63,8 +63,8 @@ def evidence_of(values: Mapping[str, Value], duration_s: float) -> Evidence:
     curve = values.get("levels", {}).get("curve_dbfs", ())
     if tagged is None:
         return Evidence(duration_s, curve_dbfs=curve)
-    heard = dict.fromkeys(event["label"] for event in tagged["events"])
-    return Evidence(duration_s, tuple(heard), tagged["kinds"], curve)
+    labels = dict.fromkeys(event["label"] for event in tagged["events"])
+    return Evidence(duration_s, tuple(labels), tagged["kinds"], curve)
 
 
 def kind_scores(window_scores: WindowScores) -> dict[str, float]:
@@ -89,25 +89,25 @@ def contradiction(record: ThoughtRecord, evidence: Evidence) -> str | None:
     Names are compared by their words. A sound that no tag supports is no contradiction: taggers know few classes.
     A sound that shares a word with a class that was heard is what was heard.
     """
-    named, heard = _words_of_all(record.sounds()), _words_of_all(evidence.heard)
+    named, label_words = _words_of_all(record.sounds()), _words_of_all(evidence.labels)
     for sound in record.avoid:
-        clash = next((label for label in evidence.heard if name_words(label) & name_words(sound)), None)
+        clash = next((label for label in evidence.labels if name_words(label) & name_words(sound)), None)
         if clash is not None:
             return f"{sound!r} is to be avoided, and {clash!r} was heard"
-    if evidence.heard and not named:
-        return f"no sound is named, and {evidence.heard[0]!r} was heard"
+    if evidence.labels and not named:
+        return f"no sound is named, and {evidence.labels[0]!r} was heard"
     loudest_dbfs = max(evidence.curve_dbfs, default=_SILENT_DBFS)
     if not record.sounds() and loudest_dbfs >= _LOUD_DBFS:
         return f"no sound is named, and the clip has a level of {loudest_dbfs:.0f} dBFS"
     for kind, score in (evidence.kinds or {}).items():
-        said = _sounds_of_kind(record, kind)
+        kind_sounds = _sounds_of_kind(record, kind)
         if score < ABSENT:
-            wrong = next((sound for sound in said if not name_words(sound) & heard), None)
+            wrong = next((sound for sound in kind_sounds if not name_words(sound) & label_words), None)
             if wrong is not None:
                 return f"{wrong!r} is named, and no {kind} was heard (score {score:.2f})"
-        elif score >= SURE and not said:
-            own = [label for label in evidence.heard if kind in kinds_of_class(label)]
-            if not named & _words_of_all(own):
+        elif score >= SURE and not kind_sounds:
+            kind_labels = [label for label in evidence.labels if kind in kinds_of_class(label)]
+            if not named & _words_of_all(kind_labels):
                 return f"no {kind} is named, and it was heard (score {score:.2f})"
     for event in record.events:
         span = evidence.curve_dbfs[

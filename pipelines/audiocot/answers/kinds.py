@@ -67,7 +67,7 @@ _PERSONS = _word_set(
     "human person people man men woman women boy girl child children kid baby babies infant toddler lady guy "
     "crowd audience"
 )
-_OTHERS = _word_set(
+_OTHER_MAKERS = _word_set(
     "animal bird birdsong songbird cricket cicada insect frog toad whale dolphin seal dog puppy wolf coyote fox "
     "hyena cat kitten goat sheep lamb cow cattle horse donkey pig elephant lion monkey ape gull seagull "
     "kookaburra crow raven rooster hen chicken duck goose owl pigeon dove canary nightingale robin sparrow wind "
@@ -88,16 +88,16 @@ def kinds_of(sound: str, source: str = "") -> list[str]:
     """
     words, makers = word_forms(sound), word_forms(f"{sound} {source}")
     by_person = bool(makers & _PERSONS)
-    by_other = bool(makers & _OTHERS) and not by_person
-    found = []
+    by_other = bool(makers & _OTHER_MAKERS) and not by_person
+    kinds = []
     for kind, telling in _WORDS.items():
         if (
             words & telling.always
             or (words & telling.not_of_others and not by_other)
             or (words & telling.of_persons and by_person)
         ):
-            found.append(kind)
-    return found
+            kinds.append(kind)
+    return kinds
 
 
 def word_forms(name: str) -> set[str]:

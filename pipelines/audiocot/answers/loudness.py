@@ -66,7 +66,9 @@ def loudness_of(curve_dbfs: Sequence[float], onsets_s: Sequence[float], duration
         threshold_dbfs = float(max(limits_dbfs))
     is_loud_T = curve_T >= threshold_dbfs
     starts = _risen_onsets(curve_T, is_loud_T, onsets_s)
-    spans = [span for run in _runs(is_loud_T) for span in _spans_of(run, starts, onsets_s, duration_s)]
+    spans = [
+        span for run in _find_loud_runs(is_loud_T) for span in _spans_of(run, starts, onsets_s, duration_s)
+    ]
     bed_dbfs = float(np.median(curve_T)) if is_steady else _bed(curve_T, is_loud_T)
     return Loudness(tuple(spans), False, is_steady, bed_dbfs)
 
@@ -74,7 +76,7 @@ def loudness_of(curve_dbfs: Sequence[float], onsets_s: Sequence[float], duration
 # Private
 
 
-def _runs(is_loud_T: NDArray[np.bool_]) -> list[tuple[int, int]]:
+def _find_loud_runs(is_loud_T: NDArray[np.bool_]) -> list[tuple[int, int]]:
     """Runs `[first, end)` of loud steps; one quiet step between two loud ones does not end a run."""
     runs: list[tuple[int, int]] = []
     for step in np.flatnonzero(is_loud_T).tolist():
@@ -112,7 +114,7 @@ def _spans_of(
 
 def _bed(curve_T: NDArray[np.float64], is_loud_T: NDArray[np.bool_]) -> float | None:
     """The level of the longest stretch between the loud spans; None: it is short or not heard."""
-    first, end = max(_runs(~is_loud_T), key=lambda run: run[1] - run[0], default=(0, 0))
+    first, end = max(_find_loud_runs(~is_loud_T), key=lambda run: run[1] - run[0], default=(0, 0))
     if (end - first) * LEVEL_STEP_S < _BED_S:
         return None
     level_dbfs = float(np.median(curve_T[first:end]))

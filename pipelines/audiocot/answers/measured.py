@@ -50,18 +50,18 @@ def true_events(truth: Mapping[str, Any], start_s: float, end_s: float) -> dict[
 
     Times are those of the clip. An event is cut at its ends; one of which less than 0.05 s is left is not heard.
     """
-    found, length_s = dict[int, ThoughtEvent](), end_s - start_s
+    event_by_number, length_s = dict[int, ThoughtEvent](), end_s - start_s
     for number, event in enumerate(scene_events(truth)):
         begins_s, ends_s = (round(float(event[name]) - start_s, 6) for name in ("start_s", "end_s"))
         if min(ends_s, length_s) - max(begins_s, 0.0) < min(_LEAST_S, ends_s - begins_s):
             continue
-        found[number] = ThoughtEvent(
+        event_by_number[number] = ThoughtEvent(
             sound=str(event["name"]),
             start_s=max(begins_s, 0.0),
             end_s=ends_s if ends_s <= length_s + _LEAST_S else length_s,
             place=event.get("where"),
         )
-    return found
+    return event_by_number
 
 
 def numbers_in_scene(
@@ -71,16 +71,16 @@ def numbers_in_scene(
 
     A model that writes may leave events out, and name others.
     """
-    found: dict[int, int] = {}
+    number_by_place: dict[int, int] = {}
     for number, event in true_events(truth, start_s, end_s).items():
         near = [
-            (abs(other.start_s - event.start_s), place)
-            for place, other in enumerate(record.events)
-            if other.sound == event.sound and place not in found
+            (abs(record_event.start_s - event.start_s), place)
+            for place, record_event in enumerate(record.events)
+            if record_event.sound == event.sound and place not in number_by_place
         ]
         if near and min(near)[0] <= _SAME_BEGINNING_S:
-            found[min(near)[1]] = number
-    return found
+            number_by_place[min(near)[1]] = number
+    return number_by_place
 
 
 def heard_record(values: Mapping[str, Value], duration_s: float) -> ThoughtRecord:
@@ -96,7 +96,7 @@ def heard_record(values: Mapping[str, Value], duration_s: float) -> ThoughtRecor
         return ThoughtRecord(avoid=_absent_kinds(tagged))
     background = _background(sounds, loudness, duration_s)
     spans = _event_spans(sounds, background, loudness, duration_s)
-    events = [_event(label, span, levels) for label, span in spans[:MAX_EVENTS]]
+    events = [_make_thought_event(label, span, levels) for label, span in spans[:MAX_EVENTS]]
     behind = [whole_name(label) for label in background] or _unnamed_background(loudness, levels)
     return ThoughtRecord(events=events, background=behind[:8], avoid=_absent_kinds(tagged))
 
@@ -125,11 +125,11 @@ def placed_record(record: ThoughtRecord, moments: Sequence[Mapping[str, Any]]) -
     events = []
     for event in record.events:
         near = [m for m in moments if abs(m["at_s"] - event.start_s) <= _NEAR_MOTION_S]
-        seen = max(near, key=lambda moment: moment["strength"], default=None)
-        if seen is None or event.place is not None:
+        strongest = max(near, key=lambda moment: moment["strength"], default=None)
+        if strongest is None or event.place is not None:
             events.append(event)
         else:
-            events.append(event.model_copy(update={"place": seen["place"]}))
+            events.append(event.model_copy(update={"place": strongest["place"]}))
     return record.model_copy(update={"events": events})
 
 
@@ -169,10 +169,10 @@ def _event_spans(
     spans: list[tuple[str | None, LoudSpan]] = []
     matched: set[SoundSpan] = set()
     for span in loudness.spans:
-        heard = [sound for sound in sounds if _is_heard_in(sound, span)]
-        matched.update(heard)
-        labels = [sound for sound in heard if sound.label is not None]
-        alone = len(heard) == 1
+        span_sounds = [sound for sound in sounds if _is_heard_in(sound, span)]
+        matched.update(span_sounds)
+        labels = [sound for sound in span_sounds if sound.label is not None]
+        alone = len(span_sounds) == 1
         spans += [
             (sound.label, span if alone else _common_span(sound, span))
             for sound in labels
@@ -183,10 +183,10 @@ def _event_spans(
     for sound in sounds:
         if sound.label is not None and sound.label not in background and sound not in matched:
             spans.append((sound.label, LoudSpan(sound.start_s, min(sound.end_s, duration_s))))
-    return _joined(sorted(set(spans), key=lambda pair: (pair[1], pair[0] or "")))
+    return _join_spans_of_class(sorted(set(spans), key=lambda pair: (pair[1], pair[0] or "")))
 
 
-def _joined(spans: Sequence[tuple[str | None, LoudSpan]]) -> list[tuple[str | None, LoudSpan]]:
+def _join_spans_of_class(spans: Sequence[tuple[str | None, LoudSpan]]) -> list[tuple[str | None, LoudSpan]]:
     """Spans of one class that follow without a pause as one; those without a name keep their beginnings."""
     joined: list[tuple[str | None, LoudSpan]] = []
     for label, span in spans:
@@ -219,8 +219,8 @@ def _common_span(sound: SoundSpan, span: LoudSpan) -> LoudSpan:
     return LoudSpan(start_s, end_s) if start_s + _LEAST_S <= end_s else span
 
 
-def _event(label: str | None, span: LoudSpan, levels: Value) -> ThoughtEvent:
-    manner = _manner(levels, *span)
+def _make_thought_event(label: str | None, span: LoudSpan, levels: Value) -> ThoughtEvent:
+    manner = _choose_manner(levels, *span)
     if label is None:
         manner, sound = manner or "moderately loud", UNNAMED
     else:
@@ -238,7 +238,7 @@ def _absent_kinds(tagged: Value | None) -> list[str]:
     ]
 
 
-def _manner(levels: Value, start_s: float, end_s: float) -> str | None:
+def _choose_manner(levels: Value, start_s: float, end_s: float) -> str | None:
     """How loud an event is against its clip: quiet, loud, or neither."""
     first = int(start_s / LEVEL_STEP_S)
     steps = levels["curve_dbfs"][first : max(first + 1, round(end_s / LEVEL_STEP_S))]

@@ -79,7 +79,7 @@ def name_sounds(
     edges_s = window_edges(middles_s, duration_s)
     labels, scores_FK = _with_groups(window_scores)
     columns = {label: column for column, label in enumerate(labels) if _is_sound(label)}
-    candidates = _candidates(scores_FK, columns, onset, offset)
+    candidates = _find_sound_candidates(scores_FK, columns, onset, offset)
     for candidate in candidates:
         peaks_K = scores_FK[candidate.first : candidate.end].max(axis=0)
         candidate.peaks = {label: float(peaks_K[column]) for label, column in columns.items()}
@@ -110,7 +110,7 @@ def _with_groups(window_scores: WindowScores) -> WindowScores:
     return WindowScores([*labels, *groups], np.column_stack([scores_FK, *groups.values()]))
 
 
-def _candidates(
+def _find_sound_candidates(
     scores_FK: NDArray[np.float32], columns: Mapping[str, int], onset: float, offset: float
 ) -> list[_Candidate]:
     """Runs of all classes, surest first, each joined to the sound of its family that it overlaps."""

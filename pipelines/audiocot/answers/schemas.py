@@ -107,7 +107,11 @@ def check_prompt_places(prompt: str, names: Sequence[str]) -> str:
 
 
 def think_prompt(
-    prompt: str, duration_s: float, seen: Mapping[str, Any] | None, heard: Mapping[str, Any], text: str | None
+    prompt: str,
+    duration_s: float,
+    watch_answer: Mapping[str, Any] | None,
+    listen_answer: Mapping[str, Any],
+    text: str | None,
 ) -> str:
     """The question to the writer, with the answers of the other two and the texts as JSON."""
 
@@ -115,7 +119,10 @@ def think_prompt(
         return json.dumps(value, ensure_ascii=False)
 
     return prompt.format(
-        duration=duration_s, seen=quoted(seen), heard=quoted(heard), texts=quoted([text] if text else [])
+        duration=duration_s,
+        seen=quoted(watch_answer),
+        heard=quoted(listen_answer),
+        texts=quoted([text] if text else []),
     )
 
 

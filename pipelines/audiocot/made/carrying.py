@@ -55,21 +55,21 @@ def carry_out(plan: MadePlan, form: MadeForm) -> dict[str, Any]:
     """
     folder = form.folder / plan.id
     note = folder / "made.json"
-    digest = _digest(plan, form)
-    known = _noted(note, digest)
-    if known is not None:
-        return known
+    digest = _hash_made_plan(plan, form)
+    earlier = _read_made_note(note, digest)
+    if earlier is not None:
+        return earlier
     note.unlink(missing_ok=True)
-    made = operate(plan, form)
-    sounds = {"input": made.input_CN, "output": made.output_CN}
-    if made.layer_CN is not None:
-        sounds["layer"] = made.layer_CN
-    found: dict[str, Any] = {"digest": digest, "gain": round(made.gain, 9)}
+    operated = operate(plan, form)
+    sounds = {"input": operated.input_CN, "output": operated.output_CN}
+    if operated.layer_CN is not None:
+        sounds["layer"] = operated.layer_CN
+    note_values: dict[str, Any] = {"digest": digest, "gain": round(operated.gain, 9)}
     for name, sound_CN in sounds.items():
-        _save(folder / f"{name}.flac", sound_CN, form.sample_rate)
-        found[name] = f"{form.folder.name}/{plan.id}/{name}.flac"
-    write_json(note, found)
-    return found
+        _save_units(folder / f"{name}.flac", sound_CN, form.sample_rate)
+        note_values[name] = f"{form.folder.name}/{plan.id}/{name}.flac"
+    write_json(note, note_values)
+    return note_values
 
 
 def operate(plan: MadePlan, form: MadeForm) -> OperatedSounds:
@@ -82,15 +82,15 @@ def operate(plan: MadePlan, form: MadeForm) -> OperatedSounds:
         AudioError: a sound cannot be read.
     """
     samples = round(plan.duration_s * form.sample_rate)
-    parts = [_load(part, form, samples) for part in (*plan.kept, *plan.changed)]
-    sums = [sum(group) for group in (parts[: len(plan.kept)], parts[len(plan.kept) :], parts) if group]
+    parts = [_load_sound_part(sound_part, form, samples) for sound_part in (*plan.shared, *plan.changed)]
+    sums = [sum(group) for group in (parts[: len(plan.shared)], parts[len(plan.shared) :], parts) if group]
     highest = max(float(np.abs(sound).max(initial=0.0)) for sound in (*parts, *sums))
     # every part is rounded to whole units before the parts are added
     gain = _MAX_PEAK / highest if highest > 1 - (1 + len(parts)) / FULL_SCALE else 1.0
-    units = [np.round(part * gain * FULL_SCALE).astype(np.int32) for part in parts]
+    units = [np.round(sound_CN * gain * FULL_SCALE).astype(np.int32) for sound_CN in parts]
     zero_CN: Units = np.zeros((form.channels, samples), np.int32)
-    kept_CN = sum(units[: len(plan.kept)], zero_CN)
-    changed_CN = sum(units[len(plan.kept) :], zero_CN)
+    kept_CN = sum(units[: len(plan.shared)], zero_CN)
+    changed_CN = sum(units[len(plan.shared) :], zero_CN)
     start, end = (min(samples, round(second * form.sample_rate)) for second in plan.span)
     if plan.operation == "extend":
         return OperatedSounds(kept_CN[:, :start], kept_CN, None, gain)
@@ -99,7 +99,7 @@ def operate(plan: MadePlan, form: MadeForm) -> OperatedSounds:
         hidden_CN[:, start:end] = 0
         return OperatedSounds(hidden_CN, kept_CN, None, gain)
     if plan.operation == "extract":
-        wanted_CN = kept_CN if plan.wanted is None else units[plan.wanted]
+        wanted_CN = kept_CN if plan.target is None else units[plan.target]
         return OperatedSounds(kept_CN + changed_CN, wanted_CN, None, gain)
     whole_CN = kept_CN + changed_CN
     if plan.operation == "add":
@@ -110,16 +110,16 @@ def operate(plan: MadePlan, form: MadeForm) -> OperatedSounds:
 # Private
 
 
-def _load(part: SoundPart, form: MadeForm, samples: int) -> NDArray[np.float64]:
+def _load_sound_part(sound_part: SoundPart, form: MadeForm, samples: int) -> NDArray[np.float64]:
     """A part at the rate and channels of the form, cut or filled up with silence to the length of the clip."""
     from audiollm.audio import load, set_channels
 
-    waveform = load(part.path, part.start_s, part.end_s, sample_rate=form.sample_rate)
+    waveform = load(sound_part.path, sound_part.start_s, sound_part.end_s, sample_rate=form.sample_rate)
     sound_CN = set_channels(waveform.samples_CN, form.channels).double().numpy()[:, :samples]
     return np.pad(sound_CN, ((0, 0), (0, samples - sound_CN.shape[1])))
 
 
-def _save(path: Path, sound_CN: Units, sample_rate: int) -> None:
+def _save_units(path: Path, sound_CN: Units, sample_rate: int) -> None:
     import torch
 
     from audiollm.audio.files import save
@@ -129,21 +129,21 @@ def _save(path: Path, sound_CN: Units, sample_rate: int) -> None:
         save(temporary, torch.from_numpy((sound_CN / FULL_SCALE).astype(np.float32)), sample_rate)
 
 
-def _digest(plan: MadePlan, form: MadeForm) -> str:
+def _hash_made_plan(plan: MadePlan, form: MadeForm) -> str:
     described = [
-        plan.operation, plan.kept, plan.changed, plan.wanted, plan.duration_s, plan.span, plan.seed,
+        plan.operation, plan.shared, plan.changed, plan.target, plan.duration_s, plan.span, plan.seed,
         form.sample_rate, form.channels,
     ]  # fmt: skip
     return sha256(json.dumps(described).encode()).hexdigest()
 
 
-def _noted(note: Path, digest: str) -> dict[str, Any] | None:
+def _read_made_note(note: Path, digest: str) -> dict[str, Any] | None:
     """Return what was made earlier from the same plan; None where it is absent or of another one."""
     try:
-        known = read_json(note)
+        values = read_json(note)
     except (OSError, ValueError):
         return None
-    if not isinstance(known, dict) or known.get("digest") != digest:
+    if not isinstance(values, dict) or values.get("digest") != digest:
         return None
-    names = [known.get(name) for name in ("input", "output", "layer") if known.get(name)]
-    return known if all((note.parent.parent.parent / str(name)).is_file() for name in names) else None
+    names = [values.get(name) for name in ("input", "output", "layer") if values.get(name)]
+    return values if all((note.parent.parent.parent / str(name)).is_file() for name in names) else None

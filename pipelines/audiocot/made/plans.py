@@ -34,10 +34,10 @@ class MadePlan(NamedTuple):
     """A sound before and after an operation, and what it is made of.
 
     Args:
-        kept: parts that are in both.
+        shared: parts that are in both.
         changed: parts that are in the output of `add` and in the input of `remove` and `extract` alone; in `extract`
-            the output is `wanted`.
-        wanted: index of the one kept part that `extract` wants; None: all kept parts.
+            the output is `target`.
+        target: index of the one shared part that `extract` wants; None: all shared parts.
         span: seconds of the clip that the operation changes.
         record: what is heard in the output.
         about: the events that the operation is about.
@@ -49,9 +49,9 @@ class MadePlan(NamedTuple):
     operation: OperationName
     clip: str
     reference: str | None
-    kept: tuple[SoundPart, ...]
+    shared: tuple[SoundPart, ...]
     changed: tuple[SoundPart, ...]
-    wanted: int | None
+    target: int | None
     duration_s: float
     span: tuple[float, float]
     record: ThoughtRecord
@@ -74,39 +74,41 @@ def plan_edits(clip: Row, partners: Partners, operations: Sequence[str], seed: i
 
 def plan_pairs(clip: Row, partners: Partners, seed: int) -> Iterator[MadePlan]:
     """Yield one pair for each object of a clip: the object's sound, out of the clip mixed with a reference."""
-    objects = _objects(clip)
+    objects = _described_objects(clip)
     reference = partners.find(clip)
     if not objects or reference is None:
         return
-    record, avoided = _record(clip), tuple(_record(reference).sounds())
-    tracks, track_of = _tracks(clip), _named(clip, record)
-    for number, found in enumerate(objects):
-        event = found["event"]
+    record, avoided = _thought_record(clip), tuple(_thought_record(reference).sounds())
+    tracks, track_of = _tracks(clip), _solo_tracks_by_event(clip, record)
+    for number, clip_object in enumerate(objects):
+        event = clip_object["event"]
         if event is None or event >= len(record.events):
             continue
-        wanted = record.events[event]
-        if "manner" in found:
-            wanted = wanted.model_copy(update={"manner": found["manner"]})
+        target_event = record.events[event]
+        if "manner" in clip_object:
+            target_event = target_event.model_copy(update={"manner": clip_object["manner"]})
         has_solo = tracks is not None and event in track_of
         # out of a clip without solo tracks, all of its sound is wanted
-        heard = {sound.casefold() for sound in ([wanted.sound] if has_solo else record.sounds())}
-        known = dict.fromkeys([*(record.sounds() if has_solo else ()), *avoided])
-        avoid = tuple(sound for sound in known if sound.casefold() not in heard)[:16]
-        about = ThoughtRecord(events=[wanted], avoid=list(avoid))
+        target_sounds = {
+            sound.casefold() for sound in ([target_event.sound] if has_solo else record.sounds())
+        }
+        avoidable = dict.fromkeys([*(record.sounds() if has_solo else ()), *avoided])
+        avoid = tuple(sound for sound in avoidable if sound.casefold() not in target_sounds)[:16]
+        about = ThoughtRecord(events=[target_event], avoid=list(avoid))
         yield MadePlan(
             id=f"{clip['id']}-extract-{number}",
             operation="extract",
             clip=clip["id"],
             reference=reference["id"],
-            kept=tracks if has_solo and tracks is not None else (_whole(clip),),
-            changed=(_whole(reference),),
-            wanted=track_of[event] if has_solo else None,
+            shared=tracks if has_solo and tracks is not None else (_clip_sound_part(clip),),
+            changed=(_clip_sound_part(reference),),
+            target=track_of[event] if has_solo else None,
             duration_s=clip["duration_s"],
             span=(0.0, clip["duration_s"]),
             record=about if has_solo else record.model_copy(update={"avoid": list(avoid)}),
             about=about,
             avoid=avoid,
-            region=tuple(found["region"]),
+            region=tuple(clip_object["region"]),
             seed=f"{draw_key(clip, f'extract {number} {seed}')} {reference['digest']}",
         )
 
@@ -116,7 +118,7 @@ def plan_pairs(clip: Row, partners: Partners, seed: int) -> Iterator[MadePlan]:
 
 def _hidden(clip: Row, operation: Literal["extend", "inpaint"], dice: random.Random, key: str) -> MadePlan:
     """The end, or a span, is to be made from the rest."""
-    duration_s, record = clip["duration_s"], _record(clip)
+    duration_s, record = clip["duration_s"], _thought_record(clip)
     if operation == "extend":
         span = (round(dice.uniform(*_EXTEND_FROM) * duration_s, 3), duration_s)
     else:
@@ -128,9 +130,9 @@ def _hidden(clip: Row, operation: Literal["extend", "inpaint"], dice: random.Ran
         operation=operation,
         clip=clip["id"],
         reference=None,
-        kept=(_whole(clip),),
+        shared=(_clip_sound_part(clip),),
         changed=(),
-        wanted=None,
+        target=None,
         duration_s=duration_s,
         span=span,
         record=record,
@@ -145,69 +147,69 @@ def _layered(
     clip: Row, partners: Partners, operation: Literal["add", "remove"], dice: random.Random, key: str
 ) -> MadePlan | None:
     """A sound is added or removed: one of the clip's own where its solo tracks are known, else a partner's."""
-    record, tracks = _record(clip), _tracks(clip)
-    track_of = _named(clip, record)
+    record, tracks = _thought_record(clip), _tracks(clip)
+    track_of = _solo_tracks_by_event(clip, record)
     if tracks is not None and len(tracks) > 1 and track_of:
         place = dice.choice(sorted(track_of))
         event, number = record.events[place], track_of[place]
-        rest = _without(record, place)
+        remaining_record = _without(record, place)
         region = tuple(scene_events(clip["truth"])[number].get("region") or ())
         return MadePlan(
             id=f"{clip['id']}-{operation}",
             operation=operation,
             clip=clip["id"],
             reference=None,
-            kept=tuple(track for other, track in enumerate(tracks) if other != number),
+            shared=tuple(track for track_number, track in enumerate(tracks) if track_number != number),
             changed=(tracks[number],),
-            wanted=None,
+            target=None,
             duration_s=clip["duration_s"],
             span=(event.start_s, min(event.end_s, clip["duration_s"])),
-            record=record if operation == "add" else rest,
+            record=record if operation == "add" else remaining_record,
             about=ThoughtRecord(events=[event]),
             avoid=(),
             region=region,
             seed=key,
         )
-    other = partners.find(clip)
-    if other is None:
+    partner = partners.find(clip)
+    if partner is None:
         return None
-    added = _begun_by(_record(other), clip["duration_s"])
-    both = _joined(record, added)
+    added = _begun_by(_thought_record(partner), clip["duration_s"])
+    both = _join_records(record, added)
     return MadePlan(
         id=f"{clip['id']}-{operation}",
         operation=operation,
         clip=clip["id"],
-        reference=other["id"],
-        kept=(_whole(clip),),
-        changed=(_whole(other),),
-        wanted=None,
+        reference=partner["id"],
+        shared=(_clip_sound_part(clip),),
+        changed=(_clip_sound_part(partner),),
+        target=None,
         duration_s=clip["duration_s"],
         span=(0.0, clip["duration_s"]),
         record=both if operation == "add" else record,
         about=added,
         avoid=(),
         region=(),
-        seed=f"{key} {other['digest']}",
+        seed=f"{key} {partner['digest']}",
     )
 
 
-def _record(clip: Row) -> ThoughtRecord:
+def _thought_record(clip: Row) -> ThoughtRecord:
     return ThoughtRecord.model_validate(clip["record"])
 
 
-def _objects(clip: Row) -> list[Row]:
+def _described_objects(clip: Row) -> list[Row]:
     """The objects of a clip, each with its description where there is one."""
     measured = clip["measured"]
     objects = measured.get("objects", {"objects": []})["objects"]
     regions = measured.get("describe", {"regions": [{}] * len(objects)})["regions"]
-    return [{**found, **region} for found, region in zip(objects, regions, strict=True)]
+    return [{**clip_object, **region} for clip_object, region in zip(objects, regions, strict=True)]
 
 
-def _whole(clip: Row) -> SoundPart:
+def _clip_sound_part(clip: Row) -> SoundPart:
     return SoundPart(clip["path"], clip["start_s"], clip["end_s"])
 
 
-def _named(clip: Row, record: ThoughtRecord) -> dict[int, int]:
+def _solo_tracks_by_event(clip: Row, record: ThoughtRecord) -> dict[int, int]:
     """For each event of the record whose solo track is known, the number of the track among `_tracks`."""
     if clip["truth"] is None:
         return {}
@@ -220,7 +222,7 @@ def _tracks(clip: Row) -> tuple[SoundPart, ...] | None:
     if truth is None:
         return None
     events = scene_events(truth)
-    paths = [each.get("path") for each in (*events, *filter(None, [truth.get("backdrop")]))]
+    paths = [track_event.get("path") for track_event in (*events, *filter(None, [truth.get("backdrop")]))]
     if not all(paths) or not events:
         return None
     return tuple(SoundPart(str(path), clip["start_s"], clip["end_s"]) for path in paths)
@@ -228,11 +230,17 @@ def _tracks(clip: Row) -> tuple[SoundPart, ...] | None:
 
 def _without(record: ThoughtRecord, number: int) -> ThoughtRecord:
     event = record.events[number]
-    rest = [other for place, other in enumerate(record.events) if place != number]
-    known = [*record.background, *record.avoid, *(other.sound for other in rest)]
-    is_gone = event.sound.casefold() not in {sound.casefold() for sound in known}
+    remaining_events = [
+        remaining_event for place, remaining_event in enumerate(record.events) if place != number
+    ]
+    remaining_sounds = [
+        *record.background,
+        *record.avoid,
+        *(remaining_event.sound for remaining_event in remaining_events),
+    ]
+    is_gone = event.sound.casefold() not in {sound.casefold() for sound in remaining_sounds}
     avoid = [*record.avoid, event.sound] if is_gone else record.avoid
-    return ThoughtRecord(events=rest, background=record.background, avoid=avoid[:16])
+    return ThoughtRecord(events=remaining_events, background=record.background, avoid=avoid[:16])
 
 
 def _begun_by(record: ThoughtRecord, duration_s: float) -> ThoughtRecord:
@@ -242,9 +250,9 @@ def _begun_by(record: ThoughtRecord, duration_s: float) -> ThoughtRecord:
     return begun.model_copy(update={"events": events})
 
 
-def _joined(record: ThoughtRecord, added: ThoughtRecord) -> ThoughtRecord:
+def _join_records(record: ThoughtRecord, added: ThoughtRecord) -> ThoughtRecord:
     events: list[ThoughtEvent] = sorted([*record.events, *added.events], key=lambda e: e.start_s)[:32]
     background = list(dict.fromkeys([*record.background, *added.background]))[:8]
-    heard = {sound.casefold() for sound in [*background, *(event.sound for event in events)]}
-    avoid = [sound for sound in record.avoid if sound in added.avoid and sound.casefold() not in heard]
+    sounds = {sound.casefold() for sound in [*background, *(event.sound for event in events)]}
+    avoid = [sound for sound in record.avoid if sound in added.avoid and sound.casefold() not in sounds]
     return ThoughtRecord(events=events, background=background, avoid=avoid)

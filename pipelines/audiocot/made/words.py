@@ -25,23 +25,23 @@ class _Wordings:
     """Wordings of an operation: ways to ask for it, in several frames, with several ways to say where or how long.
 
     Of each way to ask some frames are held out, so that a model knows every word of a wording that it is tested with,
-    and has never met them together. `others` fit no frame, and are for training.
+    and has never met them together. `unframed` ones fit no frame, and are for training.
     """
 
     frames: tuple[str, ...]
-    asked: tuple[str, ...]
+    requests: tuple[str, ...]
     where: tuple[str, ...]
-    others: tuple[str, ...]
+    unframed: tuple[str, ...]
 
     def sentences(self, held_out: bool) -> tuple[str, ...]:
-        found = [
-            frame.replace("{asked}", asked).replace("{where}", where)
+        sentences = [
+            frame.replace("{asked}", request).replace("{where}", where)
             for frame_number, frame in enumerate(self.frames)
-            for asked_number, asked in enumerate(self.asked)
-            if ((frame_number + asked_number) % _HELD_OUT_EVERY == 0) == held_out
+            for request_number, request in enumerate(self.requests)
+            if ((frame_number + request_number) % _HELD_OUT_EVERY == 0) == held_out
             for where in self.where
         ]
-        return tuple(found if held_out else [*found, *self.others])
+        return tuple(sentences if held_out else [*sentences, *self.unframed])
 
 
 _HELD_OUT_EVERY = 4
@@ -56,7 +56,7 @@ _WORDINGS = {
             "can you make it {asked} {where}?",
             "I want it to {asked} {where}.",
         ),
-        asked=("go on", "continue", "last", "run on", "keep going"),
+        requests=("go on", "continue", "last", "run on", "keep going"),
         where=(
             "until {end} seconds",
             "to {end} seconds",
@@ -64,7 +64,7 @@ _WORDINGS = {
             "for {more} seconds more",
             "for another {more} seconds",
         ),
-        others=(
+        unframed=(
             "make it {more} seconds longer.",
             "stretch it to {end} seconds.",
             "I need {more} seconds more of this.",
@@ -74,7 +74,7 @@ _WORDINGS = {
     ),
     "inpaint": _Wordings(
         frames=_REQUESTS,
-        asked=(
+        requests=(
             "fill the gap",
             "fill in what is missing",
             "fill in {sound}",
@@ -85,7 +85,7 @@ _WORDINGS = {
             "put {sound} in the gap",
         ),
         where=_SPANS,
-        others=(
+        unframed=(
             "there is a gap from {start} to {end} seconds.",
             "something is missing between {start} and {end} seconds: fill it in.",
             "the hole from {start} to {end} seconds should be {sound}.",
@@ -93,7 +93,7 @@ _WORDINGS = {
     ),
     "add": _Wordings(
         frames=_REQUESTS,
-        asked=(
+        requests=(
             "add {sound}",
             "put {sound} in",
             "mix in {sound}",
@@ -103,7 +103,7 @@ _WORDINGS = {
             "insert {sound}",
         ),
         where=("at {start} seconds", "from {start} seconds on", *_SPANS),
-        others=(
+        unframed=(
             "I want to hear {sound} at {start} seconds.",
             "there should be {sound} from {start} to {end} seconds.",
             "also {sound}, from {start} to {end} seconds.",
@@ -118,7 +118,7 @@ _WORDINGS = {
             "I want you to {asked}.",
             "you can {asked}.",
         ),
-        asked=(
+        requests=(
             "take out {sound}",
             "take {sound} away",
             "remove {sound}",
@@ -129,7 +129,7 @@ _WORDINGS = {
             "cut {sound} out",
         ),
         where=("",),
-        others=(
+        unframed=(
             "no {sound}, please.",
             "I do not want to hear {sound}.",
             "there should be no {sound}.",
@@ -176,9 +176,14 @@ def instruction_of_plan(plan: MadePlan, held_out: bool = False) -> str:
     if plan.operation == "extract":
         return _EXTRACT.format(sound=sound, avoid=" and ".join(plan.avoid) or "other sounds")
     start_s, end_s = plan.span
-    wording = random.Random(f"wording {plan.seed}").choice(_sentences(plan.operation, held_out))
-    told = wording.format(sound=sound, start=_told(start_s), end=_told(end_s), more=_told(end_s - start_s))
-    return told[0].upper() + told[1:]
+    wording = random.Random(f"wording {plan.seed}").choice(_operation_sentences(plan.operation, held_out))
+    instruction = wording.format(
+        sound=sound,
+        start=_format_spoken_seconds(start_s),
+        end=_format_spoken_seconds(end_s),
+        more=_format_spoken_seconds(end_s - start_s),
+    )
+    return instruction[0].upper() + instruction[1:]
 
 
 def thought_of_plan(plan: MadePlan) -> str:
@@ -192,11 +197,11 @@ def thought_of_plan(plan: MadePlan) -> str:
 
 
 @cache
-def _sentences(operation: str, held_out: bool) -> tuple[str, ...]:
+def _operation_sentences(operation: str, held_out: bool) -> tuple[str, ...]:
     return _WORDINGS[operation].sentences(held_out)
 
 
-def _told(seconds: float) -> str:
+def _format_spoken_seconds(seconds: float) -> str:
     """Seconds to a tenth, as they are spoken: "1.5", and "three" for 3.0."""
     tenths = round(10 * seconds)
     if tenths % 10 == 0 and tenths // 10 < len(_NUMBERS):

@@ -72,8 +72,8 @@ class CotSurvey(PartSurvey):
     little_evidence: int = 0
     """Kept clips whose loudest sound the tagger could not name."""
 
-    def add(self, row: Row, kept: bool) -> None:
-        super().add({key: value for key, value in row.items() if key != "measured"} | _numbers(row), kept)
+    def add(self, row: Row, is_kept: bool) -> None:
+        super().add({key: value for key, value in row.items() if key != "measured"} | _numbers(row), is_kept)
         answers = [(step, value_at(row, f"measured.{step}")) for step in ("watch", "listen", "think")]
         regions = value_at(row, "measured.describe.regions")
         answers += [("describe", region) for region in (regions if isinstance(regions, list) else ())]
@@ -81,7 +81,7 @@ class CotSurvey(PartSurvey):
             asks = answer.get("asks") if isinstance(answer, Mapping) else None
             if isinstance(asks, int) and asks:
                 self.asks[step, asks] += 1
-        if not kept:
+        if not is_kept:
             return
         self.with_pictures += row.get("video") is not None
         self.little_evidence += row.get("little_evidence") is True
@@ -96,9 +96,13 @@ class CotSurvey(PartSurvey):
         names += [named(name, 80) for name in record.get("background") or ()]
         self.event_counts[len(events)] += 1
         self.sounds.update(set(names))
-        heard = value_at(row, "measured.tags.events")
-        if isinstance(heard, list):
-            labels = {named(each.get("label"), 80) for each in heard if isinstance(each, Mapping)}
+        tagged_events = value_at(row, "measured.tags.events")
+        if isinstance(tagged_events, list):
+            labels = {
+                named(tagged_event.get("label"), 80)
+                for tagged_event in tagged_events
+                if isinstance(tagged_event, Mapping)
+            }
             sounds = {name for name in names if is_named(name)}
             self.unnamed.update(label for label in labels if not any(_agree(label, name) for name in sounds))
             self.unheard.update(name for name in sounds if not any(_agree(label, name) for label in labels))
@@ -141,9 +145,9 @@ def write_audiocot_report(folder: Path) -> Path:
 def survey_clips(folder: Folder) -> CotSurvey:
     """Read `clips.jsonl` and `filtered.jsonl`, each once."""
     survey = CotSurvey(NumberTally(read_rules(folder.objects("rules.json"))))
-    for name, kept in (("clips.jsonl", True), ("filtered.jsonl", False)):
+    for name, is_kept in (("clips.jsonl", True), ("filtered.jsonl", False)):
         for row in folder.rows(name):
-            survey.add(row, kept)
+            survey.add(row, is_kept)
     return survey
 
 
@@ -160,7 +164,7 @@ def _sections(folder: Folder, gallery: Gallery) -> tuple[dict[str, Row], list[Ro
         "funnel": lambda: funnel_section(folder, files, counts, is_given, "clips"),
         "sounds": lambda: _sounds_section(survey),
         "answers": lambda: _answers_section(survey),
-        "numbers": lambda: _numbers_section(survey.numbers),
+        "numbers": lambda: _make_clip_numbers(survey.numbers),
         "clips": lambda: _clips_section(survey, gallery),
         "made": lambda: _made_section(folder, counts, gallery),
         "review": lambda: _review_section(folder),
@@ -184,12 +188,12 @@ def _numbers(row: Row) -> Row:
     """The numbers of a row that are drawn: the steps' own, without the record and the curves."""
     measured = row.get("measured")
     steps = measured if isinstance(measured, Mapping) else {}
-    drawn = {name: steps[name] for name in ("levels", "agreement") if name in steps}
+    charted = {name: steps[name] for name in ("levels", "agreement") if name in steps}
     kinds = value_at(row, "measured.tags.kinds")
-    return {"measured": drawn | ({"tags": {"kinds": kinds}} if isinstance(kinds, Mapping) else {})}
+    return {"measured": charted | ({"tags": {"kinds": kinds}} if isinstance(kinds, Mapping) else {})}
 
 
-def _numbers_section(tally: NumberTally) -> Row:
+def _make_clip_numbers(tally: NumberTally) -> Row:
     groups = {"ruled": tally.ruled(), "known": tally.titled(), "others": tally.untitled()}
     if not any(groups.values()):
         return {"absent": "No clip has a measured number."}
@@ -199,10 +203,10 @@ def _numbers_section(tally: NumberTally) -> Row:
 def _sounds_section(survey: CotSurvey) -> Row:
     if not survey.kept_sum.segments:
         return {"absent": "No clip was kept."}
-    most = max(survey.sounds.values(), default=1)
+    max_count = max(survey.sounds.values(), default=1)
     return {
         "rows": [
-            {"name": name, "count": count, "percent": 100 * count / most}
+            {"name": name, "count": count, "percent": 100 * count / max_count}
             for name, count in survey.sounds.most_common(SOUNDS_SHOWN)
         ],
         "more": max(0, len(survey.sounds) - SOUNDS_SHOWN),
@@ -226,16 +230,16 @@ def _answers_section(survey: CotSurvey) -> Row:
 
 def _bars(pairs: Iterable[tuple[int, int]]) -> list[Row]:
     listed = list(pairs)
-    most = max((count for _, count in listed), default=1)
-    return [{"name": f"{name}", "count": count, "percent": 100 * count / most} for name, count in listed]
+    max_count = max((count for _, count in listed), default=1)
+    return [{"name": f"{name}", "count": count, "percent": 100 * count / max_count} for name, count in listed]
 
 
 def _clips_section(survey: CotSurvey, gallery: Gallery) -> Row:
-    kept = survey.candidates.rows()
-    kept = [kept[index] for index in pick_evenly(kept, KEPT_SHOWN, ("split", "file"))]
-    cards = [_card(row, gallery, None) for row in kept]
-    for reason in sorted(survey.reasons.values(), key=lambda each: -each.dropped.segments):
-        cards += [_card(row, gallery, reason) for row in _of_reason(reason)]
+    chosen_rows = survey.candidates.rows()
+    chosen_rows = [chosen_rows[index] for index in pick_evenly(chosen_rows, KEPT_SHOWN, ("split", "file"))]
+    cards = [_make_clip_card(row, gallery, None) for row in chosen_rows]
+    for reason in sorted(survey.reasons.values(), key=lambda drop_reason: -drop_reason.dropped.segments):
+        cards += [_make_clip_card(row, gallery, reason) for row in _of_reason(reason)]
     if not cards:
         return {"absent": "There are no clips."}
     return {"cards": cards, "kept": survey.kept_sum.segments, "dropped": survey.dropped_sum.segments}
@@ -243,11 +247,13 @@ def _clips_section(survey: CotSurvey, gallery: Gallery) -> Row:
 
 def _of_reason(reason: Reason) -> list[Row]:
     nearest = reason.nearest.rows()
-    rest = [row for row in reason.spread.rows() if not any(row is other for other in nearest)]
-    return [*nearest, *rest][:SHOWN_PER_REASON]
+    other_rows = [
+        row for row in reason.spread.rows() if not any(row is nearest_row for nearest_row in nearest)
+    ]
+    return [*nearest, *other_rows][:SHOWN_PER_REASON]
 
 
-def _card(row: Row, gallery: Gallery, reason: Reason | None) -> Row:
+def _make_clip_card(row: Row, gallery: Gallery, reason: Reason | None) -> Row:
     record = row.get("record") if isinstance(row.get("record"), Mapping) else {}
     start_s, end_s = finite_number(row.get("start_s")) or 0.0, finite_number(row.get("end_s"))
     drop = row.get("dropped") if isinstance(row.get("dropped"), Mapping) else {}
@@ -257,26 +263,28 @@ def _card(row: Row, gallery: Gallery, reason: Reason | None) -> Row:
         "caption": clean_text(row.get("caption") or row.get("text")),
         "thought": clean_text(row.get("thought"), 1200),
         "events": [
-            _event(event) for event in (record or {}).get("events") or () if isinstance(event, Mapping)
+            _make_event_row(event)
+            for event in (record or {}).get("events") or ()
+            if isinstance(event, Mapping)
         ],
-        "background": [named(each, 80) for each in (record or {}).get("background") or ()],
-        "avoid": [named(each, 80) for each in (record or {}).get("avoid") or ()],
-        "clip": _clip(str(row.get("path") or ""), start_s, end_s, gallery),
-        "strip": _strip(row.get("video"), start_s, end_s),
+        "background": [named(sound, 80) for sound in (record or {}).get("background") or ()],
+        "avoid": [named(sound, 80) for sound in (record or {}).get("avoid") or ()],
+        "clip": _make_file_clip(str(row.get("path") or ""), start_s, end_s, gallery),
+        "strip": _make_picture_strip(row.get("video"), start_s, end_s),
         "dropped": reason.title if reason is not None else "",
         "little_evidence": row.get("little_evidence") is True,
         "why": clean_text(without_home(str((drop or {}).get("reason") or "")), 300),
     }
 
 
-def _event(event: Mapping[str, Any]) -> Row:
+def _make_event_row(event: Mapping[str, Any]) -> Row:
     start_s, end_s = finite_number(event.get("start_s")), finite_number(event.get("end_s"))
     about = [named(event.get(key), 80) for key in ("manner", "source", "place") if event.get(key)]
     times = f"{start_s:.2f}–{end_s:.2f}" if start_s is not None and end_s is not None else ""
     return {"sound": named(event.get("sound"), 80), "times": times, "about": ", ".join(about)}
 
 
-def _clip(path: str, start_s: float, end_s: float | None, gallery: Gallery) -> PageClip:
+def _make_file_clip(path: str, start_s: float, end_s: float | None, gallery: Gallery) -> PageClip:
     """A sound, read from a plain file only: reading a device or a pipe might never end."""
     try:
         if not path or not Path(path).is_file():
@@ -286,7 +294,7 @@ def _clip(path: str, start_s: float, end_s: float | None, gallery: Gallery) -> P
         return PageClip(problem=named(without_home(f"{Path(path).name}: {type(error).__name__}: {error}")))
 
 
-def _strip(video: Any, start_s: float, end_s: float | None) -> str:
+def _make_picture_strip(video: Any, start_s: float, end_s: float | None) -> str:
     """Pictures of a clip side by side as a data URL; empty where there are none or they cannot be read."""
     if not isinstance(video, str) or end_s is None or not Path(video).is_file():
         return ""
@@ -306,14 +314,14 @@ def _strip(video: Any, start_s: float, end_s: float | None) -> str:
 
 
 def _made_section(folder: Folder, counts: Row, gallery: Gallery) -> Row:
-    made = counts.get("made")
+    counts_by_operation = counts.get("made")
     rows = [row for name in ("cot.jsonl", "edits.jsonl") for row in folder.rows(name) if _is_made(row)]
     unique = {str(row.get("id")): row for row in rows}
-    chosen = pick_evenly(list(unique.values()), MADE_SHOWN, ("operation",))
+    indices = pick_evenly(list(unique.values()), MADE_SHOWN, ("operation",))
     return {
-        "counts": sorted(made.items()) if isinstance(made, Mapping) else [],
+        "counts": sorted(counts_by_operation.items()) if isinstance(counts_by_operation, Mapping) else [],
         "not_made": sorted(counts["not_made"].items()) if isinstance(counts.get("not_made"), Mapping) else [],
-        "cards": [_made_card(folder.path, list(unique.values())[index], gallery) for index in chosen],
+        "cards": [_made_card(folder.path, list(unique.values())[index], gallery) for index in indices],
     }
 
 
@@ -323,10 +331,10 @@ def _is_made(row: Row) -> bool:
 
 def _made_card(folder: Path, row: Row, gallery: Gallery) -> Row:
     paths = {
-        message.get("role"): part.get("path")
+        message.get("role"): content_part.get("path")
         for message in row.get("messages") or ()
-        for part in message.get("content") or ()
-        if part.get("type") == "audio"
+        for content_part in message.get("content") or ()
+        if content_part.get("type") == "audio"
     }
     sounds = [("input", paths.get("user")), ("output", paths.get("assistant"))]
     span = value_at(row, "metadata.span")
@@ -337,7 +345,9 @@ def _made_card(folder: Path, row: Row, gallery: Gallery) -> Row:
         "instruction": clean_text(value_at(row, "metadata.instruction")),
         "thought": clean_text(value_at(row, "metadata.thought"), 1200),
         "span": f"{span_s[0]:.2f} to {span_s[1]:.2f} s",
-        "sounds": [(name, _clip(str(folder / str(path)), 0.0, None, gallery)) for name, path in sounds],
+        "sounds": [
+            (name, _make_file_clip(str(folder / str(path)), 0.0, None, gallery)) for name, path in sounds
+        ],
     }
 
 

@@ -58,14 +58,14 @@ class Agreement:
 
     def process(self, item: SoundClip) -> Value:
         """`{sound_text, picture_text}`, those that can be had."""
-        text, found = item.told.text, {}
+        text, agreements = item.facts.text, {}
         if text and self._sound is not None:
             sound_D, text_D = self._sound.embed(item.waveform()), self._sound.embed_text(text)
-            found["sound_text"] = _cosine(sound_D, text_D)
+            agreements["sound_text"] = _round_cosine(sound_D, text_D)
         if text and self._picture is not None and item.video is not None:
             pictures = [picture for _, picture in item.pictures(self._config.frame_rate, None)]
-            found["picture_text"] = self._picture.agreement(pictures, text)
-        return found
+            agreements["picture_text"] = self._picture.agreement(pictures, text)
+        return agreements
 
 
 class _ClipSpace:
@@ -100,6 +100,6 @@ class _ClipSpace:
         return float(round(float((out.image_embeds @ out.text_embeds.T).mean()), 4))
 
 
-def _cosine(left_D: Any, right_D: Any) -> float:
+def _round_cosine(left_D: Any, right_D: Any) -> float:
     norm = float(np.linalg.norm(left_D) * np.linalg.norm(right_D))
     return round(float(np.dot(left_D, right_D)) / max(norm, 1e-12), 4)

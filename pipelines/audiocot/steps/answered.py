@@ -77,7 +77,7 @@ class _Answered:
     def __init__(self, config: AnswererConfig, place: AnswerPlace) -> None:
         self._config, self._place = config, place
         self.resources = Resources(gpus=config.gpus)
-        self._asked: AskedModel | None = None
+        self._model: AskedModel | None = None
 
     def missing(self) -> str | None:
         return missing_model(self.name, self._config)
@@ -89,7 +89,7 @@ class _Answered:
             ConfigError: it cannot be loaded.
         """
         if self._config.by != "measured":
-            self._asked = AskedModel(self._config, self._place)
+            self._model = AskedModel(self._config, self._place)
 
     def _ask(self, parts: list[Any], check: Callable[[str], Schema]) -> tuple[Schema, int]:
         """
@@ -99,15 +99,15 @@ class _Answered:
         """
         from audiollm.evaluate.subjects.stored_answers import ask_checked
 
-        assert self._asked is not None
-        return ask_checked(self._asked.reply, parts, check, self._config.asks)
+        assert self._model is not None
+        return ask_checked(self._model.reply, parts, check, self._config.asks)
 
-    def _shown(self, item: SoundClip, region: Sequence[Region] = ()) -> Pictures:
+    def _read_clip_pictures(self, item: SoundClip, region: Sequence[Region] = ()) -> Pictures:
         """The clip's pictures, or those of a region, as the model is shown them."""
         from audiollm.models.audio_llms.inputs import Pictures
 
-        shown = list(item.pictures(self._config.frame_rate, self._config.frame_side, region))
-        return Pictures(tuple(picture for _, picture in shown), tuple(time_s for time_s, _ in shown))
+        pictures = list(item.pictures(self._config.frame_rate, self._config.frame_side, region))
+        return Pictures(tuple(picture for _, picture in pictures), tuple(time_s for time_s, _ in pictures))
 
 
 class Watch(_Answered):
@@ -121,18 +121,18 @@ class Watch(_Answered):
         """`{happenings, objects, scene, asks}`; objects and happenings are empty for a clip without pictures."""
         if item.video is None:
             return {"happenings": [], "objects": [], "asks": 0}
-        if self._asked is None:
+        if self._model is None:
             return self._measured(item)
         prompt = self._config.prompt.format(duration=item.duration_s)
 
         def check(answer: str) -> schemas.SeenAnswer:
             return _timed(parse_answer(answer, schemas.SeenAnswer), item.duration_s)
 
-        answer, asks = self._ask([self._shown(item), prompt], check)
+        answer, asks = self._ask([self._read_clip_pictures(item), prompt], check)
         return {**record_json(answer), "asks": asks}
 
     def _measured(self, item: SoundClip) -> Value:
-        truth = item.told.truth
+        truth = item.facts.truth
         if truth is not None:
             events = true_events(truth, item.start_s, item.end_s).values()
             happenings = [
@@ -162,8 +162,8 @@ class Listen(_Answered):
 
     def process(self, item: SoundClip) -> Value:
         """`{events, background, avoid, asks}`."""
-        if self._asked is None:
-            truth = item.told.truth
+        if self._model is None:
+            truth = item.facts.truth
             record = (
                 heard_record(item.values, item.duration_s)
                 if truth is None
@@ -173,11 +173,12 @@ class Listen(_Answered):
         evidence = evidence_of(item.values, item.duration_s)
 
         def check(answer: str) -> schemas.HeardAnswer:
-            heard = _timed(parse_answer(answer, schemas.HeardAnswer), item.duration_s)
+            heard_answer = _timed(parse_answer(answer, schemas.HeardAnswer), item.duration_s)
             _refuse_contradiction(
-                ThoughtRecord(events=_in_order(heard), background=heard.background), evidence
+                ThoughtRecord(events=_events_by_start(heard_answer), background=heard_answer.background),
+                evidence,
             )
-            return heard
+            return heard_answer
 
         prompt = self._config.prompt.format(duration=item.duration_s)
         answer, asks = self._ask([item.waveform().mono(), prompt], check)
@@ -198,13 +199,16 @@ class Think(_Answered):
         `sounds` is the number of different ones, where a tagger ran of those with a name; `little_evidence` is true
         where the tagger alone names sounds, and what is loudest in the clip has no name.
         """
-        heard = {key: value for key, value in item.values["listen"].items() if key != "asks"}
-        if self._asked is None:
+        listen_answer = {key: value for key, value in item.values["listen"].items() if key != "asks"}
+        if self._model is None:
             record = ThoughtRecord.model_validate(
-                {**heard, "events": sorted(heard.get("events", []), key=lambda event: event["start_s"])}
+                {
+                    **listen_answer,
+                    "events": sorted(listen_answer.get("events", []), key=lambda event: event["start_s"]),
+                }
             )
             little_evidence = False
-            if item.told.truth is None:
+            if item.facts.truth is None:
                 record = placed_record(record, item.values.get("motion", {}).get("moments", []))
                 is_tagged = "tags" in item.values and item.values["listen"]["asks"] == 0
                 little_evidence = is_tagged and has_little_evidence(record, item.values["levels"])
@@ -216,13 +220,17 @@ class Think(_Answered):
                 "asks": 0,
             }
         evidence = evidence_of(item.values, item.duration_s)
-        seen = {key: value for key, value in item.values.get("watch", {}).items() if key != "asks"} or None
-        prompt = schemas.think_prompt(self._config.prompt, item.duration_s, seen, heard, item.told.text)
+        watch_answer = {
+            key: value for key, value in item.values.get("watch", {}).items() if key != "asks"
+        } or None
+        prompt = schemas.think_prompt(
+            self._config.prompt, item.duration_s, watch_answer, listen_answer, item.facts.text
+        )
 
         def check(answer: str) -> ThoughtRecord:
-            found = _timed(parse_answer(answer, ThoughtRecord), item.duration_s)
-            _refuse_contradiction(found, evidence)
-            return found
+            record = _timed(parse_answer(answer, ThoughtRecord), item.duration_s)
+            _refuse_contradiction(record, evidence)
+            return record
 
         answer, asks = self._ask([prompt], check)
         return {
@@ -249,37 +257,41 @@ class DescribeObjects(_Answered):
         """
         record = ThoughtRecord.model_validate(item.values["think"]["record"])
         objects = item.values.get("objects", {"objects": []})["objects"]
-        is_asked = self._asked is not None and bool(record.sounds())
+        is_asked = self._model is not None and bool(record.sounds())
         describe = self._answered if is_asked else _measured_region
-        return {"regions": [describe(item, found, record) for found in objects]}
+        return {"regions": [describe(item, clip_object, record) for clip_object in objects]}
 
-    def _answered(self, item: SoundClip, found: Mapping[str, Any], record: ThoughtRecord) -> Value:
+    def _answered(self, item: SoundClip, clip_object: Mapping[str, Any], record: ThoughtRecord) -> Value:
         names = {sound.casefold(): sound for sound in record.sounds()}
 
         def check(answer: str) -> schemas.RegionAnswer:
-            said = parse_answer(answer, schemas.RegionAnswer)
-            if said.sound.casefold() not in names:
+            region_answer = parse_answer(answer, schemas.RegionAnswer)
+            if region_answer.sound.casefold() not in names:
                 raise ThoughtError(
-                    f"{said.sound!r} is none of the sounds that are heard: {list(names.values())}"
+                    f"{region_answer.sound!r} is none of the sounds that are heard: {list(names.values())}"
                 )
-            return said
+            return region_answer
 
-        pictures = self._shown(item, [Region.model_validate(box) for box in found["region"]])
-        prompt = schemas.object_prompt(self._config.prompt, found["name"], list(names.values()))
-        said, asks = self._ask([pictures, prompt], check)
-        sound = names[said.sound.casefold()]
-        own = [number for number, event in enumerate(record.events) if event.sound == sound]
-        event = found["event"] if found["event"] in own else next(iter(own), None)
-        return {**record_json(said), "sound": sound, "event": event, "asks": asks}
+        pictures = self._read_clip_pictures(
+            item, [Region.model_validate(box) for box in clip_object["region"]]
+        )
+        prompt = schemas.object_prompt(self._config.prompt, clip_object["name"], list(names.values()))
+        region_answer, asks = self._ask([pictures, prompt], check)
+        sound = names[region_answer.sound.casefold()]
+        event_numbers = [number for number, event in enumerate(record.events) if event.sound == sound]
+        event = (
+            clip_object["event"] if clip_object["event"] in event_numbers else next(iter(event_numbers), None)
+        )
+        return {**record_json(region_answer), "sound": sound, "event": event, "asks": asks}
 
 
-def _measured_region(item: SoundClip, found: Mapping[str, Any], record: ThoughtRecord) -> Value:
+def _measured_region(item: SoundClip, clip_object: Mapping[str, Any], record: ThoughtRecord) -> Value:
     del item
-    if found["event"] is None:
+    if clip_object["event"] is None:
         return {"event": None, "asks": 0}
-    event = record.events[found["event"]]
+    event = record.events[clip_object["event"]]
     manner = {} if event.manner is None else {"manner": event.manner}
-    return {"sound": event.sound, **manner, "event": found["event"], "asks": 0}
+    return {"sound": event.sound, **manner, "event": clip_object["event"], "asks": 0}
 
 
 def _timed(answer: Schema, duration_s: float) -> Schema:
@@ -287,8 +299,8 @@ def _timed(answer: Schema, duration_s: float) -> Schema:
     return answer
 
 
-def _in_order(heard: schemas.HeardAnswer) -> list[Any]:
-    return sorted(heard.events, key=lambda event: event.start_s)
+def _events_by_start(heard_answer: schemas.HeardAnswer) -> list[Any]:
+    return sorted(heard_answer.events, key=lambda event: event.start_s)
 
 
 def _refuse_contradiction(record: ThoughtRecord, evidence: Any) -> None:

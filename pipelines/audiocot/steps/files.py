@@ -54,7 +54,7 @@ class SourceProbe:
         info = probe(item.path)
         heard_s = sum(piece_1N.shape[1] for piece_1N in stream_mono(item.path, info.sample_rate))
         duration_s = heard_s / info.sample_rate
-        found: Value = {
+        probed: Value = {
             "duration_s": round(duration_s, 6),
             "length": info.difference(duration_s),
             "sample_rate": info.sample_rate,
@@ -62,16 +62,16 @@ class SourceProbe:
             "codec": info.codec,
             "has_pictures": False,
         }
-        video = item.told.video
+        video = item.facts.video
         try:
-            shown = frames.probe_video(video or item.path)
+            video_info = frames.probe_video(video or item.path)
         except frames.VideoError as error:
             if video is not None:
                 raise frames.VideoError(
                     video, f"its pictures in {Path(video).name}: {error.reason}"
                 ) from None
-            return found
-        return {**found, "has_pictures": True, "width": shown.width, "height": shown.height}
+            return probed
+        return {**probed, "has_pictures": True, "width": video_info.width, "height": video_info.height}
 
 
 class ClipsConfig(StepConfig):

@@ -18,7 +18,7 @@ _CUT = 40.0
 """Mean change of a pixel, of 255, from which a new picture is a cut and no movement."""
 _STRONG = 3.0
 """A movement is this many times as strong as the median change."""
-_LEAST = 0.5
+_MIN_STRENGTH = 0.5
 _PLACES = ("on the left", "in the middle", "on the right")
 
 
@@ -55,13 +55,15 @@ class Motion:
         """
         if item.video is None:
             return {"moments": [], "cuts": 0}
-        shown = list(item.pictures(self._frame_rate, _SIDE))
-        grey_FHW = np.stack([picture_HWC.mean(axis=2) for _, picture_HWC in shown])
-        times = [time_s for time_s, _ in shown]
+        timed_pictures = list(item.pictures(self._frame_rate, _SIDE))
+        grey_FHW = np.stack([picture_HWC.mean(axis=2) for _, picture_HWC in timed_pictures])
+        times = [time_s for time_s, _ in timed_pictures]
         change_FHW = np.abs(np.diff(grey_FHW, axis=0))
         strength_F = change_FHW.mean(axis=(1, 2))
         is_cut_F = strength_F >= _CUT
-        floor = max(_LEAST, _STRONG * float(np.median(strength_F))) if len(strength_F) else _LEAST
+        floor = (
+            max(_MIN_STRENGTH, _STRONG * float(np.median(strength_F))) if len(strength_F) else _MIN_STRENGTH
+        )
         moments = []
         for number, strength in enumerate(strength_F):
             around_F = strength_F[max(0, number - 2) : number + 3]

@@ -88,31 +88,36 @@ class Objects:
         names = list(dict.fromkeys(event.source or event.sound for event in record.events))
         if not names:
             return {"objects": []}
-        shown = list(item.pictures(self._config.frame_rate, None))
-        times = [item.start_s + time_s for time_s, _ in shown]
-        pictures = [picture for _, picture in shown]
-        found = self._finder.find(pictures, times, names, self._config.min_score, self._config.max_objects)
-        return {"objects": [{**each, "event": _event_of(each["name"], record)} for each in found]}
+        timed_pictures = list(item.pictures(self._config.frame_rate, None))
+        times = [item.start_s + time_s for time_s, _ in timed_pictures]
+        pictures = [picture for _, picture in timed_pictures]
+        detected = self._finder.find(pictures, times, names, self._config.min_score, self._config.max_objects)
+        return {
+            "objects": [
+                {**detected_object, "event": _event_of(detected_object["name"], record)}
+                for detected_object in detected
+            ]
+        }
 
 
 def _true_objects(item: SoundClip, record: ThoughtRecord) -> list[dict[str, Any]]:
     """The objects of a composed scene that are seen during the clip."""
-    truth = item.told.truth
+    truth = item.facts.truth
     if truth is None:
         return []
     named = numbers_in_scene(record, truth, item.start_s, item.end_s)
     place_of = {number: place for place, number in named.items()}
-    found = []
+    objects = []
     for number, event in enumerate(scene_events(truth)):
-        region = _within(event.get("region") or (), item.start_s, item.end_s)
+        region = _boxes_within(event.get("region") or (), item.start_s, item.end_s)
         if region:
-            found.append(
+            objects.append(
                 {"name": event["name"], "region": region, "score": 1.0, "event": place_of.get(number)}
             )
-    return found
+    return objects
 
 
-def _within(region: Sequence[Mapping[str, Any]], start_s: float, end_s: float) -> list[dict[str, Any]]:
+def _boxes_within(region: Sequence[Mapping[str, Any]], start_s: float, end_s: float) -> list[dict[str, Any]]:
     return [dict(box) for box in region if start_s <= box["at_s"] <= end_s]
 
 

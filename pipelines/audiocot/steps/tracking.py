@@ -75,7 +75,7 @@ class ObjectFinder:
         times_s: Sequence[float],
         names: Sequence[str],
         min_score: float,
-        most: int,
+        max_objects: int,
     ) -> list[dict[str, Any]]:
         """`[{name, region: [{at_s, x, y, width, height}], score}]`, the surest first.
 
@@ -83,12 +83,12 @@ class ObjectFinder:
             pictures: `[H, W, 3]` each, in order of time.
         """
         middle = len(pictures) // 2
-        found = self.detect(pictures[middle], names, min_score)[:most]
-        if not found:
+        detections = self.detect(pictures[middle], names, min_score)[:max_objects]
+        if not detections:
             return []
-        boxes = self.track(pictures, middle, [each.box for each in found])
+        boxes = self.track(pictures, middle, [detection.box for detection in detections])
         results = []
-        for each, own in zip(found, boxes, strict=True):
+        for detection, box_by_picture in zip(detections, boxes, strict=True):
             region = [
                 {
                     "at_s": round(times_s[number], 4),
@@ -97,10 +97,10 @@ class ObjectFinder:
                     "width": round(right - left, 2),
                     "height": round(bottom - top, 2),
                 }
-                for number, (left, top, right, bottom) in sorted(own.items())
+                for number, (left, top, right, bottom) in sorted(box_by_picture.items())
             ]
             if region:
-                results.append({"name": each.name, "region": region, "score": round(each.score, 4)})
+                results.append({"name": detection.name, "region": region, "score": round(detection.score, 4)})
         return results
 
     @torch.inference_mode()
@@ -111,7 +111,7 @@ class ObjectFinder:
         from PIL import Image
 
         height, width = picture_HWC.shape[:2]
-        found: list[FoundBox] = []
+        detections: list[FoundBox] = []
         for name in names:  # one by one: a phrase of several words keeps its name
             prompt = f"{name.lower().strip('. ')}."
             inputs = self._processor(images=Image.fromarray(picture_HWC), text=prompt, return_tensors="pt")
@@ -129,8 +129,8 @@ class ObjectFinder:
                     for value, limit in zip(box, (width, height, width, height), strict=True)
                 )
                 if right - left >= 1 and bottom - top >= 1:
-                    found.append(FoundBox(name, (left, top, right, bottom), score))
-        return _distinct(sorted(found, key=lambda each: -each.score))
+                    detections.append(FoundBox(name, (left, top, right, bottom), score))
+        return _drop_overlapping(sorted(detections, key=lambda detection: -detection.score))
 
     @torch.inference_mode()
     def track(
@@ -158,24 +158,24 @@ class ObjectFinder:
             corners = torch.tensor([[left, top], [right, bottom]], device=self._device) * scale
             labels = torch.tensor(_BOX_LABELS, dtype=torch.int32, device=self._device)
             place = session.obj_id_to_idx(number)
-            given = {"point_coords": corners[None, None], "point_labels": labels[None, None]}
-            session.add_point_inputs(place, first, given)
+            point_inputs = {"point_coords": corners[None, None], "point_labels": labels[None, None]}
+            session.add_point_inputs(place, first, point_inputs)
             session.remove_mask_inputs(place, first)
         session.obj_with_new_inputs = list(range(len(boxes)))
-        found: list[dict[int, PictureBox]] = [{} for _ in boxes]
-        self._note(self._tracker(session, first), first, found, (height, width))
+        boxes_by_picture: list[dict[int, PictureBox]] = [{} for _ in boxes]
+        self._note(self._tracker(session, first), first, boxes_by_picture, (height, width))
         for reverse in (False, True):
             for output in self._tracker.propagate_in_video_iterator(session, first, reverse=reverse):
-                self._note(output, int(output.frame_idx), found, (height, width))
-        return found
+                self._note(output, int(output.frame_idx), boxes_by_picture, (height, width))
+        return boxes_by_picture
 
     def _note(
-        self, output: Any, number: int, found: list[dict[int, PictureBox]], size: tuple[int, int]
+        self, output: Any, number: int, boxes_by_picture: list[dict[int, PictureBox]], size: tuple[int, int]
     ) -> None:
         for place, mask_1HW in enumerate(output.pred_masks):
             box = box_of_mask(mask_1HW.squeeze(), size)
             if box is not None:
-                found[place][number] = box
+                boxes_by_picture[place][number] = box
 
 
 class ScaledPictures(Mapping[int, Tensor]):
@@ -214,21 +214,21 @@ def box_of_mask(mask_HW: Tensor, size: tuple[int, int]) -> PictureBox | None:
     )
 
 
-def overlap(one: PictureBox, other: PictureBox) -> float:
+def overlap(first: PictureBox, second: PictureBox) -> float:
     """Intersection over union of two boxes."""
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
+    width = min(first[2], second[2]) - max(first[0], second[0])
+    height = min(first[3], second[3]) - max(first[1], second[1])
     shared = max(0.0, width) * max(0.0, height)
-    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (one, other)]
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (first, second)]
     return shared / max(sum(areas) - shared, 1e-9)
 
 
 # Private
 
 
-def _distinct(found: Sequence[FoundBox]) -> list[FoundBox]:
-    kept: list[FoundBox] = []
-    for each in found:
-        if all(overlap(each.box, other.box) <= _SAME_OVERLAP for other in kept):
-            kept.append(each)
-    return kept
+def _drop_overlapping(detections: Sequence[FoundBox]) -> list[FoundBox]:
+    distinct: list[FoundBox] = []
+    for detection in detections:
+        if all(overlap(detection.box, earlier.box) <= _SAME_OVERLAP for earlier in distinct):
+            distinct.append(detection)
+    return distinct

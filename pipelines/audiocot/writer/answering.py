@@ -30,7 +30,7 @@ class ThoughtQuestion:
     question: QuestionKind
     truth: dict[str, Any]
     duration_s: float
-    own: LoadedSample
+    original: LoadedSample
     """The question as `thinking.jsonl` has it, before any exchange."""
 
     @property
@@ -66,14 +66,18 @@ def read_thought_questions(config: EvaluateThoughtsConfig) -> list[ThoughtQuesti
                 2,
             ) from None
         by_kind[kind].append(ThoughtQuestion(loaded, kind, truth, duration_s, loaded))
-    found = [each for kind in config.questions for each in _drawn(by_kind[kind], config.max_questions)]
-    if not found:
+    questions = [
+        question
+        for kind in config.questions
+        for question in _draw_questions(by_kind[kind], config.max_questions)
+    ]
+    if not questions:
         raise StageError(
             f"evaluate_thoughts: {config.samples.name} has no question of the split {config.split or 'any'}",
             "give thinking.jsonl of an audiocot run with held-out clips (`--held-out 0.05`), or set split",
             2,
         )
-    return exchanged_parts(found, config.exchange) if config.exchange else found
+    return exchanged_parts(questions, config.exchange) if config.exchange else questions
 
 
 def exchanged_parts(questions: Sequence[ThoughtQuestion], parts: Sequence[str]) -> list[ThoughtQuestion]:
@@ -82,11 +86,11 @@ def exchanged_parts(questions: Sequence[ThoughtQuestion], parts: Sequence[str]) 
     Raises:
         StageError: a kind has questions about one clip alone.
     """
-    found = []
+    exchanged = []
     for place, question in enumerate(questions):
-        others = [*questions[place + 1 :], *questions[:place]]
-        other = next((each for each in others if _may_lend(each, question)), None)
-        if other is None:
+        candidates = [*questions[place + 1 :], *questions[:place]]
+        lender = next((candidate for candidate in candidates if _may_lend(candidate, question)), None)
+        if lender is None:
             raise StageError(
                 f"evaluate_thoughts: {question.id} has no other question to exchange {' and '.join(parts)} with",
                 "raise max_questions",
@@ -94,11 +98,11 @@ def exchanged_parts(questions: Sequence[ThoughtQuestion], parts: Sequence[str]) 
             )
         changes: dict[str, Any] = {}
         if "video" in parts:
-            changes["videos"] = other.own.videos
+            changes["videos"] = lender.original.videos
         if "sound" in parts:
-            changes["audio"] = other.own.audio
-        found.append(replace(question, loaded=replace(question.loaded, **changes)))
-    return found
+            changes["audio"] = lender.original.audio
+        exchanged.append(replace(question, loaded=replace(question.loaded, **changes)))
+    return exchanged
 
 
 class ThoughtWriter:
@@ -131,19 +135,19 @@ class ThoughtWriter:
         settings = RolloutSettings(
             self._config.seed, 0, temperature=0.0, max_text_tokens=self._config.max_answer_tokens
         )
-        found: list[str] = []
+        answers: list[str] = []
         size = self._config.batch_size
         for first in range(0, len(questions), size):
             batch = questions[first : first + size]
             prompts = [self._prompted(question) for question in batch]
             usable = [place for place, prompt in enumerate(prompts) if prompt is not None]
-            said = self._said([prompts[place] for place in usable], settings)
-            texts = dict(zip(usable, said, strict=True))
-            found += [texts.get(place, "") for place in range(len(batch))]
+            generated = self._generate_texts([prompts[place] for place in usable], settings)
+            texts = dict(zip(usable, generated, strict=True))
+            answers += [texts.get(place, "") for place in range(len(batch))]
             advance(len(batch))
-        return found
+        return answers
 
-    def _said(self, prompts: Sequence[Any], settings: RolloutSettings) -> list[str]:
+    def _generate_texts(self, prompts: Sequence[Any], settings: RolloutSettings) -> list[str]:
         """Answers to a batch; where the model's processor refuses one, they are asked one by one."""
         if not prompts:
             return []
@@ -151,7 +155,7 @@ class ThoughtWriter:
             return [group[0].text for group in self._engine.sample(prompts, [[0]] * len(prompts), settings)]
         except BadSample as error:
             if len(prompts) > 1:
-                return [text for prompt in prompts for text in self._said([prompt], settings)]
+                return [text for prompt in prompts for text in self._generate_texts([prompt], settings)]
             self.problems[prompts[0].id] = error.reason
             return [""]
 
@@ -166,30 +170,36 @@ class ThoughtWriter:
         if not self._config.shuffle_frames:
             return prompt
         dice = random.Random(f"frames {self._config.seed} {question.id}")
-        turns = [(role, [_shuffled(part, dice) for part in parts]) for role, parts in prompt.prompt]
+        turns = [
+            (role, [_shuffled(content_part, dice) for content_part in parts]) for role, parts in prompt.prompt
+        ]
         return replace(prompt, prompt=turns)
 
 
 # Private
 
 
-def _drawn(questions: Sequence[ThoughtQuestion], most: int) -> list[ThoughtQuestion]:
+def _draw_questions(questions: Sequence[ThoughtQuestion], max_questions: int) -> list[ThoughtQuestion]:
     """At most so many questions, drawn by their ids: where operations take turns, every fourth one may be a removal."""
-    drawn = sorted(range(len(questions)), key=lambda place: sha256(questions[place].id.encode()).digest())
-    return [questions[place] for place in sorted(drawn[:most])]
+    drawn_places = sorted(
+        range(len(questions)), key=lambda place: sha256(questions[place].id.encode()).digest()
+    )
+    return [questions[place] for place in sorted(drawn_places[:max_questions])]
 
 
-def _may_lend(other: ThoughtQuestion, question: ThoughtQuestion) -> bool:
+def _may_lend(lender: ThoughtQuestion, question: ThoughtQuestion) -> bool:
     """Whether parts of another question fit: one kind, another clip, as many parts."""
-    clips = [each.own.sample.metadata.get("clip") for each in (question, other)]
-    sizes = [(len(each.own.videos), len(each.own.audio)) for each in (question, other)]
-    return other.question == question.question and clips[0] != clips[1] and sizes[0] == sizes[1]
+    clips = [candidate.original.sample.metadata.get("clip") for candidate in (question, lender)]
+    sizes = [
+        (len(candidate.original.videos), len(candidate.original.audio)) for candidate in (question, lender)
+    ]
+    return lender.question == question.question and clips[0] != clips[1] and sizes[0] == sizes[1]
 
 
-def _shuffled(part: Any, dice: random.Random) -> Any:
+def _shuffled(content_part: Any, dice: random.Random) -> Any:
     """Pictures in another order; their times stay."""
-    if not isinstance(part, Pictures):
-        return part
-    frames = list(part.frames)
+    if not isinstance(content_part, Pictures):
+        return content_part
+    frames = list(content_part.frames)
     dice.shuffle(frames)
-    return Pictures(tuple(frames), part.times_s)
+    return Pictures(tuple(frames), content_part.times_s)

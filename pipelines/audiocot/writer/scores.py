@@ -61,92 +61,97 @@ def score_answer(
         truth: the right answer, as `thinking.jsonl` has it.
         duration_s: of the clip.
     """
-    wanted_edit = EditAnswer.model_validate_json(json.dumps(truth)) if question == "instruction" else None
-    wanted = wanted_edit.record if wanted_edit else ThoughtRecord.model_validate_json(json.dumps(truth))
-    found_edit: EditAnswer | None = None
-    found, problem = ThoughtRecord(), None
+    true_edit = EditAnswer.model_validate_json(json.dumps(truth)) if question == "instruction" else None
+    true_record = true_edit.record if true_edit else ThoughtRecord.model_validate_json(json.dumps(truth))
+    answer_edit: EditAnswer | None = None
+    answer_record, problem = ThoughtRecord(), None
     try:
-        if wanted_edit is not None:
-            found_edit = parse_edit(answer, duration_s)
-            found = found_edit.record
+        if true_edit is not None:
+            answer_edit = parse_edit(answer, duration_s)
+            answer_record = answer_edit.record
         else:
-            found = parse_thought(answer, duration_s)
+            answer_record = parse_thought(answer, duration_s)
     except ThoughtError as error:
         problem = str(error)
-    pairs = matched_events(wanted.events, found.events)
+    pairs = matched_events(true_record.events, answer_record.events)
     starts = tuple(_is_near(a.start_s, b.start_s) for a, b in pairs)
     ends = tuple(_is_near(a.end_s, b.end_s) for a, b in pairs)
-    is_right_background = problem is None and _names(wanted.background) == _names(found.background)
+    is_right_background = problem is None and _names(true_record.background) == _names(
+        answer_record.background
+    )
     is_right_operation = is_right_span = None
-    if wanted_edit is not None:
-        is_right_operation = found_edit is not None and found_edit.operation == wanted_edit.operation
-        is_right_span = found_edit is not None and all(map(_is_near, wanted_edit.span, found_edit.span))
+    if true_edit is not None:
+        is_right_operation = answer_edit is not None and answer_edit.operation == true_edit.operation
+        is_right_span = answer_edit is not None and all(map(_is_near, true_edit.span, answer_edit.span))
     return AnswerScore(
         question,
         problem,
         named=len(pairs),
-        answered=len(found.events),
-        wanted=len(wanted.events),
+        answered=len(answer_record.events),
+        wanted=len(true_record.events),
         orders=_orders(pairs),
         starts=starts,
         ends=ends,
         times=tuple(map(all, zip(starts, ends, strict=True))),
         background=is_right_background if question == "clip" else None,
-        sounds=_names(wanted.sounds()) == _names(found.sounds()) if question == "region" else None,
+        sounds=_names(true_record.sounds()) == _names(answer_record.sounds())
+        if question == "region"
+        else None,
         operation=is_right_operation,
         span=is_right_span,
-        record=None if problem else found,
+        record=None if problem else answer_record,
     )
 
 
 def matched_events(
-    wanted: Sequence[ThoughtEvent], found: Sequence[ThoughtEvent]
+    true_events: Sequence[ThoughtEvent], answer_events: Sequence[ThoughtEvent]
 ) -> list[tuple[ThoughtEvent, ThoughtEvent]]:
     """Pairs of a true event and one of the same name; of several, those that begin nearest to each other."""
     near = sorted(
         (abs(a.start_s - b.start_s), m, n)
-        for m, a in enumerate(wanted)
-        for n, b in enumerate(found)
-        if _name(a.sound) == _name(b.sound)
+        for m, a in enumerate(true_events)
+        for n, b in enumerate(answer_events)
+        if _normalize_sound_name(a.sound) == _normalize_sound_name(b.sound)
     )
-    own, other, pairs = set[int](), set[int](), list[tuple[int, int]]()
+    matched_truths, matched_answers, pairs = set[int](), set[int](), list[tuple[int, int]]()
     for _, m, n in near:
-        if m not in own and n not in other:
-            own.add(m)
-            other.add(n)
+        if m not in matched_truths and n not in matched_answers:
+            matched_truths.add(m)
+            matched_answers.add(n)
             pairs.append((m, n))
-    return [(wanted[m], found[n]) for m, n in sorted(pairs)]
+    return [(true_events[m], answer_events[n]) for m, n in sorted(pairs)]
 
 
 def score_tables(scores: Sequence[AnswerScore]) -> dict[str, dict[str, Any]]:
     """Shares by kind of question, each with its 95 % interval and `n`; of F1, the interval is drawn over answers."""
-    found: dict[str, dict[str, Any]] = {}
+    tables: dict[str, dict[str, Any]] = {}
     for question in dict.fromkeys(score.question for score in scores):
-        own = [score for score in scores if score.question == question]
+        question_scores = [score for score in scores if score.question == question]
         table = {
-            "events named (F1)": named_events(own),
-            "order of two events": share(_each(score.orders for score in own)),
-            "times within 0.25 s": share(_each(score.times for score in own)),
+            "events named (F1)": named_events(question_scores),
+            "order of two events": share(_flatten(score.orders for score in question_scores)),
+            "times within 0.25 s": share(_flatten(score.times for score in question_scores)),
         }
         verdicts = {
-            "background": [score.background for score in own],
-            "its sound and no other": [score.sounds for score in own],
-            "operation": [score.operation for score in own],
-            "span": [score.span for score in own],
+            "background": [score.background for score in question_scores],
+            "its sound and no other": [score.sounds for score in question_scores],
+            "operation": [score.operation for score in question_scores],
+            "span": [score.span for score in question_scores],
             "operation and span": [
-                score.operation and score.span if score.span is not None else None for score in own
+                score.operation and score.span if score.span is not None else None
+                for score in question_scores
             ],
         }
         for name, values in verdicts.items():
-            if known := [value for value in values if value is not None]:
-                table[name] = share(known)
-        found[question] = {
+            if present := [value for value in values if value is not None]:
+                table[name] = share(present)
+        tables[question] = {
             **table,
-            "answers that are records": share([score.problem is None for score in own]),
-            "beginnings within 0.25 s": share(_each(score.starts for score in own)),
-            "ends within 0.25 s": share(_each(score.ends for score in own)),
+            "answers that are records": share([score.problem is None for score in question_scores]),
+            "beginnings within 0.25 s": share(_flatten(score.starts for score in question_scores)),
+            "ends within 0.25 s": share(_flatten(score.ends for score in question_scores)),
         }
-    return found
+    return tables
 
 
 def named_events(scores: Sequence[AnswerScore]) -> dict[str, Any]:
@@ -163,9 +168,9 @@ def named_events(scores: Sequence[AnswerScore]) -> dict[str, Any]:
 
 def _orders(pairs: Sequence[tuple[ThoughtEvent, ThoughtEvent]]) -> tuple[bool, ...]:
     return tuple(
-        (first.start_s < second.start_s) == (found.start_s < other.start_s)
-        for (first, found), (second, other) in itertools.combinations(pairs, 2)
-        if _name(first.sound) != _name(second.sound)
+        (first.start_s < second.start_s) == (first_answer.start_s < second_answer.start_s)
+        for (first, first_answer), (second, second_answer) in itertools.combinations(pairs, 2)
+        if _normalize_sound_name(first.sound) != _normalize_sound_name(second.sound)
     )
 
 
@@ -173,13 +178,13 @@ def _is_near(wanted_s: float, found_s: float) -> bool:
     return abs(wanted_s - found_s) <= TOLERANCE_S + 1e-9
 
 
-def _name(sound: str) -> str:
+def _normalize_sound_name(sound: str) -> str:
     return " ".join(sound.casefold().split())
 
 
 def _names(sounds: Sequence[str]) -> set[str]:
-    return {_name(sound) for sound in sounds}
+    return {_normalize_sound_name(sound) for sound in sounds}
 
 
-def _each(values: Iterable[tuple[bool, ...]]) -> list[bool]:
+def _flatten(values: Iterable[tuple[bool, ...]]) -> list[bool]:
     return list(itertools.chain.from_iterable(values))

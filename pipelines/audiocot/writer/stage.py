@@ -34,10 +34,10 @@ def run_evaluate_thoughts(config: EvaluateThoughtsConfig, context: Context) -> d
     with context.progress("answering", len(questions)) as bar:
         answers = writer.answers(questions, lambda count: bar.advance(bar.task_ids[0], count))
     scores = [
-        score_answer(asked.question, asked.truth, answer, asked.duration_s)
-        for asked, answer in zip(questions, answers, strict=True)
+        score_answer(question.question, question.truth, answer, question.duration_s)
+        for question, answer in zip(questions, answers, strict=True)
     ]
-    rows = [_row(*each) for each in zip(questions, answers, scores, strict=True)]
+    rows = [_thought_answer_row(*triple) for triple in zip(questions, answers, scores, strict=True)]
     outcome = outcome_of(questions, answers, scores, rows, config, list(writer.problems.items()))
     conclude(outcome, context.folder, config.examples, context.console)
     return dict(outcome.result)
@@ -65,11 +65,11 @@ def outcome_of(
     control = "; ".join([*exchanged, *(["pictures in random order"] if config.shuffle_frames else [])])
     about = [f"{len(questions)} questions of {config.samples.name}, answered greedily"]
     about += [f"control: {control}"] if control else []
-    shown = [
+    page_tables = [
         ScoreTable(
             f"{len([score for score in scores if score.question == kind])} questions: {TITLES[kind]}",
             ["measure", "share", "n"],
-            [[name, with_interval(each, "accuracy"), str(each["n"])] for name, each in table.items()],
+            [[name, with_interval(figure, "accuracy"), str(figure["n"])] for name, figure in table.items()],
             "times are right within 0.25 s; the order is of pairs of events that are both named right",
         )
         for kind, table in tables.items()
@@ -80,18 +80,23 @@ def outcome_of(
     tiles = [
         figure
         for kind, table in tables.items()
-        for name, each in list(table.items())[:1]
-        for figure in share_tiles(f"{name}, {TITLES[kind]}", each)
+        for name, score in list(table.items())[:1]
+        for figure in share_tiles(f"{name}, {TITLES[kind]}", score)
     ]
     return SuiteResult(
-        "Written chains of thought", about, result, shown, examples, missing, rows, tiles=tiles
+        "Written chains of thought", about, result, page_tables, examples, missing, rows, tiles=tiles
     )
 
 
 def plan_evaluate_thoughts(config: EvaluateThoughtsConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     """Plan by the number of questions, which is known once they are made."""
-    most = config.max_questions * len(config.questions)
-    return StagePlan(memory_mb=1500, disk_mb=20, core_seconds=10 + 0.5 * most, note=f"up to {most} questions")
+    max_questions = config.max_questions * len(config.questions)
+    return StagePlan(
+        memory_mb=1500,
+        disk_mb=20,
+        core_seconds=10 + 0.5 * max_questions,
+        note=f"up to {max_questions} questions",
+    )
 
 
 # Private
@@ -110,16 +115,16 @@ def _quality(score: AnswerScore) -> float:
     return sum(verdicts) / len(verdicts)
 
 
-def _row(asked: ThoughtQuestion, answer: str, score: AnswerScore) -> dict[str, Any]:
+def _thought_answer_row(question: ThoughtQuestion, answer: str, score: AnswerScore) -> dict[str, Any]:
     from audiollm.data.records.thoughts import prose_of
 
     return {
-        "id": asked.id,
-        "question": asked.question,
-        "clip": asked.loaded.sample.metadata.get("clip"),
-        "asked": asked.loaded.sample.texts("user")[-1],
-        "sound": _sound_of(asked),
-        "truth": asked.truth,
+        "id": question.id,
+        "question": question.question,
+        "clip": question.loaded.sample.metadata.get("clip"),
+        "asked": question.loaded.sample.texts("user")[-1],
+        "sound": _sound_of(question),
+        "truth": question.truth,
         "answer": answer,
         "prose": None if score.record is None else prose_of(score.record),
         "problem": score.problem,
@@ -132,26 +137,26 @@ def _row(asked: ThoughtQuestion, answer: str, score: AnswerScore) -> dict[str, A
     }
 
 
-def _example(asked: ThoughtQuestion, answer: str, score: AnswerScore) -> Example:
+def _example(question: ThoughtQuestion, answer: str, score: AnswerScore) -> Example:
     import json
 
     from audiollm.evaluate.report.suite import Example, Sound
 
     lines = [
-        ("asked", asked.loaded.sample.texts("user")[-1]),
-        ("true", json.dumps(asked.truth, ensure_ascii=False)),
+        ("asked", question.loaded.sample.texts("user")[-1]),
+        ("true", json.dumps(question.truth, ensure_ascii=False)),
         ("written", answer or "nothing"),
         *([("problem", score.problem)] if score.problem else []),
     ]
-    path = _sound_of(asked)
-    clip = asked.loaded.audio[0] if asked.loaded.audio else None
-    heard = [Sound("sound", Path(path), clip.start_s, clip.end_s)] if clip is not None and path else []
-    return Example(f"{asked.id}: {TITLES[asked.question]}", lines, heard)
+    path = _sound_of(question)
+    clip = question.loaded.audio[0] if question.loaded.audio else None
+    sounds = [Sound("sound", Path(path), clip.start_s, clip.end_s)] if clip is not None and path else []
+    return Example(f"{question.id}: {TITLES[question.question]}", lines, sounds)
 
 
-def _sound_of(asked: ThoughtQuestion) -> str | None:
+def _sound_of(question: ThoughtQuestion) -> str | None:
     """The file of the sound that was heard."""
-    content = asked.loaded.audio[0].content if asked.loaded.audio else None
+    content = question.loaded.audio[0].content if question.loaded.audio else None
     return content if isinstance(content, str) else None
 
 

@@ -49,15 +49,15 @@ def test_tracks_are_those_of_the_events_that_the_record_names() -> None:
     clip["measured"]["objects"] = {"objects": objects}
     partners = Partners([clip, clip_row("other", ["drum"])], 0)
     dog, cat, horn = plan_pairs(clip, partners, 0)
-    assert [plan.wanted for plan in (dog, cat, horn)] == [1, None, 2]
-    assert dog.avoid == ("cat", "horn", "drum") and cat.kept == (SoundPart("scene.flac", 0.0, 2.0),)
+    assert [plan.target for plan in (dog, cat, horn)] == [1, None, 2]
+    assert dog.avoid == ("cat", "horn", "drum") and cat.shared == (SoundPart("scene.flac", 0.0, 2.0),)
     taken = set()
     for seed in range(12):
         for plan in plan_edits(clip, partners, ("add", "remove"), seed):
             (event,) = plan.about.events
             number = {"dog": 1, "horn": 2}[event.sound]
             assert plan.changed == (SoundPart(f"{number}.flac", 0.0, 2.0),) and plan.region[0]["x"] == number
-            assert [part.path for part in plan.kept] == [f"{n}.flac" for n in range(3) if n != number]
+            assert [part.path for part in plan.shared] == [f"{n}.flac" for n in range(3) if n != number]
             taken.add(event.sound)
     assert taken == {"dog", "horn"}
 

@@ -123,7 +123,7 @@ def test_controls_exchange_what_they_say_and_nothing_else(parts: list[str], vide
     for number, each in enumerate(found[:3]):
         shown, heard = each.loaded.videos[0].path, each.loaded.audio[0].content
         assert shown == f"{(number + video) % 3}.mp4" and heard == f"{(number + sound) % 3}.wav"
-        assert each.loaded.sample == each.own.sample
+        assert each.loaded.sample == each.original.sample
     assert found[3].loaded.audio[0].content == ("4.wav" if sound else "3.wav")
     with pytest.raises(StageError, match="no other question"):
         exchanged_parts([asked(0)], parts)
