@@ -110,19 +110,19 @@ def run_correct_answers(config: CorrectAnswersConfig, context: Context) -> dict[
             except BadSample as error:
                 set_aside.add([error.with_traceback(None)])
                 continue
-            answered.append(_conversation(sample, right, "right"))
-            if (own := _most_given_mistake(sample, config.right_score)) is not None:
-                wrong.append(WrongAnswer(sample, own, right))
+            answered.append(_append_answer(sample, right, "right"))
+            if (mistake := _most_given_mistake(sample, config.right_score)) is not None:
+                wrong.append(WrongAnswer(sample, mistake, right))
         with context.progress("correcting", len(wrong)) as bar:
             prompt = config.prompt or DEFAULT_PROMPT
-            for each, found in _corrections(wrong, corrector, prompt, store):
+            for wrong_answer, correction in _corrections(wrong, corrector, prompt, store):
                 bar.advance(bar.task_ids[0])
-                if isinstance(found, BadSample):
-                    set_aside.add([found])
+                if isinstance(correction, BadSample):
+                    set_aside.add([correction])
                     continue
-                pairs.append(_pair(each, found))
-                if found != each.right:
-                    answered.append(_conversation(each.sample, found, CORRECTION))
+                pairs.append(_make_correction_pair(wrong_answer, correction))
+                if correction != wrong_answer.right:
+                    answered.append(_append_answer(wrong_answer.sample, correction, CORRECTION))
     except BadSample as error:
         raise StageError(str(error), "mend or remove it, or leave `strict` out to set it aside", 2) from error
     if not pairs:
@@ -167,66 +167,83 @@ def _corrections(
 ) -> Iterator[tuple[WrongAnswer, str | BadSample]]:
     """Each wrong answer with its correction, or with the reason why there is none. None is asked for twice."""
     if corrector is None:
-        yield from ((each, each.right) for each in wrong)
+        yield from ((wrong_answer, wrong_answer.right) for wrong_answer in wrong)
         return
     with ThreadPoolExecutor(corrector.at_once) as pool:
         for first in range(0, len(wrong), corrector.at_once):
             block = wrong[first : first + corrector.at_once]
-            keys = [_key(each, corrector, prompt) for each in block]
-            kept = [store.get(*key) for key in keys]
-            asked = [each for each, row in zip(block, kept, strict=True) if row is None]
-            replies = iter(list(pool.map(lambda each: _reply(each, corrector, prompt), asked)))
-            for each, key, row in zip(block, keys, kept, strict=True):
-                found = next(replies) if row is None else str(row["text"])
-                if row is None and isinstance(found, str):
-                    store.add({"text": found}, *key)
-                yield each, found if isinstance(found, BadSample) else _checked(each, found)
+            keys = [_key(wrong_answer, corrector, prompt) for wrong_answer in block]
+            stored_rows = [store.get(*key) for key in keys]
+            unanswered = [
+                wrong_answer for wrong_answer, row in zip(block, stored_rows, strict=True) if row is None
+            ]
+            replies = iter(
+                list(pool.map(lambda wrong_answer: _reply(wrong_answer, corrector, prompt), unanswered))
+            )
+            for wrong_answer, key, row in zip(block, keys, stored_rows, strict=True):
+                correction = next(replies) if row is None else str(row["text"])
+                if row is None and isinstance(correction, str):
+                    store.add({"text": correction}, *key)
+                yield (
+                    wrong_answer,
+                    correction
+                    if isinstance(correction, BadSample)
+                    else _check_correction(wrong_answer, correction),
+                )
 
 
-def _key(each: WrongAnswer, corrector: LanguageJudge, prompt: str) -> list[Any]:
+def _key(wrong_answer: WrongAnswer, corrector: LanguageJudge, prompt: str) -> list[Any]:
     from pipelines.answers.score_store import content_of, conversation_content
 
-    sample = each.sample
-    asked = conversation_content(sample.messages, sample.id)
-    return [corrector.fingerprint, prompt, asked, content_of(each.answer.content, sample.id), each.right]
+    sample = wrong_answer.sample
+    conversation = conversation_content(sample.messages, sample.id)
+    return [
+        corrector.fingerprint,
+        prompt,
+        conversation,
+        content_of(wrong_answer.answer.content, sample.id),
+        wrong_answer.right,
+    ]
 
 
-def _reply(each: WrongAnswer, corrector: LanguageJudge, prompt: str) -> str | BadSample:
+def _reply(wrong_answer: WrongAnswer, corrector: LanguageJudge, prompt: str) -> str | BadSample:
     from pipelines.answers.judge import JudgeError, judge_message
 
-    message = judge_message(prompt, each.sample.messages, each.answer, right=each.right)
+    message = judge_message(
+        prompt, wrong_answer.sample.messages, wrong_answer.answer, right=wrong_answer.right
+    )
     try:
         return corrector.reply(message).strip()
     except JudgeError as error:
-        return BadSample("", each.sample.id, f"was not corrected: {error}", "no correction")
+        return BadSample("", wrong_answer.sample.id, f"was not corrected: {error}", "no correction")
 
 
-def _checked(each: WrongAnswer, text: str) -> str | BadSample:
+def _check_correction(wrong_answer: WrongAnswer, text: str) -> str | BadSample:
     from pipelines.answers.select import text_of
 
     if not text:
-        return BadSample("", each.sample.id, "its correction is empty", "empty answer")
-    if text == text_of(each.answer):
-        return BadSample("", each.sample.id, "its wrong answer was left as it is", "no correction")
+        return BadSample("", wrong_answer.sample.id, "its correction is empty", "empty answer")
+    if text == text_of(wrong_answer.answer):
+        return BadSample("", wrong_answer.sample.id, "its wrong answer was left as it is", "no correction")
     return text
 
 
-def _pair(each: WrongAnswer, text: str) -> Sample:
+def _make_correction_pair(wrong_answer: WrongAnswer, text: str) -> Sample:
     from audiollm.data.records.sample import RatedAnswer, TextPart
 
     better = RatedAnswer(content=[TextPart(text=text)], rank=1, origin=CORRECTION)
-    worse = each.answer.model_copy(update={"score": None, "rank": 2})
-    return each.sample.model_copy(update={"answers": [better, worse]})
+    worse = wrong_answer.answer.model_copy(update={"score": None, "rank": 2})
+    return wrong_answer.sample.model_copy(update={"answers": [better, worse]})
 
 
-def _conversation(sample: Sample, text: str, kind: str) -> Sample:
+def _append_answer(sample: Sample, text: str, kind: str) -> Sample:
     from audiollm.data.records.sample import Message, TextPart
 
     messages = [*sample.messages, Message(role="assistant", content=[TextPart(text=text)])]
     return sample.model_copy(update={"id": f"{sample.id}#{kind}", "messages": messages, "answers": []})
 
 
-def _plan(config: CorrectAnswersConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+def _plan_correction(config: CorrectAnswersConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     note = (
         "the right answer stands for the correction"
         if config.corrector is None
@@ -241,6 +258,6 @@ STAGE = Stage(
     run=run_correct_answers,
     artifacts={"samples": "samples.jsonl", "answered": "answered.jsonl"},
     help="have a model's own wrong answers corrected by a language model",
-    plan=_plan,
+    plan=_plan_correction,
     keeps=("kept.jsonl",),
 )

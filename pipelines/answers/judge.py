@@ -158,12 +158,14 @@ def judge_message(
         prompt: has `{answer}` and usually `{question}`; a spoken answer or question has no words of its own there.
         right: the right answer, which stands for `{right}`; None: the prompt has no such place.
     """
-    parts = [part for message in messages for part in message.content] + list(answer.content)
-    recordings: list[ContentPart] = [part for part in parts if isinstance(part, AudioPart)]
-    words = {"question": _words_of(messages), "answer": _texts(answer.content) or "(spoken)"}
+    parts = [content_part for message in messages for content_part in message.content] + list(answer.content)
+    recordings: list[ContentPart] = [
+        content_part for content_part in parts if isinstance(content_part, AudioPart)
+    ]
+    words = {"question": _words_of(messages), "answer": _join_text_parts(answer.content) or "(spoken)"}
     if right is not None:
         words["right"] = right
-    text = re.sub(rf"\{{({'|'.join(words)})\}}", lambda found: words[found[1]], prompt)
+    text = re.sub(rf"\{{({'|'.join(words)})\}}", lambda match: words[match[1]], prompt)
     return Message(role="user", content=[*recordings, TextPart(text=text)])
 
 
@@ -173,10 +175,10 @@ def read_score(verdict: str) -> float | None:
     Returns:
         None where there are none, where they are out of range, or where several differ.
     """
-    found = {float(points) for points in _SCORE.findall(verdict)}
-    if len(found) != 1:
+    scores = {float(points) for points in _SCORE.findall(verdict)}
+    if len(scores) != 1:
         return None
-    (points,) = found
+    (points,) = scores
     return points if 0 <= points <= MAX_SCORE else None
 
 
@@ -197,8 +199,10 @@ def _chat_reply(chat: Any, message: Message) -> str:
     from audiollm.models.audio_llms.inputs import turns_of
 
     try:
-        parts = [part for part in message.content if isinstance(part, AudioPart)]
-        recordings = [load(part.path, part.start_s, part.end_s) for part in parts]
+        audio_parts = [audio_part for audio_part in message.content if isinstance(audio_part, AudioPart)]
+        recordings = [
+            load(audio_part.path, audio_part.start_s, audio_part.end_s) for audio_part in audio_parts
+        ]
         return str(chat.go_on(turns_of([message], recordings)))
     except (AudioError, OSError) as error:
         raise JudgeError(f"the judge cannot be asked: {error}") from error
@@ -208,13 +212,15 @@ def _chat_reply(chat: Any, message: Message) -> str:
 
 def _words_of(messages: Sequence[Message]) -> str:
     """The texts of one message, or of several with their roles."""
-    texts = [(message.role, _texts(message.content)) for message in messages]
+    texts = [(message.role, _join_text_parts(message.content)) for message in messages]
     texts = [(role, text) for role, text in texts if text]
     alone = len(texts) == 1
     words = texts[0][1] if alone else "\n".join(f"{role}: {text}" for role, text in texts) or "(spoken)"
-    has_video = any(isinstance(part, VideoPart) for message in messages for part in message.content)
+    has_video = any(
+        isinstance(content_part, VideoPart) for message in messages for content_part in message.content
+    )
     return f"{words}\n{UNSEEN_VIDEO}" if has_video else words
 
 
-def _texts(parts: Sequence[ContentPart]) -> str:
-    return "".join(part.text for part in parts if isinstance(part, TextPart)).strip()
+def _join_text_parts(parts: Sequence[ContentPart]) -> str:
+    return "".join(text_part.text for text_part in parts if isinstance(text_part, TextPart)).strip()

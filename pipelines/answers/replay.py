@@ -54,8 +54,10 @@ def run_replay_samples(config: ReplayConfig, context: Context) -> dict[str, Any]
 
     set_aside = SetAside(context.folder / "set_aside.jsonl", "replay_samples", strict=config.strict)
     try:
-        fresh = _read(config.fresh, set_aside)
-        earlier = [sample for sample in _read(config.earlier, set_aside) if _is_trained(sample)]
+        fresh = _read_replayed_samples(config.fresh, set_aside)
+        earlier = [
+            sample for sample in _read_replayed_samples(config.earlier, set_aside) if _is_trained(sample)
+        ]
     except BadSample as error:
         raise StageError(str(error), "mend or remove it, or leave `strict` out to set it aside", 2) from error
     trained = [sample for sample in fresh if _is_trained(sample)]
@@ -76,25 +78,25 @@ def run_replay_samples(config: ReplayConfig, context: Context) -> dict[str, Any]
 def draw_replayed(earlier: list[Sample], fresh: int, share: float, seed: int) -> list[Sample]:
     """Draw so many earlier samples, each once, that they are the given share beside `fresh` others; in their order."""
     count = min(len(earlier), round(fresh * share / (1 - share)))
-    chosen = random.Random(seed).sample(range(len(earlier)), count)
-    return [earlier[place] for place in sorted(chosen)]
+    drawn_places = random.Random(seed).sample(range(len(earlier)), count)
+    return [earlier[place] for place in sorted(drawn_places)]
 
 
-def with_own_ids(samples: Sequence[Sample], taken: Sequence[Sample]) -> list[Sample]:
+def with_own_ids(samples: Sequence[Sample], used_samples: Sequence[Sample]) -> list[Sample]:
     """Return the samples with `~2`, `~3`, ... behind ids that are taken: rounds answer the same prompts."""
-    ids = {sample.id for sample in taken}
-    found = []
+    ids = {sample.id for sample in used_samples}
+    renamed = []
     for sample in samples:
-        own, number = sample.id, 1
-        while own in ids:
+        new_id, number = sample.id, 1
+        while new_id in ids:
             number += 1
-            own = f"{sample.id}~{number}"
-        ids.add(own)
-        found.append(sample.model_copy(update={"id": own}))
-    return found
+            new_id = f"{sample.id}~{number}"
+        ids.add(new_id)
+        renamed.append(sample.model_copy(update={"id": new_id}))
+    return renamed
 
 
-def _read(path: Any, set_aside: SetAside) -> list[Sample]:
+def _read_replayed_samples(path: Any, set_aside: SetAside) -> list[Sample]:
     from audiollm.data.records.manifest import read_samples
 
     samples, bad = read_samples(path)
@@ -111,7 +113,7 @@ def _marked(sample: Sample) -> Sample:
     return sample.model_copy(update=marked)
 
 
-def _plan(config: ReplayConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+def _plan_replay(config: ReplayConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     note = f"{config.share:.0%} of earlier rounds"
     return StagePlan(memory_mb=300, disk_mb=5, core_seconds=3.0, note=note)
 
@@ -122,5 +124,5 @@ STAGE = Stage(
     run=run_replay_samples,
     artifacts={"samples": "samples.jsonl", "seen": "seen.jsonl"},
     help="mix fresh samples with a share of those of earlier rounds",
-    plan=_plan,
+    plan=_plan_replay,
 )

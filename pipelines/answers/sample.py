@@ -40,27 +40,29 @@ def run_sample_answers(config: SampleAnswersConfig, context: Context) -> dict[st
 
     samples, bad = read_samples(config.samples)
     set_aside = SetAside(context.folder / "set_aside.jsonl", "sample_answers", strict=config.strict)
-    chosen = _chosen(samples, config.max_samples)
-    if not chosen:
+    selected = _select_samples(samples, config.max_samples)
+    if not selected:
         raise StageError(f"{config.samples} has no samples", "give a .jsonl of samples", 2)
-    check_labels(list(config.score), chosen, str(config.samples))
+    check_labels(list(config.score), selected, str(config.samples))
     try:
         set_aside.add(bad)
         judges = make_judges(config, samples, context)
         choice = judges.get("choice")
         assert choice is None or isinstance(choice, ChoiceJudge)
-        others = (path for path in context.folder.parent.glob(f"*/{FILE}") if path.parent != context.folder)
+        other_stores = (
+            path for path in context.folder.parent.glob(f"*/{FILE}") if path.parent != context.folder
+        )
         weights = {str(name): weight for name, weight in config.score.items()}
-        scores = AnswerRater(judges, weights, RowStore(context.folder / FILE, sorted(others)))
+        scores = AnswerRater(judges, weights, RowStore(context.folder / FILE, sorted(other_stores)))
         store = RowStore(context.folder / "kept.jsonl")
-        answered = list(_answered(chosen, config, store, choice, set_aside, context))
+        answered = list(_answered(selected, config, store, choice, set_aside, context))
         rated = list(_rated(answered, scores, set_aside, context))
     except BadSample as error:
         raise StageError(str(error), "mend or remove it, or leave `strict` out to set it aside", 2) from error
     if not rated:
         raise StageError("no sample was answered and scored", "see set_aside.jsonl", 1)
     write_samples(context.folder / "samples.jsonl", rated)
-    return _figures(rated, set_aside)
+    return _count_answers(rated, set_aside)
 
 
 def load_source(
@@ -82,19 +84,19 @@ def load_source(
     from pipelines.answers.spoken import SpeechSampling, SpokenAnswers, load_speaker_model
 
     generator, fingerprint = load_speaker_model(config.model, config.codec)
-    drawn = generator.defaults.over(
+    speech_settings = generator.defaults.over(
         temperature=config.temperature,
         top_p=config.top_p,
         text_guidance=config.text_guidance,
         speaker_guidance=config.speaker_guidance,
     )
-    context.say(f"drawn with {drawn}")
+    context.say(f"drawn with {speech_settings}")
     limit_s = min(config.max_duration_s, longest_allowed_s(samples))
-    speech = SpeechSampling(drawn.sampling, limit_s, config.max_tokens, config.seed)
+    speech = SpeechSampling(speech_settings.sampling, limit_s, config.max_tokens, config.seed)
     return SpokenAnswers(generator, fingerprint, speech, config.answers, origin, store, context.folder)
 
 
-def _chosen(samples: Sequence[Sample], most: int | None) -> list[Sample]:
+def _select_samples(samples: Sequence[Sample], max_samples: int | None) -> list[Sample]:
     from audiollm.evaluate.report.suite import spread_items
 
     splits = sorted({str(sample.metadata.get("split")) for sample in samples})
@@ -102,13 +104,14 @@ def _chosen(samples: Sequence[Sample], most: int | None) -> list[Sample]:
         sample
         for split in splits
         for sample in spread_items(
-            [each for each in samples if str(each.metadata.get("split")) == split], most
+            [split_sample for split_sample in samples if str(split_sample.metadata.get("split")) == split],
+            max_samples,
         )
     ]
 
 
 def _answered(
-    chosen: Sequence[Sample],
+    selected: Sequence[Sample],
     config: SampleAnswersConfig,
     store: RowStore,
     judge: ChoiceJudge | None,
@@ -120,10 +123,10 @@ def _answered(
     Args:
         judge: what will compare the answers with the right ones, which it is to read as right.
     """
-    source = load_source(config, chosen, store, context)
-    with context.progress("answering", len(chosen)) as bar:
-        for first in range(0, len(chosen), source.block):
-            block = chosen[first : first + source.block]
+    source = load_source(config, selected, store, context)
+    with context.progress("answering", len(selected)) as bar:
+        for first in range(0, len(selected), source.block):
+            block = selected[first : first + source.block]
             source.prepare(block)
             for sample in block:
                 try:
@@ -163,35 +166,35 @@ def _check_right(sample: Sample, config: SampleAnswersConfig, judge: ChoiceJudge
 
 def _with_answers(sample: Sample, source: AnswerSource, add_right: bool) -> Sample:
     """The prompt with its different answers; an empty answer cannot be trained on and is left out."""
-    found: dict[Any, RatedAnswer] = {}
+    answer_by_content: dict[Any, RatedAnswer] = {}
     times: dict[Any, int] = {}
     for answer in source.answers(sample):
         if answer is not None:
-            said = answer.says()
-            found.setdefault(said, answer)
-            times[said] = times.get(said, 0) + 1
+            answer_content = answer.says()
+            answer_by_content.setdefault(answer_content, answer)
+            times[answer_content] = times.get(answer_content, 0) + 1
     right = source.right(sample) if add_right else None
     if right is not None:
-        found.setdefault(right.says(), right)
-    if not found:
+        answer_by_content.setdefault(right.says(), right)
+    if not answer_by_content:
         raise BadSample("", sample.id, "every answer is empty", "empty answer")
-    made = [
-        answer.model_copy(update={"metadata": {"times": times.get(said, 0), **answer.metadata}})
-        for said, answer in found.items()
+    answers = [
+        answer.model_copy(update={"metadata": {"times": times.get(answer_content, 0), **answer.metadata}})
+        for answer_content, answer in answer_by_content.items()
     ]
-    return source.asked(sample).model_copy(update={"answers": made})
+    return source.prompt_sample(sample).model_copy(update={"answers": answers})
 
 
-def _figures(rated: Sequence[Sample], set_aside: SetAside) -> dict[str, Any]:
-    drawn = [a for sample in rated for a in sample.answers if a.metadata["times"]]
-    times = sum(a.metadata["times"] for a in drawn)
-    score = sum((a.score or 0.0) * a.metadata["times"] for a in drawn) / max(1, times)
+def _count_answers(rated: Sequence[Sample], set_aside: SetAside) -> dict[str, Any]:
+    sampled_answers = [a for sample in rated for a in sample.answers if a.metadata["times"]]
+    times = sum(a.metadata["times"] for a in sampled_answers)
+    score = sum((a.score or 0.0) * a.metadata["times"] for a in sampled_answers) / max(1, times)
     unscored = set_aside.counts[NO_SCORE]
-    cut = sum(not a.metadata.get("stopped", True) for a in drawn)
+    cut = sum(not a.metadata.get("stopped", True) for a in sampled_answers)
     return {
         "samples": len(rated),
         "answers": times,
-        "different_answers": len(drawn),
+        "different_answers": len(sampled_answers),
         "mean_score": round(score, 4),
         "set_aside": len(set_aside.rows) - unscored,
         **({"answers_without_score": unscored} if unscored else {}),
@@ -199,7 +202,7 @@ def _figures(rated: Sequence[Sample], set_aside: SetAside) -> dict[str, Any]:
     }
 
 
-def _plan(config: SampleAnswersConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+def _plan_sampling(config: SampleAnswersConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     note = f"{config.answers} answers to each prompt"
     if config.max_samples:
         note += f", at most {config.max_samples} prompts of each split"
@@ -217,6 +220,6 @@ STAGE = Stage(
     run=run_sample_answers,
     artifacts={"samples": "samples.jsonl"},
     help="have a model answer each prompt several times, and score its answers",
-    plan=_plan,
+    plan=_plan_sampling,
     keeps=("kept.jsonl", "scores.jsonl", "audio", "codes"),
 )

@@ -59,7 +59,7 @@ class AnswerSource(Protocol):
     def prepare(self, samples: Sequence[Sample]) -> None:
         """Answer samples together. One that cannot be asked is passed over; `answers` says why."""
 
-    def asked(self, sample: Sample) -> Sample:
+    def prompt_sample(self, sample: Sample) -> Sample:
         """The sample with nothing but the messages to be answered.
 
         Raises:
@@ -106,8 +106,8 @@ class WrittenAnswers:
     def prepare(self, samples: Sequence[Sample]) -> None:
         """See `AnswerSource.prepare`; each sample is answered alone, when its answers are asked for."""
 
-    def asked(self, sample: Sample) -> Sample:
-        """See `AnswerSource.asked`; the words of the right answer are kept in the metadata."""
+    def prompt_sample(self, sample: Sample) -> Sample:
+        """See `AnswerSource.prompt_sample`; the words of the right answer are kept in the metadata."""
         messages, right = prompt_and_answer(sample)
         metadata = {**sample.metadata, **({"right": right} if right else {})}
         return sample.model_copy(update={"messages": messages, "answers": [], "metadata": metadata})
@@ -126,13 +126,13 @@ class WrittenAnswers:
 
     def _texts(self, sample: Sample) -> list[str]:
         messages, _ = prompt_and_answer(sample)
-        asked = sample.model_copy(update={"messages": messages})
-        told = conversation_content(messages, sample.id)
-        key = [self._sampler.fingerprint, sample.id, told, asdict(self._sampling)]
+        prompt = sample.model_copy(update={"messages": messages})
+        conversation = conversation_content(messages, sample.id)
+        key = [self._sampler.fingerprint, sample.id, conversation, asdict(self._sampling)]
         rows = [self._store.get(*key, number) for number in range(self._count)]
         missing = [number for number, row in enumerate(rows) if row is None]
         if missing:
-            texts = self._sampler.sample(asked, missing, self._sampling)
+            texts = self._sampler.sample(prompt, missing, self._sampling)
             for number, text in zip(missing, texts, strict=True):
                 self._store.add({"text": text}, *key, number)
                 rows[number] = {"text": text}
@@ -148,7 +148,10 @@ class FolderSampler:
     def sample(self, sample: Sample, numbers: Sequence[int], sampling: AnswerSampling) -> list[str]:
         """See `AnswerSampler.sample`."""
         try:
-            recordings = [load(part.path, part.start_s, part.end_s) for part in sample.audio_parts()]
+            recordings = [
+                load(audio_part.path, audio_part.start_s, audio_part.end_s)
+                for audio_part in sample.audio_parts()
+            ]
             turns = turns_of(sample.messages, recordings)
             requests = [
                 AnswerRequest(
@@ -167,8 +170,8 @@ class FolderSampler:
 
 def prompt_and_answer(sample: Sample) -> tuple[list[Message], str | None]:
     """The messages to be answered, and the answer that the sample has, if any."""
-    *asked, last = sample.messages
+    *prompt_messages, last = sample.messages
     if last.role != "assistant":
         return list(sample.messages), None
-    texts = [part.text for part in last.content if isinstance(part, TextPart)]
-    return asked, "".join(texts).strip()
+    texts = [text_part.text for text_part in last.content if isinstance(text_part, TextPart)]
+    return prompt_messages, "".join(texts).strip()

@@ -22,10 +22,15 @@ def content_of(parts: Sequence[ContentPart], sample_id: str) -> list[Any]:
     """
     try:
         return [
-            part.text
-            if isinstance(part, TextPart)
-            else [_digest_of(part.path), part.start_s, part.end_s, *(["video"] * isinstance(part, VideoPart))]
-            for part in parts
+            content_part.text
+            if isinstance(content_part, TextPart)
+            else [
+                _digest_of_path(content_part.path),
+                content_part.start_s,
+                content_part.end_s,
+                *(["video"] * isinstance(content_part, VideoPart)),
+            ]
+            for content_part in parts
         ]
     except OSError as error:
         raise BadSample("", sample_id, f"cannot be read: {error}", "unreadable file") from error
@@ -40,11 +45,11 @@ def conversation_content(messages: Sequence[Message], sample_id: str) -> list[An
     return [[message.role, content_of(message.content, sample_id)] for message in messages]
 
 
-def _digest_of(path: str) -> str:
+def _digest_of_path(path: str) -> str:
     stat = Path(path).stat()
-    return _digest(path, stat.st_size, stat.st_mtime_ns)
+    return _digest_of_file_version(path, stat.st_size, stat.st_mtime_ns)
 
 
 @cache
-def _digest(path: str, size: int, mtime_ns: int) -> str:
+def _digest_of_file_version(path: str, size: int, mtime_ns: int) -> str:
     return file_digest(Path(path))

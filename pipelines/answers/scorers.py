@@ -118,16 +118,18 @@ class AnswerRater:
         Raises:
             BadSample: something that a judge compares with is missing, or no answer has a score.
         """
-        found = {name: self._scores(name, judge, sample) for name, judge in self._judges.items()}
+        scores_by_judge = {name: self._scores(name, judge, sample) for name, judge in self._judges.items()}
         rated: list[RatedAnswer] = []
         reasons: list[str] = []
         for number, answer in enumerate(sample.answers):
-            own = {name: scores[number] for name, scores in found.items()}
-            missing = [f"{name}: {score.note}" for name, score in own.items() if score.value is None]
+            answer_scores = {name: scores[number] for name, scores in scores_by_judge.items()}
+            missing = [
+                f"{name}: {score.note}" for name, score in answer_scores.items() if score.value is None
+            ]
             if missing:
                 reasons.append(missing[0])
                 continue
-            rated.append(self._rated(answer, own))
+            rated.append(self._rated(answer, answer_scores))
         if not rated:
             raise BadSample("", sample.id, f"no answer has a score: {reasons[0]}", "no score")
         return sample.model_copy(update={"answers": rated}), reasons
@@ -145,13 +147,13 @@ class AnswerRater:
             return judge.score(sample, numbers)
         about = [name, VERSION, judge.fingerprint, judge.about(sample)]
         keys = [[*about, content_of(answer.content, sample.id)] for answer in sample.answers]
-        known = {number: self._store.get(*keys[number]) for number in numbers}
-        missing = [number for number in numbers if known[number] is None]
+        rows = {number: self._store.get(*keys[number]) for number in numbers}
+        missing = [number for number in numbers if rows[number] is None]
         new = dict(zip(missing, judge.score(sample, missing) if missing else [], strict=True))
         for number, score in new.items():
             if score.is_final:
                 self._store.add({"score": score.value, "note": score.note}, *keys[number])
-        stored = {number: Score(row["score"], row["note"]) for number, row in known.items() if row}
+        stored = {number: Score(row["score"], row["note"]) for number, row in rows.items() if row}
         return [new.get(number) or stored[number] for number in numbers]
 
 
@@ -171,11 +173,11 @@ def make_judges(
     make: dict[str, Callable[[], AnswerJudge]] = {
         "choice": lambda: ChoiceJudge(samples),
         "exact": ExactJudge,
-        "reward_model": lambda: RewardJudge(_given(config.reward_model)),
-        "words": lambda: WordsJudge(_recognizer(config, samples), config.language),
+        "reward_model": lambda: RewardJudge(_require(config.reward_model)),
+        "words": lambda: WordsJudge(_choose_answer_recognizer(config, samples), config.language),
         "voice": lambda: LikenessJudge(_voices(config, samples, context), samples),
         "judge": lambda: VerdictJudge(
-            load_judge(_given(config.judge), config.codec, config.judge_tokens),
+            load_judge(_require(config.judge), config.codec, config.judge_tokens),
             config.judge_prompt or DEFAULT_PROMPT,
         ),
     }
@@ -204,7 +206,7 @@ class ChoiceJudge:
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         answered = [s for s in samples if s.messages[-1].role == "assistant" and s.texts("assistant")]
-        self._told = choices_of(answered)
+        self._choices_by_question = choices_of(answered)
 
     def about(self, sample: Sample) -> Any:
         """See `AnswerJudge.about`."""
@@ -212,11 +214,11 @@ class ChoiceJudge:
 
     def score(self, sample: Sample, numbers: Sequence[int]) -> list[Score]:
         """See `AnswerJudge.score`."""
-        right, choices = self._key_and_choices(sample, _right(sample))
-        wanted, form = list(choices).index(right), answer_form(sample)
+        right, choices = self._key_and_choices(sample, _right_answer_of(sample))
+        right_place, form = list(choices).index(right), answer_form(sample)
         replies = [answer_in_form(text_of(sample.answers[number]), form) for number in numbers]
         named = [None if reply is None else read_choice(reply, choices, form == "free") for reply in replies]
-        return [Score(float(choice == wanted)) for choice in named]
+        return [Score(float(choice == right_place)) for choice in named]
 
     def check_key(self, sample: Sample, right: str) -> None:
         """Check, before a sample is answered, that its right answer would be right.
@@ -232,7 +234,10 @@ class ChoiceJudge:
     def _key_and_choices(self, sample: Sample, right: str) -> tuple[str, list[str]]:
         key = read_answer(right).answer
         question = " ".join(" ".join(sample.texts("user")).split())
-        choices = [str(choice) for choice in sample.metadata.get("choices") or self._told.get(question, ())]
+        choices = [
+            str(choice)
+            for choice in sample.metadata.get("choices") or self._choices_by_question.get(question, ())
+        ]
         if key not in choices:
             raise BadSample(
                 "", sample.id, "the right answer is none of the choices: give metadata.choices", "no choices"
@@ -251,7 +256,7 @@ class ExactJudge:
 
     def score(self, sample: Sample, numbers: Sequence[int]) -> list[Score]:
         """See `AnswerJudge.score`."""
-        right = _right(sample)
+        right = _right_answer_of(sample)
         return [Score(float(text_of(sample.answers[number]) == right)) for number in numbers]
 
 
@@ -273,7 +278,10 @@ class RewardJudge:
     def score(self, sample: Sample, numbers: Sequence[int]) -> list[Score]:
         """See `AnswerJudge.score`."""
         parts = sample.audio_parts()
-        clips = tuple(AudioClip(part.path, sample.id, part.path, part.start_s, part.end_s) for part in parts)
+        clips = tuple(
+            AudioClip(audio_part.path, sample.id, audio_part.path, audio_part.start_s, audio_part.end_s)
+            for audio_part in parts
+        )
         loaded = LoadedSample(sample, load_encodings(parts, sample.id, ""), clips)
         return [Score(value) for value in self._model.score(loaded, numbers)]
 
@@ -305,9 +313,9 @@ class WordsJudge:
         text, form = text_and_speaker(sample)[0], self._form(sample)
         return [self._score(text, form, spoken_part(sample.answers[number])) for number in numbers]
 
-    def _score(self, text: str, form: TextForm, part: AudioPart) -> Score:
+    def _score(self, text: str, form: TextForm, audio_part: AudioPart) -> Score:
         try:
-            wave = load_clip(Path(part.path), part.start_s, part.end_s)
+            wave = load_clip(Path(audio_part.path), audio_part.start_s, audio_part.end_s)
             return Score(*words_score(self._recognizer, form, wave, text))
         except MetricError as error:
             return Score(None, error.reason)
@@ -324,7 +332,7 @@ class LikenessJudge:
         self._voices = voices.judge
         self.fingerprint: str | None = voices.fingerprint
         self._of_speaker = recordings_of_speakers(samples)
-        self._known: dict[tuple[AudioPart, ...], Tensor] = {}
+        self._reference_by_parts: dict[tuple[AudioPart, ...], Tensor] = {}
 
     def about(self, sample: Sample) -> Any:
         """Digests and spans of the reference recordings."""
@@ -339,29 +347,31 @@ class LikenessJudge:
             raise BadSample("", sample.id, reason, "no voice to compare with") from error
         return [self._score(reference_D, spoken_part(sample.answers[number])) for number in numbers]
 
-    def _score(self, reference_D: Tensor, part: AudioPart) -> Score:
+    def _score(self, reference_D: Tensor, audio_part: AudioPart) -> Score:
         try:
-            return Score(cosine(reference_D, self._embedding(part)))
+            return Score(cosine(reference_D, self._embedding(audio_part)))
         except MetricError as error:
             return Score(None, error.reason)
 
     def _references(self, sample: Sample) -> tuple[AudioPart, ...]:
-        shown = sample.audio("system") + sample.audio("user")
-        own = self._of_speaker.get(text_and_speaker(sample)[1], [])
-        found = shown[:1] or spread_items(own, MAX_REFERENCES)
-        if not found:
+        prompt_audio = sample.audio("system") + sample.audio("user")
+        speaker_audio = self._of_speaker.get(text_and_speaker(sample)[1], [])
+        references = prompt_audio[:1] or spread_items(speaker_audio, MAX_REFERENCES)
+        if not references:
             reason = "has no voice to compare with: no recording in its prompt, and none of its speaker"
             raise BadSample("", sample.id, reason, "no voice to compare with")
-        return tuple(found)
+        return tuple(references)
 
     def _reference(self, parts: tuple[AudioPart, ...]) -> Tensor:
-        if parts not in self._known:
-            each = [self._embedding(part) for part in parts]
-            self._known[parts] = torch.stack([one_D / one_D.norm() for one_D in each]).mean(dim=0)
-        return self._known[parts]
+        if parts not in self._reference_by_parts:
+            embeddings = [self._embedding(audio_part) for audio_part in parts]
+            self._reference_by_parts[parts] = torch.stack(
+                [one_D / one_D.norm() for one_D in embeddings]
+            ).mean(dim=0)
+        return self._reference_by_parts[parts]
 
-    def _embedding(self, part: AudioPart) -> Tensor:
-        return embed(self._voices, load_clip(Path(part.path), part.start_s, part.end_s))
+    def _embedding(self, audio_part: AudioPart) -> Tensor:
+        return embed(self._voices, load_clip(Path(audio_part.path), audio_part.start_s, audio_part.end_s))
 
 
 class VerdictJudge:
@@ -393,9 +403,9 @@ class VerdictJudge:
             verdict = self._judge.reply(judge_message(self._prompt, sample.messages, answer))
         except (JudgeError, ValueError) as error:
             return Score(None, str(error), is_final=False)
-        said = " ".join(verdict.split())[-MAX_NOTE_CHARACTERS:]
+        note = " ".join(verdict.split())[-MAX_NOTE_CHARACTERS:]
         points = read_score(verdict)
-        return Score(None, f"no score in the verdict: {said}") if points is None else Score(points, said)
+        return Score(None, f"no score in the verdict: {note}") if points is None else Score(points, note)
 
 
 def spoken_part(answer: RatedAnswer) -> AudioPart:
@@ -403,12 +413,14 @@ def spoken_part(answer: RatedAnswer) -> AudioPart:
     return answer.audio_parts()[0]
 
 
-def _recognizer(config: SampleAnswersConfig, samples: Sequence[Sample]) -> ChosenJudge[Recognizer]:
+def _choose_answer_recognizer(
+    config: SampleAnswersConfig, samples: Sequence[Sample]
+) -> ChosenJudge[Recognizer]:
     """The recognizer; pocketsphinx is given a closed grammar where few texts are asked for, as in `evaluate`."""
     if config.recognizer != POCKETSPHINX:
-        chosen = choose_recognizer(config.recognizer, config.language)
-        assert chosen is not None
-        return chosen
+        recognizer = choose_recognizer(config.recognizer, config.language)
+        assert recognizer is not None
+        return recognizer
     texts = {comparison_form(text_and_speaker(sample)[0], sample.language) for sample in samples}
     judge, grammar, _ = choose_grammar(sorted(texts - {""}))
     return ChosenJudge(judge, f"{POCKETSPHINX} {grammar}")
@@ -418,8 +430,8 @@ def _voices(
     config: SampleAnswersConfig, samples: Sequence[Sample], context: Context
 ) -> ChosenJudge[VoiceJudge]:
     """The given judge of voices; else one that is trained on the samples' speakers, kept in the stage's folder."""
-    given = config.voice_judge
-    if given is None:
+    judge_name = config.voice_judge
+    if judge_name is None:
         with context.progress("training a judge of voices", STEPS) as bar:
             # another seed than the recipe's: the stage `evaluate` trains its judge with that
             folder = trained_voice_judge(
@@ -428,18 +440,18 @@ def _voices(
                 config.seed + 1,
                 lambda step, loss: bar.advance(bar.task_ids[0]),
             )
-        given = str(folder)
-    chosen = choose_speaker_judge(given)
-    assert chosen is not None
-    return chosen
+        judge_name = str(folder)
+    judge = choose_speaker_judge(judge_name)
+    assert judge is not None
+    return judge
 
 
-def _given(value: Any) -> Any:
+def _require(value: Any) -> Any:
     assert value is not None  # `SampleAnswersConfig` refuses a score without its judge
     return value
 
 
-def _right(sample: Sample) -> str:
+def _right_answer_of(sample: Sample) -> str:
     right = sample.metadata.get("right")
     if not isinstance(right, str):
         raise BadSample(

@@ -24,7 +24,7 @@ CHARACTERS, SECONDS = "characters", "seconds"
 
 def text_of(answer: RatedAnswer) -> str:
     """The words of an answer."""
-    return "".join(part.text for part in answer.content if part.type == "text").strip()
+    return "".join(text_part.text for text_part in answer.content if text_part.type == "text").strip()
 
 
 class AnswerLength(NamedTuple):
@@ -45,18 +45,20 @@ def length_of(answer: RatedAnswer, sample_id: str) -> AnswerLength:
     parts = answer.audio_parts()
     if not parts:
         return AnswerLength(CHARACTERS, max(1, len(text_of(answer))))
-    told = answer.metadata.get("seconds")
-    if isinstance(told, int | float):
-        return AnswerLength(SECONDS, float(told))
+    seconds_in_metadata = answer.metadata.get("seconds")
+    if isinstance(seconds_in_metadata, int | float):
+        return AnswerLength(SECONDS, float(seconds_in_metadata))
     seconds = 0.0
-    for part in parts:
+    for audio_part in parts:
         try:
-            end_s = part.end_s if part.end_s is not None else probe(part.path).duration_s
+            end_s = audio_part.end_s if audio_part.end_s is not None else probe(audio_part.path).duration_s
         except AudioError as error:
             raise BadSample("", sample_id, f"how long is an answer? {error}", "unreadable file") from error
         if end_s is None:
-            raise BadSample("", sample_id, f"how long is {part.path}? give it an end_s", "unknown length")
-        seconds += end_s - part.start_s
+            raise BadSample(
+                "", sample_id, f"how long is {audio_part.path}? give it an end_s", "unknown length"
+            )
+        seconds += end_s - audio_part.start_s
     return AnswerLength(SECONDS, seconds)
 
 
@@ -125,14 +127,14 @@ def run_select_answers(config: SelectAnswersConfig, context: Context) -> dict[st
         set_aside.add(bad)
         for sample in samples:
             try:
-                made = _select(sample, config)
+                selection = _select(sample, config)
             except BadSample as error:
                 set_aside.add([error.with_traceback(None)])
                 continue
-            if isinstance(made, str):
-                left_out[made] += 1
+            if isinstance(selection, str):
+                left_out[selection] += 1
             else:
-                selected += made
+                selected += selection
     except BadSample as error:
         raise StageError(str(error), "mend or remove it, or leave `strict` out to set it aside", 2) from error
     if not selected:
@@ -163,18 +165,18 @@ def rejection_sample(
     Source: Liu et al., "Statistical Rejection Sampling Improves Preference Optimization" (arXiv 2309.06657),
     algorithm 1.
     """
-    left = list(range(len(scores)))
-    taken: list[int] = []
-    while left and len(taken) < count:
-        best = max(scores[place] for place in left)
-        kept = []
-        for number, place in enumerate(left):
-            if len(taken) < count and draw() < math.exp((scores[place] - best) / beta):
-                taken.append(place)
+    remaining = list(range(len(scores)))
+    accepted: list[int] = []
+    while remaining and len(accepted) < count:
+        best = max(scores[place] for place in remaining)
+        rejected = []
+        for number, place in enumerate(remaining):
+            if len(accepted) < count and draw() < math.exp((scores[place] - best) / beta):
+                accepted.append(place)
             else:
-                kept.append(left[number])
-        left = kept
-    return taken
+                rejected.append(remaining[number])
+        remaining = rejected
+    return accepted
 
 
 def _select(sample: Sample, config: SelectAnswersConfig) -> list[Sample] | str:
@@ -183,24 +185,24 @@ def _select(sample: Sample, config: SelectAnswersConfig) -> list[Sample] | str:
     return _SELECT[config.select](sample, scored, config) if scored else "no scored answer"
 
 
-def _pair(sample: Sample, chosen: RatedAnswer, rejected: RatedAnswer, suffix: str = "") -> Sample:
-    return sample.model_copy(update={"id": sample.id + suffix, "answers": [chosen, rejected]})
+def _make_answer_pair(sample: Sample, better: RatedAnswer, worse: RatedAnswer, suffix: str = "") -> Sample:
+    return sample.model_copy(update={"id": sample.id + suffix, "answers": [better, worse]})
 
 
-def _pairs(
+def _rank_pairs(
     sample: Sample, answers: Sequence[RatedAnswer], config: SelectAnswersConfig
 ) -> list[tuple[RatedAnswer, RatedAnswer]]:
     """The allowed pairs, (better, worse), those with the largest margin first."""
-    found = []
+    pairs = []
     for better in answers:
         for worse in answers:
-            if _fit(better, worse, config, sample.id):
-                found.append(((better.score or 0.0) - (worse.score or 0.0), better, worse))
-    found.sort(key=lambda row: -row[0])
-    return [(better, worse) for _, better, worse in found]
+            if _is_pair(better, worse, config, sample.id):
+                pairs.append(((better.score or 0.0) - (worse.score or 0.0), better, worse))
+    pairs.sort(key=lambda row: -row[0])
+    return [(better, worse) for _, better, worse in pairs]
 
 
-def _fit(better: RatedAnswer, worse: RatedAnswer, config: SelectAnswersConfig, sample_id: str) -> bool:
+def _is_pair(better: RatedAnswer, worse: RatedAnswer, config: SelectAnswersConfig, sample_id: str) -> bool:
     """Whether two answers make a pair, by margin and lengths."""
     margin = (better.score or 0.0) - (worse.score or 0.0)
     if margin <= 0 or margin < config.min_margin:
@@ -219,52 +221,58 @@ def _fit(better: RatedAnswer, worse: RatedAnswer, config: SelectAnswersConfig, s
 def _best_worst(
     sample: Sample, answers: Sequence[RatedAnswer], config: SelectAnswersConfig
 ) -> list[Sample] | str:
-    pairs = _pairs(sample, answers, config)
-    return [_pair(sample, *pairs[0])] if pairs else "a pair with such a margin and lengths"
+    pairs = _rank_pairs(sample, answers, config)
+    return [_make_answer_pair(sample, *pairs[0])] if pairs else "a pair with such a margin and lengths"
 
 
 def _disjoint(
     sample: Sample, answers: Sequence[RatedAnswer], config: SelectAnswersConfig
 ) -> list[Sample] | str:
     """Pair the best answer with the worst that fits, then the next best with the worst of those that are left."""
-    left = sorted(answers, key=lambda answer: -(answer.score or 0.0))
-    made: list[Sample] = []
-    while len(left) > 1:
-        better = left.pop(0)
+    remaining = sorted(answers, key=lambda answer: -(answer.score or 0.0))
+    pairs: list[Sample] = []
+    while len(remaining) > 1:
+        better = remaining.pop(0)
         worst = next(
-            (place for place in reversed(range(len(left))) if _fit(better, left[place], config, sample.id)),
+            (
+                place
+                for place in reversed(range(len(remaining)))
+                if _is_pair(better, remaining[place], config, sample.id)
+            ),
             None,
         )
         if worst is not None:
-            made.append(_pair(sample, better, left.pop(worst), f"#{len(made)}"))
-    return made or "a pair with such a margin and lengths"
+            pairs.append(_make_answer_pair(sample, better, remaining.pop(worst), f"#{len(pairs)}"))
+    return pairs or "a pair with such a margin and lengths"
 
 
 def _all_pairs(
     sample: Sample, answers: Sequence[RatedAnswer], config: SelectAnswersConfig
 ) -> list[Sample] | str:
-    pairs = _pairs(sample, answers, config)
-    made = [_pair(sample, *pair, f"#{number}") for number, pair in enumerate(pairs)]
-    return made or "a pair with such a margin and lengths"
+    pairs = _rank_pairs(sample, answers, config)
+    samples = [_make_answer_pair(sample, *pair, f"#{number}") for number, pair in enumerate(pairs)]
+    return samples or "a pair with such a margin and lengths"
 
 
-def _given(answers: Sequence[RatedAnswer], config: SelectAnswersConfig) -> list[RatedAnswer]:
+def _model_answers(answers: Sequence[RatedAnswer], config: SelectAnswersConfig) -> list[RatedAnswer]:
     """The answers that the model gave; one that does not tell how often it was given counts as given."""
     return [answer for answer in answers if not config.own_answers or answer.metadata.get("times", 1)]
 
 
-def _right(sample: Sample, answers: Sequence[RatedAnswer], config: SelectAnswersConfig) -> list[Sample] | str:
+def _select_right(
+    sample: Sample, answers: Sequence[RatedAnswer], config: SelectAnswersConfig
+) -> list[Sample] | str:
     from audiollm.data.records.sample import Message
 
-    given = _given(answers, config)
-    right = [answer for answer in given if (answer.score or 0.0) >= config.right_score]
+    model_answers = _model_answers(answers, config)
+    right = [answer for answer in model_answers if (answer.score or 0.0) >= config.right_score]
     right.sort(key=lambda answer: length_of(answer, sample.id).value)
-    made = []
+    samples = []
     for number, answer in enumerate(right[: config.most]):
         messages = [*sample.messages, Message(role="assistant", content=answer.content)]
         update = {"id": f"{sample.id}#{number}", "messages": messages, "answers": []}
-        made.append(sample.model_copy(update=update))
-    return made or "a right answer"
+        samples.append(sample.model_copy(update=update))
+    return samples or "a right answer"
 
 
 def _rejection(
@@ -272,28 +280,30 @@ def _rejection(
 ) -> list[Sample] | str:
     digest = hashlib.sha256(f"{config.seed}/{sample.id}".encode()).digest()
     dice = random.Random(int.from_bytes(digest[:8], "little"))
-    given = _given(answers, config)
-    scores = [answer.score or 0.0 for answer in given]
-    drawn = [given[place] for place in rejection_sample(scores, config.most, config.beta, dice.random)]
-    made = []
-    for number, (one, other) in enumerate(zip(drawn[::2], drawn[1::2], strict=False)):
-        better, worse = sorted((one, other), key=lambda answer: -(answer.score or 0.0))
+    model_answers = _model_answers(answers, config)
+    scores = [answer.score or 0.0 for answer in model_answers]
+    drawn_answers = [
+        model_answers[place] for place in rejection_sample(scores, config.most, config.beta, dice.random)
+    ]
+    samples = []
+    for number, (first, second) in enumerate(zip(drawn_answers[::2], drawn_answers[1::2], strict=False)):
+        better, worse = sorted((first, second), key=lambda answer: -(answer.score or 0.0))
         margin = (better.score or 0.0) - (worse.score or 0.0)
         if margin > 0 and margin >= config.min_margin:
-            made.append(_pair(sample, better, worse, f"#{number}"))
-    return made or "two drawn answers that differ in score"
+            samples.append(_make_answer_pair(sample, better, worse, f"#{number}"))
+    return samples or "two drawn answers that differ in score"
 
 
 _SELECT: dict[str, Callable[[Any, Any, SelectAnswersConfig], list[Any] | str]] = {
     "best_worst": _best_worst,
     "disjoint": _disjoint,
     "all_pairs": _all_pairs,
-    "right": _right,
+    "right": _select_right,
     "rejection": _rejection,
 }
 
 
-def _plan(config: SelectAnswersConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+def _plan_selection(config: SelectAnswersConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     facts = {"samples": planned_fact(plans, config.samples, "samples")}
     return StagePlan(memory_mb=300, disk_mb=5, core_seconds=2.0, note=config.select, facts=facts)
 
@@ -304,5 +314,5 @@ STAGE = Stage(
     run=run_select_answers,
     artifacts={"samples": "samples.jsonl"},
     help="select pairs, or right answers, from scored ones",
-    plan=_plan,
+    plan=_plan_selection,
 )

@@ -23,7 +23,7 @@ READ_BY_SCORE = {
 """Settings that one score alone reads."""
 
 
-def _fits(name: str, modality: str) -> bool:
+def _fits_modality(name: str, modality: str) -> bool:
     return MODALITY_OF_SCORE.get(name, modality) == modality
 
 
@@ -32,15 +32,15 @@ def _is_default(default: Any) -> Any:
     return lambda value: value == default
 
 
-def _check_judge(given: str, info: ValidationInfo) -> str:
+def _check_judge(judge: str, info: ValidationInfo) -> str:
     """Check the folder of a judge; `pocketsphinx` and import paths (`package.module:factory`) are none."""
-    is_import_path = ":" in given and not Path(given).exists()
-    if given == "pocketsphinx" or is_import_path:
-        return given
-    kind, equals, folder = given.rpartition("=")
-    if equals and not Path(given).exists():  # kind=FOLDER
+    is_import_path = ":" in judge and not Path(judge).exists()
+    if judge == "pocketsphinx" or is_import_path:
+        return judge
+    kind, equals, folder = judge.rpartition("=")
+    if equals and not Path(judge).exists():  # kind=FOLDER
         return f"{kind}={check_input(Path(folder), info)}"
-    return str(check_input(Path(given), info))
+    return str(check_input(Path(judge), info))
 
 
 JudgeFolder = Annotated[str, AfterValidator(_check_judge)]
@@ -49,7 +49,7 @@ JudgeFolder = Annotated[str, AfterValidator(_check_judge)]
 
 JudgeChoice = Annotated[
     Annotated[InputPath, Tag("folder")] | Annotated[JudgeEndpoint, Tag("endpoint")],
-    Discriminator(lambda given: "folder" if isinstance(given, str | Path) else "endpoint"),
+    Discriminator(lambda value: "folder" if isinstance(value, str | Path) else "endpoint"),
 ]
 """A language model that judges: its folder, or its endpoint."""
 
@@ -124,7 +124,7 @@ class SampleAnswersConfig(StageConfig):
         unread = {"text_guidance", "speaker_guidance", "max_duration_s"} & self.model_fields_set
         if self.modality == "text" and unread:
             raise ValueError(f"{min(unread)} is set, but only modality: speech reads it: leave it out")
-        fitting = [name for name in get_args(ScoreName) if _fits(name, self.modality)]
+        fitting = [name for name in get_args(ScoreName) if _fits_modality(name, self.modality)]
         for name in self.score:
             if name not in fitting:
                 raise ValueError(

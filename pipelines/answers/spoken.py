@@ -98,11 +98,13 @@ class SpokenAnswers:
         for (sample, number), answer in zip(work, answers, strict=True):
             self._store.add(self._keep(sample, answer), *self._key(sample), number)
 
-    def asked(self, sample: Sample) -> Sample:
-        """See `AnswerSource.asked`; each recording of the prompt has its codes."""
+    def prompt_sample(self, sample: Sample) -> Sample:
+        """See `AnswerSource.prompt_sample`; each recording of the prompt has its codes."""
         messages = [
             message.model_copy(
-                update={"content": [self._encoded_part(part, sample) for part in message.content]}
+                update={
+                    "content": [self._encoded_part(content_part, sample) for content_part in message.content]
+                }
             )
             for message in speech_prompt(sample)
         ]
@@ -116,8 +118,11 @@ class SpokenAnswers:
         """
         if not is_spoken(sample.messages):
             return None
-        said = sample.messages[-1].content
-        content = [part if _has_codes(part) else self._encoded_part(part, sample) for part in said]
+        answer_parts = sample.messages[-1].content
+        content = [
+            content_part if _has_codes(content_part) else self._encoded_part(content_part, sample)
+            for content_part in answer_parts
+        ]
         return RatedAnswer(content=content, origin=RIGHT_ANSWER)
 
     def answers(self, sample: Sample) -> list[RatedAnswer | None]:
@@ -129,8 +134,8 @@ class SpokenAnswers:
         return [self._answer(row) for row in rows if row is not None]
 
     def _key(self, sample: Sample) -> list[Any]:
-        told = conversation_content(speech_prompt(sample), sample.id)
-        return ["speech", self._fingerprint, sample.id, told, asdict(self._sampling)]
+        conversation = conversation_content(speech_prompt(sample), sample.id)
+        return ["speech", self._fingerprint, sample.id, conversation, asdict(self._sampling)]
 
     def _missing(self, sample: Sample) -> list[int]:
         """Numbers of the answers that are not there, or whose files are gone."""
@@ -138,7 +143,7 @@ class SpokenAnswers:
         return [number for number, row in enumerate(rows) if row is None or not self._is_whole(row)]
 
     def _is_whole(self, row: Row) -> bool:
-        names = [part["name"] for part in row["parts"] if "name" in part]
+        names = [row_part["name"] for row_part in row["parts"] if "name" in row_part]
         return all(path.is_file() for name in names for path in (self._codes(name), self._audio(name)))
 
     def _requests(self, sample: Sample, numbers: Sequence[int]) -> list[Request]:
@@ -148,56 +153,60 @@ class SpokenAnswers:
             self._generator.check_messages(messages, len(audio))
         except (AudioError, OSError, ValueError, RuntimeError) as error:
             raise BadSample("", sample.id, f"cannot be asked: {error}", "refused by model") from error
-        own = self._sampling
-        limits = Limits(max(1, round(own.max_duration_s * self._generator.codec.frame_rate)), own.max_tokens)
-        kind = _kind(sample)
+        sampling = self._sampling
+        limits = Limits(
+            max(1, round(sampling.max_duration_s * self._generator.codec.frame_rate)), sampling.max_tokens
+        )
+        kind = _answer_kind(sample)
         return [
-            Request(messages, answer_seed(own.seed, sample.id, number), audio, own.codes, limits, kind)
+            Request(
+                messages, answer_seed(sampling.seed, sample.id, number), audio, sampling.codes, limits, kind
+            )
             for number in numbers
         ]
 
     def _keep(self, sample: Sample, answer: Answer) -> Row:
         """Write the files of an answer; what is found of them later is in the row."""
         parts: list[dict[str, Any]] = []
-        for part in answer.parts:
-            if isinstance(part, str):
-                parts.append({"text": part})
-            elif part.shape[1]:
-                name = f"{safe_name(sample.id)}_{_digest(part)}"
+        for answer_part in answer.parts:
+            if isinstance(answer_part, str):
+                parts.append({"text": answer_part})
+            elif answer_part.shape[1]:
+                name = f"{safe_name(sample.id)}_{_hash_codes(answer_part)}"
                 codec = self._generator.codec
-                save_part_codes(self._codes(name), part)
-                save(self._audio(name), codec.decode(part).cpu(), codec.sample_rate)
-                parts.append({"name": name, "frames": part.shape[1]})
+                save_part_codes(self._codes(name), answer_part)
+                save(self._audio(name), codec.decode(answer_part).cpu(), codec.sample_rate)
+                parts.append({"name": name, "frames": answer_part.shape[1]})
         return {"parts": parts, "stopped": answer.stopped}
 
     def _answer(self, row: Row) -> RatedAnswer | None:
-        frames = sum(part.get("frames", 0) for part in row["parts"])
+        frames = sum(row_part.get("frames", 0) for row_part in row["parts"])
         if not frames:
             return None
         content: list[ContentPart] = [
-            TextPart(text=part["text"])
-            if "text" in part
-            else AudioPart(path=str(self._audio(part["name"])), codes=str(self._codes(part["name"])))
-            for part in row["parts"]
+            TextPart(text=row_part["text"])
+            if "text" in row_part
+            else AudioPart(path=str(self._audio(row_part["name"])), codes=str(self._codes(row_part["name"])))
+            for row_part in row["parts"]
         ]
         seconds = round(frames / self._generator.codec.frame_rate, 3)
         about = {"frames": frames, "seconds": seconds, "stopped": row["stopped"]}
         return RatedAnswer(content=content, origin=self._origin, metadata=about)
 
-    def _encoded_part(self, part: ContentPart, sample: Sample) -> ContentPart:
+    def _encoded_part(self, content_part: ContentPart, sample: Sample) -> ContentPart:
         """Encode a recording as the engine's prompts are encoded."""
-        if isinstance(part, TextPart):
-            return part
-        span = (part.path, part.start_s, part.end_s)
+        if isinstance(content_part, TextPart):
+            return content_part
+        span = (content_part.path, content_part.start_s, content_part.end_s)
         if span not in self._encoded:
             try:
                 codes_KT = self._generator.encode(load(*span, mono=True))
             except (AudioError, OSError, ValueError, RuntimeError) as error:
                 raise BadSample("", sample.id, f"cannot be asked: {error}", "refused by model") from error
-            path = self._codes(f"{safe_name(Path(part.path).stem)}_{_digest(codes_KT)}")
+            path = self._codes(f"{safe_name(Path(content_part.path).stem)}_{_hash_codes(codes_KT)}")
             save_part_codes(path, codes_KT)
             self._encoded[span] = str(path)
-        return part.model_copy(update={"codes": self._encoded[span]})
+        return content_part.model_copy(update={"codes": self._encoded[span]})
 
     def _codes(self, name: str) -> Path:
         return self._folder / "codes" / f"{name}.safetensors"
@@ -212,26 +221,26 @@ def speech_prompt(sample: Sample) -> list[Message]:
     Raises:
         BadSample: the sample is answered in words.
     """
-    *asked, last = sample.messages
+    *prompt_messages, last = sample.messages
     if last.role != "assistant":
         return list(sample.messages)
     if not is_spoken(sample.messages):
         raise BadSample(
             "", sample.id, "asks for an answer in words: leave `modality: speech` out", "asks for words"
         )
-    return asked
+    return prompt_messages
 
 
-def _kind(sample: Sample) -> AnswerKind:
+def _answer_kind(sample: Sample) -> AnswerKind:
     """Words and speech in turn, where the sample's own answer begins with words; else speech alone."""
     last = sample.messages[-1]
     return "any" if last.role == "assistant" and isinstance(last.content[0], TextPart) else "audio"
 
 
-def _has_codes(part: ContentPart) -> bool:
-    return isinstance(part, AudioPart) and part.codes is not None
+def _has_codes(content_part: ContentPart) -> bool:
+    return isinstance(content_part, AudioPart) and content_part.codes is not None
 
 
-def _digest(codes_KT: Tensor) -> str:
+def _hash_codes(codes_KT: Tensor) -> str:
     content = codes_KT.cpu().numpy().astype("<i4")
     return hashlib.sha256(f"{content.shape}".encode() + content.tobytes()).hexdigest()[:12]

@@ -25,12 +25,12 @@ REMEDY = "give a voice_judge: the folder of an x-vector model of transformers, o
 
 def recordings_of_speakers(samples: Sequence[Sample]) -> dict[str, list[AudioPart]]:
     """The recordings of each speaker in the training split, in the samples' order."""
-    found: dict[str, list[AudioPart]] = defaultdict(list)
+    recordings_by_speaker: dict[str, list[AudioPart]] = defaultdict(list)
     for sample in samples:
-        speaker, said = text_and_speaker(sample)[1], sample.audio("assistant")
-        if speaker and said and not sample.is_held_out:
-            found[speaker].append(said[-1])
-    return found
+        speaker, answer_audio = text_and_speaker(sample)[1], sample.audio("assistant")
+        if speaker and answer_audio and not sample.is_held_out:
+            recordings_by_speaker[speaker].append(answer_audio[-1])
+    return recordings_by_speaker
 
 
 def trained_voice_judge(
@@ -51,16 +51,20 @@ def trained_voice_judge(
     if (folder / "classifier.json").exists():
         return folder
     of_speaker = recordings_of_speakers(samples)
-    known = {name: parts for name, parts in of_speaker.items() if len(parts) >= MIN_CLIPS_PER_SPEAKER}
-    if len(known) < 2:
-        reason = f"{len(known)} speakers have {MIN_CLIPS_PER_SPEAKER} training recordings, and 2 are needed"
+    audible_speakers = {
+        name: parts for name, parts in of_speaker.items() if len(parts) >= MIN_CLIPS_PER_SPEAKER
+    }
+    if len(audible_speakers) < 2:
+        reason = f"{len(audible_speakers)} speakers have {MIN_CLIPS_PER_SPEAKER} training recordings, and 2 are needed"
         raise ConfigError(f"score.voice: {reason}", "", REMEDY)
     waves: list[Clip] = []
     labels: list[str] = []
-    for name, parts in sorted(known.items()):
-        for part in spread_items(parts, MAX_CLIPS // len(known)):
+    for name, parts in sorted(audible_speakers.items()):
+        for audio_part in spread_items(parts, MAX_CLIPS // len(audible_speakers)):
             try:
-                wave = load_span(Path(part.path), part.start_s, part.end_s, MAX_CLIP_S, RATE)
+                wave = load_span(
+                    Path(audio_part.path), audio_part.start_s, audio_part.end_s, MAX_CLIP_S, RATE
+                )
             except AudioError:
                 continue
             waves.append((wave.samples_CN, wave.sample_rate))

@@ -35,16 +35,22 @@ class Balance(BaseModel):
 
     def group(self, row: Row, answer: str) -> str:
         """Return the group that a row is counted in; rows without the column form one group."""
-        own = {"task": "", "speaker": row.speaker, "file": row.file, "text": row.words, "answer": answer}
-        if self.by in own:
-            return own[self.by]
+        group_by_property = {
+            "task": "",
+            "speaker": row.speaker,
+            "file": row.file,
+            "text": row.words,
+            "answer": answer,
+        }
+        if self.by in group_by_property:
+            return group_by_property[self.by]
         value: Any = row.columns.get(self.by)
         if isinstance(value, (list, tuple)):
             value = value[0] if value else ""
         return str(value or "")
 
 
-def taken(groups: Mapping[str, str], balance: Balance, seed: int) -> set[str]:
+def draw_kept_ids(groups: Mapping[str, str], balance: Balance, seed: int) -> set[str]:
     """Draw, by a hash, the ids that are kept: of each group as many as the limits allow.
 
     Args:
@@ -59,7 +65,7 @@ def taken(groups: Mapping[str, str], balance: Balance, seed: int) -> set[str]:
     members: dict[str, list[str]] = defaultdict(list)
     for id in sorted(groups, key=lambda id: (place(f"{seed}:balance:{id}"), id)):
         members[groups[id]].append(id)
-    return {id for each in members.values() for id in each[:limit]}
+    return {id for group_ids in members.values() for id in group_ids[:limit]}
 
 
 def connected(segments: Sequence[SegmentRow]) -> list[str]:

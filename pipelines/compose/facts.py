@@ -51,10 +51,10 @@ class Facts:
         self._first_sounds: list[str] = []
         languages: set[str] = set()
         emotions: set[str] = set()
-        for each in columns:
-            self._first_sounds += _sounds(each)[:1]
-            languages.update(_text(language_name(each.get("language"))))
-            emotions.update(_text(each.get("emotion")))
+        for segment_columns in columns:
+            self._first_sounds += _sounds(segment_columns)[:1]
+            languages.update(_text_in_list(language_name(segment_columns.get("language"))))
+            emotions.update(_text_in_list(segment_columns.get("emotion")))
         self._sounds, self._languages, self._emotions = (
             sorted(labels) for labels in (set(self._first_sounds), languages, emotions)
         )
@@ -66,21 +66,21 @@ class Facts:
         Args:
             speakers: how many people speak; None where that is not known.
         """
-        fields = _told(columns)
+        fields = _describe_columns(columns)
         sounds = _sounds(columns)
-        known = {*sounds, *_labels(columns.get("tags")), *_labels(columns.get("events"))}
-        absent = [label for label in self._sounds if label not in known]
+        present = {*sounds, *_labels(columns.get("tags")), *_labels(columns.get("events"))}
+        absent = [label for label in self._sounds if label not in present]
         if sounds and absent:
             fields["sound_choices"] = self._choices(f"{id}:sound", sounds[0], absent)
             fields["sound"] = sounds[0]
             yes = self._hash(f"{id}:asked") % 2 == 0
-            fields["asked_sound"] = sounds[0] if yes else self._absent_sound(id, known)
+            fields["asked_sound"] = sounds[0] if yes else self._absent_sound(id, present)
             fields["is_heard"] = "Yes" if yes else "No"
         for name, labels in (("language", self._languages), ("emotion", self._emotions)):
-            label = fields.get(name) or (_text(columns.get(name)) or [""])[0]
-            others = [other for other in labels if other != label]
-            if label and others:
-                fields[f"{name}_choices"] = self._choices(f"{id}:{name}", label, others)
+            label = fields.get(name) or (_text_in_list(columns.get(name)) or [""])[0]
+            other_labels = [other_label for other_label in labels if other_label != label]
+            if label and other_labels:
+                fields[f"{name}_choices"] = self._choices(f"{id}:{name}", label, other_labels)
                 fields[f"{name}_answer"] = label
         gender = str(columns.get("gender") or "").casefold()
         if gender in MEN | WOMEN:
@@ -91,20 +91,20 @@ class Facts:
             fields["count_answer"] = COUNTS[speakers].capitalize()
         return fields
 
-    def _absent_sound(self, id: str, known: set[str]) -> str:
+    def _absent_sound(self, id: str, present: set[str]) -> str:
         """Draw a label of another segment, as often as it occurs, so that a frequent label is no safe answer."""
         start, count = self._hash(f"{id}:absent"), len(self._first_sounds)
         places = ((start + step) % count for step in range(count))
-        return next(label for place in places if (label := self._first_sounds[place]) not in known)
+        return next(label for place in places if (label := self._first_sounds[place]) not in present)
 
-    def _choices(self, key: str, right: str, others: Sequence[str]) -> str:
+    def _choices(self, key: str, right: str, other_labels: Sequence[str]) -> str:
         # labels of AudioSet have commas in them
-        if len(others) < MAX_CHOICES:
-            return "; ".join(sorted([right, *others]))
-        choices = [right, *self._drawn(key, others)[: NUM_CHOICES - 1]]
-        return "; ".join(self._drawn(f"{key}:order", choices))
+        if len(other_labels) < MAX_CHOICES:
+            return "; ".join(sorted([right, *other_labels]))
+        choices = [right, *self._shuffle(key, other_labels)[: NUM_CHOICES - 1]]
+        return "; ".join(self._shuffle(f"{key}:order", choices))
 
-    def _drawn(self, key: str, labels: Sequence[str]) -> list[str]:
+    def _shuffle(self, key: str, labels: Sequence[str]) -> list[str]:
         return sorted(labels, key=lambda label: (self._hash(f"{key}:{label}"), label))
 
     def _hash(self, text: str) -> int:
@@ -117,21 +117,25 @@ def language_name(language: Any) -> str | None:
     return LANGUAGES.get(text.casefold().partition("-")[0], text) or None
 
 
-def _told(columns: Columns) -> Fields:
+def _describe_columns(columns: Columns) -> Fields:
     """Captions, tags and voices out of the columns that they are made of."""
     fields: Fields = {}
-    parts = [text for name in DESCRIPTION for text in _text(columns.get(name))]
-    if parts:
-        fields["caption"] = " ".join(part if part[-1] in ".!?。！？" else f"{part}." for part in parts)
+    sentences = [text for name in DESCRIPTION for text in _text_in_list(columns.get(name))]
+    if sentences:
+        fields["caption"] = " ".join(
+            sentence if sentence[-1] in ".!?。！？" else f"{sentence}." for sentence in sentences
+        )
     sounds = _labels(columns.get("events"))
     if sounds:
         fields["tags"] = ("; " if any("," in label for label in sounds) else ", ").join(sounds)
     voice = [
-        PHRASE_OF_COLUMN.get(name, "{}").format(text) for name in VOICE for text in _text(columns.get(name))
+        PHRASE_OF_COLUMN.get(name, "{}").format(text)
+        for name in VOICE
+        for text in _text_in_list(columns.get(name))
     ]
     if voice:
         fields["attributes"] = fields["voice"] = ", ".join(voice)
-    if described := _text(columns.get("speakers")):
+    if described := _text_in_list(columns.get("speakers")):
         fields["voice"] = described[0]
     if name := language_name(columns.get("language")):
         fields["language"] = name
@@ -142,17 +146,17 @@ def _sounds(columns: Columns) -> list[str]:
     """Labels of what is heard for sure, the likeliest first: events above their threshold, else tags as given."""
     measured = (columns.get("measured") or {}).get("events") or {}
     events = sorted(measured.get("events") or (), key=lambda event: (-event["score"], event["label"]))
-    found = [str(event["label"]) for event in events] or ([] if measured else _labels(columns.get("tags")))
-    return list(dict.fromkeys(found))
+    labels = [str(event["label"]) for event in events] or ([] if measured else _labels(columns.get("tags")))
+    return list(dict.fromkeys(labels))
 
 
 def _labels(value: Any) -> list[str]:
     if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
+        return [piece.strip() for piece in value.split(",") if piece.strip()]
     return [str(label) for label in value] if isinstance(value, (list, tuple)) else []
 
 
-def _text(value: Any) -> list[str]:
+def _text_in_list(value: Any) -> list[str]:
     """The text of a column, alone in a list; nothing where it has none."""
     text = " ".join(str(value).split()) if isinstance(value, (str, int, float)) else ""
     return [text] if text else []

@@ -64,20 +64,20 @@ def run_multiple_choice(config: MultipleChoiceConfig, context: Context) -> dict[
     aside.add(bad)
     answered = [s for s in samples if s.messages[-1].role == "assistant" and s.texts("assistant")]
     answers = choices_of(answered)
-    made = []
+    questions = []
     for sample in samples:
         try:
-            made.append(as_question(sample, answers.get(question_of(sample), ()), config))
+            questions.append(as_question(sample, answers.get(question_of(sample), ()), config))
         except BadSample as error:
             aside.add([error.with_traceback(None)])
-    if not made:
+    if not questions:
         raise StageError(
             f"no sample of {config.samples} has a question with an answer of few", "see set_aside.jsonl", 2
         )
-    write_samples(context.folder / "samples.jsonl", made)
-    tested = sum(sample.is_held_out for sample in made)
-    context.say(f"{len(made) - tested} questions to train on, {tested} to test")
-    return {"questions": len(made), "test_questions": tested, "set_aside": len(aside.rows)}
+    write_samples(context.folder / "samples.jsonl", questions)
+    tested = sum(sample.is_held_out for sample in questions)
+    context.say(f"{len(questions) - tested} questions to train on, {tested} to test")
+    return {"questions": len(questions), "test_questions": tested, "set_aside": len(aside.rows)}
 
 
 def as_question(sample: Sample, answers: Sequence[str], config: MultipleChoiceConfig) -> Sample:
@@ -96,19 +96,19 @@ def as_question(sample: Sample, answers: Sequence[str], config: MultipleChoiceCo
         raise BadSample(
             config.samples.name, sample.id, "its question has no other answers to choose from", "no options"
         )
-    drawn = random.Random(f"{config.seed}/{sample.id}")
-    others = [answer for answer in answers if answer != right]
-    wrong = drawn.sample(others, min(len(others), config.options - 1))
-    choices = drawn.sample([right, *wrong], 1 + len(wrong))
-    asked = question_prompt(question_of(sample), choices, config.prompt, config.max_words)
+    generator = random.Random(f"{config.seed}/{sample.id}")
+    wrong_answers = [answer for answer in answers if answer != right]
+    wrong = generator.sample(wrong_answers, min(len(wrong_answers), config.options - 1))
+    choices = generator.sample([right, *wrong], 1 + len(wrong))
+    question = question_prompt(question_of(sample), choices, config.prompt, config.max_words)
     reply = f"<answer>{right}</answer>" if asks_for_tags(config.prompt) else right
     if config.thought is not None:
         reply = f"<think>{_filled(config, sample, right)}</think><answer>{right}</answer>"
-    heard = [part for part in sample.audio("user") if isinstance(part, AudioPart)]
+    audio_parts = [audio_part for audio_part in sample.audio("user") if isinstance(audio_part, AudioPart)]
     system = [message for message in sample.messages if message.role == "system"]
     messages = [
         *system,
-        Message(role="user", content=[*heard, TextPart(text=asked)]),
+        Message(role="user", content=[*audio_parts, TextPart(text=question)]),
         Message(role="assistant", content=[TextPart(text=reply)]),
     ]
     return sample.model_copy(

@@ -104,8 +104,10 @@ class Row:
             ValueError: a column that is to be a recording and is none.
         """
         read = {name: _column(name, value, name in task.audio) for name, value in self.columns.items()}
-        own = {name: value for name, value in read.items() if value is not None and name != "language"}
-        return {**self.facts, **own, **self.fields}
+        column_fields = {
+            name: value for name, value in read.items() if value is not None and name != "language"
+        }
+        return {**self.facts, **column_fields, **self.fields}
 
     @property
     def names(self) -> set[str]:
@@ -117,7 +119,7 @@ def read_segments(path: Path) -> tuple[list[SegmentRow], list[BadSample]]:
     """The usable rows of a `segments.jsonl`, and what the others are."""
     segments: list[SegmentRow] = []
     bad: list[BadSample] = []
-    seen: set[str] = set()
+    used_ids: set[str] = set()
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if not line.strip():
             continue
@@ -126,19 +128,19 @@ def read_segments(path: Path) -> tuple[list[SegmentRow], list[BadSample]]:
             segment = SegmentRow.model_validate_json(line)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
-            reason = f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
+            reason = f"{'.'.join(str(place) for place in problem['loc'])}: {problem['msg']}"
             bad.append(BadSample(where, "", reason, "malformed segment"))
             continue
-        if segment.end_s <= segment.start_s or segment.id in seen:
-            reason = "its id was used before" if segment.id in seen else "it ends before it starts"
+        if segment.end_s <= segment.start_s or segment.id in used_ids:
+            reason = "its id was used before" if segment.id in used_ids else "it ends before it starts"
             bad.append(BadSample(where, segment.id, reason, "malformed segment"))
             continue
-        seen.add(segment.id)
+        used_ids.add(segment.id)
         segments.append(segment)
     return segments, bad
 
 
-def written(text: str, normalize: bool, language: str | None = None) -> str:
+def prompt_text(text: str, normalize: bool, language: str | None = None) -> str:
     """A transcript as prompts show it: single spaces and, on demand, its numbers as words, sounds as Higgs's tags."""
     return prompt_form(text, language) if normalize else " ".join(text.split())
 
@@ -152,14 +154,14 @@ def clips(segments: Sequence[SegmentRow], seed: int) -> list[Row]:
         fields: dict[str, FieldValue] = {"audio": segment.clip}
         if segment.kind == "speech":
             fields["speaker"] = segment.speaker
-        other = references.of(segment, {segment.id})
+        reference = references.of(segment, {segment.id})
         columns = dict(segment.model_extra or {})
         if segment.text:
             fields["text"] = segment.text
-        if other and "reference" not in columns:
-            fields |= {"reference": other.clip, "reference_text": other.text}
+        if reference and "reference" not in columns:
+            fields |= {"reference": reference.clip, "reference_text": reference.text}
         words = without_sound_tags(segment.text)
-        known = facts.of(segment.id, columns, _speakers_heard(segment))
+        segment_facts = facts.of(segment.id, columns, _speakers_heard(segment))
         rows.append(
             Row(
                 segment.id,
@@ -170,7 +172,7 @@ def clips(segments: Sequence[SegmentRow], seed: int) -> list[Row]:
                 fields,
                 columns,
                 segment.source,
-                known,
+                segment_facts,
             )
         )
     return rows
@@ -184,28 +186,42 @@ def conversations(segments: Sequence[SegmentRow], seed: int) -> list[Row]:
     references = _References(segments, seed)
     facts = Facts((segment.model_extra or {} for segment in segments), seed)
     rows = []
-    for group in _groups(segments):
+    for group in _group_conversations(segments):
         first, ids = group[0], {segment.id for segment in group}
         speakers = list(dict.fromkeys(segment.speaker for segment in group))
-        others = {s.speaker: references.of(s, ids) for s in group}
-        text = dialogue_text(_turns(group))
+        reference_by_speaker = {s.speaker: references.of(s, ids) for s in group}
+        text = dialogue_text(_join_turns(group))
         end_s = max(segment.end_s for segment in group)
         fields: dict[str, FieldValue] = {
             "audio": AudioPart(path=first.path, start_s=first.start_s, end_s=end_s),
             "text": text,
             "voices": voices({name: name for name in speakers}),
         }
-        if all(others.values()):
-            fields["references"] = voices({name: other.clip for name, other in others.items() if other})
+        if all(reference_by_speaker.values()):
+            fields["references"] = voices(
+                {name: reference.clip for name, reference in reference_by_speaker.items() if reference}
+            )
         columns = {
             name: value
             for name, value in (first.model_extra or {}).items()
             if all((segment.model_extra or {}).get(name) == value for segment in group)
         }
         words = " ".join(without_sound_tags(segment.text) for segment in group)
-        known = facts.of(first.id, columns, len(speakers))
+        conversation_facts = facts.of(first.id, columns, len(speakers))
         names = ", ".join(speakers)
-        rows.append(Row(first.id, first.split, names, first.id, words, fields, columns, first.source, known))
+        rows.append(
+            Row(
+                first.id,
+                first.split,
+                names,
+                first.id,
+                words,
+                fields,
+                columns,
+                first.source,
+                conversation_facts,
+            )
+        )
     return rows
 
 
@@ -221,12 +237,12 @@ class _References:
 
     def of(self, segment: SegmentRow, without: set[str]) -> SegmentRow | None:
         """Draw, by a hash of the segment's id, a clip that is not in `without`; None where there is none."""
-        known = self._clips[segment.speaker, segment.split]
+        speaker_clips = self._clips[segment.speaker, segment.split]
         start = int(sha256(f"{self._seed}:reference:{segment.id}".encode()).hexdigest()[:16], 16)
-        for step in range(min(len(known), len(without) + 1)):
-            other = known[(start + step) % len(known)]
-            if other.id not in without:
-                return other
+        for step in range(min(len(speaker_clips), len(without) + 1)):
+            candidate = speaker_clips[(start + step) % len(speaker_clips)]
+            if candidate.id not in without:
+                return candidate
         return None
 
 
@@ -237,7 +253,7 @@ def _speakers_heard(segment: SegmentRow) -> int | None:
     return 1 if "speakers" in ((segment.model_extra or {}).get("measured") or {}) else None
 
 
-def _groups(segments: Sequence[SegmentRow]) -> list[list[SegmentRow]]:
+def _group_conversations(segments: Sequence[SegmentRow]) -> list[list[SegmentRow]]:
     groups: list[list[SegmentRow]] = []
     previous: SegmentRow | None = None
     for segment in sorted(segments, key=lambda segment: (segment.path, segment.start_s, segment.id)):
@@ -257,7 +273,7 @@ def _groups(segments: Sequence[SegmentRow]) -> list[list[SegmentRow]]:
     return [group for group in groups if len({segment.speaker for segment in group}) > 1]
 
 
-def _turns(group: Sequence[SegmentRow]) -> list[tuple[str, str]]:
+def _join_turns(group: Sequence[SegmentRow]) -> list[tuple[str, str]]:
     turns: list[tuple[str, str]] = []
     for segment in group:
         if turns and turns[-1][0] == segment.speaker:

@@ -17,8 +17,8 @@ from audiollm.files.atomic import write_jsonl
 from audiollm.files.set_aside import read_set_aside, row_of
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
-from pipelines.compose.choice import Balance, choose_test, connected, place, taken
-from pipelines.compose.rows import Row, SegmentRow, clips, conversations, read_segments, written
+from pipelines.compose.choice import Balance, choose_test, connected, draw_kept_ids, place
+from pipelines.compose.rows import Row, SegmentRow, clips, conversations, prompt_text, read_segments
 
 
 class ComposeConfig(StageConfig):
@@ -48,14 +48,14 @@ class ComposeConfig(StageConfig):
     @field_validator("tasks")
     @classmethod
     def _tasks_are_known(cls, tasks: dict[str, float], info: ValidationInfo) -> dict[str, float]:
-        known = load_tasks(info.data.get("tasks_file"))
+        known_tasks = load_tasks(info.data.get("tasks_file"))
         for name, weight in tasks.items():
-            if name not in known:
-                raise ValueError(f"no such task: {name!r}; {suggestion(name, known)}")
+            if name not in known_tasks:
+                raise ValueError(f"no such task: {name!r}; {suggestion(name, known_tasks)}")
             if not 0 < weight < float("inf"):
                 raise ValueError(f"the weight of {name!r} must be positive, not {weight}")
         if not tasks:
-            raise ValueError(f"name at least one task; known: {', '.join(known)}")
+            raise ValueError(f"name at least one task; known: {', '.join(known_tasks)}")
         return tasks
 
     @field_validator("balance")
@@ -82,26 +82,26 @@ def run_compose(config: ComposeConfig, context: Context) -> dict[str, Any]:
         StageError: too little training audio, nothing to split, or a task without a sample (exit code 2);
             `set_aside.jsonl` is there.
     """
-    known = load_tasks(config.tasks_file)
-    tasks = [known[name] for name in config.tasks]
+    task_by_name = load_tasks(config.tasks_file)
+    tasks = [task_by_name[name] for name in config.tasks]
     segments, dropped = read_segments(config.segments)
-    kept: list[SegmentRow] = []
+    usable: list[SegmentRow] = []
     for segment in segments:
-        text = written(segment.text, config.normalize_text, segment.language)
+        text = prompt_text(segment.text, config.normalize_text, segment.language)
         if text or any("text" not in task.required for task in tasks):
-            kept.append(segment.model_copy(update={"text": text}))
+            usable.append(segment.model_copy(update={"text": text}))
         else:
             dropped.append(_without_text(segment))
     listing = context.folder / "set_aside.jsonl"
     _write_set_aside(config.segments, listing, dropped)
-    _refuse_too_little(sum(segment.duration_s for segment in kept), config, "")
+    _refuse_too_little(sum(segment.duration_s for segment in usable), config, "")
     refused = Counter(
-        segment.text_refused.kind for segment in kept if segment.text_refused and not segment.text
+        segment.text_refused.kind for segment in usable if segment.text_refused and not segment.text
     )
-    kept = split_segments(kept, config, context)
-    train_s, test_s = (sum(s.duration_s for s in kept if s.split == split) for split in ("train", "test"))
+    usable = split_segments(usable, config, context)
+    train_s, test_s = (sum(s.duration_s for s in usable if s.split == split) for split in ("train", "test"))
     _refuse_too_little(train_s, config, f", and {test_s:.0f} s are set apart for the test")
-    samples, lacking, bad = make_samples(kept, tasks, config)
+    samples, lacking, bad = make_samples(usable, tasks, config)
     dropped += bad
     _write_set_aside(config.segments, listing, dropped)
     write_samples(context.folder / "samples.jsonl", samples)
@@ -110,8 +110,8 @@ def run_compose(config: ComposeConfig, context: Context) -> dict[str, Any]:
         "test_samples": sum(sample.metadata["split"] == "test" for sample in samples),
         "train_seconds": round(train_s, 3),
         "test_seconds": round(test_s, 3),
-        "speakers": len({segment.speaker for segment in kept if segment.kind == "speech"}),
-        "texts": len({segment.text for segment in kept if segment.text}),
+        "speakers": len({segment.speaker for segment in usable if segment.kind == "speech"}),
+        "texts": len({segment.text for segment in usable if segment.text}),
         "set_aside": len(dropped),
         "tasks": {task.name: sum(sample.task == task.name for sample in samples) for task in tasks},
         "lacking_fields": lacking,
@@ -142,15 +142,15 @@ def make_samples(
     Raises:
         StageError: no segment has a task's fields.
     """
-    made = {"segment": clips, "conversation": conversations}
+    row_makers = {"segment": clips, "conversation": conversations}
     samples: list[Sample] = []
     lacking: dict[str, int] = {}
     bad: list[BadSample] = []
-    seen: set[str] = set()
+    used_ids: set[str] = set()
     for number, task in enumerate(tasks):
         usable = 0
-        drawn: list[tuple[Row, Sample]] = []
-        rows = made[task.over](segments, config.seed)
+        drawn_samples: list[tuple[Row, Sample]] = []
+        rows = row_makers[task.over](segments, config.seed)
         for row in rows:
             name = row.id if number == 0 else f"{row.id}.{task.name}"
             try:
@@ -158,34 +158,36 @@ def make_samples(
                 if task.lacks(set(fields)):
                     lacking[task.name] = lacking.get(task.name, 0) + 1
                     continue
-                if name in seen:
+                if name in used_ids:
                     raise ValueError(f"the id {name!r} is taken")
-                sample = fill_task(task, name, fields, config.seed, _metadata(row))
+                sample = fill_task(task, name, fields, config.seed, _sample_columns(row))
                 sample.metadata.update(_reply_language(sample, row))
             except ValueError as error:
                 bad.append(BadSample(str(config.segments), row.segment, str(error), "malformed field"))
                 continue
-            seen.add(name)
+            used_ids.add(name)
             usable += 1
             if place(f"{config.seed}:{task.name}:{row.id}") < config.shares[task.name]:
-                drawn.append((row, sample))
+                drawn_samples.append((row, sample))
         if not usable:
             raise _no_sample(task, rows)
-        samples += _balanced(drawn, config.balance.get(task.name), config.seed)
+        samples += _balanced(drawn_samples, config.balance.get(task.name), config.seed)
     return samples, lacking, bad
 
 
-def _balanced(drawn: Sequence[tuple[Row, Sample]], balance: Balance | None, seed: int) -> list[Sample]:
+def _balanced(
+    drawn_samples: Sequence[tuple[Row, Sample]], balance: Balance | None, seed: int
+) -> list[Sample]:
     """The samples within the limits; those of the test are all there."""
     if balance is None:
-        return [sample for _, sample in drawn]
+        return [sample for _, sample in drawn_samples]
     groups = {
         sample.id: balance.group(row, " ".join(sample.texts("assistant")))
-        for row, sample in drawn
+        for row, sample in drawn_samples
         if row.split == "train"
     }
-    stays = taken(groups, balance, seed)
-    return [sample for row, sample in drawn if row.split != "train" or sample.id in stays]
+    stays = draw_kept_ids(groups, balance, seed)
+    return [sample for row, sample in drawn_samples if row.split != "train" or sample.id in stays]
 
 
 def _no_sample(task: TaskTemplate, rows: Sequence[Row]) -> StageError:
@@ -202,7 +204,7 @@ def _no_sample(task: TaskTemplate, rows: Sequence[Row]) -> StageError:
     )
 
 
-def _metadata(row: Row) -> dict[str, Any]:
+def _sample_columns(row: Row) -> dict[str, Any]:
     return {"split": row.split, "speaker": row.speaker, "text": row.words, "segment": row.segment}
 
 
@@ -211,7 +213,7 @@ def _reply_language(sample: Sample, row: Row) -> dict[str, str]:
     language = row.columns.get("language")
     reply = sample.messages[-1].content
     holds_text = bool(row.words) and any(isinstance(p, TextPart) and row.words in p.text for p in reply)
-    is_in_it = holds_text or any(isinstance(part, AudioPart) for part in reply)
+    is_in_it = holds_text or any(isinstance(reply_part, AudioPart) for reply_part in reply)
     return {"language": language} if isinstance(language, str) and language and is_in_it else {}
 
 
@@ -302,9 +304,9 @@ def _write_set_aside(segments: Path, target: Path, dropped: Sequence[BadSample])
 
 def plan_compose(config: ComposeConfig, upstream: Mapping[str, StagePlan]) -> StagePlan:
     """Counts from the plan of the stage that makes the segments; the stage itself takes a moment."""
-    known = [plan for plan in upstream.values() if "audio_s" in plan.facts]
-    makers = [plan for plan in known if Path(config.segments) in plan.artifacts.values()]
-    facts = next((plan.facts for plan in [*makers, *known]), {"audio_s": 0.0, "clips": 0.0})
+    plans_with_audio = [plan for plan in upstream.values() if "audio_s" in plan.facts]
+    makers = [plan for plan in plans_with_audio if Path(config.segments) in plan.artifacts.values()]
+    facts = next((plan.facts for plan in [*makers, *plans_with_audio]), {"audio_s": 0.0, "clips": 0.0})
     recordings, audio_s = facts["clips"], facts["audio_s"]
     samples = recordings * sum(config.shares.values())
     note = (

@@ -19,7 +19,7 @@ from audiollm.data.records.sample import Sample
 from audiollm.errors import StageError
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
-from pipelines.compose.choice import Balance, connected, taken
+from pipelines.compose.choice import Balance, connected, draw_kept_ids
 from pipelines.compose.facts import COUNTS, Facts, language_name
 from pipelines.compose.rows import SegmentRow
 from pipelines.compose.stage import STAGE, ComposeConfig, split_segments
@@ -242,7 +242,7 @@ def test_balances_that_mean_nothing_are_refused(tmp_path: Path) -> None:
 @given(st.lists(st.sampled_from("aabcdde"), max_size=80), st.floats(0.01, 1), st.integers(1, 30))
 def test_limits_hold_and_no_more_is_left_out_than_must_be(labels: list[str], share: float, most: int) -> None:
     groups = {f"id{n}": label for n, label in enumerate(labels)}
-    stays = taken(groups, Balance(by="x", share=share, most=most), 0)
+    stays = draw_kept_ids(groups, Balance(by="x", share=share, most=most), 0)
     left, sizes = Counter(groups[id] for id in stays), Counter(labels)
     assert set(left) == set(sizes), "no group is lost"
     if not labels:
