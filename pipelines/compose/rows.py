@@ -140,7 +140,7 @@ def read_segments(path: Path) -> tuple[list[SegmentRow], list[BadSample]]:
     return segments, bad
 
 
-def prompt_text(text: str, normalize: bool, language: str | None = None) -> str:
+def format_transcript(text: str, normalize: bool, language: str | None = None) -> str:
     """A transcript as prompts show it: single spaces and, on demand, its numbers as words, sounds as Higgs's tags."""
     return prompt_form(text, language) if normalize else " ".join(text.split())
 

@@ -18,7 +18,7 @@ from audiollm.files.set_aside import read_set_aside, row_of
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
 from pipelines.compose.choice import Balance, choose_test, connected, draw_kept_ids, place
-from pipelines.compose.rows import Row, SegmentRow, clips, conversations, prompt_text, read_segments
+from pipelines.compose.rows import Row, SegmentRow, clips, conversations, format_transcript, read_segments
 
 
 class ComposeConfig(StageConfig):
@@ -87,7 +87,7 @@ def run_compose(config: ComposeConfig, context: Context) -> dict[str, Any]:
     segments, dropped = read_segments(config.segments)
     usable: list[SegmentRow] = []
     for segment in segments:
-        text = prompt_text(segment.text, config.normalize_text, segment.language)
+        text = format_transcript(segment.text, config.normalize_text, segment.language)
         if text or any("text" not in task.required for task in tasks):
             usable.append(segment.model_copy(update={"text": text}))
         else:
