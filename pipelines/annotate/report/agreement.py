@@ -39,7 +39,7 @@ def agreement_section(survey: AnnotationSurvey, text_agreement: object) -> Row:
     for row in rows:
         texts = _texts_by_recognizer(row)
         language = _row_language(row)
-        forms = {name: _forms(_split_words(text, language)) for name, text in texts.items()}
+        forms = {name: _forms(_split_written_words(text, language)) for name, text in texts.items()}
         pairs.add(forms)
         words.add(forms, [name for name in texts if name != GIVEN_TEXT])
     charts = [survey.numbers.get(path) for path in ("consensus.pairwise_wer", "consensus.vote_share")]
@@ -60,7 +60,10 @@ def marked(text: str, transcript: str, language: str) -> list[Marked]:
     """A recognizer's text with its words that differ from `text` marked, and the missing ones."""
     from rapidfuzz.distance import Levenshtein
 
-    ours, theirs = _split_words(clean_text(text), language), _split_words(clean_text(transcript), language)
+    ours, theirs = (
+        _split_written_words(clean_text(text), language),
+        _split_written_words(clean_text(transcript), language),
+    )
     ours_forms, owners = _forms(ours), [place for place, word in enumerate(theirs) for _ in word.forms]
     our_owners = [place for place, word in enumerate(ours) for _ in word.forms]
     differing: set[int] = set()
@@ -201,7 +204,7 @@ def _list_agreement_facts(
 
 
 @lru_cache(maxsize=4096)
-def _split_words(text: str, language: str) -> tuple[WrittenWord, ...]:
+def _split_written_words(text: str, language: str) -> tuple[WrittenWord, ...]:
     return tuple(written_words(text, language))
 
 
