@@ -39,7 +39,7 @@ def write_recipe(folder: Path, steps: int) -> Path:
             number, Sample(id=f"s{number}", messages=messages, task="tts", metadata=split), [[codes_KT]]
         )
     writer.close({"codec": {"num_codebooks": 8, "codebook_size": 1024}})
-    stage = {"train": {"shards": str(folder / "shards"), "steps": steps, "evaluations": 1}}
+    stage = {"train": {"samples": str(folder / "shards"), "steps": steps, "evaluations": 1}}
     recipe = folder / "recipe.yaml"
     recipe.write_text(yaml.safe_dump({"name": "busy", "size": "tiny", "seed": 0, "stages": [stage]}))
     return recipe

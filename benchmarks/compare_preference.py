@@ -115,10 +115,10 @@ def methods_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
     stages: list[dict[str, Any]] = []
     for seed in seeds:
         few = data_sources(folder, "few")
-        stages.append({"name": f"first_{seed}", "train": {"shards": few, **HEARING, **FIRST, "seed": seed}})
+        stages.append({"name": f"first_{seed}", "train": {"samples": few, **HEARING, **FIRST, "seed": seed}})
         pairs = data_sources(folder, "pairs")
         for method, objective in METHODS.items():
-            settings = {"samples": pairs, "model": f"${{first_{seed}.checkpoint}}", "objective": objective}
+            settings = {"samples": pairs, "start": f"${{first_{seed}.checkpoint}}", "objective": objective}
             stages.append({"name": f"by_{method}_{seed}",
                            "train_preference": {**settings, **ALIGNED, "seed": seed}})  # fmt: skip
     return {"name": "learn_preference", "size": "tiny", "stages": stages}
@@ -146,7 +146,7 @@ def lengths_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
         for method, objective in LENGTH_METHODS.items():
             settings = {
                 "samples": data_sources(folder, "long"),
-                "model": f"${{worded_{seed}.checkpoint}}",
+                "start": f"${{worded_{seed}.checkpoint}}",
                 "objective": objective,
                 "ptx": {"samples": few, "weight": LENGTH_PTX},
                 **LENGTH_ALIGNED,

@@ -311,7 +311,7 @@ def stage_of(
     """The settings of `train_policy`, with `more` of them, and a context with a folder of its own."""
     settings = {
         "size": "tiny",
-        "model": folder / {"ours": "dual_ffn", "hearing": "hearing", "adapter": "qwen2_audio"}[kind],
+        "start": folder / {"ours": "dual_ffn", "hearing": "hearing", "adapter": "qwen2_audio"}[kind],
         "samples": str(folder / f"{prompts}.jsonl"),
         "rewards": WEIGHTS,
         "group_size": GROUP,

@@ -475,7 +475,7 @@ def ppo_phases() -> None:
             samples.append(Sample(id=str(number), messages=messages, task="interpret", metadata=metadata))
         write_samples(folder / "streams.jsonl", samples)
         stage = {
-            "samples": str(folder / "streams.jsonl"), "model": str(folder), "steps": 10, "batch_size": STREAMS,
+            "samples": str(folder / "streams.jsonl"), "start": str(folder), "steps": 10, "batch_size": STREAMS,
             "max_answer_tokens": TEXT_TOKENS, "precision": "fp32", "report_to": [], "evaluations": 1,
             "checkpoint_seconds": 0,
         }  # fmt: skip

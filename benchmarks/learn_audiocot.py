@@ -166,7 +166,7 @@ def data_stages(data: Path | None) -> list[dict[str, Any]]:
         "preset": "everything",
         "steps": {"objects": {}},
         "made": {"sample_rate": learn_flow.RATE, "channels": 1},
-        "shards": False,
+        "samples": False,
         "workers": 1,
     }
     return [{"name": "scenes", "compose_scenes": scenes}, {"audiocot": thoughts}]
@@ -184,7 +184,7 @@ def writer_stages(seed: int, folder: Path, smoke: bool) -> list[dict[str, Any]]:
     ):
         begin = {"samples": samples, "seed": seed, **(SMOKE["thinker"] if smoke else {})}
         train = {
-            "model": f"${{begin_{name}_{seed}.checkpoint}}",
+            "start": f"${{begin_{name}_{seed}.checkpoint}}",
             "samples": [{"path": by_question[kind], "weight": weight} for kind, weight in WEIGHTS.items()],
             "objective": "sft",
             "pictures": pictures,
@@ -235,7 +235,7 @@ def sound_stages(seed: int, folder: Path, flow: Path, smoke: bool) -> list[dict[
         stages += [
             {"name": AUTOENCODER, "fit_mel_pca": fit},
             {"encode_latents": encode},
-            {"name": f"flow_{seed}", "train_flow": {"latents": "${encode_latents.shards}", **SMOKE["flow"]}},
+            {"name": f"flow_{seed}", "train_flow": {"samples": "${encode_latents.shards}", **SMOKE["flow"]}},
         ]
     model, autoencoder = _flow_model(flow, seed, smoke, folder)
     for mode, conditions in WAYS.items():

@@ -189,7 +189,7 @@ def learn_to_look_up(folder: Path, group: str) -> None:
     begun: dict[str, Any] = {"model": MODEL}
     for name in CODES:
         shards = str(folder / "codes" / name)
-        train = {"shards": shards, "steps": STEPS[name], "schedule": "constant", **begun, **TRAINING}
+        train = {"samples": shards, "steps": STEPS[name], "schedule": "constant", **begun, **TRAINING}
         stages.append({"name": name, "train": train})
         begun = {"start": f"${{{name}.checkpoint}}"}
     run(stages, folder / "look_up", Console(stderr=True))
@@ -204,7 +204,7 @@ def train_without(folder: Path, names: list[str], left_out: str) -> None:
     ]
     train = {
         # half of a step are random codes still, so that no voice is learned by heart
-        "shards": [*voices, {"path": str(folder / "codes" / "words"), "weight": len(voices)}],
+        "samples": [*voices, {"path": str(folder / "codes" / "words"), "weight": len(voices)}],
         "steps": STEPS["voices"],
         "schedule": "wsd",
         "start": str(folder / "look_up" / "words" / "model"),

@@ -201,7 +201,7 @@ def recipe_of(data: Path, seeds: Sequence[int], folder: Path, controls: bool) ->
 def _model_stages(name: str, seed: int, changes: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The training of a model, and its edits."""
     train = {
-        "latents": "${encode_latents.shards}",
+        "samples": "${encode_latents.shards}",
         "steps": FLOW_STEPS,
         "batch_size": BATCH,
         "estimate_variance": ESTIMATE_VARIANCE,

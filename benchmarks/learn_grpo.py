@@ -144,7 +144,7 @@ def recipe_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
     for name in stages_of(seeds):
         kind, seed = name.split("_")
         samples = data / ("exchanged.jsonl" if kind == "exchanged" else "many.jsonl")
-        settings = {"model": "${first.checkpoint}", "samples": str(samples), "rewards": REWARDS[kind]}
+        settings = {"start": "${first.checkpoint}", "samples": str(samples), "rewards": REWARDS[kind]}
         settings["advantage"] = ADVANTAGE
         stages.append({"name": name, "train_policy": {**settings, **GRPO, **HELD, "seed": int(seed)}})
     return {"name": "learn_grpo", "size": "tiny", "stages": stages}
@@ -152,7 +152,7 @@ def recipe_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
 
 def first_of(data: Path) -> list[dict[str, Any]]:
     """The model that all trainings on fresh answers start from."""
-    return [{"name": "first", "train": {"shards": first_sources(data), **FIRST}}]
+    return [{"name": "first", "train": {"samples": first_sources(data), **FIRST}}]
 
 
 def first_sources(data: Path) -> list[dict[str, Any]]:
@@ -169,7 +169,7 @@ def further_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
     settings = {
         **{key: value for key, value in FIRST.items() if key not in ("steps", "model")},
         "start": str(folder / "first" / "model"),
-        "shards": first_sources(folder / "data"),
+        "samples": first_sources(folder / "data"),
         "cpu_minutes": round(spent / 60, 3),
     }
     return {"name": "learn_grpo", "size": "tiny", "stages": [{"name": "further", "train": settings}]}

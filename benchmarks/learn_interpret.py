@@ -260,10 +260,10 @@ def _hearing_stages(codec: str, sizes: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {"name": "words", "compose": words},
         {"name": "word_codes", "tokenize": codes},
-        {"name": "digits", "train": {**digits, "shards": shards}},
+        {"name": "digits", "train": {**digits, "samples": shards}},
         {"name": "short_talks", "compose_talks": talks},
         *_compose_text_streams("short", "short_talks", (0, 0), codec),
-        {"name": "hearing", "train": {**hearing, "shards": talks_of}},
+        {"name": "hearing", "train": {**hearing, "samples": talks_of}},
     ]
 
 
@@ -275,7 +275,7 @@ def _stages_of(seed: int, sizes: dict[str, Any]) -> list[dict[str, Any]]:
     stages: list[dict[str, Any]] = []
     for name, kind in (("sft", "late"), ("sft_punctual", "punctual")):
         stages.append(
-            {"name": f"{name}_{seed}", "train": {**supervised, "shards": f"${{{kind}_codes.shards}}"}}
+            {"name": f"{name}_{seed}", "train": {**supervised, "samples": f"${{{kind}_codes.shards}}"}}
         )
     trainings: list[tuple[str, str, dict[str, float], bool]] = [
         ("stage_1", "sft", STAGE_1, True),
@@ -297,7 +297,7 @@ def _stages_of(seed: int, sizes: dict[str, Any]) -> list[dict[str, Any]]:
             **PPO,
             **sizes.get("ppo", {}),
             "samples": "${late_codes.shards}",
-            "model": f"${{{start}_{seed}.checkpoint}}",
+            "start": f"${{{start}_{seed}.checkpoint}}",
             "rewards": rewards,
             "similarity": options["similarity"],
             "advantage": {"name": "gae", "steps": True, "lam": options["lam"]},

@@ -256,8 +256,8 @@ def model_stages(codec_at: Path, seed: int, sizes: dict[str, Any]) -> list[dict[
     words = {"segments": "${here}/segments.jsonl", "tasks": {"tts": 1.0, "asr": 1.0}, "min_seconds": 1}
     both = {"text_weight": 1.0, "seed": seed, "eval_audio_samples": 0, "evaluations": 4}
     voices = {"shards": "${word_codes.shards}", "model": {**MODEL, **sizes.get("model", {})}, **both}
-    groups = {"shards": "${short_codes.shards}", "start": "${voices.checkpoint}", **both}
-    interprets = {"shards": "${stream_codes.shards}", "start": "${groups.checkpoint}", **both}
+    groups = {"samples": "${short_codes.shards}", "start": "${voices.checkpoint}", **both}
+    interprets = {"samples": "${stream_codes.shards}", "start": "${groups.checkpoint}", **both}
     return [
         {"name": "words", "compose": words},
         {"name": "word_codes", "tokenize": {"samples": "${words.samples}", "codec": codec, "encodings": 1}},

@@ -166,7 +166,7 @@ def recipe_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
     stages = []
     for seed in seeds:
         few = data_sources(folder, "few")
-        stages.append({"name": f"first_{seed}", "train": {"shards": few, **HEARING, **FIRST, "seed": seed}})
+        stages.append({"name": f"first_{seed}", "train": {"samples": few, **HEARING, **FIRST, "seed": seed}})
         stages.append(_aligned(folder, "dpo", "pairs", seed))
         stages.append(_aligned(folder, "shuffled", f"shuffled{seed}", seed))
         if seed == EXCHANGED_SEED:
@@ -187,7 +187,7 @@ def further_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
             "cpu_minutes": round(spent / 60, 3),
         }
         shards = data_sources(folder, "right")
-        stages.append({"name": f"further_{seed}", "train": {"shards": shards, **settings}})
+        stages.append({"name": f"further_{seed}", "train": {"samples": shards, **settings}})
     return {"name": "learn_preference", "size": "tiny", "stages": stages}
 
 

@@ -82,7 +82,7 @@ def recipe_of(recordings: Path) -> dict[str, Any]:
     ]
     for seed in SEEDS:
         train = {
-            "shards": "${tokenize.shards}",
+            "samples": "${tokenize.shards}",
             "codec": codec,
             "seed": seed,
             "passes": PASSES,

@@ -120,7 +120,7 @@ def recipe_of(source: Path, folder: Path, seeds: Sequence[int]) -> dict[str, Any
     for kind, rewards in rewards_of(folder).items():
         for seed in seeds:
             settings = {
-                "model": str(folder / f"first_{seed}" / "model"),
+                "start": str(folder / f"first_{seed}" / "model"),
                 "codec": codec_of(source),
                 "samples": str(samples_of(source)),
                 "rewards": rewards,

@@ -135,7 +135,7 @@ def recipe_of(source: Path, folder: Path, seeds: Sequence[int]) -> dict[str, Any
 def first_of(source: Path, seed: int) -> list[dict[str, Any]]:
     """A first model, and what it says."""
     trained = {
-        "shards": str(source / "tokenize" / "shards"),
+        "samples": str(source / "tokenize" / "shards"),
         "codec": codec_of(source),
         "seed": seed,
         "passes": PASSES,

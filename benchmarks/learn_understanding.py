@@ -206,7 +206,7 @@ def _train(
     for source, task in zip(sources, batch, strict=True):
         source |= {"augment": VARIED[task]} if task in VARIED else {}
     budget = {"steps": STEPS[name], "batch_size": sum(batch.values()), "eval_audio_samples": 0}
-    return {"name": name, "train": {"shards": sources, **budget, **settings}}
+    return {"name": name, "train": {"samples": sources, **budget, **settings}}
 
 
 def _listen(model: str, task: str, samples: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class DescribeConfig(StageConfig):
     into system prompts, `text` is the transcript. A column that a segment has already, and that is not empty, stays."""
     replace: bool = False
     """Replace values that the columns hold already."""
-    max_tokens: int = Field(64, ge=1)
+    max_answer_tokens: int = Field(64, ge=1)
     """The longest answer."""
 
     @field_validator("columns")
@@ -53,7 +53,7 @@ def run_description(config: DescribeConfig, context: Context) -> dict[str, Any]:
     from audiollm.evaluate.subjects.loading import load_answerer
 
     segments, bad = read_segments(config.segments)
-    subject = load_answerer(str(config.model), config.codec, config.max_tokens)
+    subject = load_answerer(str(config.model), config.codec, config.max_answer_tokens)
     questions = [
         (segment, name, question)
         for segment in segments

@@ -287,7 +287,7 @@ def test_an_understanding_model_is_counted_with_its_encoder(tmp_path: Path) -> N
 def test_shards_that_are_there_are_planned_by_their_counts(tmp_path: Path) -> None:
     write_json(tmp_path / "shards" / "index.json", {"counts": {"samples": 480, "frames": 48_000}})
     recipe = tmp_path / "own.yaml"
-    recipe.write_text(json.dumps({"stages": [{"train": {"shards": str(tmp_path / "shards"), "passes": 2}}]}))
+    recipe.write_text(json.dumps({"stages": [{"train": {"samples": str(tmp_path / "shards"), "passes": 2}}]}))
     row = rows_of(recipe, [])["train"]
     assert row["tokens"] == "134.4 k"  # 2 passes x 480 samples x (100 frames + 40)
     assert "assumed" not in row["what"]

@@ -232,11 +232,11 @@ def _find(target: str) -> tuple[str, Path | None, FeatureShape | None]:
     if (folder / "config.yaml").is_file():
         settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         for stage in settings.values() if isinstance(settings, dict) else ():
-            sources = stage.get("shards") or stage.get("samples") if isinstance(stage, dict) else None
+            sources = stage.get("samples") if isinstance(stage, dict) else None
             if isinstance(
                 sources, list
             ):  # of several sources the first; others can be given by their own paths
-                begun_from = [Path(stage["model"])] if isinstance(stage.get("model"), str) else []
+                begun_from = [Path(stage["start"])] if isinstance(stage.get("start"), str) else []
                 learned = [folder / "model", folder / "vocabulary", *begun_from]
                 with_one = [candidate for candidate in learned if (candidate / "tokenizer.json").exists()]
                 vocabulary = with_one[0] if with_one else None
@@ -277,7 +277,7 @@ def _features(folder: Path, stage: dict[str, Any]) -> FeatureShape | None:
             )
             if encoder is not None:
                 return encoder.features
-    settings = (stage.get("model") or {}).get("audio_encoder") or {}
+    settings = (stage.get("shape") or {}).get("audio_encoder") or {}
     stem = settings.get("stem", "conv1d")
     stride = settings.get("stride") or DEFAULT_STRIDE[stem]
     return FeatureShape(stride=stride, frames_per_position=FRAMES_PER_POSITION[stem])

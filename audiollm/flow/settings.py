@@ -149,7 +149,7 @@ class TrainFlowConfig(OptimizerSettings, TrainingConfig):
 
     incidental: ClassVar[frozenset[str]] = ModelTrainingConfig.incidental | {"autoencoder", "eval_sounds"}
 
-    latents: Annotated[list[LatentsConfig], BeforeValidator(_as_list), Field(min_length=1)]
+    samples: Annotated[list[LatentsConfig], BeforeValidator(_as_list), Field(min_length=1)]
     """Encoded sounds: a path, or a list of paths and of `{path, weight}`."""
     preset: Literal["native", "thinksound"] = "native"
     """`native`, or the released structure with its pads and nulls."""

@@ -91,9 +91,9 @@ def flow_parameters(config: TrainFlowConfig) -> int:
 
 def _plan_train_flow(config: TrainFlowConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     parameters, batch = flow_parameters(config), required(config.batch_size)
-    sounds = _sum_planned_fact(plans, [latents.path for latents in config.latents], "samples")
+    sounds = _sum_planned_fact(plans, [latents.path for latents in config.samples], "samples")
     steps = config.steps_for(sounds / batch) or 0
-    seconds = _sum_planned_fact(plans, [latents.path for latents in config.latents], "seconds")
+    seconds = _sum_planned_fact(plans, [latents.path for latents in config.samples], "seconds")
     rows = batch * (seconds / sounds * ROWS_PER_SECOND if sounds else ASSUMED_ROWS)
     memory = partial(_train_memory_mb, config, parameters, rows)
     return StagePlan(

@@ -40,7 +40,7 @@ def train_flow(config: TrainFlowConfig, context: Context) -> dict[str, Any]:
         ConfigError: a model to start from that cannot be loaded.
     """
     device, ranks = default_device(), context.ranks
-    sources, facts = open_corpus([latents.path for latents in config.latents])
+    sources, facts = open_corpus([latents.path for latents in config.samples])
     usable = survey_sounds(sources, facts)
     _check_usable(usable, config)
     if ranks.first:
@@ -55,7 +55,7 @@ def train_flow(config: TrainFlowConfig, context: Context) -> dict[str, Any]:
         context.say(f"{', '.join(unused_names)}: not taken by {config.start}, and left out")
     # what held-out samples alone have, or a start does not take, is not read
     facts = replace(facts, conditions=used_conditions)
-    latent_weights = [latents.weight for latents in config.latents]
+    latent_weights = [latents.weight for latents in config.samples]
     weights = [
         len(used) if weight is None else weight
         for weight, used in zip(latent_weights, usable.train, strict=True)
@@ -311,11 +311,11 @@ def _check_usable(usable: UsableSounds, config: TrainFlowConfig) -> None:
             + (str(usable.bad[0]) if usable.bad else "there are none"),
             2,
         )
-    weighted = [latents.weight for latents in config.latents]
+    weighted = [latents.weight for latents in config.samples]
     if not any(weight is None or weight for weight in weighted):
         raise StageError("train_flow.latents: every weight is 0", "give one above 0, or none", 2)
     for number, (weight, used) in enumerate(zip(weighted, usable.train, strict=True)):
         if weight and not used:
             raise StageError(
-                f"{config.latents[number].path} has a weight and no sound to train on", "leave it out", 2
+                f"{config.samples[number].path} has a weight and no sound to train on", "leave it out", 2
             )

@@ -1,6 +1,6 @@
 """Names that other projects give to our settings: errors say ours. Loads no torch.
 
-Of TRL's and transformers' trainers, OpenRLHF, verl and ms-swift.
+Of TRL's and transformers' trainers, OpenRLHF, verl and ms-swift; and names that our own settings had before.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from collections.abc import Collection, Mapping
 OUR_NAMES: Mapping[str, tuple[str, ...]] = {
     "actor_learning_rate": ("learning_rate",),
     "adapter_name_or_path": ("start", "model"),
+    "answers": ("group_size",),
     "bf16": ("precision",),
     "critic_learning_rate": ("critic",),
-    "dataset": ("samples", "shards"),
-    "dataset_name": ("samples", "shards"),
+    "dataset": ("samples",),
+    "dataset_name": ("samples",),
     "deepspeed": ("strategy",),
     "eval_steps": ("evaluations",),
     "fp16": ("precision",),
@@ -22,6 +23,7 @@ OUR_NAMES: Mapping[str, tuple[str, ...]] = {
     "gradient_checkpointing": ("activation_checkpointing",),
     "init_kl_coef": ("kl",),
     "kl_coef": ("kl",),
+    "latents": ("samples",),
     "lora_alpha": ("lora",),
     "lora_dropout": ("lora",),
     "lora_r": ("lora",),
@@ -39,12 +41,14 @@ OUR_NAMES: Mapping[str, tuple[str, ...]] = {
     "max_response_length": ("max_answer_tokens",),
     "max_seq_length": ("max_length",),
     "max_steps": ("steps",),
+    "max_tokens": ("max_answer_tokens",),
     "micro_train_batch_size": ("max_tokens",),
+    "model": ("start", "shape"),
     "model_name_or_path": ("start", "model"),
     "n_samples_per_prompt": ("group_size",),
     "num_generations": ("group_size",),
     "num_iterations": ("updates",),
-    "num_return_sequences": ("answers", "group_size"),
+    "num_return_sequences": ("group_size",),
     "num_train_epochs": ("passes",),
     "per_device_train_batch_size": ("batch_size",),
     "ppo_epochs": ("updates",),
@@ -57,11 +61,12 @@ OUR_NAMES: Mapping[str, tuple[str, ...]] = {
     "reward_weights": ("rewards",),
     "rollout_batch_size": ("batch_size",),
     "save_steps": ("checkpoint_seconds",),
+    "shards": ("samples",),
     "sync_ref_model": ("refresh_reference",),
     "total_epochs": ("passes",),
     "train_batch_size": ("batch_size",),
-    "train_dataset": ("samples", "shards"),
-    "train_files": ("samples", "shards"),
+    "train_dataset": ("samples",),
+    "train_files": ("samples",),
     "train_type": ("trained",),
     "use_peft": ("trained",),
     "warmup_ratio": ("warmup_steps",),

@@ -117,7 +117,7 @@ def count_parameters(config: TrainConfig, shape: DualFFNConfig) -> Counts:
         layer = max(sum(p.numel() for p in layer.parameters()) for layer in model.model.layers)
         outside = total - sum(p.numel() for p in model.model.layers.parameters())
         adapt(model, config.trained, config.lora)
-        settings = config.model.audio_encoder
+        settings = config.shape.audio_encoder
         if shape.audio_encoder is not None and settings is not None and not settings.trained:
             model.audio_tower.freeze()
     named = {f"{LOOP_PREFIX}{name}": parameter for name, parameter in model.named_parameters()}
@@ -131,7 +131,7 @@ def count_parameters(config: TrainConfig, shape: DualFFNConfig) -> Counts:
 
 
 def _name_missing_start(config: TrainConfig) -> str:
-    settings = config.model.audio_encoder
+    settings = config.shape.audio_encoder
     if settings is not None and settings.path is not None and not settings.path.exists():
         return str(settings.path)
     return str(config.start)
@@ -146,7 +146,7 @@ def _rows_per_second(shape: DualFFNConfig | None) -> float:
 def _data(config: TrainConfig, plans: Mapping[str, StagePlan], rows_per_second: float) -> Data:
     """By the counts of shards that are there, or else by the plan of the stage that makes them."""
     samples, frames, is_known = 0.0, 0.0, True
-    for source in config.shards:
+    for source in config.samples:
         path = Path(source.path)
         planned = next((plan for plan in plans.values() if path in plan.artifacts.values()), None)
         counts = _counts(path) if planned is None else _planned_counts(planned)

@@ -42,7 +42,7 @@ def train_model(config: TrainConfig, context: Context) -> dict[str, Any]:
 
 def _train_on_packs(config: TrainConfig, context: Context) -> dict[str, Any]:
     ranks = context.ranks
-    sources = open_sources(config.shards, config.max_codes_mb)
+    sources = open_sources(config.samples, config.max_codes_mb)
     set_aside = set_aside_of(context.folder, "train", ranks, config.strict)
     template = make_template(config, sources, SIZES[config.size].vocab_size, set_aside, context)
     batching = _batching(config)
@@ -52,7 +52,7 @@ def _train_on_packs(config: TrainConfig, context: Context) -> dict[str, Any]:
             sources, config.weights, survey, template, batching, config.seed, ranks.rank, ranks.world
         )
     except ValueError as error:  # weights that the sources cannot have
-        raise StageError(str(error), "see the weights of `shards`", 2) from error
+        raise StageError(str(error), "see the weights of `samples`", 2) from error
     torch.manual_seed(config.seed)
     model = build_decoder(config, template).to(default_device())
     check_attention(config, model.config.head_dim)

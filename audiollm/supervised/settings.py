@@ -99,8 +99,8 @@ class AudioEncoderSettings(BaseModel):
         return self
 
 
-class ModelConfig(BaseModel):
-    """The model of `train`. What is None follows from `size`."""
+class ShapeConfig(BaseModel):
+    """The shape of a model from scratch. What is None follows from `size`."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
     kind: Literal["dual_ffn"] = "dual_ffn"
@@ -130,7 +130,7 @@ class ModelConfig(BaseModel):
     """The kernel that computes attention in training; `auto`: flash-attn or torch's own on a GPU in half precision."""
 
 
-class ShardsConfig(BaseModel):
+class SourceConfig(BaseModel):
     """One source of samples."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
@@ -146,9 +146,9 @@ class ShardsConfig(BaseModel):
 class SourceSettings(LoopSettings):
     """The training data, and the model to start from."""
 
-    shards: list[ShardsConfig] = Field(min_length=1)
+    samples: list[SourceConfig] = Field(min_length=1)
     """A path, or a list of paths and of `{path, weight}`."""
-    model: ModelConfig = ModelConfig()
+    shape: ShapeConfig = ShapeConfig()
     start: InputPath | None = None
     """A folder to begin from, with its vocabulary: a trained model's, Higgs Audio V2's (transformers' or Boson's
     files), or a plain Llama's or Qwen's, whose vocabulary grows by the special tokens; or a published audio LLM of
@@ -161,7 +161,7 @@ class SourceSettings(LoopSettings):
     augment: Augmentation | None = None
     """How what is heard is varied in training (`audio_in: features`): `{}`, or `{shift: 1, ...}`; None: not at all."""
 
-    @field_validator("shards", mode="before")
+    @field_validator("samples", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         items = value if isinstance(value, list) else [value]
@@ -231,7 +231,7 @@ class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
     @model_validator(mode="after")
     def _follow_size(self) -> TrainConfig:
         self._settings_given = frozenset(self.model_fields_set)
-        rule, model = SIZES[self.size], self.model
+        rule, shape = SIZES[self.size], self.shape
         free = {
             "kind",
             "attention",
@@ -240,15 +240,17 @@ class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
             "sliding_window",
             "sliding_window_layers",
         }
-        shape = self.model.model_fields_set - free
-        if self.start is not None and shape:
-            raise ValueError(f"model.{min(shape)} is set, but start gives a model with a shape of its own")
+        set_shape = shape.model_fields_set - free
+        if self.start is not None and set_shape:
+            raise ValueError(
+                f"shape.{min(set_shape)} is set, but start gives a model with a shape of its own"
+            )
         if self.start is None and self.trained in ("adapter", "audio_ffn"):
             raise ValueError(f"trained is {self.trained!r}: give start, the model whose other weights stay")
-        if model.audio_encoder is not None and self.audio_in == "codes":
-            raise ValueError("model.audio_encoder is set, but audio_in is codes: set it to features")
-        if 0 < sum(source.weight is not None for source in self.shards) < len(self.shards):
-            raise ValueError("give every one of the shards a weight, or none")
+        if shape.audio_encoder is not None and self.audio_in == "codes":
+            raise ValueError("shape.audio_encoder is set, but audio_in is codes: set it to features")
+        if 0 < sum(source.weight is not None for source in self.samples) < len(self.samples):
+            raise ValueError("give every one of the samples a weight, or none")
         if self.audio_in == "codes" and any(self.augmentations):
             raise ValueError("augment is set, but audio_in is codes: set it to features")
         self.follow_size(rule.steps, rule.passes, rule.batch_size, rule.learning_rate)
@@ -258,31 +260,31 @@ class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
             raise ValueError(
                 f"max_length {self.max_length} is more than a pack holds: max_tokens {self.max_tokens}"
             )
-        hidden = model.hidden_size or rule.hidden_size
-        heads = model.num_heads or max(1, hidden // 64)
+        hidden = shape.hidden_size or rule.hidden_size
+        heads = shape.num_heads or max(1, hidden // 64)
         if hidden % (2 * heads):
             raise ValueError(f"hidden_size {hidden} must be a multiple of 2 x num_heads {heads}")
-        layers = model.num_layers or rule.num_layers
+        layers = shape.num_layers or rule.num_layers
         for name in ("audio_ffn_layers", "sliding_window_layers"):
-            chosen_layers = getattr(model, name) or ()
+            chosen_layers = getattr(shape, name) or ()
             strange = [n for n in chosen_layers if not (n >= 0 and (self.start or n < layers))]
             if strange:
-                raise ValueError(f"model.{name}: no layer {strange} among {layers}")
-        if model.sliding_window_layers is not None and model.sliding_window is None:
+                raise ValueError(f"shape.{name}: no layer {strange} among {layers}")
+        if shape.sliding_window_layers is not None and shape.sliding_window is None:
             raise ValueError(
-                "model.sliding_window_layers is set, but sliding_window, how far they see, is not"
+                "shape.sliding_window_layers is set, but sliding_window, how far they see, is not"
             )
         filled = {
             "hidden_size": hidden,
             "num_heads": heads,
-            "audio_encoder": model.audio_encoder or self._encoder_from_scratch(),
+            "audio_encoder": shape.audio_encoder or self._encoder_from_scratch(),
             "num_layers": layers,
-            "intermediate_size": model.intermediate_size or intermediate_size(hidden),
+            "intermediate_size": shape.intermediate_size or intermediate_size(hidden),
         }
-        self.model = model.model_copy(update=filled)
-        if model.attention in ("flash_attn", "varlen") and self.precision == "fp32":
+        self.shape = shape.model_copy(update=filled)
+        if shape.attention in ("flash_attn", "varlen") and self.precision == "fp32":
             raise ValueError(
-                f"model.attention {model.attention!r} needs half precision, and precision is 'fp32': "
+                f"shape.attention {shape.attention!r} needs half precision, and precision is 'fp32': "
                 "take auto or sdpa, or precision bf16"
             )
         return self
@@ -293,12 +295,12 @@ class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
     @property
     def augmentations(self) -> tuple[Augmentation | None, ...]:
         """The augmentation of each source."""
-        return tuple(source.augment or self.augment for source in self.shards)
+        return tuple(source.augment or self.augment for source in self.samples)
 
     @property
     def weights(self) -> list[float] | None:
         """The weights of the sources; None: by their sizes."""
-        weights = [source.weight for source in self.shards if source.weight is not None]
+        weights = [source.weight for source in self.samples if source.weight is not None]
         return weights or None
 
 

@@ -58,7 +58,7 @@ class CorrectAnswersConfig(StageConfig):
     prompt: Annotated[str, AfterValidator(check_correction_prompt)] | None = None
     """What the corrector is asked, with `{answer}`, `{right}` and usually `{question}`; recordings come before it.
     None: to change as few words as possible."""
-    max_tokens: int = Field(512, ge=1)
+    max_answer_tokens: int = Field(512, ge=1)
     """Longest correction, in tokens."""
     right_score: float = 1.0
     """Answers from this score on are right and need no correction."""
@@ -97,7 +97,9 @@ def run_correct_answers(config: CorrectAnswersConfig, context: Context) -> dict[
 
     samples, bad = read_samples(config.samples)
     set_aside = SetAside(context.folder / "set_aside.jsonl", "correct_answers", strict=config.strict)
-    corrector = load_judge(config.corrector, config.codec, config.max_tokens) if config.corrector else None
+    corrector = (
+        load_judge(config.corrector, config.codec, config.max_answer_tokens) if config.corrector else None
+    )
     store = RowStore(context.folder / "kept.jsonl")
     pairs: list[Sample] = []
     answered: list[Sample] = []

@@ -77,9 +77,9 @@ def load_source(
 
     origin = config.model.name
     if config.modality == "text":
-        sampling = AnswerSampling(config.temperature, config.top_p, config.max_tokens, config.seed)
+        sampling = AnswerSampling(config.temperature, config.top_p, config.max_answer_tokens, config.seed)
         sampler = load_sampler(config.model, config.codec)
-        return WrittenAnswers(sampler, sampling, config.answers, origin, store)
+        return WrittenAnswers(sampler, sampling, config.group_size, origin, store)
     from audiollm.synthesis.run import longest_allowed_s
     from pipelines.answers.spoken import SpeechSampling, SpokenAnswers, load_speaker_model
 
@@ -92,8 +92,8 @@ def load_source(
     )
     context.say(f"drawn with {speech_settings}")
     limit_s = min(config.max_duration_s, longest_allowed_s(samples))
-    speech = SpeechSampling(speech_settings.sampling, limit_s, config.max_tokens, config.seed)
-    return SpokenAnswers(generator, fingerprint, speech, config.answers, origin, store, context.folder)
+    speech = SpeechSampling(speech_settings.sampling, limit_s, config.max_answer_tokens, config.seed)
+    return SpokenAnswers(generator, fingerprint, speech, config.group_size, origin, store, context.folder)
 
 
 def _select_samples(samples: Sequence[Sample], max_samples: int | None) -> list[Sample]:
@@ -203,13 +203,13 @@ def _count_answers(rated: Sequence[Sample], set_aside: SetAside) -> dict[str, An
 
 
 def _plan_sampling(config: SampleAnswersConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    note = f"{config.answers} answers to each prompt"
+    note = f"{config.group_size} answers to each prompt"
     if config.max_samples:
         note += f", at most {config.max_samples} prompts of each split"
     prompts = planned_fact(plans, config.samples, "samples")
     if config.max_samples:
         prompts = min(prompts, 2 * config.max_samples)
-    seconds = 5 + SECONDS_PER_ANSWER * config.answers * prompts if prompts else None
+    seconds = 5 + SECONDS_PER_ANSWER * config.group_size * prompts if prompts else None
     facts = {"samples": prompts}
     return StagePlan(memory_mb=1500, disk_mb=5, core_seconds=seconds, note=note, facts=facts)
 

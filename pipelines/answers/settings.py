@@ -66,7 +66,7 @@ class SampleAnswersConfig(StageConfig):
     modality: Literal["text", "speech"] = Field("text", exclude_if=_is_default("text"))
     """`text`: answers in words. `speech`: spoken answers of a DualFFN. Their codes are kept as the model said them and
     are trained on without being encoded again; their sound is in `audio`."""
-    answers: int = Field(4, ge=1)
+    group_size: int = Field(4, ge=1)
     """Answers to each prompt; equal ones are kept once, and counted."""
     temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
@@ -74,7 +74,7 @@ class SampleAnswersConfig(StageConfig):
     """Speech: classifier-free guidance on the text, 1 is none. None: as the stage `generate` has it."""
     speaker_guidance: float | None = Field(None, ge=0, exclude_if=_is_default(None))
     """Speech: classifier-free guidance on the speaker. None: as the stage `generate` has it."""
-    max_tokens: int = Field(64, ge=1)
+    max_answer_tokens: int = Field(64, ge=1)
     """Longest answer, in tokens."""
     max_duration_s: float = Field(30.0, gt=0, exclude_if=_is_default(30.0))
     """Longest spoken answer; the limit follows the samples' recordings where those are shorter."""

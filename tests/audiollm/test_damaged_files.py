@@ -36,7 +36,7 @@ RECIPE = """
 name: any
 stages:
   - train:
-      shards: a
+      samples: a
       codec: codec
       eval_audio_samples: 1
       steps: 10
@@ -47,7 +47,7 @@ stages:
       checkpoint_seconds: 0
       evaluations: 3
       ema_decay: 0.9
-      model: {hidden_size: 32, num_layers: 2, num_heads: 2, intermediate_size: 64}
+      shape: {hidden_size: 32, num_layers: 2, num_heads: 2, intermediate_size: 64}
   - report: {}
 """
 RUN = ("run", "recipe.yaml", "--runs", "runs", "--name", "r")

@@ -46,7 +46,7 @@ class ListeningConfig(StageConfig):
     """Samples of each kind (transcripts, questions), evenly picked."""
     language: str = "en"
     """Language of the transcripts that name none."""
-    max_tokens: int = Field(64, ge=1)
+    max_answer_tokens: int = Field(64, ge=1)
     """Longest answer, in tokens."""
     examples: int = Field(8, ge=0)
     """Cases in each report that can be heard, the worst first."""
@@ -77,7 +77,7 @@ def run_listening(config: ListeningConfig, context: Context) -> dict[str, Any]:
             "see the tasks of `compose`",
             2,
         )
-    subject = load_answerer(str(config.model), config.codec, config.max_tokens)
+    subject = load_answerer(str(config.model), config.codec, config.max_answer_tokens)
     inquiries = [_inquiry(sample) for sample in [*transcriptions, *choice_samples]]
     with context.progress("listening", len(inquiries)) as bar:
         store = RowStore(context.folder / "kept.jsonl")

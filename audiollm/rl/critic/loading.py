@@ -20,8 +20,8 @@ class HasCritic(Protocol):
     """Settings of a training with a critic."""
 
     @property
-    def model(self) -> Path:
-        """The policy's model."""
+    def start(self) -> Path:
+        """The model that the policy begins from."""
 
     @property
     def trained(self) -> Trained:
@@ -54,7 +54,7 @@ class CriticModel:
         """
         choice = config.critic
         assert choice is not None
-        folder = choice.model or config.model
+        folder = choice.start or config.start
         policy = load_policy(
             folder, choice.trained or config.trained, choice.lora or config.lora, max_tokens=max_tokens
         )

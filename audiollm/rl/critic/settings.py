@@ -21,7 +21,7 @@ class CriticStart(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    model: InputPath | None = None
+    start: InputPath | None = None
     """The model to begin from: a stage of `train_reward`, whose head is taken over, a critic of an earlier run, or any
     model that reads what the policy reads; None: the policy's model, with a new head."""
     trained: Literal["all", "audio_ffn", "adapter"] | list[str] | None = None

@@ -45,7 +45,7 @@ def plan_policy_training(config: PolicyTrainingConfig, plans: Mapping[str, Stage
     if config.steps is None:
         note += f", {steps} steps" if steps else ", its samples are not there yet"
     seconds = config.budget_seconds()
-    model = _model(config.model, plans)
+    model = _model(config.start, plans)
     if model is None:
         return StagePlan(seconds=seconds, note=f"{note}; its model is not there yet")
     planned = _planned(config, model, plans)
@@ -75,7 +75,7 @@ def plan_policy_training(config: PolicyTrainingConfig, plans: Mapping[str, Stage
 def _planned(
     config: PolicyTrainingConfig, model: planning.PlannedModel, plans: Mapping[str, StagePlan]
 ) -> planning.PlannedTraining:
-    opened = _opened(config.model)
+    opened = _opened(config.start)
     is_adapter = config.trained == "adapter"
     own_reference = config.needs_reference and (not is_adapter or config.refresh_reference is not None)
     sizes = {
@@ -85,7 +85,7 @@ def _planned(
     on_cpu = [term.name for term in config.reward_terms if getattr(term.settings, "device", "") == "cpu"]
     critic = 0
     if config.critic is not None:
-        critic = _parameters(config.critic.model or config.model, plans)
+        critic = _parameters(config.critic.start or config.start, plans)
     lengths = {"text": config.max_answer_tokens, "audio": config.max_frames + DELAY_ROWS}
     return planning.PlannedTraining(
         model=model,
@@ -98,7 +98,7 @@ def _planned(
         max_tokens=required(config.max_tokens),
         shares_prompt=opened.shares_prompt,
         slots=opened.rollout_slots,
-        reference=_parameters(config.reference or config.model, plans) if own_reference else 0,
+        reference=_parameters(config.reference or config.start, plans) if own_reference else 0,
         reads_reference=config.needs_reference,
         critic=critic,
         rewards=sizes,

@@ -94,7 +94,7 @@ def _train(
     roles = {} if joined is None else joined.choice.shares
     torch.manual_seed(config.seed)  # an adapter begins at random
     policy = load_policy(
-        config.model,
+        config.start,
         config.trained,
         config.lora,
         config.reference,
@@ -107,7 +107,7 @@ def _train(
         policy.check_reader(critic.policy, "critic")
         critic.root.to(default_device())
     if config.refresh_reference is not None and config.trained == "adapter":
-        policy.hold_to(untrained_copy(policy, config.model, required(config.max_tokens)).root)
+        policy.hold_to(untrained_copy(policy, config.start, required(config.max_tokens)).root)
     policy.root.to(default_device())
     for frozen in policy.frozen.values():
         frozen.to(default_device())
@@ -152,7 +152,7 @@ def _train(
     sampler, whole = policy, None
     if ranks.world > 1 and config.strategy in SHARDING:
         device = torch.device("cpu") if "rollout" in roles else None  # actors get it from there
-        sampler = untrained_copy(policy, config.model, required(config.max_tokens), device)
+        sampler = untrained_copy(policy, config.start, required(config.max_tokens), device)
         whole = WholeCopy(plain_model(policy.root), plain_model(sampler.root))
     parts = SamplingParts(sampler, settings, prompts, ranks)
     engine = _engine(config, sampler, joined)
@@ -202,8 +202,8 @@ def _engine(
 ) -> RolloutEngine[Any]:
     """The engine that samples from a policy's weights, in this process or in actors."""
     if joined is None or "rollout" not in joined.choice.shares:
-        return load_engine(sampler, config.model, config.rollouts)
-    model = SampledModel(config.model, required(config.max_tokens), config.rollouts, str(Path.cwd()))
+        return load_engine(sampler, config.start, config.rollouts)
+    model = SampledModel(config.start, required(config.max_tokens), config.rollouts, str(Path.cwd()))
     return RolloutActors(joined, model, plain_model(sampler.root))
 
 
@@ -216,7 +216,7 @@ def _reference_actors(
     if config.reference is not None:
         policy.check_reader(load_policy(config.reference), "reference")
     model = ReferenceModel(
-        config.reference or config.model,
+        config.reference or config.start,
         required(config.max_tokens),
         config.temperature,
         config.precision,
@@ -239,7 +239,7 @@ def _by_rewards(
     rewards = RewardSuite(terms, functions, config.reward_timeout_s, config.on_error)
     codec = None
     if config.codec is not None or any(term.speech for term in terms):
-        codec = registry.load_speech_generator(config.model, config.codec).codec
+        codec = registry.load_speech_generator(config.start, config.codec).codec
 
     def make(engine: RolloutEngine[Any], parts: SamplingParts) -> SamplesSteps:
         return maker_of(
@@ -270,7 +270,7 @@ def _engine_ahead(
     beside = max(1, threads // 2)
     on_cpu = default_device().type == "cpu"
     gpu = None if on_cpu else torch.cuda.current_device()
-    load = partial(load_sampling, config.model, required(config.max_tokens), config.rollouts)
+    load = partial(load_sampling, config.start, required(config.max_tokens), config.rollouts)
     engine = ProcessRollouts[Any](
         load, unmerged_tensors(plain_model(policy.root)), beside if on_cpu else threads, gpu
     )
@@ -299,7 +299,7 @@ def load_sampling(
 def _save(config: PolicyTrainingConfig, folder: Path) -> None:
     """Write the policy that a run ended with to `folder`, and its critic to `folder/critic`."""
     weights = trained_weights(folder, "policy")
-    policy = load_policy(config.model, config.trained, config.lora)
+    policy = load_policy(config.start, config.trained, config.lora)
     if config.critic is None:
         policy.root.load_state_dict(weights)
     else:

@@ -131,7 +131,7 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     samples: SourceList
     """Prompts with their right answers (the last message of each): a .jsonl or a folder of shards, or a list of these
     and of `{path, weight}`."""
-    model: InputPath
+    start: InputPath
     """The model to begin from: a folder in Hugging Face layout, or that of a training stage."""
     rewards: dict[str, Any] = Field(min_length=1)
     """Weights of the rewards by name, or their settings (`{think: {weight: 0.5, max_words: 40}}`): `accuracy`,
@@ -223,7 +223,7 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     @field_validator("critic", mode="before")
     @classmethod
     def _folder_or_settings(cls, given: Any) -> Any:
-        return {"model": given} if isinstance(given, str | Path) else given
+        return {"start": given} if isinstance(given, str | Path) else given
 
     @field_validator("rollouts")
     @classmethod

@@ -53,7 +53,7 @@ def plan_answer_training(
         note += f", {steps} steps"
     elif not records:
         note += ", its records are not there yet"
-    parameters = planned_parameters(config.model, plans)
+    parameters = planned_parameters(config.start, plans)
     if not parameters:
         return StagePlan(note=f"{note}; its model is not there yet")
     is_adapter = config.trained == "adapter"

@@ -153,7 +153,7 @@ def _train(config: PreferenceConfig, context: Context) -> dict[str, Any]:
     records = find_records(config, STAGE_NAME, context, config.pictures is not None)
     torch.manual_seed(config.seed)  # an adapter begins at random
     policy = load_policy(
-        config.model,
+        config.start,
         config.trained,
         config.lora,
         config.reference,
@@ -201,7 +201,7 @@ def _eval_answers(
     speaker, whole, ranks = None, None, context.ranks
     if ranks.world > 1 and config.strategy in ("fsdp2", "zero2", "zero3"):
         if ranks.first:
-            speaker = untrained_copy(policy, config.model, required(config.max_tokens))
+            speaker = untrained_copy(policy, config.start, required(config.max_tokens))
         whole = WholeCopy(plain_model(policy.root), None if speaker is None else plain_model(speaker.root))
     answers = EvalAnswers(policy, steps, config.eval_answers, context.folder, ranks, speaker, whole)
     answers.begin()
@@ -211,7 +211,7 @@ def _eval_answers(
 def _save(config: PreferenceConfig, context: Context) -> None:
     """Write the weights that the loop left, through a policy made anew: the trained one may be spread over ranks."""
     weights = trained_weights(context.folder, "policy")
-    fresh = load_policy(config.model, config.trained, config.lora, pictures=config.pictures)
+    fresh = load_policy(config.start, config.trained, config.lora, pictures=config.pictures)
     if config.critic is None:
         fresh.root.load_state_dict(weights)
     else:

@@ -72,7 +72,7 @@ class AnswerTrainingConfig(ModelTrainingConfig):
     samples: SourceList
     """Records with answers to choose among: a .jsonl or a folder of shards, or a list of these and of
     `{path, weight}`."""
-    model: InputPath
+    start: InputPath
     """The model to begin from: a folder in Hugging Face layout, or that of a training stage."""
     objective: list[ObjectiveChoice] = Field(min_length=1)
     """The objective by name, with settings (`{name: dpo, beta: 0.2}`), or a list of these with `weight`."""
@@ -174,7 +174,7 @@ class PreferenceConfig(AnswerTrainingConfig):
     @field_validator("critic", mode="before")
     @classmethod
     def _folder_or_settings(cls, given: Any) -> Any:
-        return {"model": given} if isinstance(given, str | Path) else given
+        return {"start": given} if isinstance(given, str | Path) else given
 
     @model_validator(mode="after")
     def _averages_over_the_same_tokens(self) -> PreferenceConfig:

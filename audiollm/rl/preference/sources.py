@@ -7,27 +7,27 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from audiollm.supervised.settings import ShardsConfig
+from audiollm.supervised.settings import SourceConfig
 
 
 def _one_or_many(given: Any) -> Any:
     each = given if isinstance(given, list) else [given]
-    return [{"path": one} if not isinstance(one, dict | ShardsConfig) else one for one in each]
+    return [{"path": one} if not isinstance(one, dict | SourceConfig) else one for one in each]
 
 
-def _all_or_no_weights(sources: list[ShardsConfig]) -> list[ShardsConfig]:
+def _all_or_no_weights(sources: list[SourceConfig]) -> list[SourceConfig]:
     if 0 < sum(source.weight is not None for source in sources) < len(sources):
         raise ValueError("give every one of the samples a weight, or none")
     return sources
 
 
 SourceList = Annotated[
-    list[ShardsConfig], Field(min_length=1), BeforeValidator(_one_or_many), AfterValidator(_all_or_no_weights)
+    list[SourceConfig], Field(min_length=1), BeforeValidator(_one_or_many), AfterValidator(_all_or_no_weights)
 ]
 """A path, or a list of paths and of `{path, weight}`."""
 
 
-def weights_of(sources: Sequence[ShardsConfig]) -> list[float] | None:
+def weights_of(sources: Sequence[SourceConfig]) -> list[float] | None:
     """Return the weights of sources; None: they follow from their sizes."""
     return [source.weight for source in sources if source.weight is not None] or None
 

@@ -53,7 +53,7 @@ def _train(config: RewardConfig, context: Context) -> dict[str, Any]:
 
 def _begin(config: RewardConfig) -> RewardModel:
     return RewardModel.begin(
-        config.model,
+        config.start,
         config.trained,
         config.lora,
         required(config.max_tokens),

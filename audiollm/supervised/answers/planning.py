@@ -30,7 +30,7 @@ def plan_answers(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StagePl
     batch_size = required(config.batch_size)
     records = sum(
         planned_fact(plans, Path(source.path), "samples") or num_records(source.path)
-        for source in config.shards
+        for source in config.samples
     )
     steps = config.steps_for(records / batch_size) if records else config.steps
     note = f"{config.budget_text()}, {batch_size} samples a step"

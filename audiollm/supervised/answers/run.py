@@ -37,8 +37,8 @@ def check_settings(config: TrainConfig) -> None:
     Raises:
         ConfigError: one is set.
     """
-    useless = [name for name in (*OF_PACKS, "model") if name in config.settings_given]
-    if any(source.augment is not None for source in config.shards):
+    useless = [name for name in (*OF_PACKS, "shape") if name in config.settings_given]
+    if any(source.augment is not None for source in config.samples):
         useless.append("augment")
     if useless:
         raise ConfigError(
@@ -68,13 +68,13 @@ def _train_on_answers(config: TrainConfig, context: Context) -> dict[str, Any]:
     pictures = PictureSettings.beside(model_folder(start))
     policy = load_policy(start, config.trained, config.lora, pictures=pictures)
     policy.root.to(default_device())
-    sources = [open_source(source.path) for source in config.shards]
+    sources = [open_source(source.path) for source in config.samples]
     set_aside = set_aside_of(context.folder, "train", ranks, config.strict)
     batch_size = required(config.batch_size)
     with context.progress("reading samples", sum(map(len, sources))) as bar:
         batches = AnswerBatchMaker(
             policy, sources, config.weights, batch_size, required(config.max_tokens), config.seed, set_aside, ranks,
-            "shards", pictures is not None, lambda: bar.advance(bar.task_ids[0]),
+            "samples", pictures is not None, lambda: bar.advance(bar.task_ids[0]),
         )  # fmt: skip
     counts = batches.counts
     if config.keep_best and not counts["test"]:

@@ -19,16 +19,16 @@ from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.supervised.corpus.survey import SourceSurvey, load_survey, save_survey, survey_sources
-from audiollm.supervised.settings import PackingSettings, ShardsConfig
+from audiollm.supervised.settings import PackingSettings, SourceConfig
 
 
-def open_sources(shards: Sequence[ShardsConfig], max_codes_mb: float) -> list[Source]:
+def open_sources(samples: Sequence[SourceConfig], max_codes_mb: float) -> list[Source]:
     """The sources of a recipe, in its order.
 
     Raises:
         ConfigError: one cannot be opened.
     """
-    return [open_source(source.path, max_codes_mb) for source in shards]
+    return [open_source(source.path, max_codes_mb) for source in samples]
 
 
 def set_aside_of(folder: Path, stage: str, ranks: Ranks, strict: bool) -> SetAside:
@@ -102,13 +102,13 @@ def survey_once(
     survey = load_survey(path)
     if survey.digests != tuple(source.digest for source in sources):
         raise StageError(
-            "the shards are not those that this training was begun with: samples were added, removed, moved or changed",
+            "the samples are not those that this training was begun with: samples were added, removed, moved or changed",
             f"put them back, or remove {context.folder} to start afresh",
             2,
         )
     if not any(len(survey.used(place, held_out=False)) for place in range(len(sources))):
         raise StageError(
-            "no sample of the train split in the shards can be used", "see set_aside.jsonl, and `compose`", 2
+            "no sample of the train split can be used", "see set_aside.jsonl, and `compose`", 2
         )
     unusual = {kind: count for kind, count in survey.counts().items() if kind != "whole"}
     if unusual:

@@ -51,7 +51,7 @@ def make_template(
                 texts = texts_of(sources, set_aside, lambda: bar.advance(bar.task_ids[0]))
                 first = next(texts, None)
                 if first is None:
-                    raise StageError("no sample of the train split in the shards", "see `compose`", 2)
+                    raise StageError("no sample of the train split", "see `compose`", 2)
                 learned = train_text_tokenizer(chain([first], texts), vocab_size)
             _save_vocabulary(learned, folder)
         context.ranks.barrier()

@@ -37,25 +37,25 @@ def build_decoder(config: TrainConfig, template: Template) -> DualFFN:
         ConfigError, StageError: `start` is no model, or does not go with the settings or the template.
     """
     if config.start is not None:
-        model = start_model(config.start, template, config.model.audio_ffn_layers)
+        model = start_model(config.start, template, config.shape.audio_ffn_layers)
         model.config = with_window(model.config, config)
     else:
         vocabulary = template.tokenizer.get_vocab_size()
         shape = shape_from_settings(config, vocabulary, template.num_codebooks, template.codebook_size + 2)
         model = DualFFN(shape)
     if config.start is None or is_language_model(config.start):
-        for source in config.shards:
+        for source in config.samples:
             vectors = Path(source.path) / "codebooks.safetensors"
             if vectors.exists():
                 vectors_KVD = read_codebooks(vectors, template)
                 start_from_codebooks(model, vectors_KVD)
-                if config.model.code_embeddings == "latents":
+                if config.shape.code_embeddings == "latents":
                     start_embeddings_from_latents(model, vectors_KVD)
                 break
-        if config.model.code_heads == "embeddings":
+        if config.shape.code_heads == "embeddings":
             start_heads_from_embeddings(model)
     add_encoder(model, config)
-    model.attention = config.model.attention
+    model.attention = config.shape.attention
     return model
 
 
@@ -112,11 +112,11 @@ def check_attention(config: TrainConfig, head_dim: int | None = None) -> None:
     Raises:
         StageError: it cannot.
     """
-    attention, device = config.model.attention, default_device()
+    attention, device = config.shape.attention, default_device()
     dtype = compute_dtype(config.precision, device) or torch.float32
     if head_dim is None:  # that of `start` is not known yet
         head_dim = (
-            64 if config.start else required(config.model.hidden_size) // required(config.model.num_heads)
+            64 if config.start else required(config.shape.hidden_size) // required(config.shape.num_heads)
         )
     try:
         attention_backend(device, dtype, head_dim, attention)

@@ -24,7 +24,7 @@ def encoder_of(config: TrainConfig) -> AudioEncoderConfig | None:
     Raises:
         StageError: `start` has an encoder and is to go without it, or has none, or two are asked for.
     """
-    start_encoder, settings = _encoder_of_start(config), config.model.audio_encoder
+    start_encoder, settings = _encoder_of_start(config), config.shape.audio_encoder
     if config.audio_in == "codes":
         if start_encoder is not None:
             raise StageError(f"{config.start} hears through an audio encoder", "set audio_in: features", 2)
@@ -48,7 +48,7 @@ def add_encoder(model: DualFFN, config: TrainConfig) -> None:
     Raises:
         StageError: no weights of that shape in the folder of the encoder.
     """
-    encoder, settings = encoder_of(config), config.model.audio_encoder
+    encoder, settings = encoder_of(config), config.shape.audio_encoder
     if encoder is None or model.config.audio_encoder is not None:
         return
     model.add_audio_encoder(encoder)
@@ -65,7 +65,7 @@ def freeze_encoder(model: DualFFN, config: TrainConfig) -> None:
     Raises:
         StageError: a projector that begins at random is not trained.
     """
-    settings = config.model.audio_encoder
+    settings = config.shape.audio_encoder
     if model.config.audio_encoder is None:
         return
     if settings is not None and not settings.trained:
@@ -102,13 +102,13 @@ def _from_settings(settings: AudioEncoderSettings, config: TrainConfig) -> Audio
         options["max_source_positions"] = round(settings.window_s * frames_per_second)
     elif settings.path is None:
         options["max_source_positions"] = int(DEFAULT_WINDOW_S * frames_per_second) // stride * stride
-    hidden = settings.hidden_size or required(config.model.hidden_size)
+    hidden = settings.hidden_size or required(config.shape.hidden_size)
     try:
         if settings.path is not None:
             return encoder_config(settings.path, **options)
         return AudioEncoderConfig(
             d_model=hidden,
-            encoder_layers=settings.num_layers or max(2, 2 * required(config.model.num_layers) // 3),
+            encoder_layers=settings.num_layers or max(2, 2 * required(config.shape.num_layers) // 3),
             encoder_attention_heads=settings.num_heads or max(1, hidden // 64),
             encoder_ffn_dim=settings.intermediate_size or 4 * hidden,
             num_mel_bins=settings.num_mel_bins or 80,

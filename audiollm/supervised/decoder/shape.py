@@ -23,7 +23,7 @@ def shape_from_settings(
     Args:
         codebook_size: of one codebook, BOS and EOS included.
     """
-    model = config.model
+    model = config.shape
     heads = required(model.num_heads)
     return DualFFNConfig(
         vocab_size=vocab_size,
@@ -58,7 +58,7 @@ def planned_shape(
     Raises:
         ConfigError, StageError: what it starts from is no model, or does not go with the settings.
     """
-    settings = config.model.audio_encoder
+    settings = config.shape.audio_encoder
     if settings is not None and settings.path is not None and not settings.path.exists():
         return None
     if config.start is None:
@@ -69,7 +69,7 @@ def planned_shape(
         if data is None:
             return None
         if data.get("model_type") in LANGUAGE_MODELS:
-            layers = config.model.audio_ffn_layers
+            layers = config.shape.audio_ffn_layers
             shape = language_model_config(data, where, num_codebooks, codebook_size, layers)
         else:
             shape = config_of(data, where)
@@ -82,7 +82,7 @@ def planned_shape(
 
 def with_window(shape: DualFFNConfig, config: TrainConfig) -> DualFFNConfig:
     """Return the shape of what is started from with the sliding window of the settings, where they have one."""
-    model = config.model
+    model = config.shape
     if model.sliding_window is None:
         return shape
     return replace(

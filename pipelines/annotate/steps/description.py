@@ -54,7 +54,7 @@ class DescriptionConfig(StepConfig):
     """The folder of a CLAP of transformers, with safetensors weights."""
     max_labels: int = Field(3, ge=1)
     """Most labels of `events` that are given to the model."""
-    max_tokens: int = Field(96, ge=1)
+    max_answer_tokens: int = Field(96, ge=1)
     """Longest answer, in tokens."""
     gpus: float = Field(0.0, ge=0)
     """Share of a GPU for each worker."""
@@ -119,7 +119,7 @@ class Description:
         from audiollm.evaluate.subjects.loading import load_answerer
 
         config = self._config
-        self._model = load_answerer(str(config.model), config.codec, config.max_tokens).model
+        self._model = load_answerer(str(config.model), config.codec, config.max_answer_tokens).model
         self._gate: Gate = (
             ClapGate(Path(str(config.clap)), config.max_labels)
             if config.gate == "clap"

@@ -63,7 +63,7 @@ class AnswerSounds:
         from audiollm.families.registry import load_speech_generator
 
         settings = self._training.settings
-        return load_speech_generator(str(settings["model"]), settings.get("codec") or None).codec
+        return load_speech_generator(str(settings["start"]), settings.get("codec") or None).codec
 
 
 def rollout_browser(material: Material, training: FreshTraining, gallery: Gallery, max_steps: int) -> Row:

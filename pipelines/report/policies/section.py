@@ -193,7 +193,7 @@ def _gain_text(gain: Row) -> str:
 
 def _evaluated(material: Material, training: FreshTraining) -> Row:
     """Right answers that stages `evaluate_listening` counted before and after the training."""
-    model = training.settings.get("model")
+    model = training.settings.get("start")
     return {
         "before": right_answers(material, lambda path: str(path) == str(model)),
         "after": right_answers(material, lambda path: path.is_relative_to(training.stage.folder)),

@@ -101,7 +101,7 @@ class Training:
 
 def origin(material: Material, stage: Trace) -> str | None:
     """The stage that made the model that a training begins from, else the folder that it is in."""
-    model = stage.result.settings.get("model") if stage.result is not None else None
+    model = stage.result.settings.get("start") if stage.result is not None else None
     if not isinstance(model, str):
         return None
     below = [name for name in stage.upstream if Path(model).is_relative_to(material.recipe.folder / name)]

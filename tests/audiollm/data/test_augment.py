@@ -270,6 +270,6 @@ def test_settings_that_cannot_be_are_refused(values: dict[str, Any], reason: str
 
 def test_a_sources_settings_take_the_place_of_the_stages() -> None:
     sources = [{"path": "shards"}, {"path": "shards", "augment": {"shift": 1}}]
-    found = settings_of({"shards": sources, "audio_in": "features", "augment": {"gain_db": 3}}).augmentations
+    found = settings_of({"samples": sources, "audio_in": "features", "augment": {"gain_db": 3}}).augmentations
     assert found == (Augmentation(gain_db=3), Augmentation(shift=1))
     assert settings_of({"shards": "shards"}).augmentations == (None,)

@@ -105,7 +105,7 @@ def spoken(folder: Path, model: Path, text: str) -> Any:
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> Path:
     """The model after `train`."""
-    run(folder, "sft", "train", start=str(folder / "model"), shards=str(folder / "spoken"), steps=60)
+    run(folder, "sft", "train", start=str(folder / "model"), samples=str(folder / "spoken"), steps=60)
     return folder / "sft" / "train" / "model"
 
 
@@ -123,7 +123,7 @@ def test_train_teaches_what_is_said(folder: Path, trained: Path) -> None:
 def test_preferences_are_learned(folder: Path, trained: Path, changed: dict[str, Any]) -> None:
     name = f"dpo{len(changed)}"
     run(
-        folder, name, "train_preference", model=str(trained), samples=str(folder / "pairs"), objective="dpo",
+        folder, name, "train_preference", start=str(trained), samples=str(folder / "pairs"), objective="dpo",
         steps=10, **changed,
     )  # fmt: skip
     margins = curve(folder, name, "train_preference", "margin")
@@ -134,7 +134,7 @@ def test_preferences_are_learned(folder: Path, trained: Path, changed: dict[str,
 def test_rewards_are_learned(folder: Path) -> None:
     """The model with random weights, which says noise for long, learns to say four frames."""
     run(
-        folder, "grpo", "train_policy", model=str(folder / "model"), samples=str(folder / "spoken"), answer="audio",
+        folder, "grpo", "train_policy", start=str(folder / "model"), samples=str(folder / "spoken"), answer="audio",
         rewards={"toy_talker.rewards:few_frames": 1.0}, group_size=8, steps=20, max_frames=12,
     )  # fmt: skip
     rewards = curve(folder, "grpo", "train_policy", "reward")
@@ -219,9 +219,9 @@ def test_plan_counts_the_model(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     recipe = {
         "name": "any", "size": "tiny",
         "stages": [
-            {"train": {**FAST, "start": str(folder / "model"), "shards": str(folder / "spoken"), "steps": 20}},
+            {"train": {**FAST, "start": str(folder / "model"), "samples": str(folder / "spoken"), "steps": 20}},
             {"train_preference": {
-                **FAST, "model": "${train.checkpoint}", "samples": str(folder / "pairs"), "objective": "dpo",
+                **FAST, "start": "${train.checkpoint}", "samples": str(folder / "pairs"), "objective": "dpo",
                 "steps": 20,
             }},
         ],
@@ -235,6 +235,6 @@ def test_plan_counts_the_model(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_what_the_model_cannot_take_is_refused(folder: Path) -> None:
     with pytest.raises(StageError, match="set answer: audio|this model speaks"):
         run(
-            folder, "text", "train_policy", model=str(folder / "model"), samples=str(folder / "spoken"),
+            folder, "text", "train_policy", start=str(folder / "model"), samples=str(folder / "spoken"),
             rewards={"toy_talker.rewards:few_frames": 1.0}, steps=10,
         )  # fmt: skip

@@ -491,7 +491,7 @@ def test_plans_count_what_the_stages_before_make(tmp_path: Path) -> None:
 def test_sizes_go_from_two_million_to_the_published_one(
     tmp_path: Path, shape: dict[str, Any], millions: float
 ) -> None:
-    assert round(flow_parameters(TrainFlowConfig(latents=tmp_path, **shape)) / 1e6, 1) == millions
+    assert round(flow_parameters(TrainFlowConfig(samples=tmp_path, **shape)) / 1e6, 1) == millions
 
 
 def test_samples_are_picked_evenly() -> None:

@@ -120,7 +120,7 @@ def encode_config(samples: Path, **changes: object) -> EncodeLatentsConfig:
 
 def train_config(latents: Path, **changes: object) -> TrainFlowConfig:
     given = {
-        "latents": latents, "hidden_size": 32, "num_heads": 2, "multi_stream_blocks": 1, "single_stream_blocks": 1,
+        "samples": latents, "hidden_size": 32, "num_heads": 2, "multi_stream_blocks": 1, "single_stream_blocks": 1,
         "encoder_width": 32, "batch_size": 4, "steps": 10, "learning_rate": 2e-3, "precision": "fp32", "report_to": (),
         **changes,
     }  # fmt: skip

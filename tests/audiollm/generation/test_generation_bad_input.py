@@ -189,7 +189,7 @@ def test_a_checkpoint_with_missing_and_surplus_keys(run: Run) -> None:
     refused(say(run, "--text", "one"), *said)
     refused(run("ask", "me.wav", "What?", "--model", "r/train"), *said)
     shards = write_shards(Path("shards"), 7)
-    stage = {"train": {"shards": str(shards), "start": "r/train", "steps": 10}}
+    stage = {"train": {"samples": str(shards), "start": "r/train", "steps": 10}}
     Path("recipe.yaml").write_text(
         json.dumps({"name": "x", "size": "tiny", "stages": [stage]}), encoding="utf-8"
     )

@@ -63,7 +63,7 @@ def config_of(
     folder: Path, settings: Mapping[str, Any], max_tokens: int = 100_000
 ) -> InterpreterTrainingConfig:
     given: dict[str, Any] = {
-        "samples": str(folder / "streams.jsonl"), "model": folder, "steps": 10, "batch_size": 6,
+        "samples": str(folder / "streams.jsonl"), "start": folder, "steps": 10, "batch_size": 6,
         "max_answer_tokens": 2, "max_tokens": max_tokens, "seed": 4, **settings,
     }  # fmt: skip
     return InterpreterTrainingConfig(**given)

@@ -124,7 +124,7 @@ def train_both_stages(folder: Path, ranks: Ranks, name: str, **settings: Any) ->
         own = place / stage
         own.mkdir(parents=True, exist_ok=True)
         run: dict[str, Any] = {
-            **PPO, "kl": kl, "rewards": rewards, "model": model, "precision": "fp32", "report_to": (),
+            **PPO, "kl": kl, "rewards": rewards, "start": model, "precision": "fp32", "report_to": (),
             "evaluations": 1, "learning_rate": 3e-3, **settings,
         }  # fmt: skip
         recipe = Recipe("test", Path("test.yaml"), "tiny", 4, own, (), {})

@@ -30,10 +30,10 @@ def kill_both_stages(folder: Path, kills: int, steps: int) -> None:
         "learning_rate": 3e-3, "precision": "fp32", "report_to": [], "evaluations": 1, "checkpoint_seconds": 0,
     }  # fmt: skip
     stages = [
-        {"name": "stage_1", "train_interpreter": {**stage, "model": "llm", "rewards": STAGE_1}},
+        {"name": "stage_1", "train_interpreter": {**stage, "start": "llm", "rewards": STAGE_1}},
         {
             "name": "stage_2",
-            "train_interpreter": {**stage, "model": "${stage_1.checkpoint}", "rewards": ALL_REWARDS},
+            "train_interpreter": {**stage, "start": "${stage_1.checkpoint}", "rewards": ALL_REWARDS},
         },
     ]
     (folder / "recipe.yaml").write_text(

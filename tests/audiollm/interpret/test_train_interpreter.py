@@ -81,7 +81,7 @@ def test_seqpo_weighs_quality_and_latency_as_the_rewards_say(folder: Path) -> No
     def rewards(quality: float, lagging: float) -> torch.Tensor:
         settings = {"combine": "seqpo", "group_size": 4}
         weights = {"sequence_quality": quality, "lagging": lagging}
-        config = InterpreterTrainingConfig(samples="streams.jsonl", model=folder, rewards=weights, **settings)  # type: ignore[arg-type]
+        config = InterpreterTrainingConfig(samples="streams.jsonl", start=folder, rewards=weights, **settings)  # type: ignore[arg-type]
         rewarder = StreamRewarder(config, template.tokenizer, opens, 0.04, Ranks())
         return torch.tensor(rewarder(samples, rollouts, torch.zeros(4, dtype=torch.long))[0].total_A)
 
@@ -91,7 +91,7 @@ def test_seqpo_weighs_quality_and_latency_as_the_rewards_say(folder: Path) -> No
 
 
 def test_standardised_rewards_of_two_ranks_are_those_of_one(folder: Path) -> None:
-    config = InterpreterTrainingConfig(samples="streams.jsonl", model=folder, rewards=REWARDS)  # type: ignore[arg-type]
+    config = InterpreterTrainingConfig(samples="streams.jsonl", start=folder, rewards=REWARDS)  # type: ignore[arg-type]
     source = ManifestSource(str(folder / "streams.jsonl"))
     samples = [source[index].sample for index in range(6)]
     template = toy_template()
@@ -310,7 +310,7 @@ def test_what_cannot_be_trained_is_refused(folder: Path) -> None:
     for settings, told in refused:
         with pytest.raises(ConfigError, match=told):
             run_interpreter(folder, **settings)
-    config = InterpreterTrainingConfig(samples="streams.jsonl", model=folder, rewards=REWARDS)  # type: ignore[arg-type]
+    config = InterpreterTrainingConfig(samples="streams.jsonl", start=folder, rewards=REWARDS)  # type: ignore[arg-type]
     plain = Sample(id="x", messages=[Message(role="assistant", content=[TextPart(text="a")])], task="t")
     with pytest.raises(StageError, match="'x' is no stream.*no chunk_frames"):
         check_streams([plain], config)

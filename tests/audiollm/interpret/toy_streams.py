@@ -74,7 +74,7 @@ def write_streams(folder: Path, count: int, held_out: int = 2, name: str = "stre
 def run_interpreter(folder: Path, name: str = "r", **settings: Any) -> Path:
     """Run the stage `train_interpreter`; its folder."""
     stage = {
-        "samples": "streams.jsonl", "model": ".", "steps": 10, "batch_size": 8, "max_answer_tokens": 2,
+        "samples": "streams.jsonl", "start": ".", "steps": 10, "batch_size": 8, "max_answer_tokens": 2,
         "learning_rate": 3e-3, "precision": "fp32", "report_to": [], "evaluations": 1, "checkpoint_seconds": 0,
         **settings,
     }  # fmt: skip

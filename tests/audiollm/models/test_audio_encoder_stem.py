@@ -194,9 +194,9 @@ def test_sizes_of_the_convolutions() -> None:
 
 def hearing(**encoder: object) -> dict[str, object]:
     return {
-        "shards": "shards",
+        "samples": "shards",
         "audio_in": "features",
-        "model": {"audio_encoder": {"stem": "conv2d", **encoder}},
+        "shape": {"audio_encoder": {"stem": "conv2d", **encoder}},
     }
 
 

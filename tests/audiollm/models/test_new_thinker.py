@@ -61,11 +61,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }  # fmt: skip
     stages = [
         {"new_thinker": {"samples": train["samples"], **SMALL}},
-        {"name": "whole", "train_preference": {"model": "${new_thinker.checkpoint}", **train}},
+        {"name": "whole", "train_preference": {"start": "${new_thinker.checkpoint}", **train}},
         {
             "name": "adapter",
             "train_preference": {
-                "model": "${whole.checkpoint}", **train, "trained": "adapter", "steps": 10, "learning_rate": 1e-3,
+                "start": "${whole.checkpoint}", **train, "trained": "adapter", "steps": 10, "learning_rate": 1e-3,
             },
         },
     ]  # fmt: skip
@@ -144,7 +144,7 @@ def test_a_weight_without_samples_is_named(folder: Path, tmp_path: Path) -> None
         {"path": str(samples(tmp_path)), "weight": 0.9},
         {"path": str(tmp_path / "none.jsonl"), "weight": 0.1},
     ]
-    train = {"model": str(folder / "whole" / "model"), "samples": given, "objective": "sft", "steps": 10}
+    train = {"start": str(folder / "whole" / "model"), "samples": given, "objective": "sft", "steps": 10}
     train["pictures"] = {"per_second": 4, "side": 28}
     (tmp_path / "r.yaml").write_text(yaml.safe_dump({"name": "r", "stages": [{"train_preference": train}]}))
     with pytest.raises(StageError, match=r"source 1 has weight 0\.1 and no samples") as caught:

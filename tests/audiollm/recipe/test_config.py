@@ -55,7 +55,7 @@ seed: 0
 steps: 20
 any: ???
 stages:
-  - train: {shards: "${any}", steps: "${steps}"}
+  - train: {samples: "${any}", steps: "${steps}"}
 """
     (tmp_path / "any.jsonl").touch()
 

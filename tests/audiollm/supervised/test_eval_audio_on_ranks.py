@@ -37,7 +37,7 @@ def test_prompts_are_spoken_under_every_strategy(tmp_path: Path, strategy: str, 
     codec.save_pretrained(tmp_path / "codec")
     write_shards(tmp_path / "shards", 9, digest=codec_digest(codec))
     if trained == "adapter":
-        run_stage(tmp_path / "start", [str(tmp_path / "shards")], model=SMALL)
+        run_stage(tmp_path / "start", [str(tmp_path / "shards")], shape=SMALL)
     on_two_ranks(partial(train_stage, strategy=strategy, trained=trained), tmp_path)
     listening = tmp_path / "run" / "listening"
     (prompt,) = read_jsonl(listening / "prompts.jsonl")

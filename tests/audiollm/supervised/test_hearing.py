@@ -201,9 +201,9 @@ def test_two_tones_are_told_apart_from_a_plain_manifest(tmp_path: Path) -> None:
 def test_inspect_shows_what_a_stage_trains_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = write_manifest(tmp_path, 4)
     stage = {
-        "shards": [{"path": str(manifest)}],
+        "samples": [{"path": str(manifest)}],
         "audio_in": "features",
-        "model": {"audio_encoder": {"stride": 5}},
+        "shape": {"audio_encoder": {"stride": 5}},
     }
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump({"train": stage}))
@@ -223,7 +223,7 @@ def test_a_frozen_encoder_does_not_change(tmp_path: Path) -> None:
     first = DualFFN.from_pretrained(tmp_path / "first")
     start = tmp_path / "first" / "model"
     values = {"audio_in": "features", "steps": 10, "batch_size": 4, "ema_decay": 0, "start": str(start)}
-    run_stage(tmp_path / "second", str(manifest), **values, model={"audio_encoder": {"trained": False}})
+    run_stage(tmp_path / "second", str(manifest), **values, shape={"audio_encoder": {"trained": False}})
     run_stage(tmp_path / "third", str(manifest), **values)
     for name, stays in (("second", True), ("third", False)):
         other = DualFFN.from_pretrained(tmp_path / name).state_dict()
@@ -239,10 +239,10 @@ def test_a_new_projector_is_trained_whatever_else_is(
     deaf = DualFFN(replace(model.config, audio_encoder=None))
     deaf.save_pretrained(tmp_path, template.tokenizer)
     values = {
-        "shards": "shards",
+        "samples": "shards",
         "start": str(tmp_path),
         "audio_in": "features",
-        "model": {"audio_encoder": HEARING},
+        "shape": {"audio_encoder": HEARING},
     }
     for trained, beside, tower in (
         ("audio_ffn", (), True),
@@ -277,9 +277,9 @@ def test_settings_that_contradict_one_another_are_refused(
     with pytest.raises(ValidationError, match="shape of its own"):
         settings_of(
             {
-                "shards": "shards",
+                "samples": "shards",
                 "audio_in": "features",
-                "model": {"audio_encoder": {"path": ".", "num_layers": 2}},
+                "shape": {"audio_encoder": {"path": ".", "num_layers": 2}},
             }
         )
     model.float().save_pretrained(tmp_path / "hears", template.tokenizer)
@@ -299,19 +299,19 @@ def test_settings_that_contradict_one_another_are_refused(
         with pytest.raises(StageError, match=reason):
             encoder_of(settings_of({"shards": "shards", **values}))
     given = settings_of(
-        {"shards": "shards", "start": begun_deaf, "audio_in": "features", "model": {"audio_encoder": {}}}
+        {"samples": "shards", "start": begun_deaf, "audio_in": "features", "shape": {"audio_encoder": {}}}
     )
     assert encoder_of(given) == AudioEncoderConfig(192, 4, 3, 768)
-    assert encoder_of(settings_of({"shards": "shards", "start": hears, "audio_in": "features"})) == ENCODER
+    assert encoder_of(settings_of({"samples": "shards", "start": hears, "audio_in": "features"})) == ENCODER
 
 
 def test_planned_parameters_count_the_encoder() -> None:
-    config = settings_of({"shards": "shards", "audio_in": "features"})
+    config = settings_of({"samples": "shards", "audio_in": "features"})
     without = settings_of({"shards": "shards"})
     encoder = encoder_of(config)
     assert encoder is not None
     with torch.device("meta"):
-        shape = config.model
+        shape = config.shape
         assert shape.hidden_size and shape.num_layers and shape.num_heads and shape.intermediate_size
         made = DualFFN(
             DualFFNConfig(

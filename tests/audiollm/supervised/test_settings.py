@@ -25,7 +25,7 @@ SAVED = [
     "size", "steps", "passes", "minutes", "cpu_minutes", "batch_size", "learning_rate", "precision",
     "checkpoint_seconds", "seed", "trained", "lora", "rules", "schedule", "warmup_steps", "weight_decay",
     "clip_norm", "ema_decay", "strategy", "activation_checkpointing", "compile", "spike_deviations",
-    "rollbacks", "report_to", "shards", "model", "start", "text_tokenizer", "audio_in", "augment", "max_tokens",
+    "rollbacks", "report_to", "samples", "shape", "start", "text_tokenizer", "audio_in", "augment", "max_tokens",
     "max_length", "too_long", "packing", "normalization", "audio_reduction", "text_dropout", "speaker_dropout",
     "corrupt_codes", "text_weight", "audio_weight", "workers", "strict", "codec",
     "eval_audio_samples", "evaluations", "keep_best",
@@ -34,7 +34,7 @@ SAVED = [
 
 
 def changed(folder: Path) -> TrainConfig:
-    return TrainConfig(shards=[str(folder)], **CHANGED)
+    return TrainConfig(samples=[str(folder)], **CHANGED)
 
 
 def test_the_loop_gets_every_setting_of_the_recipe(tmp_path: Path) -> None:
@@ -58,19 +58,19 @@ def test_the_batches_get_every_setting_of_the_recipe(tmp_path: Path) -> None:
 
 
 def test_settings_are_saved_in_the_order_of_before(tmp_path: Path) -> None:
-    assert list(TrainConfig(shards=[str(tmp_path)]).model_dump()) == SAVED
+    assert list(TrainConfig(samples=[str(tmp_path)]).model_dump()) == SAVED
 
 
 def test_a_raised_limit_of_codes_begins_afresh(tmp_path: Path) -> None:
     """It decides which samples are trained on: a finished run, or one that has its survey, would ignore it."""
-    default, raised = (TrainConfig(shards=[str(tmp_path)], max_codes_mb=size) for size in (64, 128))
+    default, raised = (TrainConfig(samples=[str(tmp_path)], max_codes_mb=size) for size in (64, 128))
     saved = [each.model_dump_json(exclude=set(each.incidental)) for each in (default, raised)]
     assert saved[0] != saved[1] and "max_codes_mb" not in saved[0]
 
 
 def test_the_older_name_of_a_setting_still_works(tmp_path: Path) -> None:
     assert TrainConfig.model_validate({"shards": [str(tmp_path)], "listen": 2}).eval_audio_samples == 2
-    assert TrainConfig(shards=[str(tmp_path)]).incidental >= {"eval_audio_samples"}
+    assert TrainConfig(samples=[str(tmp_path)]).incidental >= {"eval_audio_samples"}
 
 
 def test_an_unknown_setting_of_the_loop_is_refused(tmp_path: Path) -> None:

@@ -57,9 +57,9 @@ def settings(**values: object) -> TrainConfig:
 
 
 def test_size_fills_what_is_not_set() -> None:
-    config = settings(size="small", model={"num_layers": 3})
-    assert config.steps == SIZES["small"].steps and config.model.hidden_size == SIZES["small"].hidden_size
-    assert config.model.num_layers == 3
+    config = settings(size="small", shape={"num_layers": 3})
+    assert config.steps == SIZES["small"].steps and config.shape.hidden_size == SIZES["small"].hidden_size
+    assert config.shape.num_layers == 3
     assert settings(minutes=2).steps is None
     tiny = settings(batch_size=10)
     assert tiny.steps is None and tiny.steps_for(100 / 10) == 10 * (SIZES["tiny"].passes or 0)
@@ -72,7 +72,7 @@ def test_size_fills_what_is_not_set() -> None:
 def test_planned_parameters_are_the_real_ones(size: str) -> None:
     config = settings(size=size)
     with torch.device("meta"):
-        shape = config.model
+        shape = config.shape
         model = DualFFN(
             DualFFNConfig(
                 SIZES[size].vocab_size,
@@ -91,7 +91,7 @@ def test_attention_that_cannot_be_had_is_refused_before_anything_is_read(tmp_pat
     shards = str(write_shards(tmp_path / "a", 3))
     for name in ("flash_attn", "varlen"):
         with pytest.raises(ValidationError, match=f"model.attention '{name}' needs half precision"):
-            settings(model={"attention": name}, precision="fp32")
+            settings(shape={"attention": name}, precision="fp32")
         model = {
             **SMALL,
             "attention": name,
@@ -99,14 +99,14 @@ def test_attention_that_cannot_be_had_is_refused_before_anything_is_read(tmp_pat
             "num_heads": 1,
         }  # too wide for any GPU's kernels
         with pytest.raises(StageError, match=f"model.attention: '{name}' cannot run here") as refused:
-            run_stage(tmp_path / name, shards, model=model, precision="bf16")
+            run_stage(tmp_path / name, shards, shape=model, precision="bf16")
         assert refused.value.exit_code == 2 and not list((tmp_path / name).iterdir())
 
 
 def test_the_stage_trains_saves_and_mixes_sources(tmp_path: Path) -> None:
     first, second = write_shards(tmp_path / "a", 7), write_shards(tmp_path / "b", 5)
     sources = [{"path": str(first), "weight": 1}, {"path": str(second), "weight": 3}]
-    figures = run_stage(tmp_path / "run", sources, model=SMALL, max_tokens=128, workers=1)
+    figures = run_stage(tmp_path / "run", sources, shape=SMALL, max_tokens=128, workers=1)
     assert figures["sequences"] == 10 and figures["samples_whole"] == 12 and figures["tokens"] > 0
     few, many = figures["passes"].values()
     assert 6 * few + 4 * many == pytest.approx(12 * 3, abs=0.05) and 1 < few < 2 < many, (
@@ -119,7 +119,7 @@ def test_the_stage_trains_saves_and_mixes_sources(tmp_path: Path) -> None:
     assert read_json(tmp_path / "run" / "model" / "trained.json")["words"] == words
     with pytest.raises(StageError, match="different codecs"):
         ShardWriter(tmp_path / "c", 5).close({"codec": {"num_codebooks": 2, "codebook_size": 32}})
-        run_stage(tmp_path / "other", [str(first), str(tmp_path / "c")], model=SMALL)
+        run_stage(tmp_path / "other", [str(first), str(tmp_path / "c")], shape=SMALL)
 
 
 def test_the_codec_of_the_codes_is_kept_with_the_model_and_others_are_refused(tmp_path: Path) -> None:
@@ -129,11 +129,11 @@ def test_the_codec_of_the_codes_is_kept_with_the_model_and_others_are_refused(tm
     with pytest.raises(
         StageError, match="ours and .*theirs were coded by different codecs: .*'digest': 'ours'"
     ):
-        run_stage(tmp_path / "refused", [str(older), str(ours), str(theirs)], model=SMALL)
+        run_stage(tmp_path / "refused", [str(older), str(ours), str(theirs)], shape=SMALL)
     with pytest.raises(StageError, match="old and .*other were coded by different codecs"):
-        run_stage(tmp_path / "as_before", [str(old), str(other)], model=SMALL)
+        run_stage(tmp_path / "as_before", [str(old), str(other)], shape=SMALL)
     again = write_shards(tmp_path / "again", 7, digest="ours", fingerprint="saved anew")
-    run_stage(tmp_path / "run", [str(ours), str(older), str(again)], model=SMALL)
+    run_stage(tmp_path / "run", [str(ours), str(older), str(again)], shape=SMALL)
     assert read_json(tmp_path / "run" / "model" / TRAINED_FILE)["codec_digest"] == "ours"
     with pytest.raises(StageError, match="theirs: coded by another codec than the one whose codes .*run was"):
         run_stage(tmp_path / "moved", str(theirs), start=str(tmp_path / "run"))
@@ -162,14 +162,14 @@ def test_prompts_are_not_spoken_with_another_codec(tmp_path: Path) -> None:
     codec.save_pretrained(tmp_path / "codec")
     own, other = (write_shards(tmp_path / name, 7, digest=name) for name in (codec_digest(codec), "other"))
     with pytest.raises(StageError, match="codec is another codec than that of the shards"):
-        run_stage(tmp_path / "refused", str(other), model=SMALL, codec=str(tmp_path / "codec"))
-    run_stage(tmp_path / "run", str(own), model=SMALL, codec=str(tmp_path / "codec"), evaluations=1)
+        run_stage(tmp_path / "refused", str(other), shape=SMALL, codec=str(tmp_path / "codec"))
+    run_stage(tmp_path / "run", str(own), shape=SMALL, codec=str(tmp_path / "codec"), evaluations=1)
     assert list((tmp_path / "run" / "listening").glob("step-*/*.wav"))
 
 
 def test_an_adapter_is_saved_by_itself_and_merged(tmp_path: Path) -> None:
     shards = str(write_shards(tmp_path / "a", 7))
-    run_stage(tmp_path / "base", shards, model=SMALL)
+    run_stage(tmp_path / "base", shards, shape=SMALL)
     tuned = tmp_path / "tuned"
     run_stage(tuned, shards, start=str(tmp_path / "base"), trained="adapter", learning_rate=0.05, ema_decay=0)
     base, merged = DualFFN.from_pretrained(tmp_path / "base"), DualFFN.from_pretrained(tuned)
@@ -188,7 +188,7 @@ def test_an_adapter_is_saved_by_itself_and_merged(tmp_path: Path) -> None:
 
 def test_only_the_audio_path_is_trained_where_asked(tmp_path: Path) -> None:
     shards = str(write_shards(tmp_path / "a", 7))
-    run_stage(tmp_path / "base", shards, model=SMALL)
+    run_stage(tmp_path / "base", shards, shape=SMALL)
     run_stage(tmp_path / "tuned", shards, start=str(tmp_path / "base"), trained="audio_ffn", ema_decay=0)
     base, tuned = (DualFFN.from_pretrained(tmp_path / name).state_dict() for name in ("base", "tuned"))
     changed = {name for name in base if not torch.equal(base[name], tuned[name])}
@@ -235,7 +235,7 @@ def test_a_head_begins_as_the_embedding_of_its_code(template: Template) -> None:
 
 def test_heads_are_normalised_where_that_is_asked(tmp_path: Path) -> None:
     shards = str(write_shards(tmp_path / "a", 7))
-    run_stage(tmp_path / "normed", shards, model={**SMALL, "qk_norm": True})
+    run_stage(tmp_path / "normed", shards, shape={**SMALL, "qk_norm": True})
     model = DualFFN.from_pretrained(tmp_path / "normed")
     assert model.config.qk_norm
     gains = [
@@ -250,25 +250,25 @@ def test_how_heads_begin_is_asked_of_a_model_that_begins(tmp_path: Path) -> None
     shards = str(write_shards(tmp_path / "a", 7))
     alike = {}
     for name, heads in (("apart", "random"), ("base", "embeddings")):
-        run_stage(tmp_path / name, shards, model={**SMALL, "code_heads": heads}, learning_rate=1e-4)
+        run_stage(tmp_path / name, shards, shape={**SMALL, "code_heads": heads}, learning_rate=1e-4)
         model = DualFFN.from_pretrained(tmp_path / name)
         embed = model.model.embed_audio_tokens.embed_audio_tokens.weight
         alike[name] = torch.cosine_similarity(embed, model.audio_lm_head.weight).mean().item()
     assert alike["base"] > 0.95 and abs(alike["apart"]) < 0.2
     with pytest.raises(ValidationError, match="code_heads is set, but start"):
-        run_stage(tmp_path / "on", shards, start=str(tmp_path / "base"), model={"code_heads": "embeddings"})
+        run_stage(tmp_path / "on", shards, start=str(tmp_path / "base"), shape={"code_heads": "embeddings"})
 
 
 RECIPE = """
 name: {name}
 stages:
   - train:
-      shards: {shards}
+      samples: {shards}
       steps: 12
       batch_size: 5
       max_tokens: 128
       precision: fp32
-      model: {{hidden_size: 32, num_layers: 2, num_heads: 2, intermediate_size: 64, dropout: 0}}
+      shape: {{hidden_size: 32, num_layers: 2, num_heads: 2, intermediate_size: 64, dropout: 0}}
 """
 
 

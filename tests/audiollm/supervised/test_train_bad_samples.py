@@ -105,7 +105,7 @@ def test_the_stage_names_every_bad_sample(tmp_path: Path, strict: bool) -> None:
     """A cut tar, wrong JSON, missing and impossible codes, another encoding, too long: named, counted, gone around."""
     good = write_shards(tmp_path / "good", 12)
     odd = write_odd_shards(tmp_path / "odd", (good / "shard-000001.tar").read_bytes()[:4000])
-    shards: dict[str, Any] = {"shards": [str(good), str(odd)], "model": SMALL, "too_long": "refuse"}
+    shards: dict[str, Any] = {"samples": [str(good), str(odd)], "shape": SMALL, "too_long": "refuse"}
     if strict:
         with pytest.raises(StageError, match="mend or remove it"):
             run_stage(tmp_path / "run", **shards, strict=True)

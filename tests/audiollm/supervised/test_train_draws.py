@@ -38,7 +38,7 @@ def test_the_loss_is_the_weighted_sum_of_text_and_audio(
 ) -> None:
     shards = str(write_shards(tmp_path / "shards", 5))
     weights = {"text_weight": text_weight, "audio_weight": audio_weight}
-    run_stage(tmp_path / "run", shards, model=SMALL, steps=10, **weights)
+    run_stage(tmp_path / "run", shards, shape=SMALL, steps=10, **weights)
     rows = [row for row in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "loss" in row]
     assert rows
     for row in rows:
@@ -69,7 +69,7 @@ def test_each_dropout_hides_its_own_condition(
     vocabulary.mkdir()
     template.tokenizer.save(str(vocabulary / "tokenizer.json"))
     run_stage(
-        tmp_path / "run", shards, model=SMALL, text_tokenizer=str(vocabulary), steps=10, workers=0, **dropouts
+        tmp_path / "run", shards, shape=SMALL, text_tokenizer=str(vocabulary), steps=10, workers=0, **dropouts
     )
     shown = [template.tokenizer.decode(batch.text_ids_X.tolist()) for batch in batches]
     assert shown

@@ -53,7 +53,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(place: Path, name: str, **settings: Any) -> tuple[dict[str, Any], Path]:
     stage = {
-        "shards": str(place / "samples.jsonl"),
+        "samples": str(place / "samples.jsonl"),
         "start": str(place / "model"),
         "steps": 30,
         "batch_size": 8,
@@ -144,6 +144,6 @@ def test_a_sample_without_an_answer_is_set_aside(place: Path, tmp_path: Path) ->
     for n in range(24):
         (tmp_path / f"{n}.wav").write_bytes((place / f"{n}.wav").read_bytes())
     (tmp_path / "samples.jsonl").write_text("\n".join([json.dumps(broken), *rows[1:]]) + "\n")
-    figures, folder = train(place, "unanswered", shards=str(tmp_path / "samples.jsonl"), steps=10)
+    figures, folder = train(place, "unanswered", samples=str(tmp_path / "samples.jsonl"), steps=10)
     assert (figures["sequences"], figures["set_aside"]) == (15, 1)
     assert "no answer" in (folder / "set_aside.jsonl").read_text()

@@ -40,7 +40,7 @@ class Game(Mixed):
         self.judge = self.critic
 
     def modules(self) -> dict[str, nn.Module]:
-        return {"model": self.model, "critic": self.critic}
+        return {"start": self.model, "critic": self.critic}
 
     def adopt(self, modules: Mapping[str, nn.Module]) -> None:
         self.wrapped, self.judge = modules["model"], modules["critic"]

@@ -193,7 +193,7 @@ def decoder_work(folder: Path, ranks: Ranks) -> None:
         run_and_note(folder / name, Spoken(torch.float32), ranks, strategy=name)
     for name in ("fsdp2", "zero2", "zero3"):
         stage = folder / f"stage-{name}"
-        run_stage(stage, str(folder / "shards"), ranks, strategy=name, ema_decay=0, model=SMALL)
+        run_stage(stage, str(folder / "shards"), ranks, strategy=name, ema_decay=0, shape=SMALL)
 
 
 def run_and_note(folder: Path, task: Spoken, ranks: Ranks = ALONE, **changes: object) -> None:

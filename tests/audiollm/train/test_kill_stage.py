@@ -46,7 +46,7 @@ name: any
 seed: 3
 stages:
   - train:
-      shards: [{{path: a, weight: 2}}, {{path: b, weight: 1}}]
+      samples: [{{path: a, weight: 2}}, {{path: b, weight: 1}}]
       steps: {steps}
       batch_size: {batch}
       max_tokens: 100
@@ -58,7 +58,7 @@ stages:
       learning_rate: 0.01
       precision: fp32
       report_to: []
-      model: {{hidden_size: 32, num_layers: 2, num_heads: 2, intermediate_size: 64}}
+      shape: {{hidden_size: 32, num_layers: 2, num_heads: 2, intermediate_size: 64}}
 """
 
 

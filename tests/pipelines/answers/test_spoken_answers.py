@@ -99,7 +99,7 @@ def test_codes_reach_the_training_as_the_model_said_them(
     selected = {"select_answers": {"samples": "${sample_answers.samples}", "select": "best_worst"}}
     trained = {
         "train_preference": {
-            "model": str(place / "model"), "samples": "${select_answers.samples}", "objective": "dpo",
+            "start": str(place / "model"), "samples": "${select_answers.samples}", "objective": "dpo",
             "steps": 10, "batch_size": 2, "eval_answers": 1,
         }
     }  # fmt: skip
@@ -340,7 +340,7 @@ def test_right_answers_in_speech_become_conversations_to_train_on(place: Path) -
     selected = {"samples": "${sample_answers.samples}", "select": "right", "most": 2}
     trained = {
         "start": str(place / "model"),
-        "shards": "${select_answers.samples}",
+        "samples": "${select_answers.samples}",
         "steps": 10,
         "batch_size": 2,
     }

@@ -30,7 +30,7 @@ stages:
   - compose: {segments: "${annotate.segments}"}
   - train_tokenizer: {audio: "${compose.samples}"}
   - tokenize: {samples: "${compose.samples}", codec: "${train_tokenizer.checkpoint}"}
-  - train: {shards: "${tokenize.shards}"}
+  - train: {samples: "${tokenize.shards}"}
   - generate: {model: "${train.checkpoint}", codec: "${train_tokenizer.checkpoint}", samples: "${compose.samples}"}
   - evaluate: {audio: "${generate.audio}", samples: "${compose.samples}"}
   - report: {}

@@ -19,7 +19,7 @@ stages:
   - name: stage_1
     train_interpreter:
       samples: "${compose_streams.streams}"
-      model: AUDIO
+      start: AUDIO
       kl: {controller: {name: proportional, target: 3.5}}
   - name: before
     evaluate_interpreter: {model: AUDIO, samples: "${compose_streams.streams}"}

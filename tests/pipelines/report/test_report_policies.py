@@ -24,7 +24,7 @@ from tests.audiollm.rl.online.prompt_records import OWN
 from tests.pipelines.report.report_run import HOSTILE, Page, Run, beep
 
 OWN_REWARD = f"{OWN}brevity"
-STAGE = f'{{samples: "${{compose.samples}}", model: AUDIO, rewards: {{accuracy: 2.0, "{OWN_REWARD}": 0.5}}, kl: KL}}'
+STAGE = f'{{samples: "${{compose.samples}}", start: AUDIO, rewards: {{accuracy: 2.0, "{OWN_REWARD}": 0.5}}, kl: KL}}'
 KL = "{controller: {name: proportional, coefficient: 0.1, target: 2.0}}"
 RECIPE = f"""
 name: reasoner

@@ -25,7 +25,7 @@ from tests.audiollm.rl.preference.records import write_records
 from tests.pipelines.report.report_run import HOSTILE, Page, Run, beep
 
 SCRIPT = "<script>alert(1)</script>"
-STAGE = '{samples: "${compose.samples}", model: AUDIO, objective: OBJECTIVE}'
+STAGE = '{samples: "${compose.samples}", start: AUDIO, objective: OBJECTIVE}'
 COMPARING = f"""
 name: methods
 stages:
@@ -105,7 +105,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     write_jsonl(records, rows)
     save_tiny("qwen2_audio", folder / "model")
     stage = {
-        "samples": str(records), "model": str(folder / "model"), "objective": "dpo", "learning_rate": 1e-2,
+        "samples": str(records), "start": str(folder / "model"), "objective": "dpo", "learning_rate": 1e-2,
         "steps": 20, "evaluations": 2, "batch_size": 8, "report_to": [],
     }  # fmt: skip
     recipe = {"name": "one", "stages": [{"train_preference": stage}, {"report": {}}]}

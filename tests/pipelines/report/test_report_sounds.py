@@ -24,7 +24,7 @@ SOUNDS = """
 name: sounds
 stages:
   - encode_latents: {samples: AUDIO, autoencoder: AUDIO}
-  - train_flow: {latents: "${encode_latents.shards}"}
+  - train_flow: {samples: "${encode_latents.shards}"}
   - generate_sound: {model: "${train_flow.checkpoint}", autoencoder: AUDIO, samples: AUDIO}
   - edit_sounds: {model: "${train_flow.checkpoint}", autoencoder: AUDIO, samples: AUDIO}
   - evaluate_sound: {sounds: "${generate_sound.audio}", edits: "${edit_sounds.audio}"}

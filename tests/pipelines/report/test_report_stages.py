@@ -34,9 +34,9 @@ name: seeds
 stages:
   - compose: {segments: AUDIO}
   - name: language
-    train: {shards: "${compose.samples}"}
+    train: {samples: "${compose.samples}"}
   - name: speech
-    train: {shards: "${compose.samples}", start: "${language.checkpoint}", trained: audio_ffn}
+    train: {samples: "${compose.samples}", start: "${language.checkpoint}", trained: audio_ffn}
   - name: say_first
     generate: {model: "${language.checkpoint}", codec: AUDIO, samples: "${compose.samples}"}
   - name: judge_first
@@ -61,7 +61,7 @@ LISTENING = """
 name: listening
 stages:
   - compose: {segments: AUDIO}
-  - train: {shards: "${compose.samples}"}
+  - train: {samples: "${compose.samples}"}
   - name: before
     evaluate_listening: {model: "${train.checkpoint}", samples: "${compose.samples}"}
   - name: after

@@ -64,7 +64,7 @@ def test_a_part_is_trained_saved_merged_and_reloaded(part: str, tmp_path: Path) 
     else:
         shards = str(write_shards(tmp_path / "shards", 7))
         common = {"ema_decay": 0, "steps": 10}
-        run_stage(tmp_path / "base", shards, **common, model=SMALL)
+        run_stage(tmp_path / "base", shards, **common, shape=SMALL)
     start = str(tmp_path / "base")
     settings = {**common, "start": start, "trained": "adapter", "lora": lora, "learning_rate": 0.05}
     run_stage(tmp_path / "tuned", shards, **settings)
@@ -88,7 +88,7 @@ def test_a_killed_adapter_training_goes_on_to_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = str(write_shards(tmp_path / "shards", 7))
-    run_stage(tmp_path / "base", shards, model=SMALL)
+    run_stage(tmp_path / "base", shards, shape=SMALL)
     lora = {
         "rank": 2,
         "target_modules": ["q_proj", "audio_lm_head"],
@@ -160,5 +160,5 @@ def test_a_trained_parameter_without_a_gradient_ends_the_run(
     with pytest.raises(
         StageError, match=r"no gradient reaches model\.model\.model\.unused: set to be trained"
     ):
-        run_stage(tmp_path / "run", shards, model=SMALL)
+        run_stage(tmp_path / "run", shards, shape=SMALL)
     assert not (tmp_path / "run" / "model").exists()

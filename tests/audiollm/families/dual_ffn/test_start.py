@@ -69,7 +69,7 @@ def test_a_language_model_learns_to_speak(
         tmp_path / "run",
         shards,
         start=str(folder),
-        model={"audio_ffn_layers": [1]},
+        shape={"audio_ffn_layers": [1]},
         trained="audio_ffn",
         ema_decay=0,
     )
@@ -138,7 +138,7 @@ def test_what_does_not_fit_the_model_to_start_from(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has another id than in the vocabulary of the model"):
         run_stage(tmp_path / "two", shards, start=str(tmp_path / "base"), text_tokenizer=str(others))
     with pytest.raises(ConfigError, match="the model to start from has its own: all"):
-        run_stage(tmp_path / "three", shards, start=str(tmp_path / "base"), model={"audio_ffn_layers": [1]})
+        run_stage(tmp_path / "three", shards, start=str(tmp_path / "base"), shape={"audio_ffn_layers": [1]})
 
 
 def test_a_vocabulary_with_all_its_tokens_stays_as_it_is(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_vocabulary_with_all_its_tokens_stays_as_it_is(tmp_path: Path) -> None
 
 def test_chosen_layers_are_a_setting_of_the_model(tmp_path: Path) -> None:
     shards = str(write_shards(tmp_path / "a", 7))
-    run_stage(tmp_path / "run", shards, model={**SMALL, "audio_ffn_layers": [0]}, max_length=200)
+    run_stage(tmp_path / "run", shards, shape={**SMALL, "audio_ffn_layers": [0]}, max_length=200)
     config = DualFFN.from_pretrained(tmp_path / "run").config
     assert config.audio_ffn_layers == (0,) and config.max_position_embeddings == 200
     some: dict[str, Any] = {"shards": "shards", "model": {**SMALL, "audio_ffn_layers": [1]}}
@@ -165,7 +165,7 @@ def test_windows_of_layers_and_muon_are_settings(tmp_path: Path) -> None:
     shards = str(write_shards(tmp_path / "a", 7))
     windows = {"sliding_window": 4, "sliding_window_layers": [0]}
     rules = [{"pattern": "*_proj.weight", "optimizer": "muon", "rate_factor": 10}]
-    run_stage(tmp_path / "run", shards, model={**SMALL, **windows}, rules=rules)
+    run_stage(tmp_path / "run", shards, shape={**SMALL, **windows}, rules=rules)
     config = DualFFN.from_pretrained(tmp_path / "run").config
     assert [config.window_of(layer) for layer in range(2)] == [4, None]
     state = load_file(tmp_path / "run" / "checkpoint" / "optimizers.safetensors")
@@ -189,7 +189,7 @@ def test_a_model_from_a_start_gets_the_window_of_the_settings(tmp_path: Path) ->
     shards = str(write_shards(tmp_path / "a", 7))
     run_stage(tmp_path / "first", shards)
     settings = settings_of(
-        {"shards": shards, "start": str(tmp_path / "first"), "model": {"sliding_window": 3}}
+        {"samples": shards, "start": str(tmp_path / "first"), "shape": {"sliding_window": 3}}
     )
     template = start_template(tmp_path / "first")
     windowed = build_decoder(settings, template)

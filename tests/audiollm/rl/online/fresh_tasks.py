@@ -115,7 +115,7 @@ def make_task(
 ) -> tuple[PolicyTask, Any]:
     """A task with the settings of a recipe, and its policy; `strict`: an answer without a reward raises."""
     given: dict[str, Any] = {
-        "samples": str(folder / "prompts.jsonl"), "model": folder / model, "steps": 10, "batch_size": 4,
+        "samples": str(folder / "prompts.jsonl"), "start": folder / model, "steps": 10, "batch_size": 4,
         "group_size": 3, "max_answer_tokens": 9, "temperature": 0.9, "max_tokens": max_tokens, "seed": 4, **settings,
     }  # fmt: skip
     config = PolicyTrainingConfig(**given)

@@ -20,7 +20,7 @@ from tests.forked import start_command
 
 def write_recipe(folder: Path, **settings: Any) -> Path:
     stage = {
-        "samples": "prompts.jsonl", "model": "llm", "rewards": {f"{OWN}brevity": 1.0}, "steps": 12, "batch_size": 3,
+        "samples": "prompts.jsonl", "start": "llm", "rewards": {f"{OWN}brevity": 1.0}, "steps": 12, "batch_size": 3,
         "group_size": 4, "max_answer_tokens": 12, "learning_rate": 3e-3, "precision": "fp32", "report_to": [],
         "evaluations": 2, **settings,
     }  # fmt: skip

@@ -169,7 +169,7 @@ def test_a_prompt_that_no_pack_holds_is_set_aside(folder: Path) -> None:
 def test_a_recording_beyond_the_window_is_set_aside(folder: Path) -> None:
     save_tiny("qwen2_audio", folder / "qwen")
     tone(folder / "2-0.wav", 200.0, 45.0)
-    out = run(folder, model="qwen", rewards={f"{OWN}evenness": 1.0}, **SHORT)
+    out = run(folder, start="qwen", rewards={f"{OWN}evenness": 1.0}, **SHORT)
     (told,) = read_jsonl(out / "set_aside.jsonl")
     assert "tone2" in told["id"] and "2-0.wav" in str(told)
     assert "tone2" not in {row["id"] for row in rows_of(out)}
@@ -230,7 +230,7 @@ def test_answers_that_differ_in_spelling_alone_are_no_options(folder: Path) -> N
 def test_what_can_be_known_is_told_before_any_work(folder: Path) -> None:
     save_tiny("qwen2_audio", folder / "qwen")
     spoken = {"answer": "audio", "rewards": {"length": 1.0}}
-    assert "answer: audio, and this model answers in text" in error_of(folder, model="qwen", **spoken)
+    assert "answer: audio, and this model answers in text" in error_of(folder, start="qwen", **spoken)
     assert "scores speech, and answer is text" in error_of(folder, rewards={"ends": 1.0})
     samples = read_samples(folder / "prompts.jsonl")[0]
     choices = {"choices": ["low", "high", "Low"]}

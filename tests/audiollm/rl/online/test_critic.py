@@ -136,7 +136,7 @@ def test_the_critic_learns_at_its_own_rate_and_is_saved(folder: Path) -> None:
     assert abs(rows[-1]["answer_length"] - rows[0]["answer_length"]) < 4  # the policy has hardly moved
     assert read_json(out / "critic" / "model" / "reward.json") == {"scored": "tokens"}
     config = PolicyTrainingConfig(
-        samples=str(folder / "prompts.jsonl"), model=folder / "llm", rewards={f"{OWN}brevity": 1.0},  # type: ignore[arg-type]
+        samples=str(folder / "prompts.jsonl"), start=folder / "llm", rewards={f"{OWN}brevity": 1.0},  # type: ignore[arg-type]
         advantage="gae", critic=out / "critic",
     )  # fmt: skip
     again = CriticModel.begin(config, 1000)
@@ -170,7 +170,7 @@ def test_a_reward_model_becomes_the_critic(folder: Path) -> None:
     reward = RewardModel.begin(folder / "llm")
     reward.save(folder / "reward")
     config = PolicyTrainingConfig(
-        samples=str(folder / "prompts.jsonl"), model=folder / "llm", rewards={f"{OWN}brevity": 1.0},  # type: ignore[arg-type]
+        samples=str(folder / "prompts.jsonl"), start=folder / "llm", rewards={f"{OWN}brevity": 1.0},  # type: ignore[arg-type]
         advantage="gae", critic=folder / "reward",
     )  # fmt: skip
     critic = CriticModel.begin(config, 1000)

@@ -64,7 +64,7 @@ class Step:
         self._folder = folder
         self._policy = load_policy(folder, model)
         config: Any = {
-            "samples": str(write_prompts(folder, None)), "model": folder / model, "advantage": "gae", "critic": {},
+            "samples": str(write_prompts(folder, None)), "start": folder / model, "advantage": "gae", "critic": {},
             "rewards": {"format": 1.0},
         }  # fmt: skip
         self._root = ActorCritic(

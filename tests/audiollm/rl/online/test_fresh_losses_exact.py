@@ -359,7 +359,7 @@ def test_where_advantages_of_coarse_codes_would_reach_others(
     spoken = {"rewards": {f"{PLUG_INS}even_codes": 1.0}, "answer": "audio", "codebooks": 1}
     with pytest.raises(ValueError, match=told):
         PolicyTrainingConfig(
-            samples=str(folder / "prompts.jsonl"), model=folder / "dual", **{**spoken, **changed}
+            samples=str(folder / "prompts.jsonl"), start=folder / "dual", **{**spoken, **changed}
         )
 
 

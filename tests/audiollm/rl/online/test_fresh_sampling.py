@@ -186,7 +186,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 def train_where_some_are_skipped(folder: Path, ranks: Ranks) -> None:
     for name, settings in OBJECTIVES.items():
         config = PolicyTrainingConfig(
-            samples=str(folder / "prompts.jsonl"), model=folder / "llm", rewards={f"{PLUG_INS}now_and_then": 1.0},  # type: ignore[arg-type]
+            samples=str(folder / "prompts.jsonl"), start=folder / "llm", rewards={f"{PLUG_INS}now_and_then": 1.0},  # type: ignore[arg-type]
             steps=12, batch_size=1, group_size=2, max_answer_tokens=6, learning_rate=1e-3, precision="fp32",
             report_to=(), seed=4, evaluations=1, eval_prompts=2, max_skipped_steps=12,
             **settings | ({"strategy": "ddp"} if ranks.world == 1 else {}),

@@ -23,7 +23,7 @@ from tests.audiollm.rl.online.killed_runs import MOMENTS, KilledRuns, assert_sam
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
 
 STAGE: dict[str, Any] = {
-    "samples": "prompts.jsonl", "model": "llm", "rewards": {f"{OWN}evenness": 1.0}, "steps": 30, "batch_size": 2,
+    "samples": "prompts.jsonl", "start": "llm", "rewards": {f"{OWN}evenness": 1.0}, "steps": 30, "batch_size": 2,
     "group_size": 2, "max_answer_tokens": 4, "learning_rate": 1e-3, "precision": "fp32", "report_to": [],
     "evaluations": 3, "checkpoint_seconds": 0,
 }  # fmt: skip
@@ -84,17 +84,17 @@ def first_pairs(folder: Path) -> None:
 def rounds(times: int, steps: int) -> dict[str, Any]:
     """Iterative GRPO: policy, fresh answers, replay, reward model."""
     policy = {
-        **STAGE, "model": "${policy}", "rewards": {"reward_model": {"folder": "${judge}"}}, "seed": "${round}",
+        **STAGE, "start": "${policy}", "rewards": {"reward_model": {"folder": "${judge}"}}, "seed": "${round}",
         "kl": {"controller": {"name": "fixed", "coefficient": 0.04}}, "steps": steps,
     }  # fmt: skip
     reward = {
-        "model": "${judge}", "samples": "${replay_samples.samples}", "steps": 10, "batch_size": 3, "seed": "${round}",
+        "start": "${judge}", "samples": "${replay_samples.samples}", "steps": 10, "batch_size": 3, "seed": "${round}",
         "learning_rate": 1e-3, "precision": "fp32", "report_to": [], "checkpoint_seconds": 0, "evaluations": 1,
     }  # fmt: skip
     stages = [
         {"train_policy": policy},
-        {"sample_answers": {"model": "${train_policy.checkpoint}", "samples": "prompts.jsonl", "answers": 2,
-                            "max_tokens": 4, "score": {"exact": 1.0}, "seed": "${round}"}},
+        {"sample_answers": {"model": "${train_policy.checkpoint}", "samples": "prompts.jsonl", "group_size": 2,
+                            "max_answer_tokens": 4, "score": {"exact": 1.0}, "seed": "${round}"}},
         {"select_answers": {"samples": "${sample_answers.samples}"}},
         {"replay_samples": {"fresh": "${select_answers.samples}", "earlier": "${seen}", "share": 0.3,
                             "seed": "${round}"}},

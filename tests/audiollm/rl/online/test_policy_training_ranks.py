@@ -51,7 +51,7 @@ def train_case(folder: Path, ranks: Ranks, name: str, model: str, **settings: An
     if "critic" in settings:
         settings = {"ptx": {"samples": str(folder / "prompts.jsonl"), "weight": 0.5}, **settings}
     config = PolicyTrainingConfig(
-        samples=str(folder / "prompts.jsonl"), model=folder / model, rewards={f"{OWN}brevity": 1.0}, steps=10,  # type: ignore[arg-type]
+        samples=str(folder / "prompts.jsonl"), start=folder / model, rewards={f"{OWN}brevity": 1.0}, steps=10,  # type: ignore[arg-type]
         batch_size=3, group_size=3, max_answer_tokens=6, max_tokens=200, learning_rate=1e-3, precision="fp32",
         report_to=(), seed=4, evaluations=1, eval_prompts=2,
         kl={"controller": {"name": "proportional", "coefficient": 0.1, "target": 0.5}}, **settings,

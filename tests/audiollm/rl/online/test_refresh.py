@@ -67,7 +67,7 @@ def test_tied_weights_are_mixed_once() -> None:
 def test_the_policy_is_held_to_where_the_refresh_left_it(
     folder: Path, model: str, settings: dict[str, Any]
 ) -> None:
-    out = run(folder, model=model, steps=10, refresh_reference={"every": 3}, **KL, **REWARDS, **settings)
+    out = run(folder, start=model, steps=10, refresh_reference={"every": 3}, **KL, **REWARDS, **settings)
     kl = [row["kl"] for row in read_jsonl(out / "metrics.jsonl") if "kl" in row]
     assert max(kl[3], kl[6], kl[9]) < 1e-5 < 1e-4 < min(kl[5], kl[8]), (
         kl

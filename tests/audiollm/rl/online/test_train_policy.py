@@ -125,9 +125,9 @@ def test_folders_of_rewards_are_found_as_all_others(folder: Path, monkeypatch: p
         "words": {"recognizer": "~/llm"},
         "voice": {"judge": "any:Judge"},
     }
-    path = write_recipe(folder, model="~/llm", answer="any", rewards=rewards)
+    path = write_recipe(folder, start="~/llm", answer="any", rewards=rewards)
     config = load_recipe(path, runs=folder).stages[0].config
-    assert config.model == folder / "llm"
+    assert config.start == folder / "llm"
     assert (
         config.rewards["reward_model"]["folder"]
         == config.rewards["words"]["recognizer"]

@@ -90,7 +90,7 @@ def test_rewards_and_reference_in_actors_change_nothing(folder: Path, model: str
     pytest.importorskip("ray")
     save_tiny("qwen2_audio", folder / "qwen")
     settings = {
-        **SETTINGS, "model": model, "steps": 10, "max_tokens": 330,
+        **SETTINGS, "start": model, "steps": 10, "max_tokens": 330,
         "rewards": {f"{OWN}evenness": 1.0, f"{OWN}broken_for_one": 0.1},
     }  # fmt: skip
     here = run(folder, f"here-{model}", **settings)

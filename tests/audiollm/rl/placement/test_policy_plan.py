@@ -73,7 +73,7 @@ def test_a_reward_model_is_in_the_memory_of_the_device_that_it_is_on(tmp_path: P
         reward = {"reward_model": {"folder": str(tmp_path / "judge"), "device": device}}
         config = PolicyTrainingConfig(
             samples=str(tmp_path / "prompts.jsonl"),
-            model=tmp_path / "llm",
+            start=tmp_path / "llm",
             rewards=reward,
             size=size,
             steps=10,
@@ -81,7 +81,7 @@ def test_a_reward_model_is_in_the_memory_of_the_device_that_it_is_on(tmp_path: P
         told[device, size] = plan_policy_training(config, {})
     without = PolicyTrainingConfig(
         samples=str(tmp_path / "prompts.jsonl"),
-        model=tmp_path / "llm",
+        start=tmp_path / "llm",
         rewards={"format": 1.0},
         size="small",
         steps=10,

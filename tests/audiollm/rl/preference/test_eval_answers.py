@@ -48,7 +48,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(place: Path, name: str, ranks: Ranks = ALONE, **settings: Any) -> Path:
     stage = {
-        "samples": str(place / "data" / "records.jsonl"), "model": str(place / "model"), "objective": "dpo",
+        "samples": str(place / "data" / "records.jsonl"), "start": str(place / "model"), "objective": "dpo",
         "learning_rate": 1e-2, "steps": 10, "evaluations": 2, "batch_size": 8, "report_to": [], **settings,
     }  # fmt: skip
     recipe = place / f"{name}_{ranks.rank}.yaml"  # a file of its own: ranks write at the same time
@@ -191,7 +191,7 @@ def assert_answers_of(model: Path, rows: list[dict[str, Any]]) -> None:
 def trained_on_ranks(folder: Path, ranks: Ranks, strategy: str, trained: str, name: str) -> None:
     settings: dict[str, Any] = {"lora": {"rank": 2, "alpha": 4}} if trained == "adapter" else {}
     model = str(folder / "dual")
-    run(folder, name, ranks, eval_answers=3, strategy=strategy, trained=trained, model=model, **settings)
+    run(folder, name, ranks, eval_answers=3, strategy=strategy, trained=trained, start=model, **settings)
 
 
 @pytest.mark.parametrize(("strategy", "trained"), [("fsdp2", "adapter"), ("zero3", "all")])

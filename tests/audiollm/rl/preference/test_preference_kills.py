@@ -86,7 +86,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path: Path, case: str, kills
     write_lists(tmp_path, held_out=3)
     save_tiny("qwen2_audio", tmp_path / "llm")
     stage = {
-        "samples": "records.jsonl", "model": "llm", "steps": steps, "batch_size": 3, "learning_rate": 1e-3,
+        "samples": "records.jsonl", "start": "llm", "steps": steps, "batch_size": 3, "learning_rate": 1e-3,
         "checkpoint_seconds": 0, "report_to": [], "precision": "fp32", "evaluations": steps // 5, **CASES[case],
     }  # fmt: skip
     recipe = {"name": "any", "seed": 2, "stages": [{"train_preference": stage}]}

@@ -39,7 +39,7 @@ QUICK = ("ddp-sharded", "fsdp2-cpu", "fsdp2-lora")
 def train_case(folder: Path, ranks: Ranks, name: str, **settings: Any) -> None:
     config = PreferenceConfig(
         samples=str(folder / "records.jsonl"),  # type: ignore[arg-type]
-        model=folder / "llm",
+        start=folder / "llm",
         objective=[{"name": "dpo", "beta": 0.3}],  # type: ignore[list-item]
         steps=10,
         batch_size=5,

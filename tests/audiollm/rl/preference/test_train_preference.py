@@ -40,7 +40,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(place: Path, name: str, **settings: Any) -> Recipe:
     stage = {
         "samples": str(place / "data" / "records.jsonl"),
-        "model": str(place / "model"),
+        "start": str(place / "model"),
         "objective": "dpo",
         "learning_rate": 1e-2,
         "steps": 10,
@@ -122,7 +122,7 @@ def test_dro_trains_a_value_of_every_prompt(place: Path) -> None:
     assert figures["loss"] < 0.3 * start["loss"]
     folder = place / "runs/dro/train_preference"
     assert read_json(folder / "critic/model/reward.json") == {"scored": "tokens"}
-    settings = {"samples": str(place / "data/records.jsonl"), "model": place / "model", "objective": "dro"}
+    settings = {"samples": str(place / "data/records.jsonl"), "start": place / "model", "objective": "dro"}
     critic = CriticModel.begin(PreferenceConfig(**settings, critic=folder / "critic"), 1000)  # type: ignore[arg-type]
     source, values = ManifestSource(str(place / "data/records.jsonl")), []
     for number in range(16, 24):  # those held out

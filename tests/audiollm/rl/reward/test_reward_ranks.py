@@ -37,7 +37,7 @@ QUICK = ("ddp-lora", "fsdp2")
 def train_case(folder: Path, ranks: Ranks, name: str, **settings: Any) -> None:
     config = RewardConfig(
         samples=str(folder / "steps.jsonl"),  # type: ignore[arg-type]
-        model=folder / "llm",
+        start=folder / "llm",
         objective=["process"],  # type: ignore[list-item]
         steps=10,
         batch_size=5,

@@ -86,7 +86,7 @@ def test_steps_of_packed_answers_end_with_text_and_with_the_mark_behind_speech(t
 def test_a_process_reward_model_is_trained_and_loaded(place: Path) -> None:
     stage = {
         "samples": str(place / "steps.jsonl"),
-        "model": str(place / "model"),
+        "start": str(place / "model"),
         "objective": "process",
         "learning_rate": 1e-2,
         "steps": 60,

@@ -40,7 +40,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(place: Path, name: str, **settings: Any) -> tuple[dict[str, Any], Path]:
     stage = {
         "samples": str(place / "data" / "records.jsonl"),
-        "model": str(place / "model"),
+        "start": str(place / "model"),
         "learning_rate": 1e-2,
         "steps": 40,
         "batch_size": 8,
@@ -128,7 +128,7 @@ def test_a_folder_scores_as_what_was_trained(place: Path, trained: Any) -> None:
 
 def test_a_dual_ffn_learns_to_rank_what_it_hears(place: Path) -> None:
     model = save_model(place / "dual", "features")
-    figures, folder = run(place, "dual", model=str(model), learning_rate=3e-3, steps=100)
+    figures, folder = run(place, "dual", start=str(model), learning_rate=3e-3, steps=100)
     assert figures["accuracy"] >= 0.9 and figures["margin"] > 0.5
     check_folder(place, folder, RewardModel.begin(model))
     assert (folder / "model" / "speakers.json").exists()
