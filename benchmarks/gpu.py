@@ -338,7 +338,7 @@ def studio_click(scale: Scale) -> None:
             ).value()
 
         began = time.perf_counter()
-        samples = click(0).shape[1]
+        samples = click(0).samples_CN.shape[1]
         first_s = time.perf_counter() - began
         assert samples == round(CLICK_S * generator.sample_rate)
         seconds = timed(click, scale.seconds, warm=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from audiollm.commands.inspect_table import OFF, ON, left_out, row_line
+from audiollm.commands.inspect_table import OFF, ON, SampleView, left_out, row_line
 from audiollm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from audiollm.commands.inspect_answers import AnswersView
     from audiollm.data.hearing.features import FeatureShape
-    from audiollm.data.inspection import StreamRow
     from audiollm.data.records.source import LoadedSample, Source
     from audiollm.families.family import ModelFolder
 
@@ -122,19 +121,6 @@ def inspect(
         print(line)
     if not as_json:
         _print_table(view, limit, console)
-
-
-@dataclass(frozen=True)
-class SampleView:
-    """A sample compiled, and what was assumed for it."""
-
-    heading: str
-    notes: list[str]
-    books: int
-    """Codebooks of a row."""
-    rows: list[StreamRow]
-    summary: list[dict[str, Any]]
-    has_codes: bool
 
 
 def _open(

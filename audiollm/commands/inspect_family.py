@@ -7,8 +7,8 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from audiollm.commands.inspect import SampleView
 from audiollm.commands.inspect_answers import AnswerRows, AnswersView, compared_answers
+from audiollm.commands.inspect_table import SampleView
 from audiollm.data.inspection import KindSummary, StreamRow
 from audiollm.errors import BadSample, ConfigError
 

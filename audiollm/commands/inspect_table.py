@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
@@ -12,6 +13,19 @@ if TYPE_CHECKING:
 
 ON, OFF = "●", "·"
 """Marks of a target and of a masked position."""
+
+
+@dataclass(frozen=True)
+class SampleView:
+    """A sample compiled, and what was assumed for it."""
+
+    heading: str
+    notes: list[str]
+    books: int
+    """Codebooks of a row."""
+    rows: list[StreamRow]
+    summary: list[dict[str, Any]]
+    has_codes: bool
 
 
 def row_cells(row: StreamRow, width: int, books: int) -> Text:

@@ -1,6 +1,6 @@
 """Names that other projects give to our settings: errors say ours. Loads no torch.
 
-Of TRL's and transformers' trainers, OpenRLHF, verl and ms-swift; and names that our own settings had before.
+Of TRL's and transformers' trainers, OpenRLHF, verl and ms-swift; and those that settings of ours had before.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 OUR_NAMES: Mapping[str, tuple[str, ...]] = {
     "actor_learning_rate": ("learning_rate",),
     "adapter_name_or_path": ("start", "model"),
-    "answers": ("group_size",),
     "bf16": ("precision",),
     "critic_learning_rate": ("critic",),
     "dataset": ("samples",),
@@ -23,7 +22,6 @@ OUR_NAMES: Mapping[str, tuple[str, ...]] = {
     "gradient_checkpointing": ("activation_checkpointing",),
     "init_kl_coef": ("kl",),
     "kl_coef": ("kl",),
-    "latents": ("samples",),
     "lora_alpha": ("lora",),
     "lora_dropout": ("lora",),
     "lora_r": ("lora",),
@@ -41,9 +39,7 @@ OUR_NAMES: Mapping[str, tuple[str, ...]] = {
     "max_response_length": ("max_answer_tokens",),
     "max_seq_length": ("max_length",),
     "max_steps": ("steps",),
-    "max_tokens": ("max_answer_tokens",),
     "micro_train_batch_size": ("max_tokens",),
-    "model": ("start", "shape"),
     "model_name_or_path": ("start", "model"),
     "n_samples_per_prompt": ("group_size",),
     "num_generations": ("group_size",),
@@ -61,7 +57,6 @@ OUR_NAMES: Mapping[str, tuple[str, ...]] = {
     "reward_weights": ("rewards",),
     "rollout_batch_size": ("batch_size",),
     "save_steps": ("checkpoint_seconds",),
-    "shards": ("samples",),
     "sync_ref_model": ("refresh_reference",),
     "total_epochs": ("passes",),
     "train_batch_size": ("batch_size",),
@@ -73,11 +68,19 @@ OUR_NAMES: Mapping[str, tuple[str, ...]] = {
     "zero_stage": ("strategy",),
 }
 """Their name -> our names, the likeliest first; empty: a run needs no such setting."""
+EARLIER_NAMES: Mapping[str, tuple[str, ...]] = {
+    "answers": ("group_size",),
+    "latents": ("samples",),
+    "max_tokens": ("max_answer_tokens",),
+    "model": ("start", "shape"),
+    "shards": ("samples",),
+}
+"""What settings of ours were called in earlier versions, in some stages."""
 NOT_NEEDED = {"resume_from_checkpoint": "a run that was ended goes on by the same command"}
 
 
 def our_name(name: str, known_settings: Collection[str]) -> str | None:
-    """Return a sentence that says what a setting of another project is called here.
+    """Return a sentence that says what a setting of another project, or of an earlier version, is called here.
 
     Args:
         name: as it was written.
@@ -88,5 +91,6 @@ def our_name(name: str, known_settings: Collection[str]) -> str | None:
     """
     if name in NOT_NEEDED:
         return f"leave it out: {NOT_NEEDED[name]}."
-    ours = [setting for setting in OUR_NAMES.get(name, ()) if setting in known_settings]
+    candidates = (*OUR_NAMES.get(name, ()), *EARLIER_NAMES.get(name, ()))
+    ours = [setting for setting in candidates if setting in known_settings]
     return f"it is called {' or '.join(ours)} here." if ours else None

@@ -102,7 +102,7 @@ def survey_once(
     survey = load_survey(path)
     if survey.digests != tuple(source.digest for source in sources):
         raise StageError(
-            "the samples are not those that this training was begun with: samples were added, removed, moved or changed",
+            "the samples are not those that this training was begun with: some were added, removed, moved or changed",
             f"put them back, or remove {context.folder} to start afresh",
             2,
         )

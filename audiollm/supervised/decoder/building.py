@@ -121,4 +121,4 @@ def check_attention(config: TrainConfig, head_dim: int | None = None) -> None:
     try:
         attention_backend(device, dtype, head_dim, attention)
     except ValueError as error:
-        raise StageError(f"model.{error}", exit_code=2) from error
+        raise StageError(f"shape.{error}", exit_code=2) from error

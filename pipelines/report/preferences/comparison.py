@@ -177,7 +177,7 @@ def right_answers(material: Material, is_model: Callable[[Path], bool]) -> list[
     """The right answers that stages `evaluate_listening` counted, of the models that are asked for."""
     rows = []
     for stage in material.stages("evaluate_listening"):
-        model = stage.result.settings.get("start") if stage.result is not None else None
+        model = stage.result.settings.get("model") if stage.result is not None else None
         figures = stage.figures or {}
         if isinstance(model, str) and is_model(Path(model)) and figures.get("accuracy") is not None:
             table = {key: figures.get(key) for key in ("low", "high")}

@@ -125,7 +125,7 @@ def test_a_models_vocabulary(shards: Path, tmp_path: Path) -> None:
     """Given by its folder, or found in that of the train stage, which names its shards."""
     (tmp_path / "model").mkdir()
     TEMPLATE.tokenizer.save(str(tmp_path / "model" / FILE_NAME))
-    (tmp_path / "config.yaml").write_text(f"train:\n  shards: [{{path: {shards}, weight: null}}]\n")
+    (tmp_path / "config.yaml").write_text(f"train:\n  samples: [{{path: {shards}, weight: null}}]\n")
     shown = run(shards, "--tokenizer", tmp_path)
     assert "trained on these samples" not in shown
     assert run(tmp_path) == shown

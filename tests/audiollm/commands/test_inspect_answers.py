@@ -153,7 +153,7 @@ def test_the_stage_that_trains_on_them(tmp_path: Path) -> None:
     (tmp_path / "stage").mkdir()
     (tmp_path / "begun").mkdir()
     train_text_tokenizer(["user assistant"] * 3, 300).save(str(tmp_path / "begun" / FILE_NAME))
-    settings = {"samples": [{"path": str(tmp_path / "s.jsonl")}], "model": str(tmp_path / "begun")}
+    settings = {"samples": [{"path": str(tmp_path / "s.jsonl")}], "start": str(tmp_path / "begun")}
     (tmp_path / "stage" / "config.yaml").write_text(json.dumps({"train_preference": settings}))
     shown = run(tmp_path / "stage")
     assert "answer 0 (chosen)" in shown and "trained on these samples" not in shown

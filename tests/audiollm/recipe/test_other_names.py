@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from audiollm.errors import ConfigError
-from audiollm.recipe.other_names import NOT_NEEDED, OUR_NAMES
+from audiollm.recipe.other_names import EARLIER_NAMES, NOT_NEEDED, OUR_NAMES
 from audiollm.recipe.stages import find_stage, load_recipe
 
 STAGES = ("train", "train_policy", "train_preference", "sample_answers")
@@ -24,6 +24,12 @@ STAGES = ("train", "train_policy", "train_preference", "sample_answers")
         ("train_preference", "num_train_epochs", "passes"),
         ("train_preference", "per_device_train_batch_size", "batch_size"),
         ("train", "gradient_checkpointing", "activation_checkpointing"),
+        ("train", "shards", "samples"),
+        ("train", "model", "start or shape"),
+        ("train_preference", "model", "start"),
+        ("train_flow", "latents", "samples"),
+        ("sample_answers", "answers", "group_size"),
+        ("evaluate_listening", "max_tokens", "max_answer_tokens"),
         ("train", "resume_from_checkpoint", "leave it out"),
     ],
 )
@@ -41,3 +47,10 @@ def test_our_names_are_settings_of_a_stage() -> None:
     assert {name for names in OUR_NAMES.values() for name in names} <= known
     assert {theirs for theirs, names in OUR_NAMES.items() if not names} == set(NOT_NEEDED)
     assert not known & OUR_NAMES.keys()
+
+
+def test_earlier_names_are_no_settings_beside_the_new_ones() -> None:
+    for kind in ("train", "train_policy", "train_preference", "train_flow", "sample_answers"):
+        fields = find_stage(kind).config.model_fields.keys()
+        for earlier, names in EARLIER_NAMES.items():
+            assert earlier == "max_tokens" or not ({*names} & fields and earlier in fields), (kind, earlier)

@@ -100,7 +100,7 @@ def understanding(**values: Any) -> dict[str, Any]:
     model = {**SMALL, "dropout": 0.0, "audio_encoder": HEARING}
     return {
         "audio_in": "features",
-        "model": model,
+        "shape": model,
         "ema_decay": 0,
         "text_weight": 1.0,
         "learning_rate": 1e-2,

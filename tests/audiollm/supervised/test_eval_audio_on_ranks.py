@@ -18,7 +18,7 @@ from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 
 
 def train_stage(folder: Path, ranks: Ranks, strategy: str, trained: str) -> None:
-    settings: dict[str, Any] = {"model": SMALL}
+    settings: dict[str, Any] = {"shape": SMALL}
     if trained == "adapter":
         settings = {"start": str(folder / "start"), "lora": {"rank": 2}}
     run_stage(

@@ -273,7 +273,7 @@ def test_settings_that_contradict_one_another_are_refused(
     tmp_path: Path, template: Template, model: DualFFN
 ) -> None:
     with pytest.raises(ValidationError, match="audio_in is codes"):
-        settings_of({"shards": "shards", "model": {"audio_encoder": {}}})
+        settings_of({"samples": "shards", "shape": {"audio_encoder": {}}})
     with pytest.raises(ValidationError, match="shape of its own"):
         settings_of(
             {
@@ -289,15 +289,15 @@ def test_settings_that_contradict_one_another_are_refused(
     for values, reason in (
         ({"start": hears}, "hears through an audio encoder"),
         ({"start": begun_deaf, "audio_in": "features"}, "has no audio encoder"),
-        ({"start": hears, "audio_in": "features", "model": {"audio_encoder": {"stride": 4}}}, "of its own"),
-        ({"audio_in": "features", "model": {"audio_encoder": {"window_s": 0.5, "stride": 4}}}, "no multiple"),
+        ({"start": hears, "audio_in": "features", "shape": {"audio_encoder": {"stride": 4}}}, "of its own"),
+        ({"audio_in": "features", "shape": {"audio_encoder": {"window_s": 0.5, "stride": 4}}}, "no multiple"),
         (
-            {"audio_in": "features", "model": {"audio_encoder": {"path": begun_deaf}}},
+            {"audio_in": "features", "shape": {"audio_encoder": {"path": begun_deaf}}},
             "no Whisper-class encoder",
         ),
     ):
         with pytest.raises(StageError, match=reason):
-            encoder_of(settings_of({"shards": "shards", **values}))
+            encoder_of(settings_of({"samples": "shards", **values}))
     given = settings_of(
         {"samples": "shards", "start": begun_deaf, "audio_in": "features", "shape": {"audio_encoder": {}}}
     )
@@ -307,7 +307,7 @@ def test_settings_that_contradict_one_another_are_refused(
 
 def test_planned_parameters_count_the_encoder() -> None:
     config = settings_of({"samples": "shards", "audio_in": "features"})
-    without = settings_of({"shards": "shards"})
+    without = settings_of({"samples": "shards"})
     encoder = encoder_of(config)
     assert encoder is not None
     with torch.device("meta"):

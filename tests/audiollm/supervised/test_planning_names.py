@@ -28,7 +28,7 @@ def test_the_plan_names_parameters_as_the_loop_does() -> None:
 def config_of(folder: Path, pattern: str) -> TrainConfig:
     model = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 48}
     rules = [{"pattern": pattern, "frozen": True}]
-    return TrainConfig.model_validate({"shards": str(folder), "model": model, "rules": rules})
+    return TrainConfig.model_validate({"samples": str(folder), "shape": model, "rules": rules})
 
 
 @pytest.mark.parametrize("pattern", ["model.model.layers.*", "model.model.model.layers.*.audio_mpl.*"])

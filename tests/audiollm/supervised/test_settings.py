@@ -69,7 +69,7 @@ def test_a_raised_limit_of_codes_begins_afresh(tmp_path: Path) -> None:
 
 
 def test_the_older_name_of_a_setting_still_works(tmp_path: Path) -> None:
-    assert TrainConfig.model_validate({"shards": [str(tmp_path)], "listen": 2}).eval_audio_samples == 2
+    assert TrainConfig.model_validate({"samples": [str(tmp_path)], "listen": 2}).eval_audio_samples == 2
     assert TrainConfig(samples=[str(tmp_path)]).incidental >= {"eval_audio_samples"}
 
 

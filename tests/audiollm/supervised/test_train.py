@@ -53,7 +53,7 @@ def template() -> Template:
 
 
 def settings(**values: object) -> TrainConfig:
-    return settings_of({"shards": "shards", **values})
+    return settings_of({"samples": "shards", **values})
 
 
 def test_size_fills_what_is_not_set() -> None:
@@ -63,7 +63,7 @@ def test_size_fills_what_is_not_set() -> None:
     assert settings(minutes=2).steps is None
     tiny = settings(batch_size=10)
     assert tiny.steps is None and tiny.steps_for(100 / 10) == 10 * (SIZES["tiny"].passes or 0)
-    for wrong in ({"steps": 20, "minutes": 1}, {"model": {"hidden_size": 50, "num_heads": 4}}):
+    for wrong in ({"steps": 20, "minutes": 1}, {"shape": {"hidden_size": 50, "num_heads": 4}}):
         with pytest.raises(ValidationError):
             settings(**wrong)
 
@@ -90,7 +90,7 @@ def test_planned_parameters_are_the_real_ones(size: str) -> None:
 def test_attention_that_cannot_be_had_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     shards = str(write_shards(tmp_path / "a", 3))
     for name in ("flash_attn", "varlen"):
-        with pytest.raises(ValidationError, match=f"model.attention '{name}' needs half precision"):
+        with pytest.raises(ValidationError, match=f"shape.attention '{name}' needs half precision"):
             settings(shape={"attention": name}, precision="fp32")
         model = {
             **SMALL,
@@ -98,7 +98,7 @@ def test_attention_that_cannot_be_had_is_refused_before_anything_is_read(tmp_pat
             "hidden_size": 300,
             "num_heads": 1,
         }  # too wide for any GPU's kernels
-        with pytest.raises(StageError, match=f"model.attention: '{name}' cannot run here") as refused:
+        with pytest.raises(StageError, match=f"shape.attention: '{name}' cannot run here") as refused:
             run_stage(tmp_path / name, shards, shape=model, precision="bf16")
         assert refused.value.exit_code == 2 and not list((tmp_path / name).iterdir())
 

@@ -124,7 +124,7 @@ def test_the_loss_is_that_of_transformers(place: Path, normalization: Any) -> No
     ("settings", "key"),
     [
         ({"text_dropout": 0.2}, "text_dropout"),
-        ({"model": {"num_layers": 2}}, "model"),
+        ({"shape": {"num_layers": 2}}, "model"),
         ({"codec": "codec"}, "codec"),
         ({"trained": "audio_ffn"}, "audio_ffn"),
     ],

@@ -61,8 +61,8 @@ def write_shards(folder: Path, samples: int, frames: int = 3, **codec: str) -> P
     return folder
 
 
-def run_stage(folder: Path, shards: Any, ranks: Ranks = ALONE, **values: Any) -> dict[str, Any]:
-    config = settings_of({"samples": shards, "steps": 12, "batch_size": 3, "precision": "fp32", **values})
+def run_stage(folder: Path, samples: Any, ranks: Ranks = ALONE, **values: Any) -> dict[str, Any]:
+    config = settings_of({"samples": samples, "steps": 12, "batch_size": 3, "precision": "fp32", **values})
     folder.mkdir(parents=True, exist_ok=True)
     recipe = Recipe("test", Path("test.yaml"), "tiny", 0, folder, (), {})
     return train_model(config, Context(folder, recipe, Console(quiet=True), {}, ranks))

@@ -60,7 +60,7 @@ def test_a_part_is_trained_saved_merged_and_reloaded(part: str, tmp_path: Path) 
         shards = str(write_manifest(tmp_path, 8))
         common = understanding(steps=10, batch_size=4)
         run_stage(tmp_path / "base", shards, **common)
-        common = {**common, "model": {}}
+        common = {**common, "shape": {}}
     else:
         shards = str(write_shards(tmp_path / "shards", 7))
         common = {"ema_decay": 0, "steps": 10}

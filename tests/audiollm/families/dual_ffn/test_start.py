@@ -96,7 +96,7 @@ def test_a_language_model_learns_to_speak(
         run_stage(tmp_path / "lora", shards, **adapter)
     beside = {"trained_beside": ["embed_audio_tokens", "audio_lm_head"]}
     run_stage(tmp_path / "lora", shards, **adapter, lora=beside)
-    config = settings_of({"shards": shards, **adapter})
+    config = settings_of({"samples": shards, **adapter})
     decoder = build_decoder(config, start_template(tmp_path / "run"))
     choose_trained(
         decoder, config, is_coded=False
@@ -152,13 +152,13 @@ def test_chosen_layers_are_a_setting_of_the_model(tmp_path: Path) -> None:
     run_stage(tmp_path / "run", shards, shape={**SMALL, "audio_ffn_layers": [0]}, max_length=200)
     config = DualFFN.from_pretrained(tmp_path / "run").config
     assert config.audio_ffn_layers == (0,) and config.max_position_embeddings == 200
-    some: dict[str, Any] = {"shards": "shards", "model": {**SMALL, "audio_ffn_layers": [1]}}
-    all_layers, one = (settings_of(each) for each in ({"shards": "shards", "model": SMALL}, some))
+    some: dict[str, Any] = {"samples": "shards", "shape": {**SMALL, "audio_ffn_layers": [1]}}
+    all_layers, one = (settings_of(each) for each in ({"samples": "shards", "shape": SMALL}, some))
     assert (
         plan_training(all_layers, {}).parameters - plan_training(one, {}).parameters == 3 * 32 * 64 + 2 * 32
     )
     with pytest.raises(ValidationError, match=r"audio_ffn_layers: no layer \[2\] among 2"):
-        settings_of({"shards": "shards", "model": {**SMALL, "audio_ffn_layers": [0, 2]}})
+        settings_of({"samples": "shards", "shape": {**SMALL, "audio_ffn_layers": [0, 2]}})
 
 
 def test_windows_of_layers_and_muon_are_settings(tmp_path: Path) -> None:
@@ -174,14 +174,14 @@ def test_windows_of_layers_and_muon_are_settings(tmp_path: Path) -> None:
     assert with_muon and all(name.endswith("_proj.weight") for name in with_muon)
     assert with_adamw and not any(name.endswith("_proj.weight") for name in with_adamw)
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"model": {**SMALL, "sliding_window": 4, "sliding_window_layers": [2]}}, r"no layer \[2\] among 2"),
-        ({"model": {**SMALL, "sliding_window_layers": [0]}}, "sliding_window, how far they see, is not"),
+        ({"shape": {**SMALL, "sliding_window": 4, "sliding_window_layers": [2]}}, r"no layer \[2\] among 2"),
+        ({"shape": {**SMALL, "sliding_window_layers": [0]}}, "sliding_window, how far they see, is not"),
         ({"rules": rules, "strategy": "fsdp2"}, "fsdp2 has no Muon"),
         ({"rules": [{"pattern": "*", "optimizer": "sgd"}]}, "'adamw' or 'muon'"),
     ]
     for changes, reason in wrong:
         with pytest.raises(ValidationError, match=reason):
-            settings_of({"shards": "shards", "model": SMALL, **changes})
+            settings_of({"samples": "shards", "shape": SMALL, **changes})
 
 
 def test_a_model_from_a_start_gets_the_window_of_the_settings(tmp_path: Path) -> None:

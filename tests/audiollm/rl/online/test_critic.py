@@ -146,7 +146,7 @@ def test_the_critic_learns_at_its_own_rate_and_is_saved(folder: Path) -> None:
 
 
 def test_a_later_stage_names_the_critic_of_an_earlier_one(folder: Path) -> None:
-    shared = f"model: {folder}/llm, samples: {folder}/prompts.jsonl, rewards: {{{OWN}brevity: 1.0}}"
+    shared = f"start: {folder}/llm, samples: {folder}/prompts.jsonl, rewards: {{{OWN}brevity: 1.0}}"
     path = folder / "recipe.yaml"
     path.write_text(
         f"""
