@@ -31,7 +31,7 @@ from audiollm.rl.online.refill import SamplesSteps, maker_of
 from audiollm.rl.online.refresh import ReferenceRefresh
 from audiollm.rl.online.rollout_files import GreedyAnswerFiles, RolloutFiles
 from audiollm.rl.online.settings import KLChoice, PolicyTrainingConfig
-from audiollm.rl.online.task import PolicyTask
+from audiollm.rl.online.task import PolicyParts, PolicyTask
 from audiollm.rl.placement.joining import Joined, joined_cluster
 from audiollm.rl.placement.reference_actors import ReferenceActors, ReferenceModel
 from audiollm.rl.placement.reward_actors import placed_rewards
@@ -154,18 +154,10 @@ def _train(
         device = torch.device("cpu") if "rollout" in roles else None  # actors get it from there
         sampler = untrained_copy(policy, config.start, required(config.max_tokens), device)
         whole = WholeCopy(plain_model(policy.root), plain_model(sampler.root))
-    parts = SamplingParts(sampler, settings, prompts, ranks)
+    sampling = SamplingParts(sampler, settings, prompts, ranks)
     engine = _engine(config, sampler, joined)
-    maker = make(engine, parts)
-    files = RolloutFiles(context.folder / "rollouts", ranks, policy.pieces)
-    answers = GreedyAnswerFiles(context.folder, ranks)
+    maker = make(engine, sampling)
     kl = config.kl or KLChoice()
-    controller = kl_controller(kl.controller.name, kl.controller.values)
-    of_audio = None if kl.audio is None else kl_controller(kl.audio.name, kl.audio.values)
-    own = None if critic is None else critic.root
-    weights = SampledWeights(engine, whole)
-    reference = _reference_actors(config, policy, joined)
-    refresh = _refresh(config, policy)
     rules = () if config.critic is None else config.critic.rules(required(config.learning_rate))
     loop = config.loop_config(
         config.steps_for(prompts.trained / required(config.batch_size)),
@@ -178,12 +170,27 @@ def _train(
     with _engine_ahead(config, policy) as early_engine:
         ahead, early = None, maker
         if early_engine is not None:
-            early = make(early_engine, parts)
+            early = make(early_engine, sampling)
             ahead = SamplesAhead(plain_model(policy.root), early_engine, prompts, early)
-        task = PolicyTask(
-            config, policy, prompts, early, files, controller, set_aside, ranks, weights, own, ptx, answers,
-            refresh, ahead, maker, reference, of_audio,
-        )  # fmt: skip
+        parts = PolicyParts(
+            policy=policy,
+            prompts=prompts,
+            maker=early,
+            files=RolloutFiles(context.folder / "rollouts", ranks, policy.pieces),
+            controller=kl_controller(kl.controller.name, kl.controller.values),
+            set_aside=set_aside,
+            ranks=ranks,
+            audio_controller=None if kl.audio is None else kl_controller(kl.audio.name, kl.audio.values),
+            weights=SampledWeights(engine, whole),
+            critic=None if critic is None else critic.root,
+            ptx=ptx,
+            answers=GreedyAnswerFiles(context.folder, ranks),
+            refresh=_refresh(config, policy),
+            ahead=ahead,
+            greedy_maker=maker,
+            reference=_reference_actors(config, policy, joined),
+        )
+        task = PolicyTask(config, parts)
         task.begin(context.say)
         figures = train(task, loop, context.folder, context, task.device)
         changes = task.changes(figures["steps"])

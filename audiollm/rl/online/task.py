@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -75,85 +75,100 @@ MAX_START_PROMPTS = 16
 class PackedStep(NamedTuple):
     """This rank's answers of a step, and the packs that they are trained in."""
 
-    made: RolloutStep
+    rollout_step: RolloutStep
     packs: list[RolloutPack]
     supervised: SupervisedPacks | None = None
 
 
+@dataclass(frozen=True)
+class PolicyParts:
+    """What a training on fresh answers is made of, beside its settings."""
+
+    policy: Policy[Any, Any, Any]
+    prompts: PromptMaker
+    """Step -> this rank's prompts."""
+    maker: SamplesSteps
+    """Samples and rewards answers, with the weights of now where `ahead` is None."""
+    files: RolloutFiles
+    """Where the answers of each step are written."""
+    controller: KLController
+    """The weight of the KL; its buffers are the state of the task."""
+    set_aside: SetAside
+    ranks: Ranks = ALONE
+    audio_controller: KLController | None = None
+    """The weight of the KL of codes of speech; None: `controller` has all tokens."""
+    weights: SampledWeights | None = None
+    """Those that `maker` samples from; None: those of the policy itself."""
+    critic: Critic | None = None
+    """Trained beside the policy, in one root with it; None: the policy alone is trained."""
+    ptx: SupervisedMaker | None = None
+    """The supervised samples of each step; None: there are none."""
+    answers: GreedyAnswerFiles | None = None
+    """Where the answers to held-out prompts are written at every evaluation; None: nowhere."""
+    refresh: ReferenceRefresh | None = None
+    """Refreshes the reference; None: it stays as it is."""
+    ahead: SamplesAhead | None = None
+    """Keeps the weights that `maker` samples from, and has it sample the next step."""
+    greedy_maker: SamplesSteps | None = None
+    """Samples from the weights of now in evaluations; None: `maker` does."""
+    reference: ReferenceActors | None = None
+    """Computes the reference's log-probabilities; None: the policy does, where they are needed."""
+
+
+@dataclass
+class StepUpdate:
+    """One optimizer step on the answers of a step."""
+
+    scored: Sequence[ScoredPack]
+    supervised: SupervisedPacks | None
+    counts: StepCounts
+    loss: StepLoss
+    began: float
+    """Time at which the step's first update began."""
+    is_first: bool
+    """In the first update, old is current: its ratios are exactly 1."""
+    first_passes: list[AnswerLogprobs]
+    """The packs' log-probabilities where their gradient is at hand; they are taken out as they are used."""
+    step_figures: Mapping[str, float | Tensor]
+    """Figures of the whole step; those of its first update have them."""
+    figures: dict[str, float | Tensor] = field(default_factory=dict)
+    """Complete when the last loss is drawn."""
+
+
 class PolicyTask:
-    """A `Task` over rollouts.
+    """A `Task` over rollouts."""
 
-    Args:
-        maker: samples and rewards answers with the weights of now.
-        prompts: step -> this rank's prompts.
-        files: where the answers of each step are written.
-        controller: the weight of the KL; its buffers are the state of the task.
-        audio_controller: that of codes of speech; None: `controller` has all tokens.
-        weights: those that `maker` samples from; None: those of the policy itself.
-        critic: trained beside the policy, in one root with it; None: the policy alone is trained.
-        ptx: the supervised samples of each step; None: there are none.
-        answers: where the answers to held-out prompts are written at every evaluation, which tells how the training
-            goes; None: nowhere.
-        refresh: refreshes the reference; None: it stays as it is.
-        ahead: keeps the weights that `maker` samples from, and has it sample the next step; None: `maker` samples from
-            the weights of now.
-        greedy: samples from the weights of now in evaluations; None: `maker` does.
-        reference: computes the reference's log-probabilities; None: the policy does, where they are needed.
-    """
-
-    def __init__(
-        self,
-        config: PolicyTrainingConfig,
-        policy: Policy[Any, Any, Any],
-        prompts: PromptMaker,
-        maker: SamplesSteps,
-        files: RolloutFiles,
-        controller: KLController,
-        set_aside: SetAside,
-        ranks: Ranks = ALONE,
-        weights: SampledWeights | None = None,
-        critic: Critic | None = None,
-        ptx: SupervisedMaker | None = None,
-        answers: GreedyAnswerFiles | None = None,
-        refresh: ReferenceRefresh | None = None,
-        ahead: SamplesAhead | None = None,
-        greedy: SamplesSteps | None = None,
-        reference: ReferenceActors | None = None,
-        audio_controller: KLController | None = None,
-    ) -> None:
-        self._weights, self._ptx, self._answers = weights, ptx, answers
-        self._refresh, self._ahead, self._greedy = refresh, ahead, greedy or maker
-        self._reference = reference
-        self._config, self._policy, self._prompts, self._maker = config, policy, prompts, maker
-        self._files, self._controller, self._audio_controller = files, controller, audio_controller
+    def __init__(self, config: PolicyTrainingConfig, parts: PolicyParts) -> None:
+        self._config, self._parts = config, parts
+        self._policy, self._ranks = parts.policy, parts.ranks
+        self._greedy_maker = parts.greedy_maker or parts.maker
         self._rewards = {term.name: term.weight for term in config.reward_terms}
-        self._set_aside, self._ranks = set_aside, ranks
-        self._trained: nn.Module = policy.root if critic is None else ActorCritic(policy.root, critic)
+        root = parts.policy.root
+        self._trained: nn.Module = root if parts.critic is None else ActorCritic(root, parts.critic)
         self._root = self._trained
-        self._advantage = config.advantage_term
         self._kl: KLSettings | None = config.kl
-        self._make_advantages = AdvantageMaker(config, ranks, self._kl_weight)
-        self._loss = fresh_loss(config, ranks)
+        self._make_advantages = AdvantageMaker(config, parts.ranks, self._kl_weight)
+        self._loss = fresh_loss(config, parts.ranks)
         self._skips = SkippedSteps(config.max_skipped_steps)
         self._entropy = EntropyBounds()
         self._start: StartMeasure | None = None
         self._start_figures: Mapping[str, float] | None = None
         self._failed_reward: BadSample | None = None
-        self.device = next(policy.root.parameters()).device
+        self.device = next(root.parameters()).device
 
     def modules(self) -> dict[str, nn.Module]:
         own: dict[str, nn.Module] = {
             "policy": self._trained,
-            "controller": self._controller,
+            "controller": self._parts.controller,
             "skips": self._skips,
             "entropy": self._entropy,
         }
-        if self._audio_controller is not None:
-            own["audio_controller"] = self._audio_controller
-        if self._refresh is not None:
-            own["reference"] = self._refresh.saved
-        if self._ahead is not None:
-            own["ahead"] = self._ahead.saved
+        if self._parts.audio_controller is not None:
+            own["audio_controller"] = self._parts.audio_controller
+        if self._parts.refresh is not None:
+            own["reference"] = self._parts.refresh.saved
+        if self._parts.ahead is not None:
+            own["ahead"] = self._parts.ahead.saved
         return {**own, **self._loss.modules()}
 
     def adopt(self, modules: Mapping[str, nn.Module]) -> None:
@@ -161,7 +176,7 @@ class PolicyTask:
 
     def read_by(self, read: Callable[[Tensor], Tensor]) -> None:
         """See `ReadsWeights`: engines and the reference get the policy's weights."""
-        for copy in (self._weights, self._refresh, self._ahead):
+        for copy in (self._parts.weights, self._parts.refresh, self._parts.ahead):
             if copy is not None:
                 copy.read_by(read)
 
@@ -169,32 +184,34 @@ class PolicyTask:
         return {"main": ["policy"]}
 
     def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> PackedStep:
-        prompts, bad = self._prompts(step) if self._ahead is None else self._ahead.prompts(step)
+        prompts, bad = (
+            self._parts.prompts(step) if self._parts.ahead is None else self._parts.ahead.prompts(step)
+        )
         began = time.monotonic()
-        if self._ahead is None:
+        if self._parts.ahead is None:
             self._fill()
         filled = time.monotonic() - began
-        made = self._maker(prompts, step)
+        made = self._parts.maker(prompts, step)
         made.seconds["weights"] = filled
-        self._set_aside.add([*bad, *made.bad])
+        self._parts.set_aside.add([*bad, *made.bad])
         self._failed_reward = failed_reward(made.bad)
-        supervised = None if self._ptx is None else self._ptx(step)
+        supervised = None if self._parts.ptx is None else self._parts.ptx(step)
         return PackedStep(made, self._packs(made), supervised)
 
     def updates(self, batch: PackedStep, step: int, steps: int) -> Iterator[Update]:
         """As many optimizer steps as `updates` says, on the same answers; then the reference is refreshed."""
-        if self._ahead is not None:
+        if self._parts.ahead is not None:
             began = time.monotonic()
-            self._ahead.go_on(step, step + 1 >= steps)
-            batch.made.seconds["weights"] += time.monotonic() - began
+            self._parts.ahead.go_on(step, step + 1 >= steps)
+            batch.rollout_step.seconds["weights"] += time.monotonic() - began
         yield from self._updates(batch, step)
-        if self._refresh is not None:
-            self._refresh.after(step)
+        if self._parts.refresh is not None:
+            self._parts.refresh.after(step)
 
     def _updates(self, batch: PackedStep, step: int) -> Iterator[Update]:
         began = time.monotonic()
-        made, packs, supervised = batch
-        beside = [] if supervised is None else supervised.batches
+        rollout_step, packs, supervised = batch
+        num_supervised = 0 if supervised is None else len(supervised.batches)
         # the graph of a pack that is alone serves the first update, which would make it once more
         kept = len(packs) == 1 and self._ranks.world == 1 and self._config.fresh_objective is None
         with torch.set_grad_enabled(kept):
@@ -202,14 +219,14 @@ class PolicyTask:
         scored, figures = self._make_advantages(packs, [_without_gradient(each) for each in passes])
         first = passes if kept else []
         del passes
-        self._files.write(step, made, self._per_answer(scored, len(made.rollouts)))
+        self._parts.files.write(step, rollout_step, self._per_answer(scored, len(rollout_step.rollouts)))
         counts = self._counts(scored)
         loss = self._loss.of_step([fresh_answers(each) for each in scored], counts)
-        figures |= {**self._figures_of(made.sampled), **made.figures, "skipped": float(not loss.is_trained)}
+        figures |= {**self._figures_of(rollout_step.sampled), **rollout_step.figures, "skipped": float(not loss.is_trained)}
         entropy = mean_entropy(self._entropies(scored), self._ranks)
         self._entropy.add(entropy)
         figures["entropy"] = entropy
-        spent = {**made.seconds, "score": time.monotonic() - began}
+        spent = {**rollout_step.seconds, "score": time.monotonic() - began}
         figures |= {f"{PHASE_PREFIX}{name}": seconds for name, seconds in spent.items()}
         figures["tokens"] = float(sum(len(each.answer_T) for each in scored) * (1 + self._config.updates))
         self._skips.count(not loss.is_trained)
@@ -218,22 +235,19 @@ class PolicyTask:
             return
         began = time.monotonic()
         for number in range(self._config.updates):
-            found: dict[str, float | Tensor] = {}
-            losses = self._losses(
-                scored,
-                supervised,
-                counts,
-                loss,
-                found,
-                figures if not number else {},
-                not number,
-                first,
-                began,
+            update = StepUpdate(
+                scored=scored,
+                supervised=supervised,
+                counts=counts,
+                loss=loss,
+                began=began,
+                is_first=not number,
+                first_passes=first if not number else [],
+                step_figures=figures if not number else {},
             )
-            first = []
-            yield Update(losses, found, losses=len(beside) + len(scored))
-            if not number and self._kl is not None and "kl" in found:
-                self._update_controllers(found, int(self._total(len(made.rollouts))))
+            yield Update(self._losses(update), update.figures, losses=num_supervised + len(scored))
+            if not number and self._kl is not None and "kl" in update.figures:
+                self._update_controllers(update.figures, int(self._total(len(rollout_step.rollouts))))
 
     def begin(self, say: Callable[[str], None] = lambda text: None) -> None:
         """Answer the held-out prompts with the model that the training begins from, as step 0, and measure its rewards.
@@ -243,14 +257,14 @@ class PolicyTask:
         Args:
             say: told of the start's rewards, and whether the policy is fit to begin.
         """
-        if self._answers is None:
+        if self._parts.answers is None:
             return
-        if not self._answers.has_begun:
+        if not self._parts.answers.has_begun:
             self._start_figures = self.evaluate(0)
-        self._start = self._answers.start
+        self._start = self._parts.answers.start
         if self._start is None:
             self._start = self._measured_start()
-            self._answers.write_start(self._start)
+            self._parts.answers.write_start(self._start)
             say(self._start.text())
             if fault := self._start.fault(self._learns_from_differences):
                 say(fault)
@@ -258,15 +272,15 @@ class PolicyTask:
     @torch.no_grad()
     def _measured_start(self) -> StartMeasure:
         """Rewards of greedy and of sampled answers; without held-out prompts, to those of the first step."""
-        prompts, _ = self._prompts.held_out_prompts(min(MAX_START_PROMPTS, self._config.eval_prompts))
-        is_held_out = self._prompts.held_out > 0
+        prompts, _ = self._parts.prompts.held_out_prompts(min(MAX_START_PROMPTS, self._config.eval_prompts))
+        is_held_out = self._parts.prompts.held_out > 0
         if not is_held_out:
-            prompts, _ = self._prompts(0)
+            prompts, _ = self._parts.prompts(0)
         self._fill()
-        sampled = self._greedy.sampled(prompts, 0)
+        sampled = self._greedy_maker.sampled(prompts, 0)
         greedy = self._start_figures
         if greedy is None or not is_held_out:
-            greedy = self._means(self._rows_of(self._greedy.greedy(prompts, 0)))
+            greedy = self._means(self._rows_of(self._greedy_maker.greedy(prompts, 0)))
         figures = self._figures_of(sampled)
         flat = figures.pop("groups_without_variance")
         count = int(self._total(len(prompts)))
@@ -277,12 +291,12 @@ class PolicyTask:
         """Mean rewards of greedy answers to the held-out prompts, and their length."""
         if not step and self._start_figures is not None:
             return self._start_figures
-        prompts, bad = self._prompts.held_out_prompts(self._config.eval_prompts)
+        prompts, bad = self._parts.prompts.held_out_prompts(self._config.eval_prompts)
         self._fill()
-        made = self._greedy.greedy(prompts, step)
-        self._set_aside.add([*bad, *made.bad])
-        if self._answers is not None:
-            self._answers.write(step, made)
+        made = self._greedy_maker.greedy(prompts, step)
+        self._parts.set_aside.add([*bad, *made.bad])
+        if self._parts.answers is not None:
+            self._parts.answers.write(step, made)
         return self._means(self._rows_of(made))
 
     def stop_reason(self, step: int) -> str | None:
@@ -291,9 +305,9 @@ class PolicyTask:
 
     def changes(self, step: int) -> list[HeldOutChange]:
         """Return the changes of the held-out rewards since the start, up to a step. Called on every rank."""
-        if self._answers is None:
+        if self._parts.answers is None:
             return []
-        rows: list[dict[str, Any]] = self._ranks.of_first(self._answers.rows_until(step))
+        rows: list[dict[str, Any]] = self._ranks.of_first(self._parts.answers.rows_until(step))
         return changes_since_start(rows)
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
@@ -331,9 +345,9 @@ class PolicyTask:
             yield "unfit start", fault
         if bound := self._entropy.alarm():
             yield "entropy", bound
-        if "evaluation/reward" not in figures or self._answers is None:
+        if "evaluation/reward" not in figures or self._parts.answers is None:
             return
-        changes = changes_since_start(self._answers.rows_until(step))
+        changes = changes_since_start(self._parts.answers.rows_until(step))
         if not changes:
             return
         last = changes[-1]
@@ -356,27 +370,27 @@ class PolicyTask:
         fresh = self._config.fresh_objective
         if fresh is not None:
             return fresh.kind == "pairs"
-        return self._config.compares_answers and "reward_A" in self._advantage.reads
+        return self._config.compares_answers and "reward_A" in self._config.advantage_term.reads
 
     def _update_controllers(self, found: Mapping[str, float | Tensor], answers: int) -> None:
         """Let the controllers follow the KL of the step: of all tokens, or of text and of speech."""
-        if self._audio_controller is None:
-            self._controller.update(float(found["kl"]), answers)
+        if self._parts.audio_controller is None:
+            self._parts.controller.update(float(found["kl"]), answers)
             return
-        self._controller.update(float(found["kl_text"]), answers)
-        self._audio_controller.update(float(found["kl_audio"]), answers)
+        self._parts.controller.update(float(found["kl_text"]), answers)
+        self._parts.audio_controller.update(float(found["kl_audio"]), answers)
 
     def _kl_weight(self, is_code_T: Tensor | None) -> float | Tensor:
         """The weight of the KL: of all tokens, or `[T]` where speech has one of its own."""
-        weight = float(self._controller.coefficient)
-        if self._audio_controller is None or is_code_T is None:
+        weight = float(self._parts.controller.coefficient)
+        if self._parts.audio_controller is None or is_code_T is None:
             return weight
-        of_audio = float(self._audio_controller.coefficient)
+        of_audio = float(self._parts.audio_controller.coefficient)
         return weight + (of_audio - weight) * is_code_T.double()
 
     def _fill(self) -> None:
-        if self._weights is not None:
-            self._weights.fill()
+        if self._parts.weights is not None:
+            self._parts.weights.fill()
 
     # ------------------------------------------------------------------------------------------- parts of a step
 
@@ -412,7 +426,7 @@ class PolicyTask:
                 groups.append(self._policy.encode_sampled(group.prompt.prompted, sampled))
                 fits += [True] * len(sampled)
             except BadSample as error:
-                self._set_aside.add([error.with_traceback(None)])
+                self._parts.set_aside.add([error.with_traceback(None)])
                 fits += [False] * len(sampled)
         return groups, fits
 
@@ -441,19 +455,19 @@ class PolicyTask:
 
     def _first_passes(self, packs: Sequence[RolloutPack]) -> list[AnswerLogprobs]:
         """Every pack before the updates on it; reference actors compute meanwhile."""
-        if self._reference is None:
+        if self._parts.reference is None:
             return [self._first_pass(pack) for pack in packs]
-        asked = self._reference.ask([pack.batch.to(torch.device("cpu")) for pack in packs])
+        asked = self._parts.reference.ask([pack.batch.to(torch.device("cpu")) for pack in packs])
         found = [self._first_pass(pack) for pack in packs]
         return [
             replace(answers, reference_T=value_T.to(answers.policy_T))
-            for answers, value_T in zip(found, self._reference.answers(asked), strict=True)
+            for answers, value_T in zip(found, self._parts.reference.answers(asked), strict=True)
         ]
 
     def _first_pass(self, pack: RolloutPack) -> AnswerLogprobs:
         """Old, the reference, and the critic's values."""
         request = TokenRequest(
-            self._config.needs_reference and self._reference is None,
+            self._config.needs_reference and self._parts.reference is None,
             self._config.temperature,
             entropy=True,
             value=self._config.reads_values,
@@ -482,63 +496,57 @@ class PolicyTask:
         """The entropies of the tokens that count, of each pack."""
         return [each.entropy_T[counted_tokens(each, self._config.correction)] for each in scored]
 
-    def _losses(
-        self,
-        scored: Sequence[ScoredPack],
-        supervised: SupervisedPacks | None,
-        counts: StepCounts,
-        loss: StepLoss,
-        found: dict[str, float | Tensor],
-        figures: Mapping[str, float | Tensor],
-        is_first: bool,
-        first: list[AnswerLogprobs],
-        began: float,
-    ) -> Iterator[Tensor]:
-        """The loss of each pack; when the last is drawn, `found` has the figures of the whole step.
+    def _losses(self, update: StepUpdate) -> Iterator[Tensor]:
+        """The loss of each pack; when the last is drawn, `update.figures` has the figures of the whole step.
 
-        In the first update, old is current: its ratios are exactly 1. `first` are the packs' log-probabilities where
-        their gradient is at hand, which the call takes out. `began` is the time at which the step's first update began.
         Supervised packs come first: a critic has no part in their loss, and ranks meet in the last backward pass, which
         must reach every trained weight.
         """
-        if supervised is not None:
-            yield from supervised.losses(self._policy, self._root, self._ranks, found)
-        request = self._loss.request(self._config.temperature)
+        if update.supervised is not None:
+            yield from update.supervised.losses(self._policy, self._root, self._ranks, update.figures)
         sums: dict[str, Tensor] = {}
-        on_device = replace(counts, sums=counts.sums.to(self.device))
-        for number, each in enumerate(scored):
-            answers = (
-                first.pop() if first else self._policy.answer_logprobs(self._root, each.pack.batch, request)
-            )
-            tokens = RolloutLogprobs(
-                answers.policy_T,
-                answers.answer_T,
-                len(each.pack.places),
-                each.advantage_T.to(self.device),
-                old_T=None if is_first else each.old_T.to(self.device),
-                reference_T=None if each.reference_T is None else each.reference_T.to(self.device),
-                entropy_T=answers.entropy_T,
-                kept_T=each.kept_T.to(self.device),
-                correction=_on(each.correction, self.device) if self._config.correction else None,
-                is_code_T=answers.is_code_T if self._config.answer != "text" else None,
-                old_entropy_T=each.entropy_T.to(self.device),
-            )
-            regularizers = Regularizers(
-                self._kl, self._kl_weight(answers.is_code_T), self._config.entropy_weight
-            )
-            values = None if each.values is None else each.values.to(self.device)
-            made = loss(PackLogprobs(number, answers, tokens, on_device, regularizers, values))
-            for name, value in made.sums.items():
+        counts = replace(update.counts, sums=update.counts.sums.to(self.device))
+        for number, pack in enumerate(update.scored):
+            pack_loss = update.loss(self._pack_logprobs(update, number, pack, counts))
+            for name, value in pack_loss.sums.items():
                 sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64)) + value.cpu()
-            yield made.loss
+            yield pack_loss.loss
         names = sorted(sums)
         total = self._ranks.sum(torch.stack([sums[name] for name in names]))
-        means = loss.means(dict(zip(names, total.tolist(), strict=True)), counts)
+        means = update.loss.means(dict(zip(names, total.tolist(), strict=True)), update.counts)
         if "kl" in means:
-            means["kl_weight"] = float(self._controller.coefficient)
-            if self._audio_controller is not None:
-                means["kl_weight_audio"] = float(self._audio_controller.coefficient)
-        found.update({**figures, **means, f"{PHASE_PREFIX}update": time.monotonic() - began})
+            means["kl_weight"] = float(self._parts.controller.coefficient)
+            if self._parts.audio_controller is not None:
+                means["kl_weight_audio"] = float(self._parts.audio_controller.coefficient)
+        seconds = time.monotonic() - update.began
+        update.figures.update({**update.step_figures, **means, f"{PHASE_PREFIX}update": seconds})
+
+    def _pack_logprobs(
+        self, update: StepUpdate, number: int, pack: ScoredPack, counts: StepCounts
+    ) -> PackLogprobs:
+        """Log-probabilities of a pack under the weights of now, beside what is known of its rollouts."""
+        if update.first_passes:
+            answers = update.first_passes.pop()
+        else:
+            request = self._loss.request(self._config.temperature)
+            answers = self._policy.answer_logprobs(self._root, pack.pack.batch, request)
+        tokens = RolloutLogprobs(
+            answers.policy_T,
+            answers.answer_T,
+            len(pack.pack.places),
+            pack.advantage_T.to(self.device),
+            old_T=None if update.is_first else pack.old_T.to(self.device),
+            reference_T=None if pack.reference_T is None else pack.reference_T.to(self.device),
+            entropy_T=answers.entropy_T,
+            kept_T=pack.kept_T.to(self.device),
+            correction=_on(pack.correction, self.device) if self._config.correction else None,
+            is_code_T=answers.is_code_T if self._config.answer != "text" else None,
+            old_entropy_T=pack.entropy_T.to(self.device),
+        )
+        weight = self._kl_weight(answers.is_code_T)
+        regularizers = Regularizers(self._kl, weight, self._config.entropy_weight)
+        values = None if pack.values is None else pack.values.to(self.device)
+        return PackLogprobs(number, answers, tokens, counts, regularizers, values)
 
     # ------------------------------------------------------------------------------------------------- figures
 

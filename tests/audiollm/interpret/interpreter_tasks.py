@@ -21,7 +21,7 @@ from audiollm.recipe.ranks import Ranks
 from audiollm.rl.online.prompts import PromptMaker
 from audiollm.rl.online.rollout_files import RolloutFiles
 from audiollm.rl.online.settings import KLChoice
-from audiollm.rl.online.task import PolicyTask
+from audiollm.rl.online.task import PolicyParts, PolicyTask
 from audiollm.rl.policy_gradient.controllers import kl_controller
 from tests.audiollm.rl.online.fresh_tasks import flat_gradient, load_critic
 
@@ -100,11 +100,12 @@ def make_stream_task(
     )
     kl = config.kl or KLChoice()
     of_audio = None if kl.audio is None else kl_controller(kl.audio.name, kl.audio.values)
-    return PolicyTask(
-        config, policy, prompts, maker, RolloutFiles(folder / place, ranks, policy.pieces),
-        kl_controller(kl.controller.name, kl.controller.values), set_aside, ranks,
+    parts = PolicyParts(
+        policy, prompts, maker, RolloutFiles(folder / place, ranks, policy.pieces),
+        kl_controller(kl.controller.name, kl.controller.values), set_aside, ranks=ranks,
         critic=None if config.critic is None else load_critic(config), audio_controller=of_audio,
     )  # fmt: skip
+    return PolicyTask(config, parts)
 
 
 def one_stream_step(folder: Path, ranks: Ranks, case: str, max_tokens: int, place: str) -> None:

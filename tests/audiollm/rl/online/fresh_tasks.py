@@ -22,7 +22,7 @@ from audiollm.rl.online.prompts import PromptMaker
 from audiollm.rl.online.refill import maker_of
 from audiollm.rl.online.rollout_files import RolloutFiles
 from audiollm.rl.online.settings import KLChoice, PolicyTrainingConfig
-from audiollm.rl.online.task import PolicyTask
+from audiollm.rl.online.task import PolicyParts, PolicyTask
 from audiollm.rl.policy_gradient.controllers import kl_controller
 from audiollm.rl.preference.ptx import SupervisedMaker
 from audiollm.rl.rewards.batch import RewardBatch, ScoredStep
@@ -146,9 +146,10 @@ def make_task(
             AnswerBatchMaker(policy, sources, None, 4, max_tokens, 4, set_aside, ranks, "ptx"),
             config.ptx.weight,
         )
-    return PolicyTask(
-        config, policy, prompts, maker, files, controller, set_aside, ranks, critic=critic, ptx=ptx
-    ), policy
+    parts = PolicyParts(
+        policy, prompts, maker, files, controller, set_aside, ranks=ranks, critic=critic, ptx=ptx
+    )
+    return PolicyTask(config, parts), policy
 
 
 def load_critic(config: PolicyTrainingConfig) -> Critic:
