@@ -13,6 +13,7 @@ from torch import Tensor
 
 from audiollm.errors import ConfigError, suggestion
 from audiollm.files.json_files import config_folder, read_json_file
+from audiollm.recipe.catalogs import Catalog, entry_point_catalog
 
 SAMPLE_RATE = 24_000
 """Samples per second of the default codec, as of Higgs Audio V2's."""
@@ -121,6 +122,12 @@ def codec_digest(codec: Codec, num_codebooks: int | None = None) -> str:
                 tensor.detach().to("cpu", torch.float32).contiguous().numpy().astype("<f4").tobytes()
             )
     return digest.hexdigest()[:16]
+
+
+def codec_catalog() -> Catalog:
+    """Codecs, by `model_type`."""
+    own = "Your own: a class with `from_pretrained`, named by an entry point of the group audiollm.codecs."
+    return entry_point_catalog("audiollm.codecs", own)
 
 
 def load_codec(folder: Path) -> Codec:

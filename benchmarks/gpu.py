@@ -659,7 +659,7 @@ def grpo(scale: Scale) -> None:
 
         seconds = timed(take_step, scale.seconds, warm=1)
         packs = [micro.batch.pack for micro in step.batch.packs]
-        generated = sum(rollout.tokens.num_actions for rollout in step.batch.made.rollouts)
+        generated = sum(rollout.tokens.num_actions for rollout in step.batch.rollout_step.rollouts)
     phases = {key: statistics.median(row[key] for row in phase_seconds[1:]) for key in phase_seconds[0]}
     root: Any = step.modules["policy"]
     config = root.model.config

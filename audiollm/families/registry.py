@@ -10,6 +10,7 @@ from audiollm.errors import ConfigError
 from audiollm.families.family import ModelFamily, ModelFolder
 from audiollm.files.json_files import read_json_file
 from audiollm.models.pretrained import model_folder
+from audiollm.recipe.catalogs import Catalog, entry_point_catalog
 
 if TYPE_CHECKING:
     from audiollm.generation.speaking.speech_generator import SpeechGenerator
@@ -40,6 +41,12 @@ def load_speech_generator(folder: Path | str, codec: Path | str | None = None) -
         ConfigError: no model is there, it answers in words alone, or it or its codec does not load.
     """
     return open_model_folder(folder).generator(None if codec is None else Path(codec))
+
+
+def family_catalog() -> Catalog:
+    """Families of models, by `model_type`."""
+    own = "Your own: a `ModelFamily`, named by an entry point of the group audiollm.families; docs/adding_a_model.md."
+    return entry_point_catalog(GROUP, own)
 
 
 def family_of(model_type: str, place: Path) -> ModelFamily:

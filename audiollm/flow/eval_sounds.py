@@ -22,6 +22,7 @@ from audiollm.flow.model.rows import rows_of
 from audiollm.flow.model.sampling import SamplerSettings, sample_latents
 from audiollm.flow.sound_model import SoundModel
 from audiollm.recipe.ranks import Ranks
+from audiollm.train.loop.task import Board
 from audiollm.train.loop.whole import Read, WholeCopy
 
 
@@ -34,7 +35,7 @@ class EvalSoundPrompt(NamedTuple):
 
 
 class EvalSounds:
-    """Makes held-out sounds into `folder/step-000100/<name>.wav` and into TensorBoard; called on every rank.
+    """Makes held-out sounds into `folder/step-000100/<name>.wav` and onto the boards; called on every rank.
 
     `folder/prompts.jsonl` says what they are: the `name` of each one's files, its sample's `id`, `text`.
 
@@ -56,6 +57,7 @@ class EvalSounds:
         *,
         in_parts: bool,
     ) -> None:
+        self._boards: Sequence[Board] = ()
         self._speaker = copy or model
         self._whole_copy = WholeCopy(model, copy) if in_parts else None
         self._autoencoder, self._prompts, self._folder, self._ranks = autoencoder, prompts, folder, ranks
@@ -74,6 +76,10 @@ class EvalSounds:
         if self._whole_copy is not None:
             self._whole_copy.read_by(read)
 
+    def draw_on(self, boards: Sequence[Board]) -> None:
+        """See `DrawsOnBoards`."""
+        self._boards = boards
+
     def __call__(self, step: int) -> None:
         if self._whole_copy is not None:
             self._whole_copy.fill()
@@ -83,8 +89,6 @@ class EvalSounds:
             self._ranks.barrier()
 
     def _make(self, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
         device = next(self._speaker.parameters()).device
         lengths = [len(prompt.sound) for prompt in self._prompts]
         noise_LD = torch.cat(
@@ -99,14 +103,13 @@ class EvalSounds:
                 self._speaker, noise_LD.to(device), packed, rows_of(lengths, device), self._settings
             ).cpu()
         codec = self._autoencoder
-        writer = SummaryWriter(str(self._folder / "tensorboard"))
         for name, latent_TD in zip(self._names, made_LD.split(lengths), strict=True):
             latent_DT = codec.denormalize(latent_TD.T.contiguous())
             samples_CN = codec.decode(latent_DT, len(latent_TD) * codec.hop_samples)
             samples_CN, _ = below_ceiling(samples_CN, codec.sample_rate)
             save(self._folder / f"step-{step:06d}" / f"{name}.wav", samples_CN, codec.sample_rate)
-            writer.add_audio(name, to_mono(samples_CN), step, sample_rate=codec.sample_rate)
-        writer.close()
+            for board in self._boards:
+                board.audio(step, name, to_mono(samples_CN), codec.sample_rate)
 
 
 def select_sound_prompts(

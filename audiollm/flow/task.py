@@ -41,6 +41,7 @@ from audiollm.flow.model.rows import SampleRows, rows_of
 from audiollm.flow.sound_model import SoundModel
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.train.loop.loop import Figures, Update, step_generator
+from audiollm.train.loop.task import Board
 from audiollm.train.loop.whole import Read
 
 EVAL_TIMES = (0.0, 0.03, 0.1, 0.3, 0.7)
@@ -129,6 +130,11 @@ class FlowTask:
         """Take `Strategy.read`."""
         if self._listen is not None:
             self._listen.read_by(read)
+
+    def draw_on(self, boards: Sequence[Board]) -> None:
+        """See `DrawsOnBoards`."""
+        if self._listen is not None:
+            self._listen.draw_on(boards)
 
     def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> FlowBatch:
         size, (rank, world) = self.config.batch_size, (self._ranks.rank, self._ranks.world)

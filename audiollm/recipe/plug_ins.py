@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module, util
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from audiollm.errors import ConfigError, suggestion
 
+Kind = TypeVar("Kind")
 FILE_REMEDY = (
     "name my_rewards.py in the folder where you start as my_rewards:function, or install its package"
 )
@@ -40,6 +41,18 @@ def import_named(path: str, remedy: str) -> Any:
         raise ConfigError(f"cannot be imported: {reason}", path, remedy) from error
 
 
+def import_of_class(path: str, kind: type[Kind], remedy: str) -> Kind:
+    """The object at `package.module:name`, which must be of a class.
+
+    Raises:
+        ConfigError: it cannot be imported, or is something else.
+    """
+    plug_in = import_named(path, remedy)
+    if not isinstance(plug_in, kind):
+        raise ConfigError(f"is a {type(plug_in).__name__}, and no {kind.__name__}", path, remedy)
+    return plug_in
+
+
 def source_digest(path: str) -> str:
     """SHA-256 of the file of the module in `package.module:name`: a stage's fingerprint changes with it.
 
@@ -65,6 +78,11 @@ def source_digest(path: str) -> str:
         remedy = f"it is looked for in {spec.origin}; {suggestion(name, _definitions(source))}"
         raise ConfigError(f"cannot be imported: the module {module!r} has no {name!r}", path, remedy)
     return hashlib.sha256(source).hexdigest()
+
+
+def plug_in_facts(names: Iterable[str]) -> list[str]:
+    """A line with the digest of its source for each name that is an import path, for a stage's fingerprint."""
+    return [f"{name}={source_digest(name)}" for name in names if is_import_path(name)]
 
 
 def _definitions(source: bytes) -> list[str]:

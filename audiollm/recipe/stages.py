@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Val
 from pydantic_core import ErrorDetails, InitErrorDetails
 
 from audiollm.errors import ConfigError, suggestion
+from audiollm.recipe.catalogs import Catalog
 from audiollm.recipe.config import (
     Document,
     KeyPath,
@@ -277,6 +278,13 @@ class Recipe:
 @cache
 def stage_entry_points() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group="audiollm.stages")}
+
+
+def stage_catalog() -> Catalog:
+    """Stages of recipes."""
+    stages = sorted(stage_entry_points().items())
+    own = "Your own: a `Stage`, named by an entry point of the group audiollm.stages."
+    return Catalog({kind: entry.load().help for kind, entry in stages}, own)
 
 
 def find_stage(kind: str, where: str = "", key: str = "") -> Stage:

@@ -32,6 +32,7 @@ from audiollm.supervised.corpus.batches import read_usable
 from audiollm.supervised.corpus.sources import codec_facts
 from audiollm.supervised.corpus.survey import SourceSurvey, frames_of
 from audiollm.supervised.settings import TrainConfig
+from audiollm.train.loop.task import Board
 from audiollm.train.loop.whole import Read, WholeCopy
 
 SHARDING = ("fsdp2", "zero2", "zero3")
@@ -59,6 +60,7 @@ class EvalAudio:
         folder: Path,
         sampling: SamplingConfig,
     ) -> None:
+        self._boards: Sequence[Board] = ()
         self._model, self._codec, self._template, self._folder = model, codec, template, folder
         self._samples = [loaded.sample for loaded, _ in samples]
         longest = max(sum(frames_of(loaded)) for loaded, _ in samples)
@@ -70,16 +72,17 @@ class EvalAudio:
         self._names = _file_names(self._samples)
         write_jsonl(folder / "prompts.jsonl", map(_describe_prompt, self._names, self._samples))
 
-    def __call__(self, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    def draw_on(self, boards: Sequence[Board]) -> None:
+        """See `DrawsOnBoards`."""
+        self._boards = boards
 
+    def __call__(self, step: int) -> None:
         engine = Engine.sized_for(self._model, self._template, self._requests)
-        writer = SummaryWriter(str(self._folder / "tensorboard"))
         for name, answer in zip(self._names, engine.run(self._requests), strict=True):
             samples_1N = self._codec.decode(answer.codes_KT).cpu()
             save(self._folder / f"step-{step:06d}" / f"{name}.wav", samples_1N, self._codec.sample_rate)
-            writer.add_audio(name, samples_1N, step, sample_rate=self._codec.sample_rate)
-        writer.close()
+            for board in self._boards:
+                board.audio(step, name, samples_1N, self._codec.sample_rate)
 
 
 class ShardedEvalAudio:
@@ -99,6 +102,11 @@ class ShardedEvalAudio:
     def read_by(self, read: Read) -> None:
         """Take `Strategy.read`."""
         self._whole_copy.read_by(read)
+
+    def draw_on(self, boards: Sequence[Board]) -> None:
+        """See `DrawsOnBoards`."""
+        if self._audio is not None:
+            self._audio.draw_on(boards)
 
     def __call__(self, step: int) -> None:
         self._whole_copy.fill()

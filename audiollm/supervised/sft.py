@@ -15,7 +15,7 @@ from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.supervised.corpus.batches import StepBatch
 from audiollm.supervised.flops import encoder_flops, training_flops
 from audiollm.train.loop.loop import Update
-from audiollm.train.loop.task import ReadsWeights
+from audiollm.train.loop.task import Board, DrawsOnBoards, ReadsWeights
 
 KINDS = ("text", "audio")
 
@@ -67,6 +67,11 @@ class SFTTask:
         """See `ReadsWeights`: what speaks at evaluations may need whole weights."""
         if isinstance(self._listen, ReadsWeights):
             self._listen.read_by(read)
+
+    def draw_on(self, boards: Sequence[Board]) -> None:
+        """See `DrawsOnBoards`."""
+        if isinstance(self._listen, DrawsOnBoards):
+            self._listen.draw_on(boards)
 
     def optimizers(self) -> dict[str, list[str]]:
         return {"main": ["model"]}

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from audiollm.recipe.plug_ins import is_import_path
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 ScheduleName = Literal["cosine", "wsd", "constant"]
@@ -14,7 +16,7 @@ StrategyName = Literal["auto", "ddp", "fsdp2", "zero2", "zero3"]
 MergeMethod = Literal["linear", "ties", "dare_linear"]
 """How models that were trained side by side become one; `supervised/merging.py` has the sources."""
 FrozenPlacement = Literal["whole", "sharded", "cpu"]
-Reporter = Literal["tensorboard", "wandb"]
+REPORTERS = ("tensorboard", "wandb")
 Trained = Literal["all", "audio_ffn", "adapter"] | Sequence[str]
 
 
@@ -97,7 +99,17 @@ class OptimizerSettings(LoopSettings):
     """Skip a step whose loss is this many standard deviations above its moving mean; 0: skip none."""
     rollbacks: int = Field(3, ge=0)
     """Steps that may be skipped, as a spike or not finite, before the run stops; raised, a stopped run goes on."""
-    report_to: tuple[Reporter, ...] = ("tensorboard",)
+    report_to: tuple[str, ...] = ("tensorboard",)
+    """Where figures, alarms and sounds are drawn beside the files: `tensorboard`, `wandb`, or a class of your own
+    (`package.module:Class`)."""
+
+    @field_validator("report_to")
+    @classmethod
+    def _are_boards(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in REPORTERS and not is_import_path(name):
+                raise ValueError(f"{name!r} is none of {', '.join(REPORTERS)}, and no package.module:Class")
+        return names
 
     @model_validator(mode="after")
     def _check_strategy(self) -> Self:

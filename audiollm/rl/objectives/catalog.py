@@ -5,19 +5,21 @@ Loads no torch: `plan` and errors in a recipe answer at once. The functions them
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
 from audiollm.errors import ConfigError, suggestion
+from audiollm.recipe.plug_ins import import_of_class, is_import_path
 from audiollm.rl.objectives import settings as s
 
 GroupKind = Literal["pairs", "lists", "singles", "steps"]
 WhatIsRead = Literal["log_probs", "scores", "step_scores"]
 SettingsType = TypeVar("SettingsType", bound=s.ObjectiveSettings)
 
+OWN_REMEDY = "give a `catalog.OwnObjective`: see docs/extending.md"
 PAIRS: tuple[GroupKind, ...] = ("pairs",)
 LISTS: tuple[GroupKind, ...] = ("lists",)
 SINGLES: tuple[GroupKind, ...] = ("singles",)
@@ -40,6 +42,15 @@ class ObjectiveEntry:
     """Fields of `StepFigures` that it reads."""
     cross_entropy: str = ""
     """Name of the setting that weights its cross entropy; "" where it has none, "1" where the weight is fixed."""
+
+
+@dataclass(frozen=True)
+class OwnObjective:
+    """An objective of a user's own, named `package.module:name` in a recipe."""
+
+    entry: ObjectiveEntry
+    function: Callable[..., Any]
+    """`(inputs, groups, settings, figures) -> ItemLosses`, as those in `registry`."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +190,8 @@ def objective_entry(name: str, where: str = "", key: str = "objective") -> Objec
     Raises:
         ConfigError: no such objective, with the nearest that there is.
     """
+    if is_import_path(name):
+        return import_of_class(name, OwnObjective, OWN_REMEDY).entry
     if name not in CATALOG:
         raise ConfigError(f"{key}: no such objective: {name!r}", where, suggestion(name, CATALOG))
     return CATALOG[name]
@@ -228,7 +241,7 @@ def checked_settings(
 
 def needs_of(name: str, settings: s.ObjectiveSettings) -> ObjectiveNeeds:
     """Return what the objective `name` needs under `settings`."""
-    entry = CATALOG[name]
+    entry = objective_entry(name)
     fields, figures = set(entry.fields), set(entry.figures)
     if getattr(settings, "policy_weighting", False):
         fields.add("log_collision_T")

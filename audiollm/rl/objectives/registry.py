@@ -18,8 +18,10 @@ from audiollm.families.logprobs.answers import (
     Singles,
     StepScores,
 )
+from audiollm.recipe.catalogs import Catalog, documented
+from audiollm.recipe.plug_ins import import_of_class, is_import_path
 from audiollm.rl.objectives.audio import opa_dpo
-from audiollm.rl.objectives.catalog import GroupKind, ObjectiveTerm, WhatIsRead
+from audiollm.rl.objectives.catalog import OWN_REMEDY, GroupKind, ObjectiveTerm, OwnObjective, WhatIsRead
 from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.length import ld_dpo, r_dpo, sampo
 from audiollm.rl.objectives.lists import d2o, dpo_plackett_luce, lipo_lambda, pro, rrhf, sppo_soft
@@ -67,6 +69,12 @@ OBJECTIVES: dict[str, ObjectiveFunction] = {
 }
 """Every objective: `(inputs, groups, settings, figures) -> ItemLosses`; the keys are those of `catalog.CATALOG`."""
 
+
+def objective_catalog() -> Catalog:
+    """Preference objectives, and losses of reward models."""
+    return Catalog(documented(OBJECTIVES), "Your own: `package.module:name` of an `OwnObjective`.")
+
+
 GROUP_KINDS: dict[type, GroupKind] = {
     Pairs: "pairs",
     Lists: "lists",
@@ -78,6 +86,17 @@ INPUT_KINDS: dict[type, WhatIsRead] = {
     AnswerScores: "scores",
     StepScores: "step_scores",
 }
+
+
+def objective_function(name: str) -> ObjectiveFunction:
+    """The function of an objective: by name, or a user's own.
+
+    Raises:
+        ConfigError: a user's own cannot be imported.
+    """
+    if is_import_path(name):
+        return import_of_class(name, OwnObjective, OWN_REMEDY).function
+    return OBJECTIVES[name]
 
 
 def mixed_losses(
@@ -100,7 +119,9 @@ def mixed_losses(
     metrics: dict[str, Tensor] = {}
     for index, term in enumerate(terms):
         _check_kinds(term, inputs, groups)
-        losses = OBJECTIVES[term.name](inputs, groups, term.settings, figures).weighted(groups.weight_I)
+        losses = objective_function(term.name)(inputs, groups, term.settings, figures).weighted(
+            groups.weight_I
+        )
         total = term.weight * losses.loss_I if total is None else total + term.weight * losses.loss_I
         prefix = f"{term.name}/" if index else ""
         metrics |= {f"{prefix}{name}": value for name, value in losses.metrics.items()}

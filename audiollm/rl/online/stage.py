@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from audiollm.recipe.plug_ins import plug_in_facts
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan
 from audiollm.rl.critic.settings import CRITIC_ARTIFACT
@@ -26,7 +27,8 @@ def _plan(config: PolicyTrainingConfig, plans: Mapping[str, StagePlan]) -> Stage
 
 
 def _facts(config: PolicyTrainingConfig) -> list[str]:
-    return [*source_facts(config.reward_terms), *config.engine_facts()]
+    own_parts = plug_in_facts([config.advantage_term.name])
+    return [*source_facts(config.reward_terms), *config.engine_facts(), *own_parts]
 
 
 def _critic(config: PolicyTrainingConfig) -> Mapping[str, str]:

@@ -222,7 +222,8 @@ class PolicyTask:
         self._parts.files.write(step, rollout_step, self._per_answer(scored, len(rollout_step.rollouts)))
         counts = self._counts(scored)
         loss = self._loss.of_step([fresh_answers(each) for each in scored], counts)
-        figures |= {**self._figures_of(rollout_step.sampled), **rollout_step.figures, "skipped": float(not loss.is_trained)}
+        figures |= {**self._figures_of(rollout_step.sampled), **rollout_step.figures}
+        figures["skipped"] = float(not loss.is_trained)
         entropy = mean_entropy(self._entropies(scored), self._ranks)
         self._entropy.add(entropy)
         figures["entropy"] = entropy

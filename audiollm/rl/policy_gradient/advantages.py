@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 
 from audiollm.families.logprobs.answers import sum_by_index
+from audiollm.recipe.catalogs import Catalog, documented
+from audiollm.recipe.plug_ins import import_of_class, is_import_path
 from audiollm.rl.policy_gradient import settings as s
-from audiollm.rl.policy_gradient.catalog import AdvantageTerm
+from audiollm.rl.policy_gradient.catalog import OWN_ADVANTAGE_REMEDY, AdvantageTerm, OwnAdvantage
 from audiollm.rl.policy_gradient.moments import Moments, whitened
 from audiollm.rl.policy_gradient.returns import (
     action_credit,
@@ -55,7 +57,7 @@ def raw_advantages(term: AdvantageTerm, rewards: RolloutRewards) -> RawAdvantage
         ValueError: a field of `term.reads` is None.
     """
     with torch.no_grad():
-        return RAW_ADVANTAGES[term.name](rewards, term.settings)
+        return _advantage_function(term.name)(rewards, term.settings)
 
 
 def scaled_advantages(term: AdvantageTerm, raw: RawAdvantages, moments: Moments) -> Tensor:
@@ -218,6 +220,17 @@ RAW_ADVANTAGES: dict[str, Callable[[RolloutRewards, Any], RawAdvantages]] = {
     "gae": gae_advantages,
 }
 """The first part of every advantage; the keys are those of `catalog.ADVANTAGES`."""
+
+
+def advantage_catalog() -> Catalog:
+    """Advantages of policy gradients."""
+    return Catalog(documented(RAW_ADVANTAGES), "Your own: `package.module:name` of an `OwnAdvantage`.")
+
+
+def _advantage_function(name: str) -> Callable[[RolloutRewards, Any], RawAdvantages]:
+    if is_import_path(name):
+        return import_of_class(name, OwnAdvantage, OWN_ADVANTAGE_REMEDY).function
+    return RAW_ADVANTAGES[name]
 
 
 def _to_be_whitened(advantage_T: Tensor, kept_A: Tensor, settings: s.WhitenedSettings) -> RawAdvantages:

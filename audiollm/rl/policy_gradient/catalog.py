@@ -5,11 +5,13 @@ Loads no torch. The functions are in `advantages` and `registry`, the controller
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from audiollm.errors import ConfigError, suggestion
+from audiollm.recipe.catalogs import Catalog, documented
+from audiollm.recipe.plug_ins import import_of_class, is_import_path
 from audiollm.rl.objectives.catalog import checked_settings
 from audiollm.rl.policy_gradient import settings as s
 
@@ -25,6 +27,17 @@ class AdvantageEntry:
     """Fields of `RolloutRewards` that must be filled, beside the answers of the tokens."""
 
 
+@dataclass(frozen=True)
+class OwnAdvantage:
+    """An advantage of a user's own, named `package.module:name` in a recipe."""
+
+    entry: AdvantageEntry
+    function: Callable[..., Any]
+    """`(rewards, settings) -> RawAdvantages`, as those in `advantages`."""
+
+
+NOT_EXTENDED = "These are all: one of your own is an advantage or a reward."
+OWN_ADVANTAGE_REMEDY = "give a `catalog.OwnAdvantage`: see docs/extending.md"
 ADVANTAGES: dict[str, AdvantageEntry] = {
     "grpo": AdvantageEntry(s.GRPOAdvantageSettings, ("reward_A", "group_A")),
     "dr_grpo": AdvantageEntry(s.DrGRPOAdvantageSettings, ("reward_A", "group_A")),
@@ -63,6 +76,16 @@ KL_CONTROLLERS: dict[str, type[s.FixedKLSettings]] = {
 """Settings of every KL controller by the name that recipes use."""
 
 
+def policy_objective_catalog() -> Catalog:
+    """Policy objectives of policy gradients."""
+    return Catalog(documented(POLICY_OBJECTIVES), NOT_EXTENDED)
+
+
+def kl_controller_catalog() -> Catalog:
+    """Controllers of the KL's weight."""
+    return Catalog(documented(KL_CONTROLLERS), NOT_EXTENDED)
+
+
 @dataclass(frozen=True)
 class AdvantageTerm:
     """An advantage with its settings."""
@@ -73,7 +96,7 @@ class AdvantageTerm:
     @property
     def reads(self) -> tuple[str, ...]:
         """Fields of `RolloutRewards` that it needs."""
-        return ADVANTAGES[self.name].reads
+        return _advantage_entry(self.name).reads
 
 
 @dataclass(frozen=True)
@@ -97,7 +120,7 @@ def advantage_term(
     Raises:
         ConfigError: no such advantage or setting, with the nearest that there is, or a value out of range.
     """
-    entry = _entry(ADVANTAGES, name, where, key)
+    entry = _advantage_entry(name, where, key)
     return AdvantageTerm(name, checked_settings(entry.settings, name, values, where, key))
 
 
@@ -112,6 +135,12 @@ def kl_controller_settings(
 ) -> s.FixedKLSettings:
     """Check a KL controller's name and settings; arguments and errors are those of `advantage_term`."""
     return checked_settings(_entry(KL_CONTROLLERS, name, where, key), name, values, where, key)
+
+
+def _advantage_entry(name: str, where: str = "", key: str = "advantage") -> AdvantageEntry:
+    if is_import_path(name):
+        return import_of_class(name, OwnAdvantage, OWN_ADVANTAGE_REMEDY).entry
+    return _entry(ADVANTAGES, name, where, key)
 
 
 def _entry(entries: Mapping[str, Entry], name: str, where: str, key: str) -> Entry:

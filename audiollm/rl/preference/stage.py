@@ -7,6 +7,7 @@ from typing import Any
 
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan
+from audiollm.recipe.plug_ins import plug_in_facts
 from audiollm.rl.critic.settings import CRITIC_ARTIFACT
 from audiollm.rl.preference.settings import PreferenceConfig
 
@@ -28,6 +29,10 @@ def _critic(config: PreferenceConfig) -> Mapping[str, str]:
     return {} if config.critic is None else CRITIC_ARTIFACT
 
 
+def _objective_facts(config: PreferenceConfig) -> list[str]:
+    return plug_in_facts(choice.name for choice in config.objective)
+
+
 STAGE = Stage(
     kind="train_preference",
     config=PreferenceConfig,
@@ -37,4 +42,5 @@ STAGE = Stage(
     plan=_plan,
     all_ranks=True,
     more_artifacts=_critic,
+    facts=_objective_facts,
 )

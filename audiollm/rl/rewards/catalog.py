@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from audiollm.errors import ConfigError, suggestion
+from audiollm.recipe.catalogs import Catalog, documented
 from audiollm.recipe.plug_ins import import_named, is_import_path, source_digest
 from audiollm.recipe.stages import checked_path
 from audiollm.rl.rewards import settings as s
@@ -54,6 +55,12 @@ CATALOG: dict[str, RewardEntry] = {
     "quality": RewardEntry(s.RewardSettings, speech=True),
     "ends": RewardEntry(s.RewardSettings, speech=True),
 }
+
+
+def reward_catalog() -> Catalog:
+    """Built-in rewards."""
+    sentences = documented({name: entry.settings for name, entry in CATALOG.items()})
+    return Catalog(sentences, "Your own: `package.module:function` of a `RewardBatch`.")
 
 
 @dataclass(frozen=True)

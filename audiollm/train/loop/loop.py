@@ -33,6 +33,7 @@ from audiollm.train.loop.optim import (
 )
 from audiollm.train.loop.task import (
     PHASE_PREFIX,
+    DrawsOnBoards,
     Figures,
     ReadsWeights,
     StopsEarly,
@@ -454,6 +455,8 @@ class _Run:
     def _open_monitor(self) -> None:
         if self.ranks.first:
             self.monitor = Monitor(self.folder, self.step, self.config.report_to, self.context.say)
+            if isinstance(self.task, DrawsOnBoards):
+                self.task.draw_on(self.monitor.boards)
             for bad in self.left_out_steps.values():
                 self.monitor.alarm(bad.step - 1, bad.kind, f"{bad.text}; this step is left out")
 

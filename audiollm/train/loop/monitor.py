@@ -8,15 +8,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import torch
+from torch import Tensor
 
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import line_numbers, read_whole_lines, write_jsonl, write_text
-from audiollm.train.loop.task import PHASE_PREFIX
-from audiollm.train.options import Reporter
+from audiollm.recipe.catalogs import Catalog, documented
+from audiollm.recipe.plug_ins import import_named
+from audiollm.train.loop.task import PHASE_PREFIX, Board
 
 PEAK_FLOPS: Mapping[str, float] = {
     "B200": 2250e12,
@@ -31,12 +33,25 @@ PEAK_FLOPS: Mapping[str, float] = {
 """Dense bf16 (V100: fp16) operations a second by NVIDIA's data sheets, by a part of the device's name."""
 
 
-class Board(Protocol):
-    """Where figures are drawn."""
+def open_boards(report_to: Sequence[str], folder: Path, resume_step: int = 0) -> list[Board]:
+    """Open the boards of `report_to`: `tensorboard`, `wandb`, or `package.module:Class`.
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None: ...
-    def text(self, step: int, key: str, text: str) -> None: ...
-    def close(self) -> None: ...
+    Raises:
+        ConfigError: W&B is not installed, or a board of a user's own cannot be imported.
+    """
+    return [board_class(name)(folder, resume_step) for name in report_to]
+
+
+def board_class(name: str) -> type[Board]:
+    """The class of a board by its name, or at an import path.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    if name in BOARDS:
+        return BOARDS[name]
+    own: type[Board] = import_named(name, "give a class with the methods of `Board`: see docs/extending.md")
+    return own
 
 
 class Monitor:
@@ -56,7 +71,7 @@ class Monitor:
         self,
         folder: Path,
         resume_step: int = 0,
-        report_to: Sequence[Reporter] = ("tensorboard",),
+        report_to: Sequence[str] = ("tensorboard",),
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         paths = [folder / f"{name}.jsonl" for name in ("metrics", "performance")]
@@ -66,22 +81,18 @@ class Monitor:
         self._alarms_path = folder / "alarms.jsonl"
         alarms = _rows_before(self._alarms_path, resume_step, say)
         self._alarms = [row for row in alarms if isinstance(row.get("kind"), str)]
-        kinds: dict[str, Callable[[Path, int], Board]] = {
-            "tensorboard": TensorBoard,
-            "wandb": WeightsAndBiases,
-        }
-        self._boards: list[Board] = [kinds[name](folder, resume_step) for name in report_to]
+        self.boards = open_boards(report_to, folder, resume_step)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """A step's figures, or those of an evaluation."""
         _write_row(self._metrics, step, values)
-        for board in self._boards:
+        for board in self.boards:
             board.scalars(step, values)
 
     def performance(self, step: int, values: Mapping[str, float]) -> None:
         """How fast it went, and what memory it took."""
         _write_row(self._performance, step, values)
-        for board in self._boards:
+        for board in self.boards:
             board.scalars(step, {f"performance/{key}": value for key, value in values.items()})
 
     def alarm(self, step: int, kind: str, text: str) -> bool:
@@ -90,14 +101,14 @@ class Monitor:
             return False
         self._alarms.append({"step": step, "kind": kind, "text": text})
         write_jsonl(self._alarms_path, self._alarms)
-        for board in self._boards:
+        for board in self.boards:
             board.text(step, f"alarm/{kind}", text)
         return True
 
     def close(self) -> None:
         self._metrics.close()
         self._performance.close()
-        for board in self._boards:
+        for board in self.boards:
             board.close()
 
 
@@ -115,6 +126,9 @@ class TensorBoard:
 
     def text(self, step: int, key: str, text: str) -> None:
         self._writer.add_text(key, text, step)
+
+    def audio(self, step: int, key: str, samples_1N: Tensor, sample_rate: int) -> None:
+        self._writer.add_audio(key, samples_1N, step, sample_rate=sample_rate)
 
     def close(self) -> None:
         self._writer.close()
@@ -147,8 +161,22 @@ class WeightsAndBiases:
     def text(self, step: int, key: str, text: str) -> None:
         self._run.alert(title=key, text=text)
 
+    def audio(self, step: int, key: str, samples_1N: Tensor, sample_rate: int) -> None:
+        import wandb
+
+        self._run.log({key: wandb.Audio(samples_1N[0].numpy(), sample_rate=sample_rate)}, step=step)
+
     def close(self) -> None:
         self._run.finish()
+
+
+BOARDS: Mapping[str, type[Board]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+"""Boards by the name that `report_to` gives them."""
+
+
+def board_catalog() -> Catalog:
+    """Boards of `report_to`."""
+    return Catalog(documented(BOARDS), "Your own: `package.module:Class` with the methods of `Board`.")
 
 
 class Speed:

@@ -10,7 +10,8 @@ The losses of all micro-batches and of all ranks add up to the loss of the step.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -97,6 +98,38 @@ class ReadsWeights(Protocol):
 
     def read_by(self, read: Callable[[Tensor], Tensor]) -> None:
         """Take `Strategy.read`, which gathers a parameter or buffer when all ranks call it; called after `adopt`."""
+
+
+class Board(Protocol):
+    """Where figures are drawn; one of a user's own is named `package.module:Class` in `report_to`."""
+
+    def __init__(self, folder: Path, resume_step: int) -> None:
+        """Open it for a stage.
+
+        Args:
+            folder: the stage's folder.
+            resume_step: what an earlier attempt drew from this step on is dropped; 0: nothing was.
+        """
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Draw figures of a step."""
+
+    def text(self, step: int, key: str, text: str) -> None:
+        """Show a text: an alarm."""
+
+    def audio(self, step: int, key: str, samples_1N: Tensor, sample_rate: int) -> None:
+        """Show a sound."""
+
+    def close(self) -> None:
+        """Write what is held back."""
+
+
+@runtime_checkable
+class DrawsOnBoards(Protocol):
+    """A task that shows sounds at its evaluations."""
+
+    def draw_on(self, boards: Sequence[Board]) -> None:
+        """Take the boards of the first rank; called before the first step, and again after a rollback."""
 
 
 @runtime_checkable

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
+from audiollm.recipe.catalogs import Catalog, documented
 from pipelines.annotate.execution.rules import RULES, AnnotationRule, Thresholds
 from pipelines.annotate.recognizers.choice import RecognizerChoice, make_recognizer
 from pipelines.steps.chain import Missing, StepKeys, lacking_steps, settings_hash
@@ -74,6 +75,16 @@ class Chain(StepKeys):
     @property
     def steps(self) -> dict[str, Step]:
         return {step.name: step for step in (*self.recording, *self.segment, *self.sampled)}
+
+
+def step_catalog() -> Catalog:
+    """Steps of `annotate`, in their order; recognizers come before `consensus`."""
+    classes = {
+        name: getattr(import_module(f"pipelines.annotate.steps.{kind.module}"), kind.step)
+        for name, kind in KINDS.items()
+    }
+    own = "Recognizers of your own: a command or an endpoint; pipelines/annotate/README.md."
+    return Catalog(documented(classes), own)
 
 
 def config_class(name: str) -> type[BaseModel]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from audiollm.commands.cli import build_app
 from audiollm.commands.run import stage_plans
 from audiollm.data.records.sample import AudioPart, Message, RatedAnswer, Sample, TextPart, write_samples
 from audiollm.data.records.shards import ShardWriter
-from audiollm.errors import StageError
+from audiollm.errors import ConfigError, StageError
 from audiollm.families.logprobs.token_figures import TokenRequest
 from audiollm.families.policies import load_policy
 from audiollm.families.prompts import PromptedContents
@@ -230,6 +231,57 @@ def test_plan_counts_the_model(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     plans = stage_plans(load_recipe(folder / "plan.yaml", name="plan", runs=folder), 1, 1.0)
     expected = sum(parameter.numel() for parameter in load_talker(folder / "model").parameters())
     assert [plan.parameters for plan in plans.values()] == [expected, expected]
+
+
+def test_parts_of_a_users_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of `docs/extending.md`: a reward, an objective, an advantage and a board."""
+    guide = (TOYS.parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", guide, flags=re.S)
+    (folder / "my_parts.py").write_text("\n".join(blocks))
+    monkeypatch.chdir(folder)
+    objective = {"name": "my_parts:gap", "gap": 5.0}
+    run(
+        folder, "gap", "train_preference", start=str(folder / "model"), samples=str(folder / "pairs"),
+        objective=objective, steps=20, report_to=["my_parts:TextBoard"],
+    )  # fmt: skip
+    losses = curve(folder, "gap", "train_preference", "loss")
+    assert losses[-1] < losses[0]
+    lines = (folder / "gap" / "train_preference" / "board.txt").read_text().splitlines()
+    assert any("margin=" in line for line in lines)
+    run(
+        folder, "signs", "train_policy", start=str(folder / "model"), samples=str(folder / "spoken"), answer="audio",
+        advantage="my_parts:signs", rewards={"my_parts:few_frames": 1.0}, group_size=8, steps=20, max_frames=12,
+    )  # fmt: skip
+    rewards = curve(folder, "signs", "train_policy", "reward")
+    assert sum(rewards[-4:]) > sum(rewards[:4])
+
+
+@pytest.mark.parametrize(
+    ("stage", "settings", "reason"),
+    [
+        ("train_preference", {"objective": "my_parts:few_frames"}, "is a function, and no OwnObjective"),
+        ("train_preference", {"objective": "my_parts:nothing"}, "cannot be imported"),
+        ("train_preference", {"objective": {"name": "my_parts:gap", "gape": 1}}, "no setting 'gape'"),
+        ("train_preference", {"objective": "dpo", "report_to": ["nowhere"]}, "'nowhere' is none of"),
+        ("train_policy", {"advantage": "my_parts:gap", "rewards": {"think": 1}}, "and no OwnAdvantage"),
+    ],
+)
+def test_parts_that_are_none_are_refused_before_any_work(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, stage: str, settings: dict[str, Any], reason: str
+) -> None:
+    guide = (TOYS.parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
+    (folder / "my_parts.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", guide, flags=re.S)))
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigError, match=reason):
+        run(
+            folder,
+            "bad",
+            stage,
+            start=str(folder / "model"),
+            samples=str(folder / "pairs"),
+            steps=10,
+            **settings,
+        )
 
 
 def test_what_the_model_cannot_take_is_refused(folder: Path) -> None:

@@ -69,7 +69,7 @@ def attempt(folder: Path, name: str, told: Connection) -> None:
     run.PolicyTask = Telling  # type: ignore[misc]
     telling(rollout_step.RolloutMaker, "_sampled", "rollout")
     telling(RewardSuite, "score", "reward")
-    telling(StreamMaker, "_made", "rollout")
+    telling(StreamMaker, "_sample_step", "rollout")
     telling(StreamRewarder, "__call__", "reward")
     telling(DualFFNPolicy, "_of_reference", "reference")
     telling(ListenerPolicy, "_reference_logits", "reference")

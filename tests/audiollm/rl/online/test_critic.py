@@ -159,7 +159,7 @@ def test_a_later_stage_names_the_critic_of_an_earlier_one(folder: Path) -> None:
     )
     plain, first, second = load_recipe(path, runs=folder / "runs").stages
     assert isinstance(second.config, PolicyTrainingConfig) and second.config.critic is not None
-    assert second.config.critic.model == first.folder / "critic" / "model" == first.artifacts["critic"]
+    assert second.config.critic.start == first.folder / "critic" / "model" == first.artifacts["critic"]
     assert "critic" not in plain.artifacts
     path.write_text(path.read_text().replace("${train_policy.critic}", "${plain.critic}"))
     with pytest.raises(ConfigError, match="stage 'plain' makes no 'critic'"):

@@ -177,7 +177,7 @@ def check(
 ) -> Any:
     """Compare loss and gradient of a step with those of `expected`: a number, and a scalar with its gradient."""
     task, policy = make_task(folder, model, CASES[case], 64 if model == "llm" else 300)
-    made = task.batch(1, torch.Generator()).made
+    made = task.batch(1, torch.Generator()).rollout_step
     value, scalar = expected(plain_answers(made, policy, task))
     scalar.backward()
     wanted = flat_gradient(policy.root)[::7].clone()
@@ -318,7 +318,7 @@ def test_coarse_codes_alone_have_advantages(folder: Path) -> None:
     """Codes whose log-probability reaches the head of the first codebook act; all codes are in the mean."""
     spoken = {"rewards": {f"{PLUG_INS}even_codes": 1.0}, "answer": "audio", "max_frames": 9, "codebooks": 1}
     task, policy = make_task(folder, "dual", spoken, 300)
-    made = task.batch(1, torch.Generator()).made
+    made = task.batch(1, torch.Generator()).rollout_step
     config = policy.root.model.config
     answers = plain_answers(made, policy, task)
     scalar, acting = torch.zeros((), dtype=torch.float64), 0
@@ -367,7 +367,7 @@ def test_top_entropy_tokens_are_those_of_before_the_updates(folder: Path) -> Non
     """The second update has the tokens of the first, whatever their entropies have become."""
     task, policy = make_task(folder, "llm", {**CASES["top-entropy"], "updates": 2})
     batch = task.batch(1, torch.Generator())
-    before = plain_answers(batch.made, policy, task)
+    before = plain_answers(batch.rollout_step, policy, task)
     updates = task.updates(batch, 1, 2)
     for _ in next(updates).loss:
         pass
@@ -376,7 +376,7 @@ def test_top_entropy_tokens_are_those_of_before_the_updates(folder: Path) -> Non
         for parameter in policy.root.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator).to(parameter))
     loss = math.fsum(float(part.detach()) for part in next(updates).loss)
-    now = plain_answers(batch.made, policy, task)
+    now = plain_answers(batch.rollout_step, policy, task)
 
     entropies = sorted(value for each in before for value in each.entropy)
     place = 0.7 * (len(entropies) - 1)

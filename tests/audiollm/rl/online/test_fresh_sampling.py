@@ -56,8 +56,8 @@ def test_groups_that_teach_nothing_are_replaced(folder: Path) -> None:
     task, _ = make_task(folder, "dual", REFILL)
     plain, _ = make_task(folder, "dual", {**REFILL, "refill": None})
     for step in range(3):
-        made = task.batch(step, torch.Generator()).made
-        first = plain.batch(step, torch.Generator()).made
+        made = task.batch(step, torch.Generator()).rollout_step
+        first = plain.batch(step, torch.Generator()).rollout_step
         names = [group.prompt.place for group in made.sampled.groups]
         assert len(set(names)) == len(names), "a prompt is asked once a step"
         assert {group.prompt.place for group in first.groups} <= set(names)
@@ -69,7 +69,7 @@ def test_groups_that_teach_nothing_are_replaced(folder: Path) -> None:
         assert made.figures["groups_sampled"] == len(names)
         full = made.figures["groups_kept"] == 4
         assert full or made.figures["refill_rounds"] == 3
-        again = task.batch(step, torch.Generator()).made
+        again = task.batch(step, torch.Generator()).rollout_step
         assert [[r.text for r in g.rollouts] for g in again.groups] == [
             [r.text for r in g.rollouts] for g in made.groups
         ]

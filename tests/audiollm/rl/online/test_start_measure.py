@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -33,7 +34,7 @@ def task_with_files(folder: Path, out: Path, **settings: Any) -> PolicyTask:
     given = {"rewards": {f"{OWN}evenness": 1.0, "accuracy": 1.0}, "group_size": GROUP, **settings}
     task, _ = make_task(folder, "llm", given)
     out.mkdir(exist_ok=True)
-    task._answers = GreedyAnswerFiles(out, ALONE)
+    task._parts = replace(task._parts, answers=GreedyAnswerFiles(out, ALONE))
     return task
 
 
@@ -41,10 +42,10 @@ def test_the_start_is_measured_once_by_greedy_and_by_sampled_answers(folder: Pat
     task = task_with_files(folder, tmp_path / "run")
     messages: list[str] = []
     task.begin(messages.append)
-    measure = task._answers.start if task._answers else None
+    measure = task._parts.answers.start if task._parts.answers else None
     assert measure is not None and measure.is_held_out and measure.prompts == HELD_OUT
-    prompts, _ = task._prompts.held_out_prompts(HELD_OUT)
-    sampled, greedy = task._greedy.sampled(prompts, 0), task._greedy.greedy(prompts, 0)
+    prompts, _ = task._parts.prompts.held_out_prompts(HELD_OUT)
+    sampled, greedy = task._greedy_maker.sampled(prompts, 0), task._greedy_maker.greedy(prompts, 0)
     assert (len(sampled.rollouts), len(greedy.rollouts)) == (GROUP * HELD_OUT, HELD_OUT)
     rewards = [float(made.reward_A.mean()) for made in (greedy, sampled)]
     assert rewards[0] != rewards[1]

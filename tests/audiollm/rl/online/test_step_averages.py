@@ -52,7 +52,7 @@ def test_the_controller_follows_the_kl_of_an_answer(
         apart_T = answers.policy_T - answers.required("reference_T")
         total += math.fsum(math.exp(-ratio) - 1 + ratio for ratio in apart_T.tolist())
         tokens += len(apart_T)
-    answers_of_step = len(batch.made.rollouts)
+    answers_of_step = len(batch.rollout_step.rollouts)
     per_answer, per_token = total / answers_of_step, total / tokens
     assert answers_of_step == 12 and abs(per_answer - per_token) > 0.1 and per_answer < 4
     for update in task.updates(batch, 1, 2):
@@ -85,7 +85,7 @@ def test_answers_that_are_left_out_do_not_train_the_critic(
             is_out_A |= pack.pack.truncated_A
         left_out += int(is_out_A.sum())
         errors += (pack.values.old_T - pack.values.return_T)[~is_out_A[pack.answer_T]].tolist()
-    assert 0 < left_out < len(batch.made.rollouts)
+    assert 0 < left_out < len(batch.rollout_step.rollouts)
     _, _, update = gradient_of_step(task)
     critic: Any = task.modules()["policy"].critic
     assert float(critic.score.bias.grad) == pytest.approx(math.fsum(errors) / len(errors), rel=1e-6)
@@ -113,4 +113,4 @@ def test_a_fixed_average_divides_by_the_longest_answer(
     total = -math.fsum(value for pack in scored for value in pack.advantage_T.tolist())
     loss, _, _ = gradient_of_step(task)
     assert abs(total) > 1e-3
-    assert loss == pytest.approx(total / len(batch.made.rollouts) / longest, rel=1e-9)
+    assert loss == pytest.approx(total / len(batch.rollout_step.rollouts) / longest, rel=1e-9)

@@ -1,0 +1,19 @@
+"""The evaluation suites: commands `audiollm evaluate SUITE`."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+from audiollm.recipe.catalogs import Catalog, documented
+
+PREFIX = "evaluate."
+
+
+def suite_catalog() -> Catalog:
+    """Suites by the names of their commands."""
+    commands = [entry for entry in entry_points(group="audiollm.commands") if entry.name.startswith(PREFIX)]
+    suites = {
+        entry.name.removeprefix(PREFIX): entry.load() for entry in sorted(commands, key=lambda e: e.name)
+    }
+    own = "Your own: a function with Typer's options, named `evaluate.NAME` by an entry point of audiollm.commands."
+    return Catalog(documented(suites), own)
