@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from audiollm.recipe.plug_ins import plug_in_facts
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan
-from audiollm.recipe.plug_ins import plug_in_facts
 from audiollm.rl.critic.settings import CRITIC_ARTIFACT
 from audiollm.rl.preference.settings import PreferenceConfig
 
