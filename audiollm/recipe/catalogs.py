@@ -5,7 +5,7 @@ A kind is an entry point of the group `audiollm.catalogs`: a function without ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
@@ -51,11 +51,6 @@ def entry_point_catalog(group: str, own: str) -> Catalog:
 def documented(objects: Mapping[str, Any]) -> dict[str, str]:
     """Names with the first sentence of their docstrings."""
     return {name: _first_sentence(documented_object) for name, documented_object in objects.items()}
-
-
-def named(names: Iterable[str]) -> dict[str, str]:
-    """Names without a sentence."""
-    return dict.fromkeys(names, "")
 
 
 def _first_sentence(documented_object: Any) -> str:

@@ -239,7 +239,7 @@ def test_parts_of_a_users_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     blocks = re.findall(r"```python\n(.*?)```", guide, flags=re.S)
     (folder / "my_parts.py").write_text("\n".join(blocks))
     monkeypatch.chdir(folder)
-    objective = {"name": "my_parts:gap", "gap": 5.0}
+    objective = {"name": "my_parts:gap", "gap": 100.0}
     run(
         folder, "gap", "train_preference", start=str(folder / "model"), samples=str(folder / "pairs"),
         objective=objective, steps=20, report_to=["my_parts:TextBoard"],
@@ -254,6 +254,26 @@ def test_parts_of_a_users_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     )  # fmt: skip
     rewards = curve(folder, "signs", "train_policy", "reward")
     assert sum(rewards[-4:]) > sum(rewards[:4])
+
+
+def test_a_changed_objective_is_a_changed_stage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = (TOYS.parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", guide, flags=re.S))
+    monkeypatch.chdir(folder)
+    settings = {
+        **FAST,
+        "start": str(folder / "model"),
+        "samples": str(folder / "pairs"),
+        "objective": "my_parts:gap",
+    }
+    recipe = {"size": "tiny", "stages": [{"train_preference": {**settings, "steps": 10}}]}
+    (folder / "own.yaml").write_text(yaml.safe_dump(recipe))
+    fingerprints = []
+    for text in (code, code, f"{code}\n# changed\n"):
+        (folder / "my_parts.py").write_text(text)
+        (stage,) = load_recipe(folder / "own.yaml", runs=folder).stages
+        fingerprints.append(stage.fingerprint({}))
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
 
 
 @pytest.mark.parametrize(

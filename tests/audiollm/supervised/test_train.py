@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -35,6 +36,7 @@ from audiollm.models.dual_ffn import DualFFN
 from audiollm.supervised.eval_audio import EvalAudio, reply_request
 from audiollm.supervised.planning import plan_training
 from audiollm.supervised.settings import SIZES, TrainConfig
+from audiollm.train.loop.monitor import TensorBoard
 from tests.audiollm.supervised.train_samples import (
     SMALL,
     model_of,
@@ -151,6 +153,27 @@ def test_the_codec_of_the_codes_is_kept_with_the_model_and_others_are_refused(tm
     assert read_json(tmp_path / "words" / "model" / TRAINED_FILE)["codec_digest"] == "ours"
 
 
+class SoundsHeard:
+    """A board that notes the sounds alone."""
+
+    sounds: ClassVar[list[tuple[int, str, int]]] = []
+
+    def __init__(self, folder: Path, resume_step: int) -> None:
+        pass
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        pass
+
+    def text(self, step: int, key: str, text: str) -> None:
+        pass
+
+    def audio(self, step: int, key: str, samples_1N: torch.Tensor, sample_rate: int) -> None:
+        self.sounds.append((step, key, sample_rate))
+
+    def close(self) -> None:
+        pass
+
+
 def test_prompts_are_not_spoken_with_another_codec(tmp_path: Path) -> None:
     shape: Any = {
         "mel_hidden_size": 16,
@@ -163,8 +186,12 @@ def test_prompts_are_not_spoken_with_another_codec(tmp_path: Path) -> None:
     own, other = (write_shards(tmp_path / name, 7, digest=name) for name in (codec_digest(codec), "other"))
     with pytest.raises(StageError, match="codec is another codec than that of the shards"):
         run_stage(tmp_path / "refused", str(other), shape=SMALL, codec=str(tmp_path / "codec"))
-    run_stage(tmp_path / "run", str(own), shape=SMALL, codec=str(tmp_path / "codec"), evaluations=1)
+    board = "tests.audiollm.supervised.test_train:SoundsHeard"
+    spoken = {"codec": str(tmp_path / "codec"), "evaluations": 1, "report_to": [board]}
+    run_stage(tmp_path / "run", str(own), shape=SMALL, **spoken)
     assert list((tmp_path / "run" / "listening").glob("step-*/*.wav"))
+    assert SoundsHeard.sounds and all(rate == codec.sample_rate for _, _, rate in SoundsHeard.sounds)
+    SoundsHeard.sounds.clear()
 
 
 def test_an_adapter_is_saved_by_itself_and_merged(tmp_path: Path) -> None:
@@ -305,8 +332,11 @@ def test_the_same_prompts_are_synthesized_every_time(tmp_path: Path, template: T
     folder, model = write_shards(tmp_path / "shards", 4), model_of(template).eval()
     samples = [(loaded, loaded.encodings[0]) for loaded in (open_source(folder)[i] for i in (1, 2))]
     eval_audio = EvalAudio(model, Tones(), template, samples, tmp_path / "out", SamplingConfig())
+    board = TensorBoard(tmp_path / "out", 0)
+    eval_audio.draw_on([board])
     for step in (5, 10):
         eval_audio(step)
+    board.close()
     first, second = (sorted((tmp_path / "out").glob(f"step-0000{step}/*")) for step in ("05", "10"))
     assert [path.name for path in first] == ["s1.wav", "s2.wav"]
     for one, other in zip(first, second, strict=True):
