@@ -106,8 +106,8 @@ def with_answer(sample: Sample, place: str = "") -> Sample:
     """
     if sample.answers:
         return sample
-    *asked, last = sample.messages
-    if last.role != "assistant" or not asked:
+    *messages, last = sample.messages
+    if last.role != "assistant" or not messages:
         reason = "has no answer: its last message must be the assistant's, after another message"
         raise BadSample(place, sample.id, reason, "no answers")
     metadata = dict(sample.metadata)
@@ -117,7 +117,7 @@ def with_answer(sample: Sample, place: str = "") -> Sample:
         raise BadSample(place, sample.id, reason, "wrong verdict")
     verdict: Verdict | None = None if tag is None else "desirable" if tag else "undesirable"
     answer = RatedAnswer(content=last.content, verdict=verdict)
-    return sample.model_copy(update={"messages": asked, "answers": [answer], "metadata": metadata})
+    return sample.model_copy(update={"messages": messages, "answers": [answer], "metadata": metadata})
 
 
 def best_and_worst(sample: Sample, place: str = "") -> AnswerPair:
@@ -144,18 +144,18 @@ class _Judgements:
         last = len(order) - 1
         places = {
             "best_worst": [(0, last)],
-            "best_others": [(0, other) for other in range(1, last + 1)],
+            "best_others": [(0, second) for second in range(1, last + 1)],
             "adjacent": [(first, first + 1) for first in range(last)],
-            "all": [(first, other) for first in range(last) for other in range(first + 1, last + 1)],
+            "all": [(first, second) for first in range(last) for second in range(first + 1, last + 1)],
         }[choice]
-        made = [
-            AnswerPair(order[first], order[other], self._margin(order[first], order[other]))
-            for first, other in places
-            if values[order[first]] > values[order[other]]
+        pairs = [
+            AnswerPair(order[first], order[second], self._margin(order[first], order[second]))
+            for first, second in places
+            if values[order[first]] > values[order[second]]
         ]
-        if not made:
+        if not pairs:
             raise self._bad("all answers were judged equal: none is better than another", "no preference")
-        return made
+        return pairs
 
     def ranking(self) -> RankedAnswers:
         order, _ = self._order()
@@ -176,19 +176,19 @@ class _Judgements:
 
     def steps(self) -> list[AnswerSteps]:
         self._need_all("steps", "scores of steps")
-        made = []
+        answer_steps = []
         for index, answer in enumerate(self._answers):
-            ends = [(part, label) for part, label in enumerate(answer.steps or ()) if label is not None]
-            for part, label in ends:
+            ends = [(step, label) for step, label in enumerate(answer.steps or ()) if label is not None]
+            for step, label in ends:
                 if not 0 <= label <= 1:
                     raise self._bad(
-                        f"answers.{index}.steps.{part}: a label is from 0 (wrong) to 1 (right), not {label:g}",
+                        f"answers.{index}.steps.{step}: a label is from 0 (wrong) to 1 (right), not {label:g}",
                         "wrong scores of steps",
                     )
-            made.append(
-                AnswerSteps(index, tuple(label for _, label in ends), tuple(part for part, _ in ends))
+            answer_steps.append(
+                AnswerSteps(index, tuple(label for _, label in ends), tuple(step for step, _ in ends))
             )
-        return made
+        return answer_steps
 
     def _order(self) -> tuple[list[int], list[tuple[float, ...]]]:
         """The answers from the best to the worst, and for each answer a value to compare; higher is better.
@@ -236,24 +236,24 @@ class _Judgements:
             )
         if len(self._answers) < 2:
             raise self._bad("the answer has no verdict: say whether it is desirable or not", "no verdict")
-        made = self.pairs(choice)
-        chosen, rejected = {pair.chosen for pair in made}, {pair.rejected for pair in made}
+        pairs = self.pairs(choice)
+        chosen, rejected = {pair.chosen for pair in pairs}, {pair.rejected for pair in pairs}
         return {index: index in chosen for index in sorted(chosen ^ rejected)}
 
     def _check_agreement(self, scores: Sequence[float], ranks: Sequence[float]) -> None:
         for first in range(len(scores)):
-            for other in range(len(scores)):
-                if ranks[first] < ranks[other] and scores[first] < scores[other]:
+            for second in range(len(scores)):
+                if ranks[first] < ranks[second] and scores[first] < scores[second]:
                     raise self._bad(
-                        f"answer {first} is ranked before answer {other} and has a lower score "
-                        f"({scores[first]:g}, {scores[other]:g}): mend one of them",
+                        f"answer {first} is ranked before answer {second} and has a lower score "
+                        f"({scores[first]:g}, {scores[second]:g}): mend one of them",
                         "rank against score",
                     )
 
     def _complete(self, name: str) -> list[float] | None:
         """The values of all answers; None where an answer has none."""
-        known = [float(v) for answer in self._answers if (v := getattr(answer, name)) is not None]
-        return known if len(known) == len(self._answers) else None
+        values = [float(v) for answer in self._answers if (v := getattr(answer, name)) is not None]
+        return values if len(values) == len(self._answers) else None
 
     def _need_all(self, name: str, what: str) -> None:
         missing = [index for index, answer in enumerate(self._answers) if getattr(answer, name) is None]
@@ -264,13 +264,13 @@ class _Judgements:
             )
 
     def _margin(self, chosen: int, rejected: int) -> float | None:
-        one, other = self._answers[chosen].score, self._answers[rejected].score
-        if one is not None and other is not None:
-            return one - other
-        known = self._sample.metadata.get(MARGIN)
-        if isinstance(known, bool) or not isinstance(known, int | float) or len(self._answers) != 2:
+        chosen_score, rejected_score = self._answers[chosen].score, self._answers[rejected].score
+        if chosen_score is not None and rejected_score is not None:
+            return chosen_score - rejected_score
+        margin = self._sample.metadata.get(MARGIN)
+        if isinstance(margin, bool) or not isinstance(margin, int | float) or len(self._answers) != 2:
             return None
-        return float(known)
+        return float(margin)
 
     def _bad(self, reason: str, kind: str) -> BadSample:
         return BadSample(self._place, self._sample.id, reason, kind)

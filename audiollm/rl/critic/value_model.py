@@ -38,8 +38,8 @@ class ActorCritic(nn.Module):
         Args:
             request, passed: as the policy's root takes them.
         """
-        found = self.actor(batch, request, **passed)
+        output = self.actor(batch, request, **passed)
         if request is None or not request.value:
-            return found
-        assert isinstance(found, TokenFigures)
-        return found._replace(value_T=self.critic(batch))
+            return output
+        assert isinstance(output, TokenFigures)
+        return output._replace(value_T=self.critic(batch))

@@ -231,7 +231,7 @@ def checked_settings(
         return model(**values)
     except ValidationError as error:
         first = error.errors()[0]
-        setting = ".".join(str(part) for part in first["loc"])
+        setting = ".".join(str(key_part) for key_part in first["loc"])
         if first["type"] == "extra_forbidden":
             remedy = suggestion(setting, model.model_fields)
             raise ConfigError(f"{key}: {name} has no setting {setting!r}", where, remedy) from None

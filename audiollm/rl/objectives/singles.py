@@ -70,10 +70,10 @@ def npo(answers: AnswerLogprobs, singles: Singles, settings: NPOSettings, figure
     """
     desirable_N, reward_N = singles.required("desirable_N"), _rewards(answers, singles, settings.beta)
     loss_N = torch.where(desirable_N, 0.0, -2 / settings.beta * functional.logsigmoid(-reward_N))
-    kept = torch.nonzero(desirable_N).flatten()
-    if settings.retain_weight and len(kept):
-        entropy = cross_entropy_of(answers, singles.answer_N[kept], settings.sft_average, figures)
-        loss_N = loss_N.index_add(0, kept, settings.retain_weight * entropy)
+    desirable = torch.nonzero(desirable_N).flatten()
+    if settings.retain_weight and len(desirable):
+        entropy = cross_entropy_of(answers, singles.answer_N[desirable], settings.sft_average, figures)
+        loss_N = loss_N.index_add(0, desirable, settings.retain_weight * entropy)
     return ItemLosses(loss_N, single_metrics(answers, singles, reward_N))
 
 

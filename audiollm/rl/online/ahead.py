@@ -79,9 +79,9 @@ class SamplesAhead:
             self._fill(step)
         if self._started != (step, self._first_step):
             self._engine.forget()
-        found = self._next
+        read_ahead = self._next
         self._started = self._next = None
-        return found[1] if found is not None and found[0] == step else self._read_prompts(step)
+        return read_ahead[1] if read_ahead is not None and read_ahead[0] == step else self._read_prompts(step)
 
     def go_on(self, step: int, is_last: bool) -> None:
         """Keep the present weights, and begin to sample the next step from them. All ranks must call it.

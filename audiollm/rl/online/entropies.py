@@ -20,7 +20,7 @@ def mean_entropy(packs: Sequence[Tensor], ranks: Ranks) -> float:
     Args:
         packs: entropies `[T]` of the tokens that count, pack by pack.
     """
-    entropy_T = torch.cat([each.double() for each in packs])
+    entropy_T = torch.cat([pack_T.double() for pack_T in packs])
     sums = ranks.sum(torch.stack([entropy_T.sum(), entropy_T.new_tensor(float(len(entropy_T)))]))
     return float(sums[0] / sums[1].clamp(min=1))
 
@@ -35,8 +35,10 @@ def step_threshold(packs: Sequence[Tensor], share: float, ranks: Ranks) -> Tenso
         packs: entropies `[T]` of the tokens that count, pack by pack.
         share: share of the tokens, in (0, 1].
     """
-    own = [value for each in packs for value in each.double().tolist()]
-    every = torch.tensor([value for part in ranks.gather(own) for value in part], dtype=torch.float64)
+    local_values = [value for pack_T in packs for value in pack_T.double().tolist()]
+    every = torch.tensor(
+        [value for rank_values in ranks.gather(local_values) for value in rank_values], dtype=torch.float64
+    )
     threshold = entropy_threshold(every, share)
     above_N, below_N = every[every >= threshold], every[every < threshold]
     return (above_N.min() + below_N.max()) / 2 if len(below_N) else torch.zeros_like(threshold)

@@ -92,7 +92,7 @@ class StepLoss(Protocol):
     is_trained: bool
     """Whether the step changes the policy; the same on all ranks."""
 
-    def __call__(self, own: PackLogprobs) -> PolicyLoss:
+    def __call__(self, pack: PackLogprobs) -> PolicyLoss:
         """Compute a pack's share of the loss."""
 
     def means(self, sums: Mapping[str, float], counts: StepCounts) -> dict[str, float]:
@@ -108,7 +108,7 @@ class FreshLoss(Protocol):
     def modules(self) -> dict[str, nn.Module]:
         """Return what it remembers between steps, for the checkpoint."""
 
-    def trained_answers(self, made: RolloutStep) -> list[int]:
+    def trained_answers(self, rollout_step: RolloutStep) -> list[int]:
         """Return the numbers of the answers that have a part in the loss: the others need no pass through the model."""
 
     def of_step(self, packs: Sequence[FreshAnswers], counts: StepCounts) -> StepLoss:
@@ -143,14 +143,14 @@ class PolicyGradientLoss:
         """See `FreshLoss`: nothing is remembered."""
         return {}
 
-    def trained_answers(self, made: RolloutStep) -> list[int]:
+    def trained_answers(self, rollout_step: RolloutStep) -> list[int]:
         """See `FreshLoss`: all."""
-        return list(range(len(made.rollouts)))
+        return list(range(len(rollout_step.rollouts)))
 
     def of_step(self, packs: Sequence[FreshAnswers], counts: StepCounts) -> StepLoss:
         """See `FreshLoss`: a step whose advantages are all 0 changes nothing, unless something else is learned."""
-        own = any(bool((each.advantage_T != 0).any()) for each in packs)
-        moves = any(self.ranks.gather(own)) or self.learns_without_advantage
+        has_advantages = any(bool((pack.advantage_T != 0).any()) for pack in packs)
+        moves = any(self.ranks.gather(has_advantages)) or self.learns_without_advantage
         return GradientOfStep(self.term, moves and float(counts.sums[0]) > 0, self.critic)
 
 
@@ -162,35 +162,35 @@ class GradientOfStep:
     is_trained: bool
     critic: CriticChoice | None = None
 
-    def __call__(self, own: PackLogprobs) -> PolicyLoss:
+    def __call__(self, pack: PackLogprobs) -> PolicyLoss:
         """See `StepLoss`: with a critic, its loss is added."""
-        found = policy_loss(self.term, own.tokens, own.counts, own.regularizers)
+        actor_loss = policy_loss(self.term, pack.tokens, pack.counts, pack.regularizers)
         if self.critic is None:
-            return found
-        of_critic = _critic_loss(self.critic, own)
-        return PolicyLoss(found.loss + of_critic.loss, {**found.sums, **of_critic.sums})
+            return actor_loss
+        critic_loss = _critic_loss(self.critic, pack)
+        return PolicyLoss(actor_loss.loss + critic_loss.loss, {**actor_loss.sums, **critic_loss.sums})
 
     def means(self, sums: Mapping[str, float], counts: StepCounts) -> dict[str, float]:
         """See `StepLoss`: means per token, and the KL per answer as the controllers' targets have it.
 
         Where speech is told apart, `kl_text` and `kl_audio` add up to `kl`.
         """
-        found = {name: value / float(counts.tokens) for name, value in sums.items()}
-        if "value_error" in found:
-            found |= _critic_figures(found)
+        means = {name: value / float(counts.tokens) for name, value in sums.items()}
+        if "value_error" in means:
+            means |= _critic_figures(means)
         for name in ("kl", "kl_audio"):
-            if name in found:
-                found[name] *= float(counts.tokens / counts.answers)
-        if "kl_audio" in found:
-            found["kl_text"] = found["kl"] - found["kl_audio"]
-        return found
+            if name in means:
+                means[name] *= float(counts.tokens / counts.answers)
+        if "kl_audio" in means:
+            means["kl_text"] = means["kl"] - means["kl_audio"]
+        return means
 
 
-def _critic_loss(critic: CriticChoice, own: PackLogprobs) -> PolicyLoss:
+def _critic_loss(critic: CriticChoice, pack: PackLogprobs) -> PolicyLoss:
     """Compute a pack's share of the critic's loss; its sums are over the tokens that count."""
-    value_T, targets, mask_T = own.answers.value_T, own.values, own.tokens.mask_T
+    value_T, targets, mask_T = pack.answers.value_T, pack.values, pack.tokens.mask_T
     assert value_T is not None and targets is not None
-    share = value_loss(value_T, targets.old_T, targets.return_T, mask_T, own.counts.tokens, critic)
+    share = value_loss(value_T, targets.old_T, targets.return_T, mask_T, pack.counts.tokens, critic)
     now_T = value_T.detach().double()
     figures = {
         "value": now_T,
@@ -221,28 +221,30 @@ class ObjectiveLoss:
 
     def request(self, temperature: float) -> TokenRequest:
         """See `FreshLoss`; the reference's log-probabilities are those from before the updates."""
-        asked = request_of(self._terms)
-        return TokenRequest(reference=False, temperature=temperature, kl=asked.kl, collision=asked.collision)
+        needed = request_of(self._terms)
+        return TokenRequest(
+            reference=False, temperature=temperature, kl=needed.kl, collision=needed.collision
+        )
 
     def modules(self) -> dict[str, nn.Module]:
         """See `FreshLoss`: running means, for the objectives that have them."""
         return {"means": self._statistics.means} if self._objective.remembers else {}
 
-    def trained_answers(self, made: RolloutStep) -> list[int]:
+    def trained_answers(self, rollout_step: RolloutStep) -> list[int]:
         """See `FreshLoss`: those of the pairs, or the single answers."""
-        found: list[int] = objective_answers(self._objective, self._leave_out, made).tolist()
-        return found
+        answers: list[int] = objective_answers(self._objective, self._leave_out, rollout_step).tolist()
+        return answers
 
     def of_step(self, packs: Sequence[FreshAnswers], counts: StepCounts) -> StepLoss:
         """See `FreshLoss`."""
-        micro = [self._micro(each) for each in packs]
-        items = sum(self._ranks.gather(sum(each.num_items for each in micro)))
-        figures = self._statistics.of_step(micro, [each.logprobs for each in packs], []) if items else []
+        micro = [self._micro(pack) for pack in packs]
+        items = sum(self._ranks.gather(sum(batch.num_items for batch in micro)))
+        figures = self._statistics.of_step(micro, [pack.logprobs for pack in packs], []) if items else []
         return ObjectiveOfStep(self._terms, micro, figures, items)
 
-    def _micro(self, each: FreshAnswers) -> MicroBatch[Any]:
-        groups = chosen_answers(self._objective, each.reward_A, each.group_A)
-        lengths_A = torch.bincount(each.logprobs.answer_T, minlength=each.logprobs.num_answers)
+    def _micro(self, pack: FreshAnswers) -> MicroBatch[Any]:
+        groups = chosen_answers(self._objective, pack.reward_A, pack.group_A)
+        lengths_A = torch.bincount(pack.logprobs.answer_T, minlength=pack.logprobs.num_answers)
         return MicroBatch(None, groups, num_items(groups), lengths_A)
 
 
@@ -259,28 +261,28 @@ class ObjectiveOfStep:
         self._terms, self._micro, self._figures, self._items = terms, micro, figures, items
         self.is_trained = items > 0
 
-    def __call__(self, own: PackLogprobs) -> PolicyLoss:
+    def __call__(self, pack: PackLogprobs) -> PolicyLoss:
         """See `StepLoss`."""
-        device = own.answers.policy_T.device
-        answers = replace(own.answers, reference_T=own.tokens.reference_T)
-        groups = groups_to(self._micro[own.number].groups, device)
-        figures = on_device(self._figures[own.number], device)
-        found = mixed_losses(self._terms, answers, groups, figures)
+        device = pack.answers.policy_T.device
+        answers = replace(pack.answers, reference_T=pack.tokens.reference_T)
+        groups = groups_to(self._micro[pack.number].groups, device)
+        figures = on_device(self._figures[pack.number], device)
+        losses = mixed_losses(self._terms, answers, groups, figures)
         sums: dict[str, Tensor] = {}
-        for name, value_I in found.metrics.items():
+        for name, value_I in losses.metrics.items():
             applies_I = ~value_I.isnan()
             sums[name] = value_I[applies_I].double().sum()
             sums[name + ITEMS] = applies_I.double().sum()
-        return PolicyLoss(found.loss_I.sum() / self._items, sums)
+        return PolicyLoss(losses.loss_I.sum() / self._items, sums)
 
     def means(self, sums: Mapping[str, float], counts: StepCounts) -> dict[str, float]:
         """See `StepLoss`: means over the items that a figure applies to, and the number of items."""
-        found = {
+        means = {
             name: value / sums[name + ITEMS]
             for name, value in sums.items()
             if not name.endswith(ITEMS) and sums[name + ITEMS]
         }
-        return {**found, "items": float(self._items)}
+        return {**means, "items": float(self._items)}
 
 
 def chosen_answers(objective: FreshObjective, reward_A: Tensor, group_A: Tensor) -> Pairs | Singles:
@@ -289,20 +291,20 @@ def chosen_answers(objective: FreshObjective, reward_A: Tensor, group_A: Tensor)
         return best_and_worst_rollouts(reward_A, group_A)
     if objective.judges_all:
         scored_N = torch.nonzero(~reward_A.isnan()).flatten()
-        return Singles(scored_N, desirable_N=reward_A[scored_N] >= objective.least)
-    return accepted_rollouts(reward_A, group_A, objective.least, objective.per_group)
+        return Singles(scored_N, desirable_N=reward_A[scored_N] >= objective.min_reward)
+    return accepted_rollouts(reward_A, group_A, objective.min_reward, objective.per_group)
 
 
-def objective_answers(objective: FreshObjective, leave_out: bool, made: RolloutStep) -> Tensor:
+def objective_answers(objective: FreshObjective, leave_out: bool, rollout_step: RolloutStep) -> Tensor:
     """Return the numbers of the answers of a step that an objective is trained with, in order.
 
     Args:
         leave_out: truncated answers are not trained on.
     """
-    reward_A = made.reward_A
+    reward_A = rollout_step.reward_A
     if leave_out:
-        reward_A = reward_A.masked_fill(made.truncated_A, torch.nan)
-    groups = chosen_answers(objective, reward_A, group_numbers(made))
+        reward_A = reward_A.masked_fill(rollout_step.truncated_A, torch.nan)
+    groups = chosen_answers(objective, reward_A, group_numbers(rollout_step))
     if isinstance(groups, Pairs):
         return torch.cat([groups.chosen_P, groups.rejected_P]).unique()
     return groups.answer_N.unique()

@@ -54,7 +54,7 @@ class FreshObjective:
     name: str
     kind: Literal["pairs", "singles"]
     term: ObjectiveTerm
-    least: float = 0.0
+    min_reward: float = 0.0
     per_group: int = 1
 
     @property
@@ -85,28 +85,30 @@ def fresh_objective(name: str, values: Mapping[str, Any]) -> FreshObjective:
             not computed here.
     """
     kind, model = SELECTIONS[name]
-    own = {key: value for key, value in values.items() if key in model.model_fields}
+    selection_values = {key: value for key, value in values.items() if key in model.model_fields}
     try:
-        chosen = model(**own)
+        selection = model(**selection_values)
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"objective: {name}.{first['loc'][0]}: {first['msg']}") from None
-    entry = objective_entry(chosen.loss, key="objective: loss")
+    entry = objective_entry(selection.loss, key="objective: loss")
     if kind not in entry.groups or entry.reads != "log_probs":
         raise ConfigError(
-            f"objective: {name} makes {kind}, and {chosen.loss} takes {' or '.join(entry.groups)}"
+            f"objective: {name} makes {kind}, and {selection.loss} takes {' or '.join(entry.groups)}"
         )
-    others = {key: value for key, value in values.items() if key not in own}
-    unknown = [key for key in others if key not in entry.settings.model_fields]
+    loss_values = {key: value for key, value in values.items() if key not in selection_values}
+    unknown = [key for key in loss_values if key not in entry.settings.model_fields]
     if unknown:
         remedy = suggestion(unknown[0], [*model.model_fields, *entry.settings.model_fields])
-        raise ConfigError(f"objective: {name} with {chosen.loss} has no setting {unknown[0]!r}", "", remedy)
-    term = objective_term(chosen.loss, others)
+        raise ConfigError(
+            f"objective: {name} with {selection.loss} has no setting {unknown[0]!r}", "", remedy
+        )
+    term = objective_term(selection.loss, loss_values)
     lacking = (term.needs.fields - COMPUTED_FIELDS) | (term.needs.figures - COMPUTED_FIGURES)
     if lacking:
         raise ConfigError(
-            f"objective: {chosen.loss} as set reads {', '.join(sorted(lacking))}, which nothing computes here"
+            f"objective: {selection.loss} as set reads {', '.join(sorted(lacking))}, which nothing computes here"
         )
-    if isinstance(chosen, SingleSelection):
-        return FreshObjective(name, kind, term, chosen.least, chosen.per_group)
+    if isinstance(selection, SingleSelection):
+        return FreshObjective(name, kind, term, selection.least, selection.per_group)
     return FreshObjective(name, kind, term)

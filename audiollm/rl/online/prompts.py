@@ -40,7 +40,7 @@ class Prompt:
     """What the policy's `take` made of the messages before the right answer."""
     messages: list[dict[str, Any]]
     """Those of the sample as plain data, with the addresses of their recordings."""
-    asked: LoadedSample
+    question: LoadedSample
     """The messages before the right answer with their sound, for rewards that hear it."""
 
 
@@ -87,17 +87,19 @@ class PromptMaker:
                     self._held_out.append((place, index))
                 else:
                     train[place].append(index)
-        answered = [each for each in samples if each.messages[-1].role == "assistant"]
-        found = choices_of(answered).items()
-        self._choices = {question: answers for question, answers in found if are_told_apart(answers)}
+        answered = [sample for sample in samples if sample.messages[-1].role == "assistant"]
+        question_answers = choices_of(answered).items()
+        self._choices = {
+            question: answers for question, answers in question_answers if are_told_apart(answers)
+        }
         self.samples = [self._with_choices(sample) for sample in samples]
         """All that can be asked."""
-        self._train = [np.array(each, np.int64) for each in train]
+        self._train = [np.array(indices, np.int64) for indices in train]
         self.trained = sum(map(len, train))
         """Number of the records that are trained on."""
         self.held_out = len(self._held_out)
         if self.trained:
-            sizes = [len(each) for each in train]
+            sizes = [len(indices) for indices in train]
             self._mixture = Mixture(sizes, weights, seed, window_runs=WINDOW_RUNS)
             self._refills = Mixture(sizes, weights, seed + REFILL_SEED, window_runs=WINDOW_RUNS)
 
@@ -112,9 +114,9 @@ class PromptMaker:
 
     def places(self, step: int) -> list[PromptPlace]:
         """Return the prompts of a step over all ranks, each once."""
-        return self._drawn(self._mixture, step)
+        return self._draw(self._mixture, step)
 
-    def refill_places(self, step: int, number: int, most: int) -> list[PromptPlace]:
+    def refill_places(self, step: int, number: int, max_refills: int) -> list[PromptPlace]:
         """Return prompts that may take the place of others of a step, each once.
 
         They are drawn as the prompts of steps are, from a stream of their own, at a place that the step and the number
@@ -122,23 +124,23 @@ class PromptMaker:
 
         Args:
             number: of the refill, from 0.
-            most: refills of a step.
+            max_refills: refills of a step.
         """
-        return self._drawn(self._refills, step * most + number)
+        return self._draw(self._refills, step * max_refills + number)
 
     def read(self, places: Sequence[PromptPlace]) -> tuple[list[Prompt], list[BadSample]]:
         """Return this rank's share of prompts that all ranks read together, and those that turned out bad."""
         return self._read(places[self._rank :: self._world])
 
-    def _drawn(self, mixture: Mixture, number: int) -> list[PromptPlace]:
+    def _draw(self, mixture: Mixture, number: int) -> list[PromptPlace]:
         first = number * self._batch_size
         items = mixture.items(first, first + self._batch_size)
         return list(dict.fromkeys((item.source, int(self._train[item.source][item.index])) for item in items))
 
-    def held_out_prompts(self, most: int) -> tuple[list[Prompt], list[BadSample]]:
+    def held_out_prompts(self, max_prompts: int) -> tuple[list[Prompt], list[BadSample]]:
         """Return this rank's held-out prompts, evenly picked."""
-        chosen = evenly(self.held_out, most)
-        return self._read([self._held_out[place] for place in chosen][self._rank :: self._world])
+        places = evenly(self.held_out, max_prompts)
+        return self._read([self._held_out[place] for place in places][self._rank :: self._world])
 
     def _read(self, places: Sequence[PromptPlace]) -> tuple[list[Prompt], list[BadSample]]:
         prompts: list[Prompt] = []
@@ -153,8 +155,8 @@ class PromptMaker:
     def _prompt(self, place: PromptPlace) -> Prompt:
         source, index = place
         loaded = self._sources[source][index]
-        asked = without_right_answer(loaded)
-        prompted = self._policy.take(asked, [], self._name(place))
+        question = without_right_answer(loaded)
+        prompted = self._policy.take(question, [], self._name(place))
         chunk_frames = loaded.sample.messages[-1].chunk_frames
         if chunk_frames is not None:
             if not hasattr(prompted, "chunk_frames"):
@@ -169,7 +171,7 @@ class PromptMaker:
             self._with_choices(loaded.sample),
             replace(prompted, id=f"{source}/{prompted.id}"),
             described_messages(loaded),
-            asked,
+            question,
         )
 
     def _with_choices(self, sample: Sample) -> Sample:
@@ -193,17 +195,21 @@ class PromptMaker:
 def check_question(sample: Sample, place: str) -> None:
     """Raises: BadSample: nothing stands before the assistant's last message, or there is a video part."""
     check_without_video(sample, place)
-    asked = sample.messages[:-1] if sample.messages[-1].role == "assistant" else sample.messages
-    if not any(message.role == "user" for message in asked):
+    messages = sample.messages[:-1] if sample.messages[-1].role == "assistant" else sample.messages
+    if not any(message.role == "user" for message in messages):
         raise BadSample(place, sample.id, "has no question", "no question")
 
 
 def without_right_answer(loaded: LoadedSample) -> LoadedSample:
     """The sample without the assistant's last message, and without the sound and codes of it."""
-    *asked, last = loaded.sample.messages
+    *messages, last = loaded.sample.messages
     if last.role != "assistant":
         return loaded.without_answers()
-    spoken = sum(isinstance(part, AudioPart) for part in last.content)
-    kept = loaded.num_asked - spoken
-    sample = loaded.sample.model_copy(update={"messages": asked, "answers": []})
-    return LoadedSample(sample, [each[:kept] for each in loaded.encodings], loaded.audio[:kept])
+    num_answer_recordings = sum(isinstance(content_part, AudioPart) for content_part in last.content)
+    num_prompt_recordings = loaded.num_asked - num_answer_recordings
+    sample = loaded.sample.model_copy(update={"messages": messages, "answers": []})
+    return LoadedSample(
+        sample,
+        [encoding[:num_prompt_recordings] for encoding in loaded.encodings],
+        loaded.audio[:num_prompt_recordings],
+    )

@@ -62,14 +62,19 @@ class RefillingMaker:
     Args:
         maker: samples and rewards.
         prompts: the prompts of steps and of refills.
-        most: most refills of a step; with less to train on after them, the step trains with what it has.
+        max_refills: most refills of a step; with less to train on after them, the step trains with what it has.
         teaches: which groups are kept.
     """
 
     def __init__(
-        self, maker: SamplesSteps, prompts: PromptMaker, most: int, teaches: TeachingGroups, ranks: Ranks
+        self,
+        maker: SamplesSteps,
+        prompts: PromptMaker,
+        max_refills: int,
+        teaches: TeachingGroups,
+        ranks: Ranks,
     ) -> None:
-        self._maker, self._prompts, self._most = maker, prompts, most
+        self._maker, self._prompts, self._max_refills = maker, prompts, max_refills
         self._teaches, self._ranks = teaches, ranks
 
     def sampled(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
@@ -87,39 +92,39 @@ class RefillingMaker:
     def __call__(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
         """Sample and reward a step. Called on every rank."""
         every = [self._maker(prompts, step)]
-        seen = set(self._prompts.places(step))
+        used_places = set(self._prompts.places(step))
         bad = []
         rounds = 0
-        for number in range(self._most):
-            lacking = self._prompts.batch_size - self._total(self._kept(every))
+        for number in range(self._max_refills):
+            lacking = self._prompts.batch_size - self._total(self._count_teaching_groups(every))
             if lacking <= 0:
                 break
-            drawn = self._prompts.refill_places(step, number, self._most)
-            fresh = [place for place in drawn if place not in seen][:lacking]
+            candidates = self._prompts.refill_places(step, number, self._max_refills)
+            fresh = [place for place in candidates if place not in used_places][:lacking]
             if not fresh:  # every prompt of this round was asked before
                 continue
-            seen.update(fresh)
-            own, own_bad = self._prompts.read(fresh)
-            bad += own_bad
-            every.append(self._maker(own, step))
+            used_places.update(fresh)
+            refill_prompts, refill_bad = self._prompts.read(fresh)
+            bad += refill_bad
+            every.append(self._maker(refill_prompts, step))
             rounds += 1
-        whole = joined_steps(every)
-        kept = self._teaches(whole).tolist()
+        joined = joined_steps(every)
+        teaches = self._teaches(joined).tolist()
         figures = {
             "refill_rounds": float(rounds),
-            "groups_sampled": float(self._total(len(kept))),
-            "groups_kept": float(self._total(sum(kept))),
+            "groups_sampled": float(self._total(len(teaches))),
+            "groups_kept": float(self._total(sum(teaches))),
         }
         return replace(
-            selected_groups(whole, kept),
-            bad=[*whole.bad, *bad],
-            seconds=whole.seconds,
-            replaced=selected_groups(whole, [not own for own in kept]),
+            selected_groups(joined, teaches),
+            bad=[*joined.bad, *bad],
+            seconds=joined.seconds,
+            replaced=selected_groups(joined, [not does_teach for does_teach in teaches]),
             figures=figures,
         )
 
-    def _kept(self, every: Sequence[RolloutStep]) -> int:
-        return sum(int(self._teaches(made).sum()) for made in every)
+    def _count_teaching_groups(self, every: Sequence[RolloutStep]) -> int:
+        return sum(int(self._teaches(rollout_step).sum()) for rollout_step in every)
 
     def _total(self, count: int) -> int:
         return sum(self._ranks.gather(count))
@@ -150,27 +155,32 @@ def maker_of(
     return RefillingMaker(maker, prompts, config.refill.most, teaching_groups(config), ranks)
 
 
-def with_variance(made: RolloutStep) -> Tensor:
+def with_variance(rollout_step: RolloutStep) -> Tensor:
     """Return bool `[G]`: groups whose answers differ in a reward of the whole answer."""
-    return ~groups_without_variance(made.reward_A, group_numbers(made), len(made.groups))
+    return ~groups_without_variance(
+        rollout_step.reward_A, group_numbers(rollout_step), len(rollout_step.groups)
+    )
 
 
-def with_variance_of_any(made: RolloutStep) -> Tensor:
+def with_variance_of_any(rollout_step: RolloutStep) -> Tensor:
     """Return bool `[G]`: groups whose answers differ in any of the rewards (GDPO)."""
-    numbers, count = group_numbers(made), len(made.groups)
-    flat = [groups_without_variance(own_A, numbers, count) for own_A in made.kept_reward_AF.unbind(1)]
+    numbers, count = group_numbers(rollout_step), len(rollout_step.groups)
+    flat = [
+        groups_without_variance(reward_A, numbers, count)
+        for reward_A in rollout_step.kept_reward_AF.unbind(1)
+    ]
     return ~torch.stack(flat).all(0)
 
 
-def with_variance_of_steps(made: RolloutStep) -> Tensor:
+def with_variance_of_steps(rollout_step: RolloutStep) -> Tensor:
     """Return bool `[G]`: groups whose steps, or whose outcomes, differ in their rewards (process rewards)."""
-    numbers, count = group_numbers(made).tolist(), len(made.groups)
+    numbers, count = group_numbers(rollout_step).tolist(), len(rollout_step.groups)
     differs_G = torch.zeros(count, dtype=torch.bool)
     for is_outcome in (False, True):
         steps = [
             (number, step.reward)
-            for number, own in zip(numbers, made.steps, strict=True)
-            for step in own
+            for number, answer_steps in zip(numbers, rollout_step.steps, strict=True)
+            for step in answer_steps
             if step.is_outcome == is_outcome
         ]
         reward_S = torch.tensor([reward for _, reward in steps], dtype=torch.float64)
@@ -190,13 +200,13 @@ def teaching_groups(config: PolicyTrainingConfig) -> TeachingGroups:
     return partial(_with_whole_answers, differs) if leave_out else differs
 
 
-def _with_items(objective: FreshObjective, leave_out: bool, made: RolloutStep) -> Tensor:
+def _with_items(objective: FreshObjective, leave_out: bool, rollout_step: RolloutStep) -> Tensor:
     """bool `[G]`: groups with a pair or a single answer that the objective is trained with."""
-    numbers = group_numbers(made)[objective_answers(objective, leave_out, made)]
-    return torch.bincount(numbers, minlength=len(made.groups)) > 0
+    numbers = group_numbers(rollout_step)[objective_answers(objective, leave_out, rollout_step)]
+    return torch.bincount(numbers, minlength=len(rollout_step.groups)) > 0
 
 
-def _with_whole_answers(differs: TeachingGroups, made: RolloutStep) -> Tensor:
+def _with_whole_answers(differs: TeachingGroups, rollout_step: RolloutStep) -> Tensor:
     """bool `[G]`: groups that differ, and that have an answer which no limit cut."""
-    whole = group_numbers(made)[~made.truncated_A]
-    return differs(made) & (torch.bincount(whole, minlength=len(made.groups)) > 0)
+    complete = group_numbers(rollout_step)[~rollout_step.truncated_A]
+    return differs(rollout_step) & (torch.bincount(complete, minlength=len(rollout_step.groups)) > 0)

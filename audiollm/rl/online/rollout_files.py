@@ -38,7 +38,7 @@ class RolloutFiles:
     def write(
         self,
         step: int,
-        made: RolloutStep,
+        rollout_step: RolloutStep,
         figures: Sequence[Mapping[str, Sequence[float]]],
     ) -> None:
         """Write a row for each answer. Called on every rank.
@@ -46,26 +46,26 @@ class RolloutFiles:
         Args:
             figures: of each answer's tokens, by name: the advantage, the log-probability before the updates, ...
         """
-        coded = self._rows(step, made, figures)
-        if made.replaced is not None:
+        coded = self._rows(step, rollout_step, figures)
+        if rollout_step.replaced is not None:
             none: list[dict[str, list[float]]] = [
-                {"advantages": [], "old": []} for _ in made.replaced.rollouts
+                {"advantages": [], "old": []} for _ in rollout_step.replaced.rollouts
             ]
-            replaced = self._rows(step, made.replaced, none)
+            replaced = self._rows(step, rollout_step.replaced, none)
             coded += [({**row, "replaced": True}, codes_KT) for row, codes_KT in replaced]
-        rows = _gathered(coded, self._folder / f"{step:06d}.safetensors", self._ranks)
+        rows = _gather_answer_rows(coded, self._folder / f"{step:06d}.safetensors", self._ranks)
         if self._ranks.first:
             write_jsonl(self._folder / f"{step:06d}.jsonl", rows)
 
     def _rows(
-        self, step: int, made: RolloutStep, figures: Sequence[Mapping[str, Sequence[float]]]
+        self, step: int, rollout_step: RolloutStep, figures: Sequence[Mapping[str, Sequence[float]]]
     ) -> list[Coded]:
-        coded = answer_rows(step, made)
-        for place, ((row, _), rollout) in enumerate(zip(coded, made.rollouts, strict=True)):
-            if made.steps:
-                row["steps"] = [vars(each) for each in made.steps[place]]
+        coded = answer_rows(step, rollout_step)
+        for place, ((row, _), rollout) in enumerate(zip(coded, rollout_step.rollouts, strict=True)):
+            if rollout_step.steps:
+                row["steps"] = [vars(step_reward) for step_reward in rollout_step.steps[place]]
             row["pieces"] = self._pieces(rollout.tokens)
-            row |= {name: [round(value, 4) for value in own] for name, own in figures[place].items()}
+            row |= {name: [round(value, 4) for value in values] for name, values in figures[place].items()}
             behaviour = rollout.tokens.logprob_A
             row["behaviour"] = [] if behaviour is None else [round(v, 4) for v in behaviour.tolist()]
         return coded
@@ -103,18 +103,20 @@ class GreedyAnswerFiles:
         """Return the rows of the evaluations up to a step; other ranks than the first have none."""
         return self._file.before(step + 1) if self._ranks.first else []
 
-    def write(self, step: int, made: RolloutStep) -> None:
+    def write(self, step: int, rollout_step: RolloutStep) -> None:
         """Write a row for each answer, behind those of earlier evaluations. Called on every rank."""
-        rows = _gathered(answer_rows(step, made), self._folder / f"{step:06d}.safetensors", self._ranks)
+        rows = _gather_answer_rows(
+            answer_rows(step, rollout_step), self._folder / f"{step:06d}.safetensors", self._ranks
+        )
         if self._ranks.first:
             self._file.write(step, rows)
 
 
-def answer_rows(step: int, made: RolloutStep) -> list[Coded]:
+def answer_rows(step: int, rollout_step: RolloutStep) -> list[Coded]:
     """Return what is told of each answer: the prompt, the answer, and its rewards."""
-    scores = made.scores
+    scores = rollout_step.scores
     coded: list[Coded] = []
-    for group in made.groups:
+    for group in rollout_step.groups:
         for rollout in group.rollouts:
             place, tokens = len(coded), rollout.tokens
             row = {
@@ -126,15 +128,15 @@ def answer_rows(step: int, made: RolloutStep) -> list[Coded]:
                 "tokens": tokens.num_actions,
                 "truncated": rollout.truncated,
                 "rewards": {name: values[place] for name, values in scores.by_name.items()},
-                "reward": scores.told_A[place] if scores.kept_A[place] else None,
+                "reward": scores.reported_A[place] if scores.kept_A[place] else None,
             }
             coded.append((row, torch.cat(tokens.codes, 1) if tokens.codes else None))
     return coded
 
 
-def _gathered(coded: Sequence[Coded], path: Path, ranks: Ranks) -> list[dict[str, Any]]:
+def _gather_answer_rows(coded: Sequence[Coded], path: Path, ranks: Ranks) -> list[dict[str, Any]]:
     """The rows of all ranks; the first rank writes the codes of their speech. Called on every rank."""
-    every = [each for part in ranks.gather(list(coded)) for each in part]
+    every = [coded_row for rank_rows in ranks.gather(list(coded)) for coded_row in rank_rows]
     codes = {}
     for number, (row, codes_KT) in enumerate(every):
         if codes_KT is not None:

@@ -64,7 +64,7 @@ class RolloutStep:
     @property
     def rollouts(self) -> list[Rollout]:
         """All answers, group after group."""
-        return [each for group in self.groups for each in group.rollouts]
+        return [rollout for group in self.groups for rollout in group.rollouts]
 
     @property
     def reward_AF(self) -> Tensor:
@@ -131,8 +131,12 @@ class RolloutMaker:
         scores = self._rewards.score(sampled_answers(groups, self._codec))
         baseline = self._rewards.score(sampled_answers(greedy, self._codec)) if self._needs_greedy else None
         seconds = {"rollout": sampled - started, "reward": time.monotonic() - sampled}
-        made = RolloutStep(groups, scores, baseline, [*bad, *missing_rewards(scores)], seconds)
-        return made if self._steps is None else replace(made, steps=self._steps(made.rollouts, scores))
+        rollout_step = RolloutStep(groups, scores, baseline, [*bad, *missing_rewards(scores)], seconds)
+        return (
+            rollout_step
+            if self._steps is None
+            else replace(rollout_step, steps=self._steps(rollout_step.rollouts, scores))
+        )
 
     def sampled(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
         """See `SamplesSteps.sampled`."""
@@ -141,7 +145,7 @@ class RolloutMaker:
     def start(self, prompts: Sequence[Prompt], step: int) -> None:
         """Ask an engine that works beside this process for the answers of a step; `__call__` takes them."""
         assert isinstance(self._engine, ProcessRollouts)
-        prompted = [each.prompted for each in prompts]
+        prompted = [prompt.prompted for prompt in prompts]
         group = list(range(self._group_size))
         self._engine.start(prompted, [group] * len(prompts), self._at(step, self._settings.temperature))
         if self._needs_greedy:
@@ -161,10 +165,10 @@ class RolloutMaker:
     ) -> tuple[list[RolloutGroup], list[BadSample]]:
         """Sample all groups together; where the model refuses a prompt, that one is left out."""
         try:
-            found = self._engine.sample(
-                [each.prompted for each in prompts], [numbers] * len(prompts), settings
+            rollouts = self._engine.sample(
+                [prompt.prompted for prompt in prompts], [numbers] * len(prompts), settings
             )
-            return [RolloutGroup(*each) for each in zip(prompts, found, strict=True)], []
+            return [RolloutGroup(*pair) for pair in zip(prompts, rollouts, strict=True)], []
         except BadSample:
             return self._one_by_one(prompts, numbers, settings)
 
@@ -192,9 +196,9 @@ def sampled_answers(groups: Sequence[RolloutGroup], codec: Codec | None) -> Rewa
                 int(rollout.tokens.is_action_N.sum()) + sum(codes.shape[1] for codes in rollout.tokens.codes),
                 rollout.truncated,
                 codes_KT := (torch.cat(rollout.tokens.codes, 1) if rollout.tokens.codes else None),
-                None if codes_KT is None or codec is None else spoken(codes_KT, codec),
+                None if codes_KT is None or codec is None else decode_speech(codes_KT, codec),
                 rollout.number,
-                group.prompt.asked,
+                group.prompt.question,
             )
             for group in groups
             for rollout in group.rollouts
@@ -203,7 +207,7 @@ def sampled_answers(groups: Sequence[RolloutGroup], codec: Codec | None) -> Rewa
 
 
 @torch.inference_mode()
-def spoken(codes_KT: Tensor, codec: Codec) -> Waveform:
+def decode_speech(codes_KT: Tensor, codec: Codec) -> Waveform:
     """Decode speech; no frames give no samples."""
     samples_CN = codec.decode(codes_KT) if codes_KT.shape[1] else torch.zeros(1, 0)
     return Waveform(samples_CN.float().cpu().clamp(-1, 1), codec.sample_rate)
@@ -211,84 +215,97 @@ def spoken(codes_KT: Tensor, codec: Codec) -> Waveform:
 
 def total_rewards(scores: RewardScores) -> Tensor:
     """float64: weighted sums of the rewards, NaN where one is missing."""
-    found = [total if kept else nan for total, kept in zip(scores.total_A, scores.kept_A, strict=True)]
-    return torch.tensor(found, dtype=torch.float64)
+    totals = [total if is_kept else nan for total, is_kept in zip(scores.total_A, scores.kept_A, strict=True)]
+    return torch.tensor(totals, dtype=torch.float64)
 
 
 def missing_rewards(scores: RewardScores) -> list[BadSample]:
     """Return rewards without a value, as they are set aside."""
-    return [BadSample(f"reward {each.reward}", each.sample, f"answer {each.number}: {each.reason}", NO_REWARD)
-            for each in scores.problems]  # fmt: skip
+    return [
+        BadSample(
+            f"reward {problem.reward}",
+            problem.sample,
+            f"answer {problem.number}: {problem.reason}",
+            NO_REWARD,
+        )
+        for problem in scores.problems
+    ]
 
 
 def failed_reward(bad: Sequence[BadSample]) -> BadSample | None:
     """The first reward that failed: it raised, hung, or returned no number. One that gave None did not fail."""
-    missing = (each for each in bad if each.kind == NO_REWARD)
-    return next((each for each in missing if not each.reason.endswith(GAVE_NONE)), None)
+    missing = (sample for sample in bad if sample.kind == NO_REWARD)
+    return next((sample for sample in missing if not sample.reason.endswith(GAVE_NONE)), None)
 
 
-def selected_groups(made: RolloutStep, chosen: Sequence[bool]) -> RolloutStep:
+def selected_groups(rollout_step: RolloutStep, is_selected: Sequence[bool]) -> RolloutStep:
     """Return the step with some of its groups alone, without its bad samples, seconds and figures."""
-    groups = zip(made.groups, chosen, strict=True)
-    return selected_answers(made, [own for group, own in groups for _ in group.rollouts])
+    groups = zip(rollout_step.groups, is_selected, strict=True)
+    return selected_answers(rollout_step, [selected for group, selected in groups for _ in group.rollouts])
 
 
-def selected_answers(made: RolloutStep, chosen: Sequence[bool]) -> RolloutStep:
+def selected_answers(rollout_step: RolloutStep, is_selected: Sequence[bool]) -> RolloutStep:
     """Return the step with some of its answers alone, without its bad samples, seconds and figures.
 
     Groups that are left without an answer are not in it.
     """
-    left = iter(chosen)
+    remaining = iter(is_selected)
     groups = [
-        RolloutGroup(group.prompt, [each for each in group.rollouts if next(left)]) for group in made.groups
+        RolloutGroup(group.prompt, [rollout for rollout in group.rollouts if next(remaining)])
+        for group in rollout_step.groups
     ]
     has_any = [bool(group.rollouts) for group in groups]
     return RolloutStep(
         list(compress(groups, has_any)),
-        _selected_scores(made.scores, chosen),
-        None if made.greedy is None else _selected_scores(made.greedy, has_any),
-        steps=list(compress(made.steps, chosen)),
+        _selected_scores(rollout_step.scores, is_selected),
+        None if rollout_step.greedy is None else _selected_scores(rollout_step.greedy, has_any),
+        steps=list(compress(rollout_step.steps, is_selected)),
     )
 
 
 def joined_steps(steps: Sequence[RolloutStep]) -> RolloutStep:
     """Put groups together, in order; seconds are added. What the first has replaced, and its figures, are left out."""
-    greedy = [each.greedy for each in steps if each.greedy is not None]
+    greedy = [rollout_step.greedy for rollout_step in steps if rollout_step.greedy is not None]
     seconds: dict[str, float] = {}
-    for each in steps:
-        for phase, spent in each.seconds.items():
+    for rollout_step in steps:
+        for phase, spent in rollout_step.seconds.items():
             seconds[phase] = seconds.get(phase, 0.0) + spent
     return RolloutStep(
-        [group for each in steps for group in each.groups],
-        _joined_scores([each.scores for each in steps]),
+        [group for rollout_step in steps for group in rollout_step.groups],
+        _joined_scores([rollout_step.scores for rollout_step in steps]),
         _joined_scores(greedy) if greedy else None,
-        [bad for each in steps for bad in each.bad],
+        [bad for rollout_step in steps for bad in rollout_step.bad],
         seconds,
-        [own for each in steps for own in each.steps],
+        [answer_steps for rollout_step in steps for answer_steps in rollout_step.steps],
     )
 
 
-def _selected_scores(scores: RewardScores, chosen: Sequence[bool]) -> RewardScores:
+def _selected_scores(scores: RewardScores, is_selected: Sequence[bool]) -> RewardScores:
     return RewardScores(
-        list(compress(scores.total_A, chosen)),
-        list(compress(scores.kept_A, chosen)),
-        {name: list(compress(values, chosen)) for name, values in scores.by_name.items()},
-        steps_by_name={name: list(compress(own, chosen)) for name, own in scores.steps_by_name.items()},
-        raw_A=None if scores.raw_A is None else list(compress(scores.raw_A, chosen)),
+        list(compress(scores.total_A, is_selected)),
+        list(compress(scores.kept_A, is_selected)),
+        {name: list(compress(values, is_selected)) for name, values in scores.by_name.items()},
+        steps_by_name={
+            name: list(compress(step_scores, is_selected))
+            for name, step_scores in scores.steps_by_name.items()
+        },
+        raw_A=None if scores.raw_A is None else list(compress(scores.raw_A, is_selected)),
     )
 
 
-def _joined_scores(parts: Sequence[RewardScores]) -> RewardScores:
+def _joined_scores(every: Sequence[RewardScores]) -> RewardScores:
     return RewardScores(
-        [value for part in parts for value in part.total_A],
-        [kept for part in parts for kept in part.kept_A],
-        {name: [value for part in parts for value in part.by_name[name]] for name in parts[0].by_name},
-        [problem for part in parts for problem in part.problems],
-        raw_A=[value for part in parts for value in part.told_A] if parts[0].raw_A is not None else None,
+        [value for scores in every for value in scores.total_A],
+        [is_kept for scores in every for is_kept in scores.kept_A],
+        {name: [value for scores in every for value in scores.by_name[name]] for name in every[0].by_name},
+        [problem for scores in every for problem in scores.problems],
+        raw_A=[value for scores in every for value in scores.reported_A]
+        if every[0].raw_A is not None
+        else None,
     )
 
 
-def group_numbers(made: RolloutStep) -> Tensor:
+def group_numbers(rollout_step: RolloutStep) -> Tensor:
     """int64 `[A]`: the group of each answer."""
-    sizes = torch.tensor([len(group.rollouts) for group in made.groups], dtype=torch.long)
-    return torch.arange(len(made.groups)).repeat_interleave(sizes)
+    sizes = torch.tensor([len(group.rollouts) for group in rollout_step.groups], dtype=torch.long)
+    return torch.arange(len(rollout_step.groups)).repeat_interleave(sizes)

@@ -84,10 +84,10 @@ def train_policy(
         if config.rollouts is not None:
             import_engine(config.rollouts)  # before any work
         with joined_cluster(config.placement, context.ranks, context.say) as joined:
-            return _train(config, context, make, joined)
+            return _train_policy(config, context, make, joined)
 
 
-def _train(
+def _train_policy(
     config: PolicyTrainingConfig, context: Context, make: MakesSamplers | None, joined: Joined | None
 ) -> dict[str, Any]:
     ranks = context.ranks
@@ -149,11 +149,11 @@ def _train(
     settings = RolloutSettings(
         config.seed, 0, config.temperature, config.answer, config.max_answer_tokens, config.max_frames
     )
-    sampler, whole = policy, None
+    sampler, whole_copy = policy, None
     if ranks.world > 1 and config.strategy in SHARDING:
         device = torch.device("cpu") if "rollout" in roles else None  # actors get it from there
         sampler = untrained_copy(policy, config.start, required(config.max_tokens), device)
-        whole = WholeCopy(plain_model(policy.root), plain_model(sampler.root))
+        whole_copy = WholeCopy(plain_model(policy.root), plain_model(sampler.root))
     sampling = SamplingParts(sampler, settings, prompts, ranks)
     engine = _engine(config, sampler, joined)
     maker = make(engine, sampling)
@@ -181,7 +181,7 @@ def _train(
             set_aside=set_aside,
             ranks=ranks,
             audio_controller=None if kl.audio is None else kl_controller(kl.audio.name, kl.audio.values),
-            weights=SampledWeights(engine, whole),
+            weights=SampledWeights(engine, whole_copy),
             critic=None if critic is None else critic.root,
             ptx=ptx,
             answers=GreedyAnswerFiles(context.folder, ranks),
@@ -195,7 +195,7 @@ def _train(
         figures = train(task, loop, context.folder, context, task.device)
         changes = task.changes(figures["steps"])
     if ranks.first:
-        _save(config, context.folder)
+        _save_policy(config, context.folder)
     ranks.barrier()
     outcome = training_outcome(changes, figures.get("best_step"), figures.get("stopped"))
     for warning in outcome.get("warnings", ()):
@@ -303,7 +303,7 @@ def load_sampling(
     return plain_model(policy.root), load_engine(policy, model, rollouts)
 
 
-def _save(config: PolicyTrainingConfig, folder: Path) -> None:
+def _save_policy(config: PolicyTrainingConfig, folder: Path) -> None:
     """Write the policy that a run ended with to `folder`, and its critic to `folder/critic`."""
     weights = trained_weights(folder, "policy")
     policy = load_policy(config.start, config.trained, config.lora)

@@ -99,7 +99,7 @@ class AdvantageMaker:
                 kept_A = kept_A & ~pack.truncated_A
             answer_T = answers.answer_T.cpu()
             kept_T = kept_A[answer_T]
-            old_T, behaviour_T = answers.policy_T.cpu(), _in_order(pack.behaviour_T, answer_T)
+            old_T, behaviour_T = answers.policy_T.cpu(), _to_batch_order(pack.behaviour_T, answer_T)
             settings = self._config.correction or MEASURED_ONLY
             weights = importance_weights(behaviour_T, old_T, answer_T, len(pack.places), settings, kept_T)
             mismatch.append(weights.figures)
@@ -156,21 +156,21 @@ class AdvantageMaker:
         return raw_advantages(self._advantage, rewards)
 
 
-def fresh_answers(each: ScoredPack) -> FreshAnswers:
+def fresh_answers(scored_pack: ScoredPack) -> FreshAnswers:
     """Return the answers of a pack as losses take them; those that are not kept have no reward."""
-    count = len(each.pack.places)
-    kept_A = torch.bincount(each.answer_T[each.kept_T], minlength=count) > 0
+    count = len(scored_pack.pack.places)
+    kept_A = torch.bincount(scored_pack.answer_T[scored_pack.kept_T], minlength=count) > 0
     return FreshAnswers(
-        AnswerLogprobs(each.old_T, each.answer_T, count, each.reference_T),
-        each.pack.reward_A.masked_fill(~kept_A, torch.nan),
-        each.pack.group_A,
-        each.advantage_T.masked_fill(~each.kept_T, 0.0),
+        AnswerLogprobs(scored_pack.old_T, scored_pack.answer_T, count, scored_pack.reference_T),
+        scored_pack.pack.reward_A.masked_fill(~kept_A, torch.nan),
+        scored_pack.pack.group_A,
+        scored_pack.advantage_T.masked_fill(~scored_pack.kept_T, 0.0),
     )
 
 
-def counted_tokens(each: ScoredPack, correction: CorrectionSettings | None) -> Tensor:
+def counted_tokens(scored_pack: ScoredPack, correction: CorrectionSettings | None) -> Tensor:
     """Return bool `[T]`: tokens that count: kept, and not masked by the correction."""
-    return each.kept_T & each.correction.kept_T if correction else each.kept_T
+    return scored_pack.kept_T & scored_pack.correction.kept_T if correction else scored_pack.kept_T
 
 
 def sum_of(parts: Sequence[Tensor]) -> Tensor:
@@ -178,7 +178,7 @@ def sum_of(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(parts)).sum(0)
 
 
-def _in_order(values_T: Tensor, answer_T: Tensor) -> Tensor:
+def _to_batch_order(values_T: Tensor, answer_T: Tensor) -> Tensor:
     """Put values that stand answer after answer where the tokens of a batch are, which may be interleaved.
 
     Raises:

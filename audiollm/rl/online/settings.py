@@ -75,8 +75,8 @@ class KLChoice(KLSettings):
 
     @field_validator("controller", "audio", mode="before")
     @classmethod
-    def _name_or_settings(cls, given: Any) -> Any:
-        return {"name": given} if isinstance(given, str) else given
+    def _name_or_settings(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _is_known(self) -> KLChoice:
@@ -86,7 +86,7 @@ class KLChoice(KLSettings):
         return self
 
     def _check_controller(self, choice: NamedChoice) -> None:
-        _told(lambda: kl_controller_settings(choice.name, choice.values))
+        _as_value_error(lambda: kl_controller_settings(choice.name, choice.values))
 
 
 class RefillChoice(BaseModel):
@@ -217,26 +217,26 @@ class PolicyTrainingConfig(ModelTrainingConfig):
 
     @field_validator("advantage", "objective", mode="before")
     @classmethod
-    def _name_or_settings(cls, given: Any) -> Any:
-        return {"name": given} if isinstance(given, str) else given
+    def _name_or_settings(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
 
     @field_validator("critic", mode="before")
     @classmethod
-    def _folder_or_settings(cls, given: Any) -> Any:
-        return {"start": given} if isinstance(given, str | Path) else given
+    def _folder_or_settings(cls, value: Any) -> Any:
+        return {"start": value} if isinstance(value, str | Path) else value
 
     @field_validator("rollouts")
     @classmethod
-    def _is_import_path(cls, given: str | None) -> str | None:
-        if given is not None and not is_import_path(given):
-            raise ValueError(f"{given!r} is no import path: give package.module:Engine")
-        return given
+    def _is_import_path(cls, value: str | None) -> str | None:
+        if value is not None and not is_import_path(value):
+            raise ValueError(f"{value!r} is no import path: give package.module:Engine")
+        return value
 
     @field_validator("rewards")
     @classmethod
-    def _are_known(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        _told(lambda: reward_terms(given))
-        return with_checked_folders(given, info.context or {})
+    def _are_known(cls, rewards: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        _as_value_error(lambda: reward_terms(rewards))
+        return with_checked_folders(rewards, info.context or {})
 
     @model_validator(mode="after")
     def _follow_size(self) -> PolicyTrainingConfig:
@@ -244,8 +244,8 @@ class PolicyTrainingConfig(ModelTrainingConfig):
         factor = ADAPTER_RATE_FACTOR if self.trained == "adapter" else 1.0
         self.follow_size(STEPS, None, rule.batch_size, rule.learning_rate * factor)
         self.max_tokens = self.max_tokens or rule.max_tokens
-        _told(lambda: self.advantage_term)
-        _told(lambda: self.policy_term if self.fresh_objective is None else None)
+        _as_value_error(lambda: self.advantage_term)
+        _as_value_error(lambda: self.policy_term if self.fresh_objective is None else None)
         self._check_fresh_objective()
         self._check_overlong_and_refill()
         self._check_steps()
@@ -289,8 +289,8 @@ class PolicyTrainingConfig(ModelTrainingConfig):
             "top_entropy": self.top_entropy != 1,
             "codebooks": self.codebooks is not None,
         }
-        if given := [key for key, is_set in unread.items() if is_set]:
-            raise ValueError(f"objective: {fresh.name} does not read {given[0]}: leave it out")
+        if unread_keys := [key for key, is_set in unread.items() if is_set]:
+            raise ValueError(f"objective: {fresh.name} does not read {unread_keys[0]}: leave it out")
         if fresh.holds_for_one_update and self.updates > 1:
             raise ValueError(
                 f"objective: {fresh.term.name} needs figures of the whole step before each update: set updates: 1"
@@ -317,9 +317,9 @@ class PolicyTrainingConfig(ModelTrainingConfig):
 
     def _check_placement(self) -> None:
         shares = {} if self.placement is None else self.placement.shares
-        most = {"rollout": required(self.batch_size), "reward": len(self.reward_terms)}
+        max_actors = {"rollout": required(self.batch_size), "reward": len(self.reward_terms)}
         of_what = {"rollout": "prompts", "reward": "rewards"}
-        for role, count in most.items():
+        for role, count in max_actors.items():
             if role in shares and shares[role].actors > count:
                 raise ValueError(
                     f"placement.{role}.actors: {shares[role].actors} actors for {count} {of_what[role]} of a step"
@@ -396,12 +396,12 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     @property
     def reward_terms(self) -> list[RewardTerm]:
         """The rewards with their checked settings, and the penalty on long answers where there is one."""
-        given = self.rewards
+        rewards = self.rewards
         if self.overlong is not None:
             names = {"max_answer_tokens": "max_tokens", "max_frames": "max_frames"}
             limits = {names[key]: limit for key, limit in self._answer_limits.items()}
-            given = {**given, "overlong": {**self.overlong.model_dump(), **limits}}
-        return reward_terms(given)
+            rewards = {**rewards, "overlong": {**self.overlong.model_dump(), **limits}}
+        return reward_terms(rewards)
 
     @property
     def _answer_limits(self) -> dict[str, int]:
@@ -467,7 +467,7 @@ class PolicyTrainingConfig(ModelTrainingConfig):
         return weights_of(self.samples)
 
 
-def _told(check: Any) -> None:
+def _as_value_error(check: Any) -> None:
     """Turn a `ConfigError` into the error that pydantic reports with its key."""
     try:
         check()

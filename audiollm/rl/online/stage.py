@@ -14,36 +14,36 @@ from audiollm.rl.rewards.catalog import source_facts
 from audiollm.rl.rewards.settings import VERDICTS
 
 
-def _run(config: PolicyTrainingConfig, context: Context) -> dict[str, Any]:
+def _run_policy_training(config: PolicyTrainingConfig, context: Context) -> dict[str, Any]:
     from audiollm.rl.online.run import train_policy
 
     return train_policy(config, context)
 
 
-def _plan(config: PolicyTrainingConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+def _plan_policy_training(config: PolicyTrainingConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     from audiollm.rl.online.planning import plan_policy_training  # here: it reads the model's folder
 
     return plan_policy_training(config, plans)
 
 
-def _facts(config: PolicyTrainingConfig) -> list[str]:
+def _policy_facts(config: PolicyTrainingConfig) -> list[str]:
     own_parts = plug_in_facts([config.advantage_term.name])
     return [*source_facts(config.reward_terms), *config.engine_facts(), *own_parts]
 
 
-def _critic(config: PolicyTrainingConfig) -> Mapping[str, str]:
+def _critic_artifact(config: PolicyTrainingConfig) -> Mapping[str, str]:
     return {} if config.critic is None else CRITIC_ARTIFACT
 
 
 STAGE = Stage(
     kind="train_policy",
     config=PolicyTrainingConfig,
-    run=_run,
+    run=_run_policy_training,
     artifacts={"checkpoint": "model", "rollouts": "rollouts"},
     help="train a model on its own fresh answers, by their rewards (GRPO, RLOO, PPO, ...)",
-    plan=_plan,
+    plan=_plan_policy_training,
     all_ranks=True,
-    more_artifacts=_critic,
-    facts=_facts,
+    more_artifacts=_critic_artifact,
+    facts=_policy_facts,
     keeps=(VERDICTS,),
 )

@@ -71,16 +71,16 @@ class StepRewarder:
                 outcome.append(weight * value)
         ends = sorted(end for end in values if end is not None)
         actions = self._policy.actions_at(rollout.tokens, rollout.text, ends)
-        found = [
+        rewards = [
             StepReward(texts[end], math.fsum(values[end]), action)
             for end, action in zip(ends, actions, strict=True)
         ]
         last = rollout.tokens.num_actions - 1
         if None in values:
-            found.append(StepReward(texts[None], math.fsum(values[None]), last))
+            rewards.append(StepReward(texts[None], math.fsum(values[None]), last))
         if outcome:
-            found.append(StepReward("", math.fsum(outcome), last, is_outcome=True))
-        return found
+            rewards.append(StepReward("", math.fsum(outcome), last, is_outcome=True))
+        return rewards
 
 
 def placed_steps(
@@ -95,8 +95,12 @@ def placed_steps(
     tokens = token_layout(answer_T, num_answers)
     first_A = torch.bincount(answer_T, minlength=num_answers).cumsum(0)
     first_A = torch.cat([first_A.new_zeros(1), first_A])
-    entries = [int(first_A[answer]) + step.action for answer, own in enumerate(steps) for step in own]
-    flat = [step for own in steps for step in own]
+    entries = [
+        int(first_A[answer]) + step.action
+        for answer, answer_steps in enumerate(steps)
+        for step in answer_steps
+    ]
+    flat = [step for answer_steps in steps for step in answer_steps]
     end_S = tokens.token_E[torch.tensor(entries, dtype=torch.long)]
     reward_S = torch.tensor([step.reward for step in flat], dtype=torch.float64)
     return reward_S, end_S, torch.tensor([step.is_outcome for step in flat], dtype=torch.bool)

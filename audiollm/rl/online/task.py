@@ -157,19 +157,19 @@ class PolicyTask:
         self.device = next(root.parameters()).device
 
     def modules(self) -> dict[str, nn.Module]:
-        own: dict[str, nn.Module] = {
+        modules: dict[str, nn.Module] = {
             "policy": self._trained,
             "controller": self._parts.controller,
             "skips": self._skips,
             "entropy": self._entropy,
         }
         if self._parts.audio_controller is not None:
-            own["audio_controller"] = self._parts.audio_controller
+            modules["audio_controller"] = self._parts.audio_controller
         if self._parts.refresh is not None:
-            own["reference"] = self._parts.refresh.saved
+            modules["reference"] = self._parts.refresh.saved
         if self._parts.ahead is not None:
-            own["ahead"] = self._parts.ahead.saved
-        return {**own, **self._loss.modules()}
+            modules["ahead"] = self._parts.ahead.saved
+        return {**modules, **self._loss.modules()}
 
     def adopt(self, modules: Mapping[str, nn.Module]) -> None:
         self._root = modules["policy"]
@@ -191,12 +191,12 @@ class PolicyTask:
         if self._parts.ahead is None:
             self._fill()
         filled = time.monotonic() - began
-        made = self._parts.maker(prompts, step)
-        made.seconds["weights"] = filled
-        self._parts.set_aside.add([*bad, *made.bad])
-        self._failed_reward = failed_reward(made.bad)
+        rollout_step = self._parts.maker(prompts, step)
+        rollout_step.seconds["weights"] = filled
+        self._parts.set_aside.add([*bad, *rollout_step.bad])
+        self._failed_reward = failed_reward(rollout_step.bad)
         supervised = None if self._parts.ptx is None else self._parts.ptx(step)
-        return PackedStep(made, self._packs(made), supervised)
+        return PackedStep(rollout_step, self._packs(rollout_step), supervised)
 
     def updates(self, batch: PackedStep, step: int, steps: int) -> Iterator[Update]:
         """As many optimizer steps as `updates` says, on the same answers; then the reference is refreshed."""
@@ -213,15 +213,15 @@ class PolicyTask:
         rollout_step, packs, supervised = batch
         num_supervised = 0 if supervised is None else len(supervised.batches)
         # the graph of a pack that is alone serves the first update, which would make it once more
-        kept = len(packs) == 1 and self._ranks.world == 1 and self._config.fresh_objective is None
-        with torch.set_grad_enabled(kept):
+        keeps_graph = len(packs) == 1 and self._ranks.world == 1 and self._config.fresh_objective is None
+        with torch.set_grad_enabled(keeps_graph):
             passes = self._first_passes(packs)
-        scored, figures = self._make_advantages(packs, [_without_gradient(each) for each in passes])
-        first = passes if kept else []
+        scored, figures = self._make_advantages(packs, [_without_gradient(answers) for answers in passes])
+        first = passes if keeps_graph else []
         del passes
         self._parts.files.write(step, rollout_step, self._per_answer(scored, len(rollout_step.rollouts)))
         counts = self._counts(scored)
-        loss = self._loss.of_step([fresh_answers(each) for each in scored], counts)
+        loss = self._loss.of_step([fresh_answers(scored_pack) for scored_pack in scored], counts)
         figures |= {**self._figures_of(rollout_step.sampled), **rollout_step.figures}
         figures["skipped"] = float(not loss.is_trained)
         entropy = mean_entropy(self._entropies(scored), self._ranks)
@@ -229,7 +229,9 @@ class PolicyTask:
         figures["entropy"] = entropy
         spent = {**rollout_step.seconds, "score": time.monotonic() - began}
         figures |= {f"{PHASE_PREFIX}{name}": seconds for name, seconds in spent.items()}
-        figures["tokens"] = float(sum(len(each.answer_T) for each in scored) * (1 + self._config.updates))
+        figures["tokens"] = float(
+            sum(len(scored_pack.answer_T) for scored_pack in scored) * (1 + self._config.updates)
+        )
         self._skips.count(not loss.is_trained)
         if not loss.is_trained:
             yield Update((), figures, losses=0)
@@ -294,11 +296,11 @@ class PolicyTask:
             return self._start_figures
         prompts, bad = self._parts.prompts.held_out_prompts(self._config.eval_prompts)
         self._fill()
-        made = self._greedy_maker.greedy(prompts, step)
-        self._parts.set_aside.add([*bad, *made.bad])
+        rollout_step = self._greedy_maker.greedy(prompts, step)
+        self._parts.set_aside.add([*bad, *rollout_step.bad])
         if self._parts.answers is not None:
-            self._parts.answers.write(step, made)
-        return self._means(self._rows_of(made))
+            self._parts.answers.write(step, rollout_step)
+        return self._means(self._rows_of(rollout_step))
 
     def stop_reason(self, step: int) -> str | None:
         """See `StopsEarly`: the policy has collapsed."""
@@ -313,32 +315,32 @@ class PolicyTask:
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
         """Tell of rewards that fail, steps that teach nothing, and answers sampled from another distribution."""
-        found = dict(self._progress_alarms(figures, step))
+        alarms = dict(self._progress_alarms(figures, step))
         failed = self._failed_reward
         if failed is not None:
-            found["failed reward"] = (
+            alarms["failed reward"] = (
                 f"{failed}; such answers are left out, and named in set_aside.jsonl (on_error: stop ends the run "
                 "instead)"
             )
         are_equal = figures.get("groups_without_variance", 0.0) >= 1.0
         if self._learns_from_differences and are_equal and (failed is None or "reward" in figures):
-            found["no variance"] = (
+            alarms["no variance"] = (
                 "in every group all answers have the same reward, so the step changes nothing: take harder or easier "
                 "prompts, a higher temperature, or larger groups"
             )
         if figures.get("skipped", 0.0):
-            found["skipped"] = (
+            alarms["skipped"] = (
                 "a step had nothing to train on, and was skipped: no answer has a reward and is kept, or the rewards "
                 f"of every group are equal; {self._config.max_skipped_steps} such steps in a row end the run"
             )
         if figures.get("mismatch_kl", 0.0) > 0.01 and not self._config.ahead:
-            found["mismatch"] = (
+            alarms["mismatch"] = (
                 f"answers are sampled from another distribution than the one that is trained (KL "
                 f"{figures['mismatch_kl']:.3f} a token): set `precision: fp32`, or `correction`"
             )
         if figures.get("truncated", 0.0) > 0.5:
-            found["truncated"] = "more than half of the answers are cut by a limit: raise max_answer_tokens"
-        return found
+            alarms["truncated"] = "more than half of the answers are cut by a limit: raise max_answer_tokens"
+        return alarms
 
     def _progress_alarms(self, figures: Mapping[str, float], step: int) -> Iterator[tuple[str, str]]:
         """Alarms of a start that is not fit, and of a policy that becomes worse than its start."""
@@ -373,13 +375,13 @@ class PolicyTask:
             return fresh.kind == "pairs"
         return self._config.compares_answers and "reward_A" in self._config.advantage_term.reads
 
-    def _update_controllers(self, found: Mapping[str, float | Tensor], answers: int) -> None:
+    def _update_controllers(self, figures: Mapping[str, float | Tensor], answers: int) -> None:
         """Let the controllers follow the KL of the step: of all tokens, or of text and of speech."""
         if self._parts.audio_controller is None:
-            self._parts.controller.update(float(found["kl"]), answers)
+            self._parts.controller.update(float(figures["kl"]), answers)
             return
-        self._parts.controller.update(float(found["kl_text"]), answers)
-        self._parts.audio_controller.update(float(found["kl_audio"]), answers)
+        self._parts.controller.update(float(figures["kl_text"]), answers)
+        self._parts.audio_controller.update(float(figures["kl_audio"]), answers)
 
     def _kl_weight(self, is_code_T: Tensor | None) -> float | Tensor:
         """The weight of the KL: of all tokens, or `[T]` where speech has one of its own."""
@@ -395,34 +397,36 @@ class PolicyTask:
 
     # ------------------------------------------------------------------------------------------- parts of a step
 
-    def _packs(self, made: RolloutStep) -> list[RolloutPack]:
+    def _packs(self, rollout_step: RolloutStep) -> list[RolloutPack]:
         """Packs of whole groups; as many as the rank with the most has, at least one.
 
         Answers without a part in the loss are in none, nor those of groups that the policy cannot take: these are set
         aside.
         """
-        trained = self._loss.trained_answers(made)
-        chosen = set(trained)
-        made = selected_answers(made, [place in chosen for place in range(len(made.rollouts))])
-        groups, fits = self._encoded(made)
-        made, trained = selected_answers(made, fits), list(compress(trained, fits))
+        trained = self._loss.trained_answers(rollout_step)
+        trained_places = set(trained)
+        rollout_step = selected_answers(
+            rollout_step, [place in trained_places for place in range(len(rollout_step.rollouts))]
+        )
+        groups, fits = self._encoded(rollout_step)
+        rollout_step, trained = selected_answers(rollout_step, fits), list(compress(trained, fits))
         max_tokens = self._config.max_tokens
         assert max_tokens is not None
         plans = self._policy.plan(groups, max_tokens) if groups else []
         firsts = [0]
         for group in groups:
             firsts.append(firsts[-1] + len(group))
-        packs = [self._pack(made, plan, groups, firsts) for plan in plans]
-        most = max(1, *self._ranks.gather(len(packs)))
-        packs += [self._pack(made, [], groups, firsts) for _ in range(most - len(packs))]
+        packs = [self._pack(rollout_step, plan, groups, firsts) for plan in plans]
+        num_packs = max(1, *self._ranks.gather(len(packs)))
+        packs += [self._pack(rollout_step, [], groups, firsts) for _ in range(num_packs - len(packs))]
         return [replace(pack, places=[trained[place] for place in pack.places]) for pack in packs]
 
-    def _encoded(self, made: RolloutStep) -> tuple[list[Sequence[Any]], list[bool]]:
+    def _encoded(self, rollout_step: RolloutStep) -> tuple[list[Sequence[Any]], list[bool]]:
         """The encoded answers of the groups that the policy can take, and which of all answers are among them."""
         groups: list[Sequence[Any]] = []
         fits: list[bool] = []
-        for group in made.groups:
-            sampled = [each.tokens for each in group.rollouts]
+        for group in rollout_step.groups:
+            sampled = [rollout.tokens for rollout in group.rollouts]
             try:
                 groups.append(self._policy.encode_sampled(group.prompt.prompted, sampled))
                 fits += [True] * len(sampled)
@@ -432,37 +436,41 @@ class PolicyTask:
         return groups, fits
 
     def _pack(
-        self, made: RolloutStep, plan: Sequence[int], groups: Sequence[Sequence[Any]], firsts: Sequence[int]
+        self,
+        rollout_step: RolloutStep,
+        plan: Sequence[int],
+        groups: Sequence[Sequence[Any]],
+        firsts: Sequence[int],
     ) -> RolloutPack:
         places = [place for group in plan for place in range(firsts[group], firsts[group + 1])]
-        rollouts = [made.rollouts[place] for place in places]
+        rollouts = [rollout_step.rollouts[place] for place in places]
         encoded = [answer for group in plan for answer in groups[group]]
         none = torch.zeros(0)
-        greedy = made.greedy_reward_G
-        numbers = group_numbers(made)
-        own = {group: number for number, group in enumerate(plan)}
+        greedy = rollout_step.greedy_reward_G
+        numbers = group_numbers(rollout_step)
+        pack_groups = {group: number for number, group in enumerate(plan)}
         return RolloutPack(
             (self._policy.batch(encoded) if encoded else self._policy.idle_batch()).to(self.device),
             places,
-            torch.tensor([own[int(numbers[place])] for place in places], dtype=torch.long),
+            torch.tensor([pack_groups[int(numbers[place])] for place in places], dtype=torch.long),
             len(plan),
-            made.reward_A[places],
-            made.kept_reward_AF[places],
+            rollout_step.reward_A[places],
+            rollout_step.kept_reward_AF[places],
             None if greedy is None else greedy[list(plan)],
-            torch.cat([none, *(_behaviour(each) for each in rollouts)]),
-            made.truncated_A[places],
-            [made.steps[place] for place in places] if made.steps else [],
+            torch.cat([none, *(_behaviour(rollout) for rollout in rollouts)]),
+            rollout_step.truncated_A[places],
+            [rollout_step.steps[place] for place in places] if rollout_step.steps else [],
         )
 
     def _first_passes(self, packs: Sequence[RolloutPack]) -> list[AnswerLogprobs]:
         """Every pack before the updates on it; reference actors compute meanwhile."""
         if self._parts.reference is None:
             return [self._first_pass(pack) for pack in packs]
-        asked = self._parts.reference.ask([pack.batch.to(torch.device("cpu")) for pack in packs])
-        found = [self._first_pass(pack) for pack in packs]
+        request = self._parts.reference.ask([pack.batch.to(torch.device("cpu")) for pack in packs])
+        passes = [self._first_pass(pack) for pack in packs]
         return [
             replace(answers, reference_T=value_T.to(answers.policy_T))
-            for answers, value_T in zip(found, self._parts.reference.answers(asked), strict=True)
+            for answers, value_T in zip(passes, self._parts.reference.answers(request), strict=True)
         ]
 
     def _first_pass(self, pack: RolloutPack) -> AnswerLogprobs:
@@ -481,21 +489,26 @@ class PolicyTask:
             threshold = step_threshold(self._entropies(scored), self._config.top_entropy, self._ranks)
         parts = [
             StepCounts.of(
-                counted_tokens(each, self._config.correction),
-                each.answer_T,
-                len(each.pack.places),
+                counted_tokens(scored_pack, self._config.correction),
+                scored_pack.answer_T,
+                len(scored_pack.pack.places),
                 None,
-                each.entropy_T,
+                scored_pack.entropy_T,
                 threshold,
             ).sums
-            for each in scored
+            for scored_pack in scored
         ]
-        most = self._config.max_frames if self._config.answer == "audio" else self._config.max_answer_tokens
-        return StepCounts(self._ranks.sum(sum_of(parts)), most, threshold)
+        max_length = (
+            self._config.max_frames if self._config.answer == "audio" else self._config.max_answer_tokens
+        )
+        return StepCounts(self._ranks.sum(sum_of(parts)), max_length, threshold)
 
     def _entropies(self, scored: Sequence[ScoredPack]) -> list[Tensor]:
         """The entropies of the tokens that count, of each pack."""
-        return [each.entropy_T[counted_tokens(each, self._config.correction)] for each in scored]
+        return [
+            scored_pack.entropy_T[counted_tokens(scored_pack, self._config.correction)]
+            for scored_pack in scored
+        ]
 
     def _losses(self, update: StepUpdate) -> Iterator[Tensor]:
         """The loss of each pack; when the last is drawn, `update.figures` has the figures of the whole step.
@@ -551,32 +564,34 @@ class PolicyTask:
 
     # ------------------------------------------------------------------------------------------------- figures
 
-    def _figures_of(self, made: RolloutStep) -> dict[str, float]:
-        figures = self._means(self._rows_of(made))
-        flat_G = groups_without_variance(made.reward_A, group_numbers(made), len(made.groups))
-        groups = self._total(len(made.groups))
+    def _figures_of(self, rollout_step: RolloutStep) -> dict[str, float]:
+        figures = self._means(self._rows_of(rollout_step))
+        flat_G = groups_without_variance(
+            rollout_step.reward_A, group_numbers(rollout_step), len(rollout_step.groups)
+        )
+        groups = self._total(len(rollout_step.groups))
         return {**figures, "groups_without_variance": self._total(float(flat_G.sum())) / max(1.0, groups)}
 
-    def _rows_of(self, made: RolloutStep) -> list[dict[str, float]]:
+    def _rows_of(self, rollout_step: RolloutStep) -> list[dict[str, float]]:
         rows = []
-        reward_AF, scores = made.reward_AF, made.scores
-        for place, rollout in enumerate(made.rollouts):
-            own = dict(zip(self._rewards, reward_AF[place].tolist(), strict=True))
-            row = {f"{REWARD_PREFIX}{name}": value for name, value in own.items()}
-            reward = scores.told_A[place] if scores.kept_A[place] else math.nan
+        reward_AF, scores = rollout_step.reward_AF, rollout_step.scores
+        for place, rollout in enumerate(rollout_step.rollouts):
+            rewards = dict(zip(self._rewards, reward_AF[place].tolist(), strict=True))
+            row = {f"{REWARD_PREFIX}{name}": value for name, value in rewards.items()}
+            reward = scores.reported_A[place] if scores.kept_A[place] else math.nan
             row |= {"reward": reward, "truncated": float(rollout.truncated)}
             rows.append({**row, "answer_length": float(rollout.tokens.num_actions)})
         return rows
 
     def _means(self, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """Means over the answers of all ranks, missing values left out. Called on every rank."""
-        every = [row for part in self._ranks.gather(list(rows)) for row in part]
-        found = {}
+        every = [row for rank_rows in self._ranks.gather(list(rows)) for row in rank_rows]
+        means = {}
         for key in dict.fromkeys(key for row in every for key in row):
             values = [row[key] for row in every if row[key] == row[key]]
             if values:
-                found[key] = sum(values) / len(values)
-        return found
+                means[key] = sum(values) / len(values)
+        return means
 
     def _per_answer(self, scored: Sequence[ScoredPack], count: int) -> list[dict[str, list[float]]]:
         """Figures of the tokens of each answer of this rank, by name, for the files of rollouts.
@@ -584,19 +599,19 @@ class PolicyTask:
         Answers without a part in the loss have none; an objective on pairs or single answers has no advantages.
         """
         has_advantages = self._config.fresh_objective is None
-        found: list[dict[str, list[float]]] = [{"advantages": [], "old": []} for _ in range(count)]
-        for each in scored:
-            columns = {"old": each.old_T}
+        figures: list[dict[str, list[float]]] = [{"advantages": [], "old": []} for _ in range(count)]
+        for scored_pack in scored:
+            columns = {"old": scored_pack.old_T}
             if has_advantages:
-                columns["advantages"] = each.advantage_T.masked_fill(~each.kept_T, 0.0)
-            if each.reference_T is not None:
-                columns["reference"] = each.reference_T
-            if each.values is not None:
-                columns |= {"values": each.values.old_T, "returns": each.values.return_T}
+                columns["advantages"] = scored_pack.advantage_T.masked_fill(~scored_pack.kept_T, 0.0)
+            if scored_pack.reference_T is not None:
+                columns["reference"] = scored_pack.reference_T
+            if scored_pack.values is not None:
+                columns |= {"values": scored_pack.values.old_T, "returns": scored_pack.values.return_T}
             for name, value_T in columns.items():
-                for value, answer in zip(value_T.tolist(), each.answer_T.tolist(), strict=True):
-                    found[each.pack.places[answer]].setdefault(name, []).append(value)
-        return found
+                for value, answer in zip(value_T.tolist(), scored_pack.answer_T.tolist(), strict=True):
+                    figures[scored_pack.pack.places[answer]].setdefault(name, []).append(value)
+        return figures
 
     def _total(self, value: float) -> float:
         return float(sum(self._ranks.gather(value)))
@@ -604,8 +619,8 @@ class PolicyTask:
 
 def _behaviour(rollout: Any) -> Tensor:
     assert rollout.tokens.logprob_A is not None  # temperature is above 0
-    found: Tensor = rollout.tokens.logprob_A
-    return found
+    logprob_A: Tensor = rollout.tokens.logprob_A
+    return logprob_A
 
 
 def _without_gradient(answers: AnswerLogprobs) -> AnswerLogprobs:

@@ -32,10 +32,10 @@ class Joined:
         """Start this rank's actors of a role, and wait until they are set up."""
         share = self.choice.shares[role]
         count = share.actors // self.world
-        made = ActorPool(self.cluster, role, share, count, kind, arguments, self.tell, concurrency)
-        self.pools.append(made)
+        pool = ActorPool(self.cluster, role, share, count, kind, arguments, self.tell, concurrency)
+        self.pools.append(pool)
         self.tell(f"{share.actors} {role} actors, each with {share.cpus:g} CPUs and {share.gpus:g} GPUs")
-        return made
+        return pool
 
     def leave(self) -> None:
         """End this rank's actors, and leave the cluster."""
@@ -65,7 +65,7 @@ def joined_cluster(
                 f"take a multiple of {ranks.world}",
                 2,
             )
-    joined = Joined(_join(choice, ranks), choice, ranks.world, tell)
+    joined = Joined(_join_cluster(choice, ranks), choice, ranks.world, tell)
     try:
         yield joined
     except BaseException:  # the other ranks may never come: nothing is waited for
@@ -79,14 +79,14 @@ def joined_cluster(
         joined.leave()
 
 
-def _join(choice: PlacementChoice, ranks: Ranks) -> Cluster:
-    found, error, address = None, "", choice.address
+def _join_cluster(choice: PlacementChoice, ranks: Ranks) -> Cluster:
+    cluster, error, address = None, "", choice.address
     for is_turn in (ranks.first, not ranks.first):
         if is_turn and not error:
             try:
                 gpus = offered_gpus(ranks) if address is None else None
-                found = Cluster(list(choice.shares.values()), address, gpus)
-                address = found.address
+                cluster = Cluster(list(choice.shares.values()), address, gpus)
+                address = cluster.address
             except ClusterError as refused:
                 error = str(refused)
         if ranks.world == 1:
@@ -96,11 +96,11 @@ def _join(choice: PlacementChoice, ranks: Ranks) -> Cluster:
         address, mode = ranks.of_first((address, os.environ.get(AUTH_MODE)))
         if mode is not None:  # Ray protects a cluster that it begins; the token lies in the user's home
             os.environ.setdefault(AUTH_MODE, mode)
-    if error or found is None:
-        if found is not None:
-            found.leave()
+    if error or cluster is None:
+        if cluster is not None:
+            cluster.leave()
         raise StageError(f"placement: {error}", "see audiollm/rl/placement/README.md", 2)
-    return found
+    return cluster
 
 
 def offered_gpus(ranks: Ranks) -> list[str]:

@@ -123,12 +123,12 @@ def actor_memory_mb(plan: PlannedTraining, role: str) -> float:
     """Estimate the memory of an actor, in MB."""
     share = plan.placement.shares[role]
     if role == "rollout":
-        own = WEIGHT_BYTES * plan.model.parameters + _cache_bytes(plan, share.actors)
+        model_bytes = WEIGHT_BYTES * plan.model.parameters + _cache_bytes(plan, share.actors)
     elif role == "reference":
-        own = WEIGHT_BYTES * (plan.reference or plan.model.parameters)
+        model_bytes = WEIGHT_BYTES * (plan.reference or plan.model.parameters)
     else:
-        own = WEIGHT_BYTES * max(plan.rewards.values(), default=0)
-    return OWN_MB + own / 2**20
+        model_bytes = WEIGHT_BYTES * max(plan.rewards.values(), default=0)
+    return OWN_MB + model_bytes / 2**20
 
 
 def step_seconds(plan: PlannedTraining, devices: int, tflops: float, rates: DeviceRates) -> dict[str, float]:
@@ -142,35 +142,37 @@ def step_seconds(plan: PlannedTraining, devices: int, tflops: float, rates: Devi
     speed = 1e12 * tflops
     passes = plan.trained_positions * 2 * plan.model.parameters
     samplers = _count(plan, "rollout", devices)
-    found = {"rollout": _rollout_seconds(plan, samplers, speed * _part(plan, "rollout"), rates)}
+    seconds = {"rollout": _rollout_seconds(plan, samplers, speed * _device_share(plan, "rollout"), rates)}
     scored = plan.prompts * plan.group_size * (plan.prompt_length + plan.answer_length)
     if work := sum(2 * size * scored for size in plan.rewards.values()):
-        found["reward"] = work / (_count(plan, "reward", devices) * speed * _part(plan, "reward"))
+        seconds["reward"] = work / (_count(plan, "reward", devices) * speed * _device_share(plan, "reward"))
     old = passes / (devices * speed)
     reference = 2 * (plan.reference or plan.model.parameters) * plan.trained_positions
     beside = 0.0
     if plan.reads_reference:
-        beside = reference / (_count(plan, "reference", devices) * speed * _part(plan, "reference"))
+        beside = reference / (_count(plan, "reference", devices) * speed * _device_share(plan, "reference"))
     if "reference" in plan.placement.shares:
-        found["score"] = max(old, beside)  # at the same time
+        seconds["score"] = max(old, beside)  # at the same time
     else:
-        found["score"] = old + beside
-    found["score"] += 2 * plan.critic * plan.trained_positions / (devices * speed)
+        seconds["score"] = old + beside
+    seconds["score"] += 2 * plan.critic * plan.trained_positions / (devices * speed)
     # backward to the activations always; to the weights where they are trained
     backward = 2 + plan.trained_share
-    found["update"] = plan.updates * passes * backward / (devices * speed)
-    found["update"] += plan.updates * 2 * plan.critic * plan.trained_positions * backward / (devices * speed)
+    seconds["update"] = plan.updates * passes * backward / (devices * speed)
+    seconds["update"] += (
+        plan.updates * 2 * plan.critic * plan.trained_positions * backward / (devices * speed)
+    )
     sent = 0.0
     if devices > 1 and plan.strategy in (*SHARDED, "zero2"):
         sent += WEIGHT_BYTES * plan.model.parameters
     if "rollout" in plan.placement.shares:
         sent += WEIGHT_BYTES * plan.model.parameters * (samplers / devices)
     if sent:
-        found["weights"] = sent / rates.sent_bytes
+        seconds["weights"] = sent / rates.sent_bytes
     if plan.samples_ahead:
-        beside = sum(found.values()) - found["rollout"]
-        found["rollout"] = max(0.0, found["rollout"] - beside)  # what a step still waits for it
-    return found
+        beside = sum(seconds.values()) - seconds["rollout"]
+        seconds["rollout"] = max(0.0, seconds["rollout"] - beside)  # what a step still waits for it
+    return seconds
 
 
 def described(plan: PlannedTraining, devices: int, tflops: float, rates: DeviceRates) -> list[str]:
@@ -191,8 +193,8 @@ def described(plan: PlannedTraining, devices: int, tflops: float, rates: DeviceR
     for role, share in plan.placement.shares.items():
         lines.append(_actors(plan, role, share, devices))
     seconds = step_seconds(plan, devices, tflops, rates)
-    phases = ", ".join(f"{phase} {_seconds(spent)}" for phase, spent in seconds.items())
-    lines.append(f"a step: {_seconds(sum(seconds.values()))} = {phases}")
+    phases = ", ".join(f"{phase} {_format_step_seconds(spent)}" for phase, spent in seconds.items())
+    lines.append(f"a step: {_format_step_seconds(sum(seconds.values()))} = {phases}")
     if plan.unknown_rewards:
         lines.append(f"not in it: the time of {', '.join(plan.unknown_rewards)}")
     lines.append(
@@ -210,8 +212,8 @@ def _actors(plan: PlannedTraining, role: str, share: ActorShare, devices: int) -
     text = f"{share.actors} {role} actor{'s' * (share.actors > 1)}, each {cpus}{gpus}: "
     text += f"{_gigabytes(actor_memory_mb(plan, role))} each"
     if 0 < share.gpus < 1:
-        most = int(1 / share.gpus + 1e-6)
-        text += f", up to {most} on a GPU"
+        max_actors = int(1 / share.gpus + 1e-6)
+        text += f", up to {max_actors} on a GPU"
     if share.actors % devices:
         text += f" (REFUSED: not a multiple of {devices} ranks)"
     return text
@@ -252,7 +254,7 @@ def _count(plan: PlannedTraining, role: str, devices: int) -> int:
     return devices if share is None else share.actors
 
 
-def _part(plan: PlannedTraining, role: str) -> float:
+def _device_share(plan: PlannedTraining, role: str) -> float:
     """The share of a device that an actor has; a training rank has a whole one."""
     share = plan.placement.shares.get(role)
     return 1.0 if share is None or not 0 < share.gpus < 1 else share.gpus
@@ -262,5 +264,5 @@ def _gigabytes(mb: float) -> str:
     return f"{mb * 2**20 / 1e9:.1f} GB"
 
 
-def _seconds(value: float) -> str:
+def _format_step_seconds(value: float) -> str:
     return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s"

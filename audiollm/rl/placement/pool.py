@@ -17,12 +17,12 @@ MAX_DEATHS = 3
 
 
 @dataclass(frozen=True)
-class Asked:
+class ActorCall:
     """A call that was sent to an actor."""
 
     place: int
     method: str
-    given: tuple[Any, ...]
+    arguments: tuple[Any, ...]
     actor: Any
     reference: Any
 
@@ -85,12 +85,12 @@ class ActorPool:
         """Return Ray's handle of an actor."""
         return self._actors[place]
 
-    def ask(self, place: int, method: str, *given: Any) -> Asked:
+    def ask(self, place: int, method: str, *arguments: Any) -> ActorCall:
         """Call a method of an actor, without waiting for the result."""
         actor = self._actors[place]
-        return Asked(place, method, given, actor, getattr(actor, method).remote(*given))
+        return ActorCall(place, method, arguments, actor, getattr(actor, method).remote(*arguments))
 
-    def answer(self, asked: Asked) -> Any:
+    def answer(self, call: ActorCall) -> Any:
         """Wait for the result of a call.
 
         Raises:
@@ -100,13 +100,13 @@ class ActorPool:
         cause = ""
         for _ in range(MAX_DEATHS):
             try:
-                return self.result_of(asked.reference)
+                return self.result_of(call.reference)
             except self.died as error:
                 cause = cause_of_death(error)
             with self._lock:
-                if self._actors[asked.place] is asked.actor:
-                    self.replace(asked.place, cause)
-            asked = self.ask(asked.place, asked.method, *asked.given)
+                if self._actors[call.place] is call.actor:
+                    self.replace(call.place, cause)
+            call = self.ask(call.place, call.method, *call.arguments)
         raise StageError(
             f"{self._role} actors died {MAX_DEATHS} times at the same work: {cause}",
             "give each more memory, or a larger share of a GPU",

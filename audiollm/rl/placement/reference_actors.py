@@ -18,7 +18,7 @@ from audiollm.devices import default_device
 from audiollm.families.logprobs.token_figures import TokenRequest
 from audiollm.families.policies import load_policy
 from audiollm.rl.placement.joining import Joined
-from audiollm.rl.placement.pool import Asked
+from audiollm.rl.placement.pool import ActorCall
 from audiollm.train.loop.optim import autocast
 from audiollm.train.options import Precision
 
@@ -54,8 +54,8 @@ class ReferenceHost:
         device = default_device()
         request = TokenRequest(reference=False, temperature=self._model.temperature)
         with autocast(self._model.precision, device):
-            found = self._policy.answer_logprobs(self._policy.root, batch.to(device), request)
-        return found.policy_T.cpu()
+            logprobs = self._policy.answer_logprobs(self._policy.root, batch.to(device), request)
+        return logprobs.policy_T.cpu()
 
 
 class ReferenceActors:
@@ -64,13 +64,13 @@ class ReferenceActors:
     def __init__(self, joined: Joined, model: ReferenceModel) -> None:
         self._pool = joined.pool("reference", ReferenceHost, model)
 
-    def ask(self, batches: Sequence[Any]) -> list[Asked]:
+    def ask(self, batches: Sequence[Any]) -> list[ActorCall]:
         """Send batches, on the CPU, without waiting for the results."""
         return [
             self._pool.ask(number % self._pool.count, "logprobs", batch)
             for number, batch in enumerate(batches)
         ]
 
-    def answers(self, asked: Sequence[Asked]) -> list[Tensor]:
+    def answers(self, calls: Sequence[ActorCall]) -> list[Tensor]:
         """Wait for the log-probabilities `[T]` of each batch that was sent."""
-        return [self._pool.answer(each) for each in asked]
+        return [self._pool.answer(call) for call in calls]

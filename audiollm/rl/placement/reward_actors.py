@@ -57,6 +57,6 @@ def placed_rewards(
         folder, rank: as `load_rewards` has them.
     """
     count = joined.choice.shares["reward"].actors // joined.world
-    given = (list(terms), count, folder, rank, str(Path.cwd()))
-    pool = joined.pool("reward", RewardHost, *given, concurrency=MAX_CALLS)
+    arguments = (list(terms), count, folder, rank, str(Path.cwd()))
+    pool = joined.pool("reward", RewardHost, *arguments, concurrency=MAX_CALLS)
     return {term.name: PlacedReward(pool, number % count, term.name) for number, term in enumerate(terms)}

@@ -62,7 +62,7 @@ class RolloutHost:
             SHA-256 of all tensors by name, where `hashes` asks for them.
         """
         expected, self._bytes, came = (
-            sum(len(bytes_of(each)) for each in self._targets.values()),
+            sum(len(bytes_of(tensor)) for tensor in self._targets.values()),
             0,
             self._bytes,
         )
@@ -102,19 +102,23 @@ class RolloutActors:
         self, prompts: Sequence[Any], numbers: Sequence[Sequence[int]], settings: RolloutSettings
     ) -> list[list[Rollout]]:
         """See `RolloutEngine.sample`."""
-        parts = [range(part, len(prompts), self._pool.count) for part in range(self._pool.count)]
-        asked = [
+        parts = [range(first, len(prompts), self._pool.count) for first in range(self._pool.count)]
+        calls = [
             self._pool.ask(
-                place, "sample", [prompts[each] for each in part], [list(numbers[each]) for each in part], settings
+                place,
+                "sample",
+                [prompts[index] for index in indices],
+                [list(numbers[index]) for index in indices],
+                settings,
             )
-            for place, part in enumerate(parts)
-            if part
-        ]  # fmt: skip
-        found: list[list[Rollout]] = [[] for _ in prompts]
-        for part, call in zip(filter(len, parts), asked, strict=True):
-            for each, group in zip(part, self._pool.answer(call), strict=True):
-                found[each] = group
-        return found
+            for place, indices in enumerate(parts)
+            if indices
+        ]
+        groups: list[list[Rollout]] = [[] for _ in prompts]
+        for indices, call in zip(filter(len, parts), calls, strict=True):
+            for index, group in zip(indices, self._pool.answer(call), strict=True):
+                groups[index] = group
+        return groups
 
     def weights_changed(self) -> None:
         """Send the weights to all actors."""
@@ -123,35 +127,35 @@ class RolloutActors:
 
     def _send(self, places: Iterable[int]) -> dict[int, str]:
         """Send the weights to actors; return those that died, with the cause. At most two buckets are in memory."""
-        left = {place: self._pool.actor(place) for place in places}
+        actors = {place: self._pool.actor(place) for place in places}
         dead: dict[int, str] = {}
 
         def settle(waiting: dict[int, Any]) -> dict[int, Any]:
-            found = {}
+            results = {}
             for place, reference in waiting.items():
                 try:
-                    found[place] = self._pool.result_of(reference)
+                    results[place] = self._pool.result_of(reference)
                 except self._pool.died as error:
                     dead[place] = cause_of_death(error)
-                    del left[place]
-            return found
+                    del actors[place]
+            return results
 
         waiting: dict[int, Any] = {}
         for bucket in buckets(whole_tensors(self._source), self._limit):
             stored = self._pool.ray.put(bucket)
             settle(waiting)
-            waiting = {place: actor.receive.remote(stored) for place, actor in left.items()}
+            waiting = {place: actor.receive.remote(stored) for place, actor in actors.items()}
         settle(waiting)
-        hashes = settle({place: actor.received.remote(self._verify) for place, actor in left.items()})
+        hashes = settle({place: actor.received.remote(self._verify) for place, actor in actors.items()})
         if self._verify:
             self._compare(hashes)
         return dead
 
     def _compare(self, hashes: dict[int, dict[str, str]]) -> None:
         expected = tensor_hashes(whole_tensors(self._source))
-        for place, found in hashes.items():
+        for place, received in hashes.items():
             different = sorted(
-                name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)
+                name for name in expected.keys() | received.keys() if expected.get(name) != received.get(name)
             )
             if different:
                 raise StageError(f"rollout actor {place} has other weights than the policy: {different[:3]}")

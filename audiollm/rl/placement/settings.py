@@ -28,10 +28,10 @@ class ActorShare(BaseModel):
 
     @field_validator("gpus")
     @classmethod
-    def _whole_above_one(cls, given: float) -> float:
-        if given > 1 and given != int(given):
+    def _whole_above_one(cls, value: float) -> float:
+        if value > 1 and value != int(value):
             raise ValueError("more than one GPU must be a whole number of them")
-        return given
+        return value
 
     @property
     def workers(self) -> int:
@@ -71,21 +71,21 @@ class PlacementChoice(BaseModel):
 
     @field_validator("rollout", "reward", "reference", mode="before")
     @classmethod
-    def _ranks_or_shares(cls, given: Any) -> Any:
-        if isinstance(given, str):
-            if given != RANKS:
+    def _ranks_or_shares(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            if value != RANKS:
                 raise ValueError(
-                    f"{given!r} is neither `ranks` nor a share of actors, as {{actors: 2, gpus: 0.5}}"
+                    f"{value!r} is neither `ranks` nor a share of actors, as {{actors: 2, gpus: 0.5}}"
                 )
             return None
-        return given
+        return value
 
     @field_validator("critic", mode="before")
     @classmethod
-    def _stays(cls, given: Any) -> Any:
-        if given != RANKS:
+    def _stays(cls, value: Any) -> Any:
+        if value != RANKS:
             raise ValueError(f"{CRITIC_REASON}: leave it out")
-        return given
+        return value
 
     @model_validator(mode="after")
     def _check_address(self) -> PlacementChoice:
@@ -96,5 +96,5 @@ class PlacementChoice(BaseModel):
     @property
     def shares(self) -> dict[str, ActorShare]:
         """The roles that are placed in actors."""
-        each = {"rollout": self.rollout, "reward": self.reward, "reference": self.reference}
-        return {role: share for role, share in each.items() if share is not None}
+        shares = {"rollout": self.rollout, "reward": self.reward, "reference": self.reference}
+        return {role: share for role, share in shares.items() if share is not None}

@@ -88,7 +88,7 @@ def importance_weights(
         torch.where(unmasked_T, bounded_T.clamp(max=MAX_EXPONENT).exp(), 0.0),
         _bounded(ratio_A, settings)[0] if by_sequence else sums_A,
         unmasked_T,
-        _figures(ratio_T, beyond_T, kept_T, answer_T, num_answers, by_sequence),
+        _mismatch_figures(ratio_T, beyond_T, kept_T, answer_T, num_answers, by_sequence),
     )
 
 
@@ -102,7 +102,7 @@ def _bounded(log_weight: Tensor, settings: CorrectionSettings) -> tuple[Tensor, 
     return torch.minimum(torch.maximum(log_weight, low), high), is_beyond
 
 
-def _figures(
+def _mismatch_figures(
     ratio_T: Tensor, beyond_T: Tensor, kept_T: Tensor, answer_T: Tensor, num_answers: int, by_sequence: bool
 ) -> MismatchFigures:
     ratio_N = ratio_T[kept_T].double()

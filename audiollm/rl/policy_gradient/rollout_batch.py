@@ -68,7 +68,7 @@ class RolloutRewards:
         Raises:
             ValueError: the field is None.
         """
-        return _required(self, name, "advantage")
+        return _require_tensor(self, name, "advantage")
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class RolloutLogprobs:
         Raises:
             ValueError: the field is None.
         """
-        return _required(self, name, "objective")
+        return _require_tensor(self, name, "objective")
 
     @property
     def mask_T(self) -> Tensor:
@@ -158,7 +158,7 @@ def _check_shape(name: str, value: Tensor | None, shape: torch.Size) -> None:
         raise ValueError(f"{name} has shape {list(value.shape)}, expected {list(shape)}")
 
 
-def _required(holder: object, name: str, kind: str) -> Tensor:
+def _require_tensor(holder: object, name: str, kind: str) -> Tensor:
     value = getattr(holder, name)
     if value is None:
         raise ValueError(f"this {kind} reads {name}, which was not given")

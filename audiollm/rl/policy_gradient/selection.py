@@ -27,8 +27,8 @@ def best_and_worst_rollouts(reward_A: Tensor, group_A: Tensor) -> Pairs:
     return Pairs(indices[0], indices[1])
 
 
-def accepted_rollouts(reward_A: Tensor, group_A: Tensor, least: float, per_group: int = 1) -> Singles:
-    """Return the best answers of each group whose reward is at least `least`, for online RFT (arXiv 2308.01825).
+def accepted_rollouts(reward_A: Tensor, group_A: Tensor, min_reward: float, per_group: int = 1) -> Singles:
+    """Return the best answers of each group whose reward is at least `min_reward`, for online RFT (arXiv 2308.01825).
 
     NaN rewards are left out; of equal rewards the first come first.
 
@@ -38,7 +38,7 @@ def accepted_rollouts(reward_A: Tensor, group_A: Tensor, least: float, per_group
     accepted: list[int] = []
     for answers in _scored_groups(reward_A, group_A):
         ranked = answers[torch.argsort(reward_A[answers], descending=True, stable=True)][:per_group]
-        accepted += ranked[reward_A[ranked] >= least].tolist()
+        accepted += ranked[reward_A[ranked] >= min_reward].tolist()
     return Singles(torch.tensor(accepted, dtype=torch.long, device=reward_A.device))
 
 

@@ -147,13 +147,15 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
             for item in self.mixture.items(first, first + self._batch_size)
         ]
         bad: list[BadSample] = []
-        own = range(self._rank, len(items), self._world)
-        records = [self._encoded(items[place], _after(items, place), bad) for place in own]
+        local_places = range(self._rank, len(items), self._world)
+        records = [self._encoded(items[place], _after(items, place), bad) for place in local_places]
         micro = self._micro_batches([record for record in records if record], str(step))
         beside: list[Batch] = []
         if self._mismatched:
-            pairs = [(items[place], items[(place + 1) % len(items)]) for place in own]
-            beside = self._batches([made for pair in pairs if (made := self._beside(*pair)) is not None])
+            pairs = [(items[place], items[(place + 1) % len(items)]) for place in local_places]
+            beside = self._batches(
+                [encoded for pair in pairs if (encoded := self._beside(*pair)) is not None]
+            )
         return PreferenceStep(micro, beside, bad)
 
     def held_out(self) -> Iterator[PreferenceStep[Batch]]:
@@ -162,11 +164,11 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
         for first in range(0, len(items), self._batch_size):
             places = range(first, min(first + self._batch_size, len(items)))
             bad: list[BadSample] = []
-            found = [
+            encoded = [
                 self._encoded(items[place], _after(items, place), bad)
                 for place in places[self._rank :: self._world]
             ]
-            records = [record for record in found if record]
+            records = [record for record in encoded if record]
             yield PreferenceStep(self._micro_batches(records, "held out"), [], bad)
 
     def held_out_places(self) -> list[RecordPlace]:
@@ -208,7 +210,7 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
         return MicroBatch(self._policy.idle_batch(), groups, 0, none, draw_T, prompt_length_A=asked_A)
 
     def _encoded(
-        self, item: RecordPlace, others: Sequence[RecordPlace], bad: list[BadSample]
+        self, item: RecordPlace, neighbours: Sequence[RecordPlace], bad: list[BadSample]
     ) -> EncodedRecord[Encoded] | None:
         """Encode a record, and where recordings are altered its chosen answers with those of one of the others."""
         place = self.name_of(item)
@@ -219,70 +221,70 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
             numbered = [renumbered(group, used) for group in groups]
             if not self._altered:
                 return EncodedRecord(loaded.sample.id, item, used, answers, numbered)
-            heard = with_recordings_of(loaded, self._heard_differently(loaded, others))
+            altered_input = with_recordings_of(loaded, self._find_other_recording(loaded, neighbours))
             chosen = [group.chosen for group in groups if isinstance(group, AnswerPair)]
-            altered = self._policy.encode(self._policy.take(heard, chosen, place))
+            altered = self._policy.encode(self._policy.take(altered_input, chosen, place))
         except BadSample as error:
             bad.append(error.with_traceback(None))
             return None
         places = [len(answers) + n for n in range(len(altered))]
         return EncodedRecord(loaded.sample.id, item, used, [*answers, *altered], numbered, places)
 
-    def _heard_differently(self, loaded: LoadedSample, others: Sequence[RecordPlace]) -> LoadedSample:
+    def _find_other_recording(self, loaded: LoadedSample, neighbours: Sequence[RecordPlace]) -> LoadedSample:
         """Return the first of the others that has other recordings: several questions may ask about one.
 
         Raises:
             BadSample: there is none.
         """
-        for place in others:
+        for place in neighbours:
             try:
-                other, _ = self.read(place)
+                neighbour, _ = self.read(place)
             except BadSample:
                 continue  # named where it is met as a record of its own
-            if other.num_asked and not _same_recordings(loaded, other):
-                return other
+            if neighbour.num_asked and not _same_recordings(loaded, neighbour):
+                return neighbour
         raise BadSample(
             "", loaded.sample.id, "no record beside it has another recording", "no other recording"
         )
 
-    def _beside(self, own: RecordPlace, other: RecordPlace) -> list[Encoded] | None:
+    def _beside(self, record: RecordPlace, question_record: RecordPlace) -> list[Encoded] | None:
         """The used answers of one record behind the messages of another; None where one of them is bad."""
         try:
-            loaded, groups = self.read(own)
-            asked, _ = self.read(other)
+            loaded, groups = self.read(record)
+            question, _ = self.read(question_record)
             used = sorted({answer for group in groups for answer in answers_of(group)})
-            return self._policy.encode(self._policy.take_beside(asked, loaded, used, self.name_of(own)))
+            return self._policy.encode(self._policy.take_beside(question, loaded, used, self.name_of(record)))
         except BadSample:
             return None  # named where it is met as a record of its own
 
     def _micro_batches(
         self, records: Sequence[EncodedRecord[Encoded]], purpose: str
     ) -> list[MicroBatch[Batch]]:
-        made = []
+        micro_batches = []
         for places in self._policy.plan([record.answers for record in records], self._max_tokens):
-            chosen = [records[place] for place in places]
-            answers = [answer for record in chosen for answer in record.answers]
+            batch_records = [records[place] for place in places]
+            answers = [answer for record in batch_records for answer in record.answers]
             groups = join_groups(
-                [(record.groups, len(record.answers)) for record in chosen],
+                [(record.groups, len(record.answers)) for record in batch_records],
                 self._grouping.kind,
-                [record.altered for record in chosen] if self._altered else None,
+                [record.altered for record in batch_records] if self._altered else None,
             )
             lengths = [self._policy.num_answer_tokens(answer) for answer in answers]
             draw_T = None
             if self._draws:
                 seeds = [
                     self._draw_seed(record.id, purpose, n)
-                    for record in chosen
+                    for record in batch_records
                     for n in range(len(record.answers))
                 ]
                 draw_T = answer_draws(lengths, seeds)
-            items = sum(len(record.groups) for record in chosen)
+            items = sum(len(record.groups) for record in batch_records)
             length_A = torch.tensor(lengths, dtype=torch.long)
-            origins = [origin for record in chosen for origin in self._origins(record)]
+            origins = [origin for record in batch_records for origin in self._origins(record)]
             batch = self._policy.batch(answers)
-            asked_A = self._policy.prompt_lengths(batch) if self._prompts else None
-            made.append(MicroBatch(batch, groups, items, length_A, draw_T, origins, asked_A))
-        return made
+            prompt_length_A = self._policy.prompt_lengths(batch) if self._prompts else None
+            micro_batches.append(MicroBatch(batch, groups, items, length_A, draw_T, origins, prompt_length_A))
+        return micro_batches
 
     def _origins(self, record: EncodedRecord[Encoded]) -> list[ItemOrigin]:
         return [
@@ -323,21 +325,21 @@ def renumbered(group: SampleGroup, used: Sequence[int]) -> SampleGroup:
     return AnswerSteps(place[group.answer], group.labels, group.last_parts)
 
 
-def with_recordings_of(loaded: LoadedSample, other: LoadedSample) -> LoadedSample:
+def with_recordings_of(loaded: LoadedSample, donor: LoadedSample) -> LoadedSample:
     """The sample with the recordings of another one's messages in place of its own, in their order, again and again.
 
     Raises:
         BadSample: one of them has no recording.
     """
-    asked, given = loaded.num_asked, other.num_asked
-    for each, count in ((loaded, asked), (other, given)):
+    num_prompt_recordings, num_donated = loaded.num_asked, donor.num_asked
+    for record, count in ((loaded, num_prompt_recordings), (donor, num_donated)):
         if not count:
-            raise BadSample("", each.sample.id, "has no recording to be exchanged", "no recording")
-    heard = [place % given for place in range(asked)]
-    audio = [*(other.audio[place] for place in heard), *loaded.audio[asked:]]
+            raise BadSample("", record.sample.id, "has no recording to be exchanged", "no recording")
+    donated = [place % num_donated for place in range(num_prompt_recordings)]
+    audio = [*(donor.audio[place] for place in donated), *loaded.audio[num_prompt_recordings:]]
     encodings = [
-        [*(theirs[place] for place in heard), *own[asked:]]
-        for own, theirs in zip(loaded.encodings, other.encodings, strict=True)
+        [*(donor_encoding[place] for place in donated), *encoding[num_prompt_recordings:]]
+        for encoding, donor_encoding in zip(loaded.encodings, donor.encodings, strict=True)
     ]
     return replace(loaded, encodings=encodings, audio=tuple(audio))
 
@@ -347,17 +349,17 @@ def _after(items: Sequence[RecordPlace], place: int) -> list[RecordPlace]:
     return [*items[place + 1 :], *items[:place]]
 
 
-def _same_recordings(one: LoadedSample, other: LoadedSample) -> bool:
-    if one.num_asked != other.num_asked:
+def _same_recordings(left: LoadedSample, right: LoadedSample) -> bool:
+    if left.num_asked != right.num_asked:
         return False
-    codes = zip(one.encodings[:1], other.encodings[:1], strict=False)
+    codes = zip(left.encodings[:1], right.encodings[:1], strict=False)
     return all(
         (a.content, a.start_s, a.end_s) == (b.content, b.start_s, b.end_s)
-        for a, b in list(zip(one.audio, other.audio, strict=False))[: one.num_asked]
+        for a, b in list(zip(left.audio, right.audio, strict=False))[: left.num_asked]
     ) and all(
         torch.equal(a_KT, b_KT)
-        for own, theirs in codes
-        for a_KT, b_KT in list(zip(own, theirs, strict=False))[: one.num_asked]
+        for left_codes, right_codes in codes
+        for a_KT, b_KT in list(zip(left_codes, right_codes, strict=False))[: left.num_asked]
     )
 
 
@@ -372,16 +374,20 @@ def join_groups(
         records: groups of each record, and the number of its answers.
         altered: of each record, the places of its pairs' chosen answers with altered recordings.
     """
-    found: list[tuple[int, Any]] = []
+    numbered_groups: list[tuple[int, Any]] = []
     first = 0
     for groups, answers in records:
-        found += [(first, group) for group in groups]
+        numbered_groups += [(first, group) for group in groups]
         first += answers
-    joined: AnswerGroups = _JOIN[kind](found)
+    joined: AnswerGroups = _JOIN[kind](numbered_groups)
     if altered is None or not isinstance(joined, Pairs):
         return joined
     firsts = torch.tensor([0, *(answers for _, answers in records)]).cumsum(0).tolist()
-    places = [first + place for first, own in zip(firsts, altered, strict=False) for place in own]
+    places = [
+        first + place
+        for first, altered_places in zip(firsts, altered, strict=False)
+        for place in altered_places
+    ]
     return replace(joined, altered_P=torch.tensor(places, dtype=torch.long))
 
 
@@ -395,39 +401,42 @@ def groups_to(groups: AnswerGroups, device: torch.device) -> AnswerGroups:
     return type(groups)(**moved)
 
 
-def _join_pairs(found: Sequence[tuple[int, AnswerPair]]) -> Pairs:
-    margins = [pair.margin for _, pair in found]
+def _join_pairs(numbered_pairs: Sequence[tuple[int, AnswerPair]]) -> Pairs:
+    margins = [pair.margin for _, pair in numbered_pairs]
     return Pairs(
-        torch.tensor([first + pair.chosen for first, pair in found], dtype=torch.long),
-        torch.tensor([first + pair.rejected for first, pair in found], dtype=torch.long),
+        torch.tensor([first + pair.chosen for first, pair in numbered_pairs], dtype=torch.long),
+        torch.tensor([first + pair.rejected for first, pair in numbered_pairs], dtype=torch.long),
         torch.tensor([margin or 0.0 for margin in margins]) if any(m is not None for m in margins) else None,
     )
 
 
-def _join_lists(found: Sequence[tuple[int, RankedAnswers]]) -> Lists:
+def _join_lists(numbered_lists: Sequence[tuple[int, RankedAnswers]]) -> Lists:
     return Lists(
         torch.tensor(
-            [first + answer for first, ranked in found for answer in ranked.answers], dtype=torch.long
+            [first + answer for first, ranked in numbered_lists for answer in ranked.answers],
+            dtype=torch.long,
         ),
-        torch.tensor([n for n, (_, ranked) in enumerate(found) for _ in ranked.answers], dtype=torch.long),
-        len(found),
-        torch.tensor([score for _, ranked in found for score in ranked.scores]),
+        torch.tensor(
+            [n for n, (_, ranked) in enumerate(numbered_lists) for _ in ranked.answers], dtype=torch.long
+        ),
+        len(numbered_lists),
+        torch.tensor([score for _, ranked in numbered_lists for score in ranked.scores]),
     )
 
 
-def _join_singles(found: Sequence[tuple[int, JudgedAnswer]]) -> Singles:
-    verdicts = [single.desirable for _, single in found]
-    scores = [single.score for _, single in found]
+def _join_singles(numbered_singles: Sequence[tuple[int, JudgedAnswer]]) -> Singles:
+    verdicts = [single.desirable for _, single in numbered_singles]
+    scores = [single.score for _, single in numbered_singles]
     return Singles(
-        torch.tensor([first + single.answer for first, single in found], dtype=torch.long),
+        torch.tensor([first + single.answer for first, single in numbered_singles], dtype=torch.long),
         torch.tensor([bool(v) for v in verdicts], dtype=torch.bool) if None not in verdicts else None,
         torch.tensor([float(s or 0.0) for s in scores], dtype=torch.float32) if None not in scores else None,
     )
 
 
-def _join_steps(found: Sequence[tuple[int, AnswerSteps]]) -> LabelledSteps:
+def _join_steps(numbered_steps: Sequence[tuple[int, AnswerSteps]]) -> LabelledSteps:
     """Every answer of the records is in one group, in order, so that labels stand as the batch's steps do."""
-    return LabelledSteps(torch.tensor([label for _, steps in found for label in steps.labels]))
+    return LabelledSteps(torch.tensor([label for _, steps in numbered_steps for label in steps.labels]))
 
 
 _JOIN: dict[GroupKind, Any] = {

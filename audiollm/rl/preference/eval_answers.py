@@ -72,7 +72,7 @@ class EvalAnswers:
         steps: gives the held-out records.
         count: prompts, at most.
         folder: of the stage.
-        speaker: on the first rank, a policy of `whole`'s copy that answers in place of `policy`.
+        speaker: on the first rank, a policy of `whole_copy`'s copy that answers in place of `policy`.
         whole: where a strategy spreads the weights over ranks; on every rank.
     """
 
@@ -84,9 +84,9 @@ class EvalAnswers:
         folder: Path,
         ranks: Ranks,
         speaker: Policy[Any, Any, Any] | None = None,
-        whole: WholeCopy | None = None,
+        whole_copy: WholeCopy | None = None,
     ) -> None:
-        self._speaker, self._whole = speaker or policy, whole
+        self._speaker, self._whole_copy = speaker or policy, whole_copy
         self._file, self._ranks = AnswersFile(folder), ranks
         self._rates = steps.code_rate
         self._prompts = list(_prompts(policy, steps, count)) if ranks.first else []
@@ -100,14 +100,14 @@ class EvalAnswers:
 
     def read_by(self, read: Read) -> None:
         """Take `Strategy.read`."""
-        if self._whole is not None:
-            self._whole.read_by(read)
+        if self._whole_copy is not None:
+            self._whole_copy.read_by(read)
 
     def __call__(self, step: int) -> Mapping[str, float]:
         """Answer, write the answers, and return their mean length in tokens and seconds. Called on every rank."""
         self._fill()
-        found: Mapping[str, float] = self._ranks.of_first(self._answer(step) if self._ranks.first else {})
-        return found
+        figures: Mapping[str, float] = self._ranks.of_first(self._answer(step) if self._ranks.first else {})
+        return figures
 
     @torch.no_grad()
     def _answer(self, step: int) -> Mapping[str, float]:
@@ -115,7 +115,7 @@ class EvalAnswers:
         was_training = root.training
         root.eval()
         device = next(root.parameters()).device.type
-        with nullcontext() if self._whole is None else torch.autocast(device, enabled=False):
+        with nullcontext() if self._whole_copy is None else torch.autocast(device, enabled=False):
             answers = self._speaker.greedy_answers([prompt.request for prompt in self._prompts])
         root.train(was_training)
         rows = [
@@ -129,8 +129,8 @@ class EvalAnswers:
         }
 
     def _fill(self) -> None:
-        if self._whole is not None:
-            self._whole.fill()
+        if self._whole_copy is not None:
+            self._whole_copy.fill()
 
     def _row(self, step: int, prompt: EvalPrompt, answer: GreedyAnswer) -> dict[str, Any]:
         rate = self._rates(prompt.place)
@@ -163,8 +163,8 @@ def _prompts(
             prompted = policy.take(loaded, [], steps.name_of(place))
         except BadSample:
             continue
-        tokens = max(policy.num_answer_tokens(each) for each in encoded)
-        kind = _kind(loaded, used)
+        tokens = max(policy.num_answer_tokens(answer) for answer in encoded)
+        kind = _answer_kind(loaded, used)
         yield EvalPrompt(
             place,
             loaded.sample.id,
@@ -173,13 +173,15 @@ def _prompts(
         )
 
 
-def _kind(loaded: LoadedSample, used: Sequence[int]) -> AnswerKind:
+def _answer_kind(loaded: LoadedSample, used: Sequence[int]) -> AnswerKind:
     """As the record's answers are: speech alone, text alone, or both."""
     contents = [loaded.sample.answers[number] for number in used]
     if not any(answer.audio_parts() for answer in contents):
         return "text"
-    written = any(isinstance(part, TextPart) for answer in contents for part in answer.content)
-    return "any" if written else "audio"
+    has_text = any(
+        isinstance(content_part, TextPart) for answer in contents for content_part in answer.content
+    )
+    return "any" if has_text else "audio"
 
 
 def _limits(loaded: LoadedSample, kind: AnswerKind, tokens: int) -> Limits:

@@ -73,24 +73,26 @@ class WorstItems:
         every = [item for items in ranks.gather(worst) for item in items]
         if ranks.first and every:
             worst = sorted(every, key=lambda item: item.badness)[:PAIRS_KEPT]
-            write_jsonl(path, [_row(item, steps.read(item.origin.record)[0], step) for item in worst])
+            write_jsonl(
+                path, [_ordered_item_row(item, steps.read(item.origin.record)[0], step) for item in worst]
+            )
 
 
 def described_messages(loaded: LoadedSample) -> list[dict[str, Any]]:
     """Return the messages of a record as plain data, with the addresses of their recordings."""
     numbers = iter(range(loaded.num_asked))
     return [
-        {"role": message.role, "content": _described(message.content, loaded, numbers)}
+        {"role": message.role, "content": _describe_content(message.content, loaded, numbers)}
         for message in loaded.sample.messages
     ]
 
 
-def _row(item: OrderedItem, loaded: LoadedSample, step: int) -> dict[str, Any]:
+def _ordered_item_row(item: OrderedItem, loaded: LoadedSample, step: int) -> dict[str, Any]:
     origin = item.origin
     answers = [
         {
             "role": role,
-            "content": _described(
+            "content": _describe_content(
                 loaded.sample.answers[number].content, loaded, iter(_parts_of(loaded, number))
             ),
             "reward": _finite(reward),
@@ -123,32 +125,34 @@ def _parts_of(loaded: LoadedSample, number: int) -> range:
     return range(first, first + sizes[number])
 
 
-def _described(
+def _describe_content(
     content: Sequence[ContentPart], loaded: LoadedSample, numbers: Iterator[int]
 ) -> list[dict[str, Any]]:
     """Parts as plain data: of a recording its number in the record, and its file, or its name in a shard."""
-    found: list[dict[str, Any]] = []
-    for part in content:
-        if isinstance(part, TextPart):
-            found.append({"type": "text", "text": part.text})
+    described: list[dict[str, Any]] = []
+    for content_part in content:
+        if isinstance(content_part, TextPart):
+            described.append({"type": "text", "text": content_part.text})
             continue
-        if isinstance(part, VideoPart):
-            end = "its end" if part.end_s is None else f"{part.end_s:g} s"
-            told = f"[pictures of {Path(part.path).name} from {part.start_s:g} s to {end}]"
-            found.append({"type": "text", "text": told})
+        if isinstance(content_part, VideoPart):
+            end = "its end" if content_part.end_s is None else f"{content_part.end_s:g} s"
+            description = (
+                f"[pictures of {Path(content_part.path).name} from {content_part.start_s:g} s to {end}]"
+            )
+            described.append({"type": "text", "text": description})
             continue
         number = next(numbers)
         content_of = loaded.audio[number].content if loaded.audio else None
-        path = content_of if isinstance(content_of, str) else part.path
-        span = {"start_s": part.start_s, "end_s": part.end_s}
-        found.append({"type": "audio", "path": path, **span, "part": number})
-    return found
+        path = content_of if isinstance(content_of, str) else content_part.path
+        span = {"start_s": content_part.start_s, "end_s": content_part.end_s}
+        described.append({"type": "audio", "path": path, **span, "part": number})
+    return described
 
 
 def _values(metrics: Mapping[str, Tensor], name: str) -> list[float]:
     """The figure of the first objective that has it: in a mix, those of the others have its name before them."""
-    found = [value for key, value in metrics.items() if key == name or key.endswith(f"/{name}")]
-    return [float(value) for value in found[0].detach().cpu()] if found else []
+    values = [value for key, value in metrics.items() if key == name or key.endswith(f"/{name}")]
+    return [float(value) for value in values[0].detach().cpu()] if values else []
 
 
 def _finite(value: float | None) -> float | None:

@@ -40,8 +40,12 @@ class Grouping:
         if not self.takes_video:
             check_without_video(sample, place)
         answered = with_answer(sample, place) if self.kind == "singles" else sample
-        heard = any(isinstance(part, AudioPart) for message in sample.messages for part in message.content)
-        if self.needs_recording and not heard:
+        has_recording = any(
+            isinstance(content_part, AudioPart)
+            for message in sample.messages
+            for content_part in message.content
+        )
+        if self.needs_recording and not has_recording:
             reason = (
                 "its messages have no recording, and the objective compares answers to different recordings"
             )
@@ -84,10 +88,10 @@ def find_usable(
             except BadSample as bad:
                 set_aside.add([bad.with_traceback(None)])
                 continue
-            kept = held_out if sample.is_held_out else train
-            kept[place].append(index)
+            split = held_out if sample.is_held_out else train
+            split[place].append(index)
     return UsableRecords(
-        [np.array(each, np.int64) for each in train],
-        [np.array(each, np.int64) for each in held_out],
+        [np.array(indices, np.int64) for indices in train],
+        [np.array(indices, np.int64) for indices in held_out],
         tuple(source.digest for source in sources),
     )

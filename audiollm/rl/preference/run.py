@@ -48,11 +48,11 @@ class Records:
     @property
     def trained(self) -> int:
         """Number of the records that are trained on."""
-        return sum(len(each) for each in self.usable.train)
+        return sum(len(indices) for indices in self.usable.train)
 
     def counts(self) -> dict[str, int]:
         """Figures of the stage."""
-        held_out = sum(len(each) for each in self.usable.held_out)
+        held_out = sum(len(indices) for indices in self.usable.held_out)
         return {"records": self.trained, "held_out_records": held_out, "set_aside": len(self.set_aside.rows)}
 
 
@@ -65,7 +65,7 @@ def train_preference(config: PreferenceConfig, context: Context) -> dict[str, An
         StageError: nothing to train on, or a bad record where `strict` is set.
     """
     with errors_of_stage():
-        return _train(config, context)
+        return _train_preferences(config, context)
 
 
 @contextmanager
@@ -96,21 +96,23 @@ def find_records(
     grouping = Grouping(config.group_kind, _fields(config), config.pairs, altered, takes_video)
     with context.progress("reading records", sum(map(len, sources))) as bar:
         usable = find_usable(sources, grouping, set_aside, lambda: bar.advance(bar.task_ids[0]))
-    found = Records(sources, usable, grouping, set_aside)
-    if not found.trained:
+    records = Records(sources, usable, grouping, set_aside)
+    if not records.trained:
         raise StageError(_nothing_usable(config, set_aside), "see set_aside.jsonl", 2)
-    return found
+    return records
 
 
 def _nothing_usable(config: AnswerTrainingConfig, set_aside: SetAside) -> str:
     """Say which objective finds no record of the train split, and the reason that most records have."""
     names = ", ".join(choice.name for choice in config.objective)
-    said = f"objective: {names} can use no record of the train split"
+    message = f"objective: {names} can use no record of the train split"
     if not set_aside.rows:
-        return f"{said}: all are held out (metadata split: test), or there is none"
+        return f"{message}: all are held out (metadata split: test), or there is none"
     kind, count = set_aside.counts.most_common(1)[0]
     reason = next(row["reason"] for row in set_aside.rows if row["kind"] == kind)
-    return f"{said}: {count} of {len(set_aside.rows)} that were set aside have {kind!r}, the first: {reason}"
+    return (
+        f"{message}: {count} of {len(set_aside.rows)} that were set aside have {kind!r}, the first: {reason}"
+    )
 
 
 def make_steps(
@@ -148,7 +150,7 @@ def _fields(config: AnswerTrainingConfig) -> frozenset[str]:
     return frozenset().union(*(needs.fields for needs in config.needs))
 
 
-def _train(config: PreferenceConfig, context: Context) -> dict[str, Any]:
+def _train_preferences(config: PreferenceConfig, context: Context) -> dict[str, Any]:
     ranks = context.ranks
     records = find_records(config, STAGE_NAME, context, config.pictures is not None)
     torch.manual_seed(config.seed)  # an adapter begins at random
@@ -175,9 +177,9 @@ def _train(config: PreferenceConfig, context: Context) -> dict[str, Any]:
         config.ptx, policy, required(config.batch_size), required(config.max_tokens), config.seed,
         records.set_aside, context,
     )  # fmt: skip
-    own = None if critic is None else critic.root
+    critic_root = None if critic is None else critic.root
     task = PreferenceTask(
-        policy, steps, config.terms, records.set_aside, ranks, context.folder, answers, own, ptx
+        policy, steps, config.terms, records.set_aside, ranks, context.folder, answers, critic_root, ptx
     )
     rules = () if config.critic is None else config.critic.rules(required(config.learning_rate))
     loop = config.loop_config(
@@ -187,7 +189,7 @@ def _train(config: PreferenceConfig, context: Context) -> dict[str, Any]:
     )
     figures = train(task, loop, context.folder, context, task.device)
     if ranks.first:
-        _save(config, context)
+        _save_preference_policy(config, context)
     ranks.barrier()
     return {**figures, **records.counts()}
 
@@ -198,17 +200,19 @@ def _eval_answers(
     """Pick the prompts that evaluations answer, and have the model answer them once before it is trained."""
     if not config.eval_answers or not steps.held_out_places():
         return None
-    speaker, whole, ranks = None, None, context.ranks
+    speaker, whole_copy, ranks = None, None, context.ranks
     if ranks.world > 1 and config.strategy in ("fsdp2", "zero2", "zero3"):
         if ranks.first:
             speaker = untrained_copy(policy, config.start, required(config.max_tokens))
-        whole = WholeCopy(plain_model(policy.root), None if speaker is None else plain_model(speaker.root))
-    answers = EvalAnswers(policy, steps, config.eval_answers, context.folder, ranks, speaker, whole)
+        whole_copy = WholeCopy(
+            plain_model(policy.root), None if speaker is None else plain_model(speaker.root)
+        )
+    answers = EvalAnswers(policy, steps, config.eval_answers, context.folder, ranks, speaker, whole_copy)
     answers.begin()
     return answers
 
 
-def _save(config: PreferenceConfig, context: Context) -> None:
+def _save_preference_policy(config: PreferenceConfig, context: Context) -> None:
     """Write the weights that the loop left, through a policy made anew: the trained one may be spread over ranks."""
     weights = trained_weights(context.folder, "policy")
     fresh = load_policy(config.start, config.trained, config.lora, pictures=config.pictures)

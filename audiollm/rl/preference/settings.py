@@ -95,9 +95,9 @@ class AnswerTrainingConfig(ModelTrainingConfig):
 
     @field_validator("objective", mode="before")
     @classmethod
-    def _one_or_many_objectives(cls, given: Any) -> Any:
-        each = given if isinstance(given, list) else [given]
-        return [{"name": one} if isinstance(one, str) else one for one in each]
+    def _one_or_many_objectives(cls, value: Any) -> Any:
+        objectives = value if isinstance(value, list) else [value]
+        return [{"name": objective} if isinstance(objective, str) else objective for objective in objectives]
 
     @model_validator(mode="after")
     def _follow_size(self) -> AnswerTrainingConfig:
@@ -129,7 +129,7 @@ class AnswerTrainingConfig(ModelTrainingConfig):
             if term.needs.reads not in self._reads:
                 raise ValueError(
                     f"objective: {term.name} reads {term.needs.reads}, not {' or '.join(self._reads)}: use the "
-                    f"stage {self._other_stage}, or {' or '.join(self._known())}"
+                    f"stage {self._other_stage}, or {' or '.join(self._usable_objectives())}"
                 )
         shared = [kind for kind in self.needs[0].groups if all(kind in needs.groups for needs in self.needs)]
         if not shared:
@@ -143,7 +143,7 @@ class AnswerTrainingConfig(ModelTrainingConfig):
         """The weights of the sources; None: by their sizes."""
         return weights_of(self.samples)
 
-    def _known(self) -> list[str]:
+    def _usable_objectives(self) -> list[str]:
         return sorted(name for name, entry in CATALOG.items() if entry.reads in self._reads)[:4]
 
 
@@ -173,8 +173,8 @@ class PreferenceConfig(AnswerTrainingConfig):
 
     @field_validator("critic", mode="before")
     @classmethod
-    def _folder_or_settings(cls, given: Any) -> Any:
-        return {"start": given} if isinstance(given, str | Path) else given
+    def _folder_or_settings(cls, value: Any) -> Any:
+        return {"start": value} if isinstance(value, str | Path) else value
 
     @model_validator(mode="after")
     def _averages_over_the_same_tokens(self) -> PreferenceConfig:

@@ -10,9 +10,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from audiollm.supervised.settings import SourceConfig
 
 
-def _one_or_many(given: Any) -> Any:
-    each = given if isinstance(given, list) else [given]
-    return [{"path": one} if not isinstance(one, dict | SourceConfig) else one for one in each]
+def _one_or_many(value: Any) -> Any:
+    sources = value if isinstance(value, list) else [value]
+    return [{"path": source} if not isinstance(source, dict | SourceConfig) else source for source in sources]
 
 
 def _all_or_no_weights(sources: list[SourceConfig]) -> list[SourceConfig]:

@@ -12,20 +12,20 @@ from audiollm.rl.critic.settings import CRITIC_ARTIFACT
 from audiollm.rl.preference.settings import PreferenceConfig
 
 
-def _run(config: PreferenceConfig, context: Context) -> dict[str, Any]:
+def _run_preference_training(config: PreferenceConfig, context: Context) -> dict[str, Any]:
     from audiollm.rl.preference.run import train_preference
 
     return train_preference(config, context)
 
 
-def _plan(config: PreferenceConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+def _plan_preference_training(config: PreferenceConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     from audiollm.rl.preference.planning import plan_answer_training  # here: it reads the model's folder
 
     has_critic = config.critic is not None
     return plan_answer_training(config, plans, config.needs_reference, has_critic, config.pictures)
 
 
-def _critic(config: PreferenceConfig) -> Mapping[str, str]:
+def _preference_critic_artifact(config: PreferenceConfig) -> Mapping[str, str]:
     return {} if config.critic is None else CRITIC_ARTIFACT
 
 
@@ -36,11 +36,11 @@ def _objective_facts(config: PreferenceConfig) -> list[str]:
 STAGE = Stage(
     kind="train_preference",
     config=PreferenceConfig,
-    run=_run,
+    run=_run_preference_training,
     artifacts={"checkpoint": "model"},
     help="train a model on answers that were judged better and worse",
-    plan=_plan,
+    plan=_plan_preference_training,
     all_ranks=True,
-    more_artifacts=_critic,
+    more_artifacts=_preference_critic_artifact,
     facts=_objective_facts,
 )

@@ -93,11 +93,13 @@ class StepStatistics:
         if "tokens_per_answer" in self.needed:
             figures = replace(figures, tokens_per_answer=self._tokens_per_answer(micro))
         if "kl" in self.needed:
-            policy_M = self._gathered([each.sums_A for each in mismatched])
-            ratio_M = self._gathered([each.ratios_A for each in mismatched])
-            known = len(ratio_M) > 0
+            policy_M = self._gathered([logprobs.sums_A for logprobs in mismatched])
+            ratio_M = self._gathered([logprobs.ratios_A for logprobs in mismatched])
+            has_mismatched = len(ratio_M) > 0
             kl = (
-                mismatched_kl(policy_M, policy_M - ratio_M) if known else torch.zeros((), dtype=torch.float64)
+                mismatched_kl(policy_M, policy_M - ratio_M)
+                if has_mismatched
+                else torch.zeros((), dtype=torch.float64)
             )
             figures = replace(figures, kl=kl)
         if "running_mean" in self.needed:
@@ -111,7 +113,10 @@ class StepStatistics:
         every = [figures for _ in micro]
         if "partners" in self.needed:
             matched = self._partners(micro, answers)
-            every = [replace(each, partners=own) for each, own in zip(every, matched, strict=True)]
+            every = [
+                replace(step_figures, partners=partners)
+                for step_figures, partners in zip(every, matched, strict=True)
+            ]
         return every
 
     def _tokens_per_answer(self, micro: Sequence[MicroBatch[Any]]) -> Tensor:
@@ -121,11 +126,11 @@ class StepStatistics:
         """
         with_prompts = any(term.needs.prompts for term in self._terms)
         lengths = []
-        for each in micro:
-            answer_I, is_trained_I = good_answers(each.groups)
-            length_A = each.length_A
-            if with_prompts and each.prompt_length_A is not None:
-                length_A = length_A + each.prompt_length_A
+        for micro_batch in micro:
+            answer_I, is_trained_I = good_answers(micro_batch.groups)
+            length_A = micro_batch.length_A
+            if with_prompts and micro_batch.prompt_length_A is not None:
+                length_A = length_A + micro_batch.prompt_length_A
             lengths.append(length_A[answer_I[is_trained_I]])
         tokens_N = self._gathered(lengths)
         return tokens_N.mean() if len(tokens_N) else torch.ones((), dtype=torch.float64)
@@ -135,18 +140,18 @@ class StepStatistics:
     ) -> Tensor:
         beta = self._setting("running_mean", "beta")
         rewards = []
-        for each, logprobs in zip(micro, answers, strict=True):
-            assert isinstance(each.groups, Singles)
-            rewards.append(beta * logprobs.ratios_A[each.groups.answer_N])
+        for micro_batch, logprobs in zip(micro, answers, strict=True):
+            assert isinstance(micro_batch.groups, Singles)
+            rewards.append(beta * logprobs.ratios_A[micro_batch.groups.answer_N])
         reward_N = self._gathered(rewards)
         if training and len(reward_N):
             self.means.update("reward", reward_N)
         return self.means.mean("reward").clone()
 
-    def _margins(self, each: MicroBatch[Any], logprobs: AnswerLogprobs) -> Tensor:
-        assert isinstance(each.groups, Pairs)
+    def _margins(self, micro_batch: MicroBatch[Any], logprobs: AnswerLogprobs) -> Tensor:
+        assert isinstance(micro_batch.groups, Pairs)
         ratio_A = logprobs.ratios_A
-        margin_P = ratio_A[each.groups.chosen_P] - ratio_A[each.groups.rejected_P]
+        margin_P = ratio_A[micro_batch.groups.chosen_P] - ratio_A[micro_batch.groups.rejected_P]
         margin_P = margin_P * self._setting("margin_center", "beta")
         return margin_P
 
@@ -155,21 +160,21 @@ class StepStatistics:
     ) -> list[TransportPartners]:
         term = next(term for term in self._terms if "partners" in term.needs.figures)
         values_of = aot_values if term.name == "aot" else aot_unpaired_values
-        own = [
-            values_of(logprobs, each.groups, term.settings)  # type: ignore[arg-type]
-            for each, logprobs in zip(micro, answers, strict=True)
+        values = [
+            values_of(logprobs, micro_batch.groups, term.settings)  # type: ignore[arg-type]
+            for micro_batch, logprobs in zip(micro, answers, strict=True)
         ]
-        sizes = [len(first) for first, _ in own]
+        sizes = [len(first) for first, _ in values]
         by_rank = self._ranks.gather(sum(sizes))
         begin = sum(by_rank[: self._ranks.rank])
-        first_P, second_P = (self._gathered([pair[k] for pair in own]) for k in (0, 1))
+        first_P, second_P = (self._gathered([pair[k] for pair in values]) for k in (0, 1))
         matched = transport_partners(first_P, second_P)
-        device = own[0][0].device if own else first_P.device
+        device = values[0][0].device if values else first_P.device
         parts = [
             tensor[begin : begin + sum(sizes)].to(device).split(sizes)
             for tensor in (matched.of_first_P, matched.of_second_P)
         ]
-        return [TransportPartners(one, other) for one, other in zip(*parts, strict=True)]
+        return [TransportPartners(of_first, of_second) for of_first, of_second in zip(*parts, strict=True)]
 
     def _setting(self, figure: str, name: str) -> float:
         term = next(term for term in self._terms if figure in term.needs.figures)
@@ -177,8 +182,10 @@ class StepStatistics:
 
     def _gathered(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the values of all ranks, float64 on the CPU, in the order of the ranks."""
-        own = (
-            torch.cat([part.detach().double().cpu() for part in parts]) if parts else torch.zeros(0).double()
+        local_values = (
+            torch.cat([values.detach().double().cpu() for values in parts])
+            if parts
+            else torch.zeros(0).double()
         )
-        rows: list[list[float]] = self._ranks.gather(own.tolist())
+        rows: list[list[float]] = self._ranks.gather(local_values.tolist())
         return torch.tensor([value for row in rows for value in row], dtype=torch.float64)

@@ -51,12 +51,12 @@ class MetricSums:
     def means(self, ranks: Ranks) -> dict[str, float]:
         """Return the mean of each figure over the items of all ranks that have it. Called on every rank."""
         rows = ranks.gather((self._sums, self._counts))
-        found: dict[str, float] = {}
+        means: dict[str, float] = {}
         for name in sorted({name for sums, _ in rows for name in sums}):
             count = sum(counts.get(name, 0.0) for _, counts in rows)
             if count:
-                found[name] = sum(sums.get(name, 0.0) for sums, _ in rows) / count
-        return found
+                means[name] = sum(sums.get(name, 0.0) for sums, _ in rows) / count
+        return means
 
 
 class PreferenceTask:
@@ -119,12 +119,12 @@ class PreferenceTask:
     def updates(self, batch: PreferenceStep[Any], step: int, steps: int) -> Iterator[Update]:
         """One update: the mean loss over the items of the step."""
         micro = self._evened(batch.micro)
-        items = sum(self._ranks.gather(sum(each.num_items for each in micro)))
+        items = sum(self._ranks.gather(sum(micro_batch.num_items for micro_batch in micro)))
         if not items:
             raise FloatingPointError("every record of the step is bad; see set_aside.jsonl")
         every = self._figures(micro, batch.mismatched, training=True)
         figures: dict[str, float | Tensor] = {
-            "tokens": float(sum(int(each.length_A.sum()) for each in micro))
+            "tokens": float(sum(int(micro_batch.length_A.sum()) for micro_batch in micro))
         }
 
         beside = None if self._ptx is None else self._ptx(step)
@@ -135,10 +135,10 @@ class PreferenceTask:
             ):  # first: the last backward pass must reach every trained weight, the critic's too
                 yield from beside.losses(self._policy, self._root, self._ranks, figures)
             sums = MetricSums()
-            for each, step_figures in zip(micro, every, strict=True):
-                found = self._losses(each, step_figures)
-                sums.add(found.metrics)
-                yield found.loss_I.sum() / items
+            for micro_batch, step_figures in zip(micro, every, strict=True):
+                item_losses = self._losses(micro_batch, step_figures)
+                sums.add(item_losses.metrics)
+                yield item_losses.loss_I.sum() / items
             figures.update(sums.means(self._ranks))
 
         yield Update(losses(), figures, losses=len(micro) + (0 if beside is None else len(beside.batches)))
@@ -153,10 +153,10 @@ class PreferenceTask:
         for batch in self._steps.held_out():
             self._set_aside.add(batch.bad)
             micro = self._evened(batch.micro)
-            for each, figures in zip(micro, self._figures(micro, [], training=False), strict=True):
-                found = self._losses(each, figures, with_kl=True)
-                sums.add({"loss": found.loss_I, **found.metrics})
-                worst.add(each, found.metrics)
+            for micro_batch, figures in zip(micro, self._figures(micro, [], training=False), strict=True):
+                item_losses = self._losses(micro_batch, figures, with_kl=True)
+                sums.add({"loss": item_losses.loss_I, **item_losses.metrics})
+                worst.add(micro_batch, item_losses.metrics)
         if self._folder is not None:
             worst.write(self._folder / "pairs.jsonl", self._steps, step, self._ranks)
         answered = self._eval_answers(step) if self._eval_answers is not None else {}
@@ -175,14 +175,16 @@ class PreferenceTask:
         }
 
     def _losses(self, micro: MicroBatch[Any], figures: StepFigures, with_kl: bool = False) -> ItemLosses:
-        own = micro.to(self.device)
+        on_device_batch = micro.to(self.device)
         request = (
             TokenRequest(**{**vars(self._request), "kl": True}) if self._adds_kl(with_kl) else self._request
         )
-        answers = self._policy.answer_logprobs(self._root, own.batch, request, own.draw_T)
+        answers = self._policy.answer_logprobs(
+            self._root, on_device_batch.batch, request, on_device_batch.draw_T
+        )
         if answers.value_T is not None:
             answers = replace(answers, value_A=answers.first_of(answers.value_T))
-        losses = mixed_losses(self._terms, answers, own.groups, on_device(figures, self.device))
+        losses = mixed_losses(self._terms, answers, on_device_batch.groups, on_device(figures, self.device))
         if answers.kl_T is not None and with_kl:
             return ItemLosses(losses.loss_I, {**losses.metrics, "kl_per_token": answers.kl_T})
         return losses
@@ -195,7 +197,7 @@ class PreferenceTask:
     ) -> list[StepFigures]:
         """The figures of the whole step for each micro-batch, from a pass without gradient where they need one."""
         needed = self._statistics
-        answers = [self._plain(each.batch) for each in micro] if needed.needs_answers else []
+        answers = [self._plain(micro_batch.batch) for micro_batch in micro] if needed.needs_answers else []
         beside: list[AnswerLogprobs] = []
         if "kl" in needed.needed:
             count = max(self._ranks.gather(len(mismatched)))
@@ -211,8 +213,8 @@ class PreferenceTask:
 
     def _evened(self, micro: Sequence[MicroBatch[Any]]) -> list[MicroBatch[Any]]:
         """As many as the rank with the most has, at least one: ranks meet in every pass through the model."""
-        most = max(1, *self._ranks.gather(len(micro)))
-        return [*micro, *(self._steps.idle() for _ in range(most - len(micro)))]
+        num_batches = max(1, *self._ranks.gather(len(micro)))
+        return [*micro, *(self._steps.idle() for _ in range(num_batches - len(micro)))]
 
 
 def request_of(terms: Sequence[ObjectiveTerm]) -> TokenRequest:

@@ -49,14 +49,17 @@ def reliability_of(
         right = 0.5 if logit == 0 else label if logit > 0 else 1.0 - label
         place = min(bins - 1, int((confidence - 0.5) * 2 * bins))
         sorted_in[place].append((confidence, right))
-    made = [
+    reliability_bins = [
         ReliabilityBin(
-            sum(confidence for confidence, _ in each) / len(each),
-            sum(right for _, right in each) / len(each),
-            len(each),
+            sum(confidence for confidence, _ in decisions) / len(decisions),
+            sum(right for _, right in decisions) / len(decisions),
+            len(decisions),
         )
-        for each in sorted_in
-        if each
+        for decisions in sorted_in
+        if decisions
     ]
-    error = sum(abs(each.accuracy - each.confidence) * each.count for each in made) / max(1, len(logits))
-    return Reliability(made, error)
+    error = sum(
+        abs(reliability_bin.accuracy - reliability_bin.confidence) * reliability_bin.count
+        for reliability_bin in reliability_bins
+    ) / max(1, len(logits))
+    return Reliability(reliability_bins, error)

@@ -108,9 +108,9 @@ class RewardModel:
             raise ConfigError(
                 "this is a critic, and no reward model", str(place), "give the folder of a train_reward stage"
             )
-        made = cls.begin(place, scored=scored)
-        made.root.requires_grad_(False).eval()
-        return made
+        reward_model = cls.begin(place, scored=scored)
+        reward_model.root.requires_grad_(False).eval()
+        return reward_model
 
     def save(self, folder: Path) -> None:
         """Write the model, adapter merged, to `folder/model`, with the head and what it scores beside its weights."""
@@ -136,7 +136,10 @@ class RewardModel:
         Raises:
             BadSample: a recording or an answer that the model cannot take.
         """
-        return [self._whole(own) for own in self._steps([self._encoded(loaded, answers, place)])[0]]
+        return [
+            self._answer_score(step_scores)
+            for step_scores in self._steps([self._encoded(loaded, answers, place)])[0]
+        ]
 
     def score_many(self, samples: Sequence[LoadedSample], max_tokens: int = MAX_TOKENS) -> list[list[float]]:
         """Score all answers of several records, in batches.
@@ -151,7 +154,10 @@ class RewardModel:
             BadSample: a recording or an answer that the model cannot take.
         """
         encoded = [self._encoded(loaded, None, "") for loaded in samples]
-        return [[self._whole(own) for own in record] for record in self._steps(encoded, max_tokens)]
+        return [
+            [self._answer_score(step_scores) for step_scores in record]
+            for record in self._steps(encoded, max_tokens)
+        ]
 
     def step_scores(
         self, loaded: LoadedSample, answers: Sequence[int] | None = None, place: str = ""
@@ -199,9 +205,9 @@ class RewardModel:
     def _steps(self, records: Sequence[list[Any]], max_tokens: int = MAX_TOKENS) -> list[list[list[float]]]:
         """The scores of each answer of each record: one, or those of its steps."""
         device = next(self.root.parameters()).device
-        found: list[list[list[float]]] = [[[] for _ in record] for record in records]
-        for chosen in self.policy.plan(records, max_tokens):
-            places = [(record, answer) for record in chosen for answer in range(len(records[record]))]
+        answer_scores: list[list[list[float]]] = [[[] for _ in record] for record in records]
+        for planned in self.policy.plan(records, max_tokens):
+            places = [(record, answer) for record in planned for answer in range(len(records[record]))]
             batch = self.policy.batch([records[record][answer] for record, answer in places])
             scores = self.scores(self.root, batch.to(device))
             if isinstance(scores, StepScores):
@@ -210,10 +216,10 @@ class RewardModel:
                 owned = zip(range(len(places)), scores.score_A.tolist(), strict=True)
             for owner, value in owned:
                 record, answer = places[owner]
-                found[record][answer].append(value)
-        return found
+                answer_scores[record][answer].append(value)
+        return answer_scores
 
-    def _whole(self, scores: Sequence[float]) -> float:
+    def _answer_score(self, scores: Sequence[float]) -> float:
         if self.scored == "answers":
             return scores[0]
         return float(functional.logsigmoid(torch.tensor(scores, dtype=torch.float64)).sum())
@@ -230,7 +236,7 @@ def load_reward_model(folder: Path, device: torch.device | None = None) -> Rewar
         ConfigError: there is no reward model.
         DamagedFile: its head is not whole.
     """
-    made = RewardModel.load(folder)
+    reward_model = RewardModel.load(folder)
     if device is not None:
-        made.root.to(device)
-    return made
+        reward_model.root.to(device)
+    return reward_model

@@ -26,14 +26,14 @@ def train_reward(config: RewardConfig, context: Context) -> dict[str, Any]:
         StageError: nothing to train on, or a bad record where `strict` is set.
     """
     with errors_of_stage():
-        return _train(config, context)
+        return _train_reward_model(config, context)
 
 
-def _train(config: RewardConfig, context: Context) -> dict[str, Any]:
+def _train_reward_model(config: RewardConfig, context: Context) -> dict[str, Any]:
     ranks = context.ranks
     records = find_records(config, STAGE_NAME, context)
     torch.manual_seed(config.seed)  # the head, and an adapter, begin at random
-    model = _begin(config)
+    model = _begin_reward_model(config)
     model.root.to(default_device())
     steps = make_steps(config, model.policy, records, ranks)
     task = RewardTask(
@@ -44,14 +44,14 @@ def _train(config: RewardConfig, context: Context) -> dict[str, Any]:
     )
     figures = train(task, loop, context.folder, context, task.device)
     if ranks.first:
-        fresh = _begin(config)
+        fresh = _begin_reward_model(config)
         fresh.root.load_state_dict(trained_weights(context.folder, "reward"))
         fresh.save(context.folder)
     ranks.barrier()
     return {**figures, **records.counts()}
 
 
-def _begin(config: RewardConfig) -> RewardModel:
+def _begin_reward_model(config: RewardConfig) -> RewardModel:
     return RewardModel.begin(
         config.start,
         config.trained,

@@ -10,13 +10,13 @@ from audiollm.recipe.stages import Stage, StagePlan
 from audiollm.rl.reward.settings import RewardConfig
 
 
-def _run(config: RewardConfig, context: Context) -> dict[str, Any]:
+def _run_reward_training(config: RewardConfig, context: Context) -> dict[str, Any]:
     from audiollm.rl.reward.run import train_reward
 
     return train_reward(config, context)
 
 
-def _plan(config: RewardConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+def _plan_reward_training(config: RewardConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     from audiollm.rl.preference.planning import plan_answer_training  # here: it reads the model's folder
 
     return plan_answer_training(config, plans, has_reference=False)
@@ -25,9 +25,9 @@ def _plan(config: RewardConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
 STAGE = Stage(
     kind="train_reward",
     config=RewardConfig,
-    run=_run,
+    run=_run_reward_training,
     artifacts={"checkpoint": "model"},
     help="train a model that scores answers",
-    plan=_plan,
+    plan=_plan_reward_training,
     all_ranks=True,
 )

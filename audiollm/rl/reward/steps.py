@@ -79,7 +79,7 @@ class StepPolicy:
         encoded = self._policy.encode(prompted.prompted)
         part_ends = self._policy.part_ends(prompted.prompted, encoded)
         return [
-            EncodedSteps(answer, tuple(ends[part] for part in parts))
+            EncodedSteps(answer, tuple(ends[number] for number in parts))
             for answer, ends, parts in zip(encoded, part_ends, prompted.last_parts, strict=True)
         ]
 
@@ -89,13 +89,13 @@ class StepPolicy:
 
     def plan(self, groups: Sequence[Sequence[EncodedSteps]], max_tokens: int) -> list[list[int]]:
         """See `Policy.plan`."""
-        return self._policy.plan([[each.answer for each in group] for group in groups], max_tokens)
+        return self._policy.plan([[steps.answer for steps in group] for group in groups], max_tokens)
 
     def batch(self, encoded: Sequence[EncodedSteps]) -> SteppedBatch:
         """See `Policy.batch`."""
-        batch = self._policy.batch([each.answer for each in encoded])
-        answers = [number for number, each in enumerate(encoded) for _ in each.ends]
-        positions = [end for each in encoded for end in each.ends]
+        batch = self._policy.batch([steps.answer for steps in encoded])
+        answers = [number for number, steps in enumerate(encoded) for _ in steps.ends]
+        positions = [end for steps in encoded for end in steps.ends]
         return SteppedBatch(batch, torch.tensor(answers).long(), torch.tensor(positions).long(), len(encoded))
 
     def idle_batch(self) -> SteppedBatch:
@@ -111,4 +111,4 @@ class StepPolicy:
 def _last_parts(answer: RatedAnswer) -> list[int]:
     if answer.steps is None:
         return list(range(len(answer.content)))
-    return [part for part, score in enumerate(answer.steps) if score is not None]
+    return [number for number, score in enumerate(answer.steps) if score is not None]

@@ -78,11 +78,11 @@ class RewardTask(PreferenceTask):
         sums, worst, decisions = MetricSums(), WorstItems(), []
         for batch in self._steps.held_out():
             self._set_aside.add(batch.bad)
-            for each in self._evened(batch.micro):
-                scores, groups = self._scored(each)
-                found = mixed_losses(self._terms, scores, groups, StepFigures())
-                sums.add({"loss": found.loss_I, **found.metrics})
-                worst.add(each, found.metrics)
+            for micro_batch in self._evened(batch.micro):
+                scores, groups = self._scored(micro_batch)
+                item_losses = mixed_losses(self._terms, scores, groups, StepFigures())
+                sums.add({"loss": item_losses.loss_I, **item_losses.metrics})
+                worst.add(micro_batch, item_losses.metrics)
                 decisions += list(zip(*map(Tensor.tolist, decisions_of(scores, groups)), strict=True))
         every = [decision for row in self._ranks.gather(decisions) for decision in row]
         figures = sums.means(self._ranks)
@@ -100,12 +100,12 @@ class RewardTask(PreferenceTask):
         return mixed_losses(self._terms, *self._scored(micro), figures)
 
     def _scored(self, micro: MicroBatch[Any]) -> tuple[AnswerScores | StepScores, AnswerGroups]:
-        own = micro.to(self.device)
-        groups = own.groups
+        on_device_batch = micro.to(self.device)
+        groups = on_device_batch.groups
         if isinstance(groups, Pairs) and groups.margin_P is not None:
             margin_P = self._margin_scale * groups.margin_P if self._margin_scale else None
             groups = replace(groups, margin_P=margin_P)
-        return self._model.scores(self._root, own.batch), groups
+        return self._model.scores(self._root, on_device_batch.batch), groups
 
 
 def decisions_of(scores: AnswerScores | StepScores, groups: AnswerGroups) -> tuple[Tensor, Tensor]:

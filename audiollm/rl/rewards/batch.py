@@ -37,7 +37,7 @@ class SampledAnswer:
     """Its speech, decoded."""
     number: int = 0
     """Its number in the group of answers to the same prompt."""
-    asked: LoadedSample | None = None
+    question: LoadedSample | None = None
     """The messages before the answer with their sound; None: that of the paths which `sample` names."""
 
     @property
@@ -46,7 +46,7 @@ class SampledAnswer:
         last = self.sample.messages[-1]
         if last.role != "assistant":
             return None
-        texts = [part.text for part in last.content if isinstance(part, TextPart)]
+        texts = [content_part.text for content_part in last.content if isinstance(content_part, TextPart)]
         return read_answer(" ".join(texts)).answer if texts else None
 
     @property
@@ -102,11 +102,11 @@ def each_answer(score: Callable[[SampledAnswer], RewardValue]) -> RewardFunction
 
 def called_reward(function: RewardFunction, batch: RewardBatch) -> Any:
     """Call a reward and return what it gives, awaited where it is async and as a list where it is a generator."""
-    made: Any = function(batch)
-    if inspect.isawaitable(made):
-        made = asyncio.run(_awaited(made))
-    return list(made) if isinstance(made, Iterator) else made
+    values: Any = function(batch)
+    if inspect.isawaitable(values):
+        values = asyncio.run(_awaited(values))
+    return list(values) if isinstance(values, Iterator) else values
 
 
-async def _awaited(made: Awaitable[Any]) -> Any:
-    return await made
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable

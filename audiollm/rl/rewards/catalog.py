@@ -104,31 +104,31 @@ def reward_terms(rewards: Mapping[str, Any], where: str = "") -> list[RewardTerm
     """
     if not rewards:
         raise ConfigError("rewards: there is none", where, "give for example {accuracy: 2.0, format: 1.0}")
-    return [_term(name, given, where) for name, given in rewards.items()]
+    return [_term(name, value, where) for name, value in rewards.items()]
 
 
-def with_checked_folders(rewards: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+def with_checked_folders(rewards: Mapping[str, Any], context: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rewards with the folders that their settings name checked, and `~` in them expanded.
 
     Args:
         rewards: as `reward_terms` has them, which has read them.
-        known: as `checked_path` has it. The folders are no part of a stage's fingerprint.
+        context: as `checked_path` has it. The folders are no part of a stage's fingerprint.
 
     Raises:
         ValueError: a folder is not there.
     """
-    known = {key: value for key, value in known.items() if key != "inputs"}
-    found = dict(rewards)
-    for name, own in rewards.items():
+    context = {key: value for key, value in context.items() if key != "inputs"}
+    checked = dict(rewards)
+    for name, reward_settings in rewards.items():
         setting = CATALOG[name].folder if name in CATALOG else ""
-        given = own.get(setting) if isinstance(own, Mapping) else None
-        if given is None or given == s.POCKETSPHINX or is_import_path(str(given)):
+        folder = reward_settings.get(setting) if isinstance(reward_settings, Mapping) else None
+        if folder is None or folder == s.POCKETSPHINX or is_import_path(str(folder)):
             continue
         try:
-            found[name] = {**own, setting: str(checked_path(Path(given), known))}
+            checked[name] = {**reward_settings, setting: str(checked_path(Path(folder), context))}
         except ValueError as error:
             raise ValueError(f"{name}.{setting}: {error}") from None
-    return found
+    return checked
 
 
 def import_reward(path: str) -> Any:
@@ -137,10 +137,10 @@ def import_reward(path: str) -> Any:
     Raises:
         ConfigError: it cannot be imported, or is no function.
     """
-    found = import_named(path, PLUG_IN_REMEDY)
-    if not callable(found):
-        raise ConfigError(f"{type(found).__name__} is no function", path, PLUG_IN_REMEDY)
-    return found
+    function = import_named(path, PLUG_IN_REMEDY)
+    if not callable(function):
+        raise ConfigError(f"{type(function).__name__} is no function", path, PLUG_IN_REMEDY)
+    return function
 
 
 def source_facts(terms: Sequence[RewardTerm]) -> list[str]:
@@ -148,9 +148,9 @@ def source_facts(terms: Sequence[RewardTerm]) -> list[str]:
     return [f"{term.name}={source_digest(term.name)}" for term in terms if term.is_plug_in]
 
 
-def _term(name: str, given: Any, where: str) -> RewardTerm:
+def _term(name: str, value: Any, where: str) -> RewardTerm:
     key = f"rewards.{name}"
-    values = dict(given) if isinstance(given, Mapping) else {"weight": given}
+    values = dict(value) if isinstance(value, Mapping) else {"weight": value}
     weight = values.pop("weight", 1.0)
     if not _is_number(weight):
         remedy = "write a space behind the colon, as {accuracy: 2.0}" if weight is None else ""
@@ -174,7 +174,7 @@ def _term(name: str, given: Any, where: str) -> RewardTerm:
         return RewardTerm(name, float(weight), model.model_validate(values), timeout_s)
     except ValidationError as error:
         first = error.errors()[0]
-        setting = ".".join(str(part) for part in first["loc"])
+        setting = ".".join(str(key_part) for key_part in first["loc"])
         if first["type"] == "extra_forbidden":
             remedy = suggestion(setting, model.model_fields)
             raise ConfigError(f"{key}: no setting {setting!r}", where, remedy) from None

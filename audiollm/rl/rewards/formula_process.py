@@ -20,7 +20,7 @@ def same_value(answer: str, key: str, tolerance: float) -> bool:
     from math_verify import parse, verify
 
     value, target = (parse(_latex(text), parsing_timeout=LIMIT_S) for text in (answer, key))
-    numbers = [_number(parsed[0]) if parsed else None for parsed in (value, target)]
+    numbers = [_read_formula_number(parsed[0]) if parsed else None for parsed in (value, target)]
     if numbers[0] is not None and numbers[1] is not None:
         return math.isclose(numbers[0], numbers[1], rel_tol=tolerance, abs_tol=1e-12)
     return bool(value and target and verify(target, value, timeout_seconds=LIMIT_S))
@@ -32,7 +32,7 @@ def _latex(text: str) -> str:
     return f"${text.replace('**', '^').replace(chr(0x2212), '-')}$"
 
 
-def _number(value: Any) -> float | None:
+def _read_formula_number(value: Any) -> float | None:
     if not getattr(value, "is_number", False) or not value.is_real:
         return None
     try:

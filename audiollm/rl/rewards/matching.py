@@ -55,9 +55,9 @@ def is_right(
         return True
     if match in ("exact", "math") or language_code(language) in (None, "en"):
         return False
-    spoken = [spoken_form(choice, language) for choice in choices]
+    spoken_choices = [spoken_form(choice, language) for choice in choices]
     spoken_answer, spoken_key = (spoken_form(text, language) for text in (answer, key))
-    return _is_right(spoken_answer, spoken_key, spoken, match, tolerance, is_free)
+    return _is_right(spoken_answer, spoken_key, spoken_choices, match, tolerance, is_free)
 
 
 def _is_right(
@@ -68,8 +68,8 @@ def _is_right(
     if match == "exact":
         return answer.strip() == key.strip()
     if match == "letter":
-        chosen = read_choice(answer, choices, is_free)
-        return chosen is not None and choices[chosen] == key
+        choice = read_choice(answer, choices, is_free)
+        return choice is not None and choices[choice] == key
     same = {"number": _same_number, "math": _same_formula, "text": _same_text}[match]
     plain = _FORMULA_MARKS.sub("", inner_answer(answer)) if match == "math" else answer_text(answer)
     texts = dict.fromkeys([answer, *_statements(plain, is_free)])
@@ -92,20 +92,20 @@ def read_number(text: str) -> tuple[float, str] | None:
 def _statements(text: str, is_free: bool) -> Iterator[str]:
     """The text and, where it is free, what its first and last sentence state: what follows on `is`, `answer:`."""
     yield text
-    sentences = [part.strip() for part in re.split(r"(?<=[.!?])\s+|\n+", text) if part.strip()]
+    sentences = [sentence.strip() for sentence in re.split(r"(?<=[.!?])\s+|\n+", text) if sentence.strip()]
     if not is_free or not sentences:
         return
     if word := re.match(r"(?:yes|no)(?=[,.;:!])", sentences[0], re.IGNORECASE):
         yield word[0]
     for sentence in dict.fromkeys((sentences[0], sentences[-1])):
-        rest = sentence.rstrip(".! ")
-        yield rest
+        statement = sentence.rstrip(".! ")
+        yield statement
         for begin in ("", *[","] * MAX_LEADS):
-            lead = _LEAD.match(rest)
+            lead = _LEAD.match(statement)
             if lead is None or _DENIED.search(begin + lead[0]):
                 break
-            rest = rest[lead.end() :]
-            yield rest
+            statement = statement[lead.end() :]
+            yield statement
 
 
 def _same_text(answer: str, key: str, tolerance: float) -> bool:

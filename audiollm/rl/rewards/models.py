@@ -31,7 +31,7 @@ class ModelReward:
 
     def __call__(self, batch: RewardBatch) -> list[float | None]:
         return [
-            self.model.score(_record(answer, [answer.text]))[0] if answer.text.strip() else None
+            self.model.score(_rated_record(answer, [answer.text]))[0] if answer.text.strip() else None
             for answer in batch
         ]
 
@@ -44,25 +44,27 @@ class StepModelReward:
     split: StepSplit = "sentences"
 
     def __call__(self, batch: RewardBatch) -> list[list[ScoredStep] | None]:
-        asked = [self._parts(answer) for answer in batch]
+        steps = [self._parts(answer) for answer in batch]
         records = [
-            _record(answer, [text for text, _ in own])
-            for answer, own in zip(batch, asked, strict=True)
-            if own
+            _rated_record(answer, [text for text, _ in answer_steps])
+            for answer, answer_steps in zip(batch, steps, strict=True)
+            if answer_steps
         ]
         scores = iter(self.model.step_scores_many(records) if records else [])
-        return [self._scored(own, next(scores)[0]) if own else None for own in asked]
+        return [
+            self._scored(answer_steps, next(scores)[0]) if answer_steps else None for answer_steps in steps
+        ]
 
     def _parts(self, answer: SampledAnswer) -> list[tuple[str, int | None]]:
         """The steps of the thought and, last, the answer, with their ends; none for an empty reply."""
-        found: list[tuple[str, int | None]] = [
+        steps: list[tuple[str, int | None]] = [
             (step.text, step.end) for step in thought_steps(answer, self.split)
         ]
-        return [*found, (answer.parts.answer, None)] if answer.parts.answer else found
+        return [*steps, (answer.parts.answer, None)] if answer.parts.answer else steps
 
-    def _scored(self, own: Sequence[tuple[str, int | None]], logits: Sequence[float]) -> list[ScoredStep]:
+    def _scored(self, steps: Sequence[tuple[str, int | None]], logits: Sequence[float]) -> list[ScoredStep]:
         values = torch.tensor(logits, dtype=torch.float64).sigmoid().tolist()
-        return [ScoredStep(text, value, end) for (text, end), value in zip(own, values, strict=True)]
+        return [ScoredStep(text, value, end) for (text, end), value in zip(steps, values, strict=True)]
 
 
 def load_model_reward(settings: ModelSettings) -> ModelReward | StepModelReward:
@@ -74,9 +76,9 @@ def load_model_reward(settings: ModelSettings) -> ModelReward | StepModelReward:
     device = default_device() if settings.device == "auto" else torch.device(settings.device)
     model = load_reward_model(settings.folder, device)
     if (model.scored == "steps") != isinstance(settings, StepModelSettings):
-        other = "reward_model" if model.scored == "answers" else "step_model"
+        reward_name = "reward_model" if model.scored == "answers" else "step_model"
         raise ConfigError(
-            f"this reward model scores {model.scored}", str(settings.folder), f"name it {other}"
+            f"this reward model scores {model.scored}", str(settings.folder), f"name it {reward_name}"
         )
     if isinstance(settings, StepModelSettings):
         return StepModelReward(model, settings.split)
@@ -94,13 +96,13 @@ class JudgeReward:
     chat: EndpointChat = field(init=False)
 
     def __post_init__(self) -> None:
-        own = self.settings
+        settings = self.settings
         chat = EndpointChat(
-            own.endpoint,
-            own.model,
-            own.key_variable,
-            timeout_s=own.request_timeout_s,
-            attempts=own.attempts,
+            settings.endpoint,
+            settings.model,
+            settings.key_variable,
+            timeout_s=settings.request_timeout_s,
+            attempts=settings.attempts,
             pause_s=0.5,
         )
         object.__setattr__(self, "chat", chat)
@@ -109,28 +111,28 @@ class JudgeReward:
         gate = asyncio.Semaphore(self.settings.together)
         requests = [self._request(answer) for answer in batch]
         samples = {request: answer.sample.id for request, answer in zip(requests, batch, strict=True)}
-        asked = (self._score(request, sample, gate) for request, sample in samples.items())
-        found = dict(zip(samples, await asyncio.gather(*asked, return_exceptions=True), strict=True))
-        for outcome in found.values():  # raised when all have been asked: what was answered is stored
+        scoring = (self._score(request, sample, gate) for request, sample in samples.items())
+        outcomes = dict(zip(samples, await asyncio.gather(*scoring, return_exceptions=True), strict=True))
+        for outcome in outcomes.values():  # raised when all have been asked: what was answered is stored
             if isinstance(outcome, BaseException):
                 raise outcome
-        return [_points_of(found[request]) for request in requests]
+        return [_points_of(outcomes[request]) for request in requests]
 
-    async def _score(self, asked: str, sample: str, gate: asyncio.Semaphore) -> float | None:
-        content = ["judge", self.settings.endpoint, self.settings.model, asked]
+    async def _score(self, prompt: str, sample: str, gate: asyncio.Semaphore) -> float | None:
+        content = ["judge", self.settings.endpoint, self.settings.model, prompt]
         row = self.store.get(*content)
         if row is None:
             async with gate:
-                verdict = await asyncio.to_thread(self.chat.ask, [asked])
+                verdict = await asyncio.to_thread(self.chat.ask, [prompt])
             row = {"sample": sample, "verdict": verdict}
             self.store.add(row, *content)
         return read_points(str(row["verdict"]))
 
     def _request(self, answer: SampledAnswer) -> str:
         question = "\n".join(answer.sample.texts("user"))
-        told = {"{question}": question, "{key}": answer.key or "(none)", "{answer}": answer.text}
-        pattern = "|".join(re.escape(name) for name in told)
-        return re.sub(pattern, lambda found: told[found[0]], self.settings.prompt)
+        replacements = {"{question}": question, "{key}": answer.key or "(none)", "{answer}": answer.text}
+        pattern = "|".join(re.escape(name) for name in replacements)
+        return re.sub(pattern, lambda match: replacements[match[0]], self.settings.prompt)
 
 
 def _points_of(outcome: float | BaseException | None) -> float | None:
@@ -138,18 +140,18 @@ def _points_of(outcome: float | BaseException | None) -> float | None:
     return outcome
 
 
-def _record(answer: SampledAnswer, texts: Sequence[str]) -> LoadedSample:
+def _rated_record(answer: SampledAnswer, texts: Sequence[str]) -> LoadedSample:
     """The prompt with the answer, a part per text, as reward models read it."""
     content: list[ContentPart] = [TextPart(text=text) for text in texts]
     steps: list[Any] | None = [0.0] * len(content) if len(content) > 1 else None
     rated = RatedAnswer(content=content, steps=steps)
-    loaded = answer.asked
+    loaded = answer.question
     if loaded is not None:
         return replace(loaded, sample=loaded.sample.model_copy(update={"answers": [rated]}))
     sample = answer.sample
     messages = sample.messages[:-1] if sample.messages[-1].role == "assistant" else sample.messages
-    asked = Sample(
+    record = Sample(
         id=sample.id, messages=messages, task=sample.task, metadata=sample.metadata, answers=[rated]
     )
-    clips = [AudioClip(p.path, sample.id, p.path, p.start_s, p.end_s) for p in asked.audio_parts()]
-    return LoadedSample(asked, [], tuple(clips))
+    clips = [AudioClip(p.path, sample.id, p.path, p.start_s, p.end_s) for p in record.audio_parts()]
+    return LoadedSample(record, [], tuple(clips))

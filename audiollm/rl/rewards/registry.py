@@ -48,7 +48,7 @@ def load_rewards(
     Raises:
         ConfigError: a model or a judge is not there, or a user's function cannot be imported.
     """
-    return {term.name: _load(term, folder, rank) for term in terms}
+    return {term.name: _load_reward(term, folder, rank) for term in terms}
 
 
 def verdict_store(named: Path | None, folder: Path | None, rank: int) -> RowStore:
@@ -60,14 +60,16 @@ def verdict_store(named: Path | None, folder: Path | None, rank: int) -> RowStor
     if named is None and folder is None:
         return RowStore(None)
     first = named if named is not None else required(folder) / VERDICTS / "judge.jsonl"
-    own = first.with_stem(f"{first.stem}-{rank}") if rank else first
-    others = {first, *first.parent.glob(f"{first.stem}-*{first.suffix}")}
+    store_path = first.with_stem(f"{first.stem}-{rank}") if rank else first
+    verdict_paths = {first, *first.parent.glob(f"{first.stem}-*{first.suffix}")}
     if folder is not None:
-        others |= set(folder.parent.glob(f"*/{VERDICTS}/*.jsonl"))
-    return RowStore(own, sorted(path for path in others if path != own and path.exists()))
+        verdict_paths |= set(folder.parent.glob(f"*/{VERDICTS}/*.jsonl"))
+    return RowStore(
+        store_path, sorted(path for path in verdict_paths if path != store_path and path.exists())
+    )
 
 
-def _load(term: RewardTerm, folder: Path | None, rank: int) -> RewardFunction:
+def _load_reward(term: RewardTerm, folder: Path | None, rank: int) -> RewardFunction:
     if term.is_plug_in:
         function: RewardFunction = import_reward(term.name)
         return function

@@ -62,18 +62,18 @@ class RewardScores:
     """Weighted sums before standardisation, where `total_A` is standardised: its mean over a batch is always 0."""
 
     @property
-    def told_A(self) -> list[float]:
+    def reported_A(self) -> list[float]:
         """The sums that figures and files show."""
         return self.total_A if self.raw_A is None else self.raw_A
 
     def figures(self) -> dict[str, float]:
         """Mean and standard deviation of each reward and of the sum, and the share of answers that are left out."""
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         for name, values in self.by_name.items():
-            found |= _moments(f"rewards/{name}", [value for value in values if value is not None])
-        kept = [total for total, keep in zip(self.told_A, self.kept_A, strict=True) if keep]
-        found |= _moments("reward", kept)
-        return found | {"rewards/left_out": 1 - len(kept) / len(self.kept_A) if self.kept_A else 0.0}
+            figures |= _moments(f"rewards/{name}", [value for value in values if value is not None])
+        kept_totals = [total for total, keep in zip(self.reported_A, self.kept_A, strict=True) if keep]
+        figures |= _moments("reward", kept_totals)
+        return figures | {"rewards/left_out": 1 - len(kept_totals) / len(self.kept_A) if self.kept_A else 0.0}
 
 
 class RewardSuite:
@@ -107,44 +107,44 @@ class RewardSuite:
         Raises:
             StageError: a reward has no value for an answer, and `on_error` is `stop`.
         """
-        found: dict[str, list[Outcome]] = {}
+        outcomes: dict[str, list[Outcome]] = {}
         awaited = {
             name: _Call(function, batch) for name, function in self._functions.items() if _is_async(function)
         }
         for term in self.terms:
             if term.name not in awaited:
                 call = _Call(self._functions[term.name], batch)
-                found[term.name] = self._values(term.name, call, batch)
+                outcomes[term.name] = self._values(term.name, call, batch)
         for name, call in awaited.items():
-            found[name] = self._values(name, call, batch)
+            outcomes[name] = self._values(name, call, batch)
         problems = [
             RewardProblem(term.name, answer.sample.id, answer.number, value)
             for term in self.terms
-            for answer, value in zip(batch, found[term.name], strict=True)
+            for answer, value in zip(batch, outcomes[term.name], strict=True)
             if isinstance(value, str)
         ]
         if problems and self._on_error == "stop":
             raise StageError(
                 str(problems[0]), "mend the reward, or go on without such answers by on_error: skip"
             )
-        return self._summed(found, problems, len(batch))
+        return self._summed(outcomes, problems, len(batch))
 
     def _summed(
-        self, found: Mapping[str, list[Outcome]], problems: list[RewardProblem], count: int
+        self, outcomes: Mapping[str, list[Outcome]], problems: list[RewardProblem], count: int
     ) -> RewardScores:
-        by_name = {term.name: [_value_of(outcome) for outcome in found[term.name]] for term in self.terms}
+        by_name = {term.name: [_value_of(outcome) for outcome in outcomes[term.name]] for term in self.terms}
         steps = {
-            term.name: [_steps_of(outcome) for outcome in found[term.name]]
+            term.name: [_steps_of(outcome) for outcome in outcomes[term.name]]
             for term in self.terms
-            if any(_steps_of(outcome) is not None for outcome in found[term.name])
+            if any(_steps_of(outcome) is not None for outcome in outcomes[term.name])
         }
-        totals, kept = [], []
+        totals, is_kept = [], []
         for answer in range(count):
             values = [(term.weight, by_name[term.name][answer]) for term in self.terms]
-            whole = [weight * value for weight, value in values if value is not None]
-            kept.append(len(whole) == len(values))
-            totals.append(math.fsum(whole) if kept[-1] else 0.0)
-        return RewardScores(totals, kept, by_name, problems, steps)
+            weighted = [weight * value for weight, value in values if value is not None]
+            is_kept.append(len(weighted) == len(values))
+            totals.append(math.fsum(weighted) if is_kept[-1] else 0.0)
+        return RewardScores(totals, is_kept, by_name, problems, steps)
 
     def _values(self, name: str, call: _Call, batch: RewardBatch) -> list[Outcome]:
         """The values of a reward; in the place of one that is missing, why it is."""
@@ -186,8 +186,8 @@ class _Call:
             self.is_hanging = True
             return f"hangs: no value after {timeout_s:g} s"
         if error is not None:
-            told = f"raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            return told + _line_of(error, self._function)
+            message = f"raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            return message + _line_of(error, self._function)
         values = self._future.result()
         try:
             values = list(values)
@@ -195,7 +195,7 @@ class _Call:
             return f"returned {type(values).__name__}, no list of values"
         if len(values) != count:
             return f"returned {len(values)} values for {count} answers"
-        return [_checked(value) for value in values]
+        return [_check_outcome(value) for value in values]
 
     def _run(self, function: RewardFunction, batch: RewardBatch) -> None:
         try:
@@ -216,7 +216,7 @@ def _steps_of(outcome: Outcome) -> Sequence[ScoredStep] | None:
     return None if isinstance(outcome, str | float) else outcome
 
 
-def _checked(value: Any) -> Outcome:
+def _check_outcome(value: Any) -> Outcome:
     return _checked_steps(value) if isinstance(value, list | tuple) else _checked_number(value)
 
 
@@ -249,7 +249,7 @@ def _line_of(error: BaseException, function: RewardFunction) -> str:
     if code is None:
         return ""
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [each.lineno for each in frames if each.filename == code.co_filename]
+    lines = [frame.lineno for frame in frames if frame.filename == code.co_filename]
     return f" ({Path(code.co_filename).name}, line {lines[-1]})" if lines else ""
 
 

@@ -43,7 +43,7 @@ def words_reward(settings: s.WordsSettings) -> Callable[[SampledAnswer], float |
     Raises:
         ConfigError: no recognizer there, or no samples where their texts are to be read.
     """
-    recognizer = _recognizer(settings)
+    recognizer = _choose_words_recognizer(settings)
     choose_form(settings.form, settings.language)  # refuses a wrong name before anything is sampled
 
     def score(answer: SampledAnswer) -> float | None:
@@ -57,11 +57,11 @@ def words_reward(settings: s.WordsSettings) -> Callable[[SampledAnswer], float |
     return score
 
 
-def _recognizer(settings: s.WordsSettings) -> Recognizer:
+def _choose_words_recognizer(settings: s.WordsSettings) -> Recognizer:
     if settings.texts is None:
-        chosen = choose_recognizer(settings.recognizer, settings.language)
-        assert chosen is not None
-        return chosen.judge
+        choice = choose_recognizer(settings.recognizer, settings.language)
+        assert choice is not None
+        return choice.judge
     if settings.recognizer != s.POCKETSPHINX:
         raise ConfigError(
             "words.texts: a grammar is for pocketsphinx alone",
@@ -82,15 +82,15 @@ def voice_reward(settings: s.VoiceSettings) -> Callable[[SampledAnswer], float |
     Raises:
         ConfigError: no judge there.
     """
-    chosen = choose_speaker_judge(settings.judge)
-    assert chosen is not None
-    judge = chosen.judge
+    choice = choose_speaker_judge(settings.judge)
+    assert choice is not None
+    judge = choice.judge
 
     def score(answer: SampledAnswer) -> float | None:
         if answer.recording is None:
             return None
-        if answer.asked is not None and answer.asked.audio:
-            wave: Waveform | None = answer.asked.audio[0].load()
+        if answer.question is not None and answer.question.audio:
+            wave: Waveform | None = answer.question.audio[0].load()
         else:
             wave = _voice_of(answer)
         if wave is None:
@@ -125,8 +125,8 @@ def quality_reward() -> Callable[[SampledAnswer], float | None]:
         if not answer.recording.num_samples:
             return 0.0
         samples_N = answer.recording.mono().resample(DNSMOS_RATE).samples_CN[0].numpy()
-        found = float(dnsmos.run(samples_N, sr=DNSMOS_RATE)["ovrl_mos"])
-        return min(1.0, max(0.0, (found - MIN_MOS) / (MAX_MOS - MIN_MOS)))
+        mos = float(dnsmos.run(samples_N, sr=DNSMOS_RATE)["ovrl_mos"])
+        return min(1.0, max(0.0, (mos - MIN_MOS) / (MAX_MOS - MIN_MOS)))
 
     return score
 
@@ -140,5 +140,9 @@ def ends_by_itself(answer: SampledAnswer) -> float | None:
 
 def _voice_of(answer: SampledAnswer) -> Waveform | None:
     sample = answer.sample
-    found = sample.audio("system") + sample.audio("user") + sample.audio("assistant")
-    return load_clip(Path(found[0].path), found[0].start_s, found[0].end_s) if found else None
+    recordings = sample.audio("system") + sample.audio("user") + sample.audio("assistant")
+    return (
+        load_clip(Path(recordings[0].path), recordings[0].start_s, recordings[0].end_s)
+        if recordings
+        else None
+    )

@@ -29,14 +29,17 @@ class ThoughtStep:
 def thought_steps(answer: SampledAnswer, split: StepSplit = "sentences") -> list[ThoughtStep]:
     """Return the steps of an answer's thought, without the empty ones."""
     parts = answer.parts
-    return [ThoughtStep(text, parts.thought_start + end) for text, end in _parts(parts.thought, split)]
+    return [
+        ThoughtStep(text, parts.thought_start + end)
+        for text, end in _split_thought_steps(parts.thought, split)
+    ]
 
 
-def _parts(thought: str, split: StepSplit) -> Iterator[tuple[str, int]]:
+def _split_thought_steps(thought: str, split: StepSplit) -> Iterator[tuple[str, int]]:
     """Yield each part that is not empty, and the characters of the thought through its end."""
     first = 0
-    for found in [*_ENDS[split].finditer(thought), None]:
-        part = thought[first : len(thought) if found is None else found.start()]
-        if part.strip():
-            yield part.strip(), first + len(part.rstrip())
-        first = len(thought) if found is None else found.end()
+    for boundary in [*_ENDS[split].finditer(thought), None]:
+        segment = thought[first : len(thought) if boundary is None else boundary.start()]
+        if segment.strip():
+            yield segment.strip(), first + len(segment.rstrip())
+        first = len(thought) if boundary is None else boundary.end()

@@ -88,37 +88,37 @@ def scored_steps(answer: SampledAnswer, settings: s.StepsSettings) -> list[Score
 
     The score is 1 for any such name, else 0; with `settings.names`, the share of these among all names in the step.
     """
-    left = {recognition_form(text) for text in _heard(answer, settings)} - {""}
-    names = {recognition_form(text) for text in settings.names} - {""} | left
+    unnamed = {recognition_form(text) for text in _audible_texts(answer, settings)} - {""}
+    names = {recognition_form(text) for text in settings.names} - {""} | unnamed
     steps = []
     for step in thought_steps(answer, settings.split):
-        spoken = f" {recognition_form(step.text)} "
-        given = {name for name in names if f" {name} " in spoken}
-        right = given & left
-        left -= right
-        among = len(given) if settings.names else 1
+        step_words = f" {recognition_form(step.text)} "
+        named = {name for name in names if f" {name} " in step_words}
+        right = named & unnamed
+        unnamed -= right
+        among = len(named) if settings.names else 1
         steps.append(ScoredStep(step.text, min(1.0, len(right) / max(1, among)), step.end))
     return steps
 
 
 def heard_steps(answer: SampledAnswer, settings: s.StepsSettings) -> list[ScoredStep] | None:
     """The thought's scored steps; without a thought, one step of score 0; None where nothing is told to be heard."""
-    if not _heard(answer, settings):
+    if not _audible_texts(answer, settings):
         return None
     return scored_steps(answer, settings) or [ScoredStep("", 0.0)]
 
 
-def _heard(answer: SampledAnswer, settings: s.StepsSettings) -> list[str]:
+def _audible_texts(answer: SampledAnswer, settings: s.StepsSettings) -> list[str]:
     """What can be heard by the metadata and, where the settings say so, the right answer."""
-    told = heard_in(answer, settings.keys)
-    return [*told, answer.key] if settings.answer and answer.key else told
+    audible = metadata_texts(answer, settings.keys)
+    return [*audible, answer.key] if settings.answer and answer.key else audible
 
 
-def heard_in(answer: SampledAnswer, keys: Sequence[str]) -> list[str]:
+def metadata_texts(answer: SampledAnswer, keys: Sequence[str]) -> list[str]:
     """What the metadata says can be heard."""
-    found: list[str] = []
+    texts: list[str] = []
     for key in keys:
         value: Any = answer.sample.metadata.get(key)
-        found += [str(each) for each in value] if isinstance(value, list | tuple) else []
-        found += [str(value)] if isinstance(value, str | int | float) else []
-    return found
+        texts += [str(entry) for entry in value] if isinstance(value, list | tuple) else []
+        texts += [str(value)] if isinstance(value, str | int | float) else []
+    return texts

@@ -53,10 +53,10 @@ def import_engine(path: str) -> EngineFactory:
     Raises:
         ConfigError: it cannot be imported, or cannot be called.
     """
-    found = import_named(path, REMEDY)
-    if not callable(found):
-        raise ConfigError(f"rollouts: {type(found).__name__} cannot be called", path, REMEDY)
-    factory: EngineFactory = found
+    imported = import_named(path, REMEDY)
+    if not callable(imported):
+        raise ConfigError(f"rollouts: {type(imported).__name__} cannot be called", path, REMEDY)
+    factory: EngineFactory = imported
     return factory
 
 
@@ -81,11 +81,11 @@ class CheckedRollouts:
         groups = self._engine.sample(prompts, numbers, settings)
         if len(groups) != len(prompts):
             raise self._error(f"{len(groups)} groups for {len(prompts)} prompts")
-        for prompt, asked, group in zip(prompts, numbers, groups, strict=True):
-            found = [(rollout.prompt, rollout.number) for rollout in group]
-            if found != [(prompt.id, number) for number in asked]:
+        for prompt, requested, group in zip(prompts, numbers, groups, strict=True):
+            sampled = [(rollout.prompt, rollout.number) for rollout in group]
+            if sampled != [(prompt.id, number) for number in requested]:
                 raise self._error(
-                    f"prompt {prompt.id!r}: answers {found}, and asked for were {list(asked)}, in this order"
+                    f"prompt {prompt.id!r}: answers {sampled}, and asked for were {list(requested)}, in this order"
                 )
             for rollout in group:
                 if reason := fault_of(rollout, settings):

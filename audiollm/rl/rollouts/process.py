@@ -102,7 +102,9 @@ class ProcessRollouts(Generic[Prompted]):
 
         Begun calls are answered in their order. The weights must not be written before the last one is answered.
         """
-        self._send((self._version, list(prompts), [list(each) for each in numbers], settings))
+        self._send(
+            (self._version, list(prompts), [list(group_numbers) for group_numbers in numbers], settings)
+        )
         self._started.append(self._key(prompts, numbers, settings))
 
     def sample(
@@ -117,10 +119,10 @@ class ProcessRollouts(Generic[Prompted]):
             self._drop_started()
             self.start(prompts, numbers, settings)
         self._started.popleft()
-        found = self._receive()
-        if isinstance(found, Exception):
-            raise found
-        return list(found)
+        reply = self._receive()
+        if isinstance(reply, Exception):
+            raise reply
+        return list(reply)
 
     def weights_changed(self) -> None:
         """See `RolloutEngine.weights_changed`."""
@@ -142,7 +144,7 @@ class ProcessRollouts(Generic[Prompted]):
         self, prompts: Sequence[Any], numbers: Sequence[Sequence[int]], settings: Any
     ) -> tuple[Any, ...]:
         ids = tuple(prompt.id for prompt in prompts)
-        return self._version, ids, tuple(tuple(each) for each in numbers), settings
+        return self._version, ids, tuple(tuple(group_numbers) for group_numbers in numbers), settings
 
     def _drop_started(self) -> None:
         while self._started:
@@ -176,24 +178,24 @@ def _serve(
     failure: Exception | None = None
     try:
         model, engine = load()
-        own = model.state_dict(keep_vars=True)
-        _share_on_cpu(own, shared.by_name)
+        weights = model.state_dict(keep_vars=True)
+        _share_on_cpu(weights, shared.by_name)
     except Exception as error:
         failure = StageError(f"the model that samples cannot be loaded: {error_line(error)}")
-    seen = None
+    loaded_version = None
     requests = SimpleQueue[Any]()
     threading.Thread(target=_read_requests, args=(connection, requests), daemon=True).start()
     with contextlib.suppress(OSError):
         while (request := requests.get()) is not None:
             version, prompts, numbers, settings = request
-            found: Any = failure
+            reply: Any = failure
             if failure is None:
-                if version != seen:
-                    _copy_to_device(own, shared.by_name)
+                if version != loaded_version:
+                    _copy_to_device(weights, shared.by_name)
                     engine.weights_changed()
-                    seen = version
-                found = _sampled(engine, prompts, numbers, settings)
-            connection.send_bytes(pickle.dumps(found))
+                    loaded_version = version
+                reply = _sampled(engine, prompts, numbers, settings)
+            connection.send_bytes(pickle.dumps(reply))
 
 
 def _read_requests(connection: Connection, requests: SimpleQueue[Any]) -> None:
@@ -206,9 +208,9 @@ def _read_requests(connection: Connection, requests: SimpleQueue[Any]) -> None:
         requests.put(None)
 
 
-def _sampled(engine: RolloutEngine[Any], *asked: Any) -> list[list[Rollout]] | Exception:
+def _sampled(engine: RolloutEngine[Any], *request: Any) -> list[list[Rollout]] | Exception:
     try:
-        return engine.sample(*asked)
+        return engine.sample(*request)
     except BadSample as bad:
         return bad.with_traceback(None)
     except ConfigError as error:
@@ -217,17 +219,17 @@ def _sampled(engine: RolloutEngine[Any], *asked: Any) -> list[list[Rollout]] | E
         return StageError(f"sampling failed: {error_line(error)}")
 
 
-def _share_on_cpu(own: Mapping[str, Tensor], shared: Mapping[str, Tensor]) -> None:
+def _share_on_cpu(weights: Mapping[str, Tensor], shared: Mapping[str, Tensor]) -> None:
     """Put the shared memory behind a model's weights, where they are on the CPU."""
-    for name, tensor in own.items():
+    for name, tensor in weights.items():
         if tensor.device.type == "cpu":
             tensor.data = shared[name]
 
 
 @torch.no_grad()
-def _copy_to_device(own: Mapping[str, Tensor], shared: Mapping[str, Tensor]) -> None:
+def _copy_to_device(weights: Mapping[str, Tensor], shared: Mapping[str, Tensor]) -> None:
     """Copy the shared weights to where the model's are, unless they are in the shared memory itself."""
-    for name, tensor in own.items():
+    for name, tensor in weights.items():
         if tensor.device.type != "cpu":
             tensor.copy_(shared[name])
 

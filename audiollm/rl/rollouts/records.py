@@ -63,8 +63,8 @@ class AnswerRecord:
     @property
     def rewards(self) -> dict[str, float | None]:
         """The rewards by function, before their weights."""
-        told = self.row.get("rewards")
-        return {str(k): finite(v) for k, v in told.items()} if isinstance(told, Mapping) else {}
+        values = self.row.get("rewards")
+        return {str(k): finite(v) for k, v in values.items()} if isinstance(values, Mapping) else {}
 
     @property
     def is_truncated(self) -> bool:
@@ -78,32 +78,32 @@ class AnswerRecord:
     @property
     def steps(self) -> list[tuple[str, float | None, float | None]]:
         """Text, reward and advantage of each step and of the outcome, where the advantage reads steps."""
-        told = self.row.get("steps")
+        steps = self.row.get("steps")
         advantages = self.numbers("advantages")
-        found = []
-        for step in told if isinstance(told, list) else []:
+        rows = []
+        for step in steps if isinstance(steps, list) else []:
             action = step.get("action")
-            known = isinstance(action, int) and 0 <= action < len(advantages)
+            has_advantage = isinstance(action, int) and 0 <= action < len(advantages)
             unnamed = "(the whole answer)" if step.get("is_outcome", True) else "(no words)"
-            found.append(
+            rows.append(
                 (
                     str(step.get("text") or unnamed),
                     finite(step.get("reward")),
-                    advantages[action] if known else None,
+                    advantages[action] if has_advantage else None,
                 )
             )
-        return found
+        return rows
 
     @property
     def advantage(self) -> tuple[float, float] | None:
         """The smallest and the largest advantage of its tokens; None where it has none."""
-        found = self.numbers("advantages")
-        return (min(found), max(found)) if found else None
+        advantages = self.numbers("advantages")
+        return (min(advantages), max(advantages)) if advantages else None
 
     def numbers(self, name: str) -> list[float]:
         """A figure of each action."""
-        told = self.row.get(name)
-        return [float(v) for v in told] if isinstance(told, list) and all(map(is_number, told)) else []
+        values = self.row.get(name)
+        return [float(v) for v in values] if isinstance(values, list) and all(map(is_number, values)) else []
 
     @property
     def tokens(self) -> list[DrawnToken]:
@@ -112,19 +112,23 @@ class AnswerRecord:
         if not isinstance(pieces, list):
             return []
         names = ("advantages", "behaviour", "old", "reference", "values", "returns")
-        columns = {name: own for name in names if (own := self.numbers(name))}
-        found, place = [], 0
+        columns = {name: figure_values for name in names if (figure_values := self.numbers(name))}
+        tokens, place = [], 0
         for piece in pieces:
             count = piece if isinstance(piece, int) else 1
             parts = {name: values[place : place + count] for name, values in columns.items()}
-            figures = {name: sum(part) / len(part) for name, part in parts.items() if part}
-            found.append(
+            figures = {
+                name: sum(piece_values) / len(piece_values)
+                for name, piece_values in parts.items()
+                if piece_values
+            }
+            tokens.append(
                 DrawnToken(
                     "" if isinstance(piece, int) else str(piece), count, figures, isinstance(piece, int)
                 )
             )
             place += count
-        return found
+        return tokens
 
     @property
     def speech_file(self) -> tuple[Path, str] | None:
@@ -161,21 +165,37 @@ class GroupRecord:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The prompt's, with the right answer as the last one where it has one."""
-        told = self.answers[0].row.get("messages")
-        return [message for message in told if isinstance(message, dict)] if isinstance(told, list) else []
+        messages = self.answers[0].row.get("messages")
+        return (
+            [message for message in messages if isinstance(message, dict)]
+            if isinstance(messages, list)
+            else []
+        )
 
     @property
     def question(self) -> list[dict[str, Any]]:
         """The parts of the messages before the right answer."""
-        return [part for message in self.messages if not self._is_key(message) for part in _parts(message)]
+        return [
+            content_part
+            for message in self.messages
+            if not self._is_key(message)
+            for content_part in _content_parts(message)
+        ]
 
     @property
     def key(self) -> list[dict[str, Any]]:
         """The parts of the right answer, without its tags and thought; none where the prompt has no answer."""
-        parts = [part for message in self.messages if self._is_key(message) for part in _parts(message)]
+        parts = [
+            content_part
+            for message in self.messages
+            if self._is_key(message)
+            for content_part in _content_parts(message)
+        ]
         return [
-            {**part, "text": read_answer(str(part["text"])).answer} if part.get("text") is not None else part
-            for part in parts
+            {**content_part, "text": read_answer(str(content_part["text"])).answer}
+            if content_part.get("text") is not None
+            else content_part
+            for content_part in parts
         ]
 
     @property
@@ -223,10 +243,12 @@ def groups_of_rows(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Grou
     Args:
         folder: that of the codes of speech.
     """
-    found: dict[Any, list[AnswerRecord]] = {}
-    for row in _told_apart(rows):
-        found.setdefault(row[0], []).append(AnswerRecord(row[1], folder))
-    return [GroupRecord(str(own[0].row["id"]), sorted(own, key=_badness)) for own in found.values()]
+    groups: dict[Any, list[AnswerRecord]] = {}
+    for row in _number_groups(rows):
+        groups.setdefault(row[0], []).append(AnswerRecord(row[1], folder))
+    return [
+        GroupRecord(str(answers[0].row["id"]), sorted(answers, key=_badness)) for answers in groups.values()
+    ]
 
 
 def finite(value: Any) -> float | None:
@@ -239,18 +261,18 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _told_apart(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+def _number_groups(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Any, Mapping[str, Any]]]:
     """Rows with what tells their groups apart: of records of two sources that share an id, numbers are there twice."""
-    seen: dict[Any, int] = {}
+    counts: dict[Any, int] = {}
     for row in rows:
         answer = (row["id"], row.get("step"), row.get("number"))
-        seen[answer] = seen.get(answer, 0) + 1
-        yield (row["id"], row.get("step"), seen[answer]), row
+        counts[answer] = counts.get(answer, 0) + 1
+        yield (row["id"], row.get("step"), counts[answer]), row
 
 
 def _badness(answer: AnswerRecord) -> tuple[bool, float, int]:
     return answer.reward is None, -(answer.reward or 0.0), answer.number
 
 
-def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [part for part in message.get("content") or [] if isinstance(part, dict)]
+def _content_parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [content_part for content_part in message.get("content") or [] if isinstance(content_part, dict)]

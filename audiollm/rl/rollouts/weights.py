@@ -17,16 +17,16 @@ class SampledWeights:
             engine reads those that are trained.
     """
 
-    def __init__(self, engine: RolloutEngine[Any], whole: WholeCopy | None) -> None:
-        self._engine, self._whole = engine, whole
+    def __init__(self, engine: RolloutEngine[Any], whole_copy: WholeCopy | None) -> None:
+        self._engine, self._whole_copy = engine, whole_copy
 
     def read_by(self, read: Read) -> None:
         """Take the strategy's way to read whole tensors."""
-        if self._whole is not None:
-            self._whole.read_by(read)
+        if self._whole_copy is not None:
+            self._whole_copy.read_by(read)
 
     def fill(self) -> None:
         """Bring the engine's weights up to those of now; all ranks must call it."""
-        if self._whole is not None:
-            self._whole.fill()
+        if self._whole_copy is not None:
+            self._whole_copy.fill()
         self._engine.weights_changed()

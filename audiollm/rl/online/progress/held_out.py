@@ -64,7 +64,7 @@ class StartMeasure:
         """Return the figures in one line, for the log."""
         names = [name for name in self.sampled if name == "reward" or name in SHARE_REWARDS]
         figures = ", ".join(
-            f"{name} {_number(self.greedy, name)} greedy / {_number(self.sampled, name)} sampled"
+            f"{name} {_format_reward(self.greedy, name)} greedy / {_format_reward(self.sampled, name)} sampled"
             for name in sorted(names, key=lambda name: name != "reward")
         )
         origin = "held-out" if self.is_held_out else "training"
@@ -234,5 +234,5 @@ def training_outcome(
     return {**figures, **({"warnings": warnings} if warnings else {})}
 
 
-def _number(means: Mapping[str, float], name: str) -> str:
+def _format_reward(means: Mapping[str, float], name: str) -> str:
     return f"{means[name]:.3f}" if name in means else "none"

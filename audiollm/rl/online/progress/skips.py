@@ -15,9 +15,9 @@ class SkippedSteps(nn.Module):
         most: number of skipped steps in a row that ends the run.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_skipped: int) -> None:
         super().__init__()
-        self._most = most
+        self._max_skipped = max_skipped
         self.register_buffer("in_a_row", torch.zeros((), dtype=torch.int64))
 
     def count(self, is_skipped: bool) -> None:
@@ -28,10 +28,10 @@ class SkippedSteps(nn.Module):
         """
         row = self.get_buffer("in_a_row")
         row.copy_(row + 1 if is_skipped else torch.zeros_like(row))
-        if int(row) >= self._most:
+        if int(row) >= self._max_skipped:
             raise StageError(
-                f"{self._most} steps in a row had nothing to train on: no answer with a reward, or equal rewards in "
-                "every group",
+                f"{self._max_skipped} steps in a row had nothing to train on: no answer with a reward, or equal "
+                "rewards in every group",
                 "see rollouts/ and set_aside.jsonl; take other prompts or rewards, a higher temperature, refill, or "
                 "raise max_skipped_steps",
             )

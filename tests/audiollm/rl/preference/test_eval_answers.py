@@ -184,8 +184,8 @@ def assert_answers_of(model: Path, rows: list[dict[str, Any]]) -> None:
         message = Message(
             role="user", content=[AudioPart(path=audio["path"]), TextPart(text=question["text"])]
         )
-        asked = generator.asked([message], audio["path"], max_tokens=16)
-        assert row["answer"] == generator.answer_all([asked])[0].text.strip()
+        request = generator.chat_request([message], audio["path"], max_tokens=16)
+        assert row["answer"] == generator.answer_all([request])[0].text.strip()
 
 
 def trained_on_ranks(folder: Path, ranks: Ranks, strategy: str, trained: str, name: str) -> None:
