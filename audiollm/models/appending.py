@@ -84,7 +84,7 @@ class AttendAppended:
 
     def __call__(self, layer: int, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> Tensor:
         if self.rank_F is not None:
-            q_SHD, k_SGD, v_SGD = (each.index_select(0, self.rank_F) for each in (q_SHD, k_SGD, v_SGD))
+            q_SHD, k_SGD, v_SGD = (tensor.index_select(0, self.rank_F) for tensor in (q_SHD, k_SGD, v_SGD))
         keys_RGDL, values_RGLD = self.keys_NRGDL[layer], self.values_NRGLD[layer]
         self._write(keys_RGDL, values_RGLD, k_SGD, v_SGD)
         rows, width, span = self.counts
@@ -121,9 +121,9 @@ class AttendAppended:
         return attended_FHD if self.order_X is None else attended_FHD.index_select(0, self.order_X)
 
     def _write(self, keys_RGDL: Tensor, values_RGLD: Tensor, k_FGD: Tensor, v_FGD: Tensor) -> None:
-        for row, places, own in self.runs:
-            keys_RGDL[row, :, :, places] = k_FGD[own].permute(1, 2, 0)
-            values_RGLD[row, :, places] = v_FGD[own].transpose(0, 1)
+        for row, places, new_rows in self.runs:
+            keys_RGDL[row, :, :, places] = k_FGD[new_rows].permute(1, 2, 0)
+            values_RGLD[row, :, places] = v_FGD[new_rows].transpose(0, 1)
         if not self.runs:
             keys_RGDL[self.row_F, :, :, self.place_F] = k_FGD
             values_RGLD[self.row_F, :, self.place_F] = v_FGD
@@ -171,9 +171,9 @@ def append_cached(
     number_F = np.repeat(np.arange(len(rows)), count_U)
     offset_F = np.arange(len(number_F)) - np.repeat(np.cumsum(count_U) - count_U, count_U)
     position_F = before_U[number_F] + offset_F
-    kept_U = np.array([cache.kept[row] or 0 for row in rows])
+    kept_U = np.array([cache.pinned[row] or 0 for row in rows])
     ring_U = cache.length - kept_U
-    place_F = _places(position_F, kept_U[number_F], ring_U[number_F])
+    place_F = _place_positions(position_F, kept_U[number_F], ring_U[number_F])
     span = min(int(after_U.max()), cache.length)
     held_UL = _held_positions(after_U, kept_U, ring_U, span)
     position_UQ = np.full((len(rows), width), -1)
@@ -183,22 +183,22 @@ def append_cached(
     dtype = torch.float64 if cache.keys_NRGDL.dtype == torch.float64 else torch.float32
     biases: dict[int | None, Tensor | None] = {}
     for window in set(cache.windows):
-        bias_UQL = _bias(window, position_UQ, held_UL, is_prefix_UL)
+        bias_UQL = _appended_bias(window, position_UQ, held_UL, is_prefix_UL)
         biases[window] = None if bias_UQL is None else torch.from_numpy(bias_UQL).to(device, dtype)
     rotary = config.head_dim, config.rope_theta, config.rope_scaling
-    back_F = _turns(position_F, kept_U[number_F], config.sliding_window)
+    back_F = _turn_for_prefix(position_F, kept_U[number_F], config.sliding_window)
     cosine, sine = _angles(np.concatenate([position_F, back_F]), *rotary)
     fresh = len(position_F)
-    cosine_FD, sine_FD = (torch.from_numpy(each[:fresh]).to(device) for each in (cosine, sine))
+    cosine_FD, sine_FD = (torch.from_numpy(table[:fresh]).to(device) for table in (cosine, sine))
     turn = None
     if back_F.any():
-        own = (
+        is_prefix_UP = (
             None if bool((kept_U == prefix).all()) else torch.from_numpy(is_prefix_UL[:, :prefix]).to(device)
         )
         turned_cosine, turned_sine = (
-            torch.from_numpy(each[fresh:, None]).to(device) for each in (cosine, sine)
+            torch.from_numpy(table[fresh:, None]).to(device) for table in (cosine, sine)
         )
-        turn = PrefixTurn(turned_cosine, turned_sine, prefix, own)
+        turn = PrefixTurn(turned_cosine, turned_sine, prefix, is_prefix_UP)
     row_F = np.array(rows)[number_F]
     return AttendAppended(
         cosine_FD if order_X is None else cosine_FD[order_X],
@@ -206,7 +206,7 @@ def append_cached(
         cache.keys_NRGDL.unbind(),
         cache.values_NRGLD.unbind(),
         cache.windows,
-        _runs(row_F, place_F),
+        _contiguous_runs(row_F, place_F),
         torch.from_numpy(row_F).to(device),
         torch.from_numpy(place_F).to(device),
         None if in_order else torch.tensor(rows, device=device),
@@ -222,7 +222,7 @@ def append_cached(
 # Private
 
 
-def _places(
+def _place_positions(
     position_F: NDArray[np.int64], kept_F: NDArray[np.int64], ring_F: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return the place of each position: the position itself, or in the ring behind a kept prefix."""
@@ -241,7 +241,7 @@ def _held_positions(
     return held_UL
 
 
-def _runs(row_F: NDArray[np.int64], place_F: NDArray[np.int64]) -> list[Run]:
+def _contiguous_runs(row_F: NDArray[np.int64], place_F: NDArray[np.int64]) -> list[Run]:
     """Return runs of neighbouring places; none where there are more than `MAX_RUNS`."""
     ends = np.flatnonzero((np.diff(row_F) != 0) | (np.diff(place_F) != 1)) + 1
     if len(ends) >= MAX_RUNS:
@@ -254,7 +254,7 @@ def _runs(row_F: NDArray[np.int64], place_F: NDArray[np.int64]) -> list[Run]:
     return runs
 
 
-def _bias(
+def _appended_bias(
     window: int | None,
     position_UQ: NDArray[np.int64],
     held_UL: NDArray[np.int64],
@@ -273,7 +273,9 @@ def _bias(
     return bias_UQL
 
 
-def _turns(position_F: NDArray[np.int64], kept_F: NDArray[np.int64], window: int | None) -> NDArray[np.int64]:
+def _turn_for_prefix(
+    position_F: NDArray[np.int64], kept_F: NDArray[np.int64], window: int | None
+) -> NDArray[np.int64]:
     """Return how far each query is turned for its prefix, as `attention.prefix_turns`."""
     if window is None:
         return np.zeros_like(position_F)
@@ -291,6 +293,6 @@ def _angles(
 
 @lru_cache(maxsize=16)
 def _frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> NDArray[np.float64]:
-    found = rotary_frequencies(head_dim, theta, scaling, torch.device("cpu")).double().numpy()
-    assert isinstance(found, np.ndarray)
-    return found
+    frequencies = rotary_frequencies(head_dim, theta, scaling, torch.device("cpu")).double().numpy()
+    assert isinstance(frequencies, np.ndarray)
+    return frequencies

@@ -39,7 +39,7 @@ class AttentionBackend(NamedTuple):
 
 
 def attention_backend(
-    device: torch.device, dtype: torch.dtype, head_dim: int, wanted: BackendName | Literal["auto"] = "auto"
+    device: torch.device, dtype: torch.dtype, head_dim: int, requested: BackendName | Literal["auto"] = "auto"
 ) -> AttentionBackend:
     """Choose the implementation of attention over packed sequences.
 
@@ -49,23 +49,23 @@ def attention_backend(
     Raises:
         ValueError: the wanted one cannot run here, or there is none of that name.
     """
-    if wanted not in ("auto", "flash_attn", "varlen", "sdpa"):
-        raise ValueError(f"attention: no backend {wanted!r}; there are auto, flash_attn, varlen and sdpa")
-    if wanted == "sdpa":
+    if requested not in ("auto", "flash_attn", "varlen", "sdpa"):
+        raise ValueError(f"attention: no backend {requested!r}; there are auto, flash_attn, varlen and sdpa")
+    if requested == "sdpa":
         return AttentionBackend("sdpa", "asked for")
-    obstacle = _obstacle(device, dtype, head_dim)
+    obstacle = _half_precision_obstacle(device, dtype, head_dim)
     installed = _flash_attn_installed()
-    if wanted == "auto":
+    if requested == "auto":
         if obstacle:
             return AttentionBackend("sdpa", obstacle)
         if installed:
             return AttentionBackend("flash_attn", "flash-attn is installed")
         return AttentionBackend("varlen", "flash-attn is not installed: pip install 'audiollm[flash]'")
-    if not obstacle and wanted == "flash_attn" and not installed:
+    if not obstacle and requested == "flash_attn" and not installed:
         obstacle = "flash-attn is not installed: pip install 'audiollm[flash]'"
     if obstacle:
-        raise ValueError(f"attention: {wanted!r} cannot run here ({obstacle}); take auto or sdpa")
-    return AttentionBackend(wanted, "asked for")
+        raise ValueError(f"attention: {requested!r} cannot run here ({obstacle}); take auto or sdpa")
+    return AttentionBackend(requested, "asked for")
 
 
 def packed_attention(
@@ -125,7 +125,7 @@ def cached_attention(q_BQD: Tensor, keys_BDL: Tensor, values_BLD: Tensor, bias_B
     if not attends_by_products(q_BQD.device, q_BQD.dtype):
         keys_BLD = keys_BDL.transpose(1, 2)
         # with a dimension of one head, which the fused kernels ask for
-        q, keys, values = (each[:, None] for each in (q_BQD, keys_BLD, values_BLD))
+        q, keys, values = (tensor[:, None] for tensor in (q_BQD, keys_BLD, values_BLD))
         bias = None if bias_B1L is None else bias_B1L[:, None]
         return functional.scaled_dot_product_attention(q, keys, values, attn_mask=bias)[:, 0]
     scale = q_BQD.shape[2] ** -0.5
@@ -211,10 +211,10 @@ class PrefixTurns:
         return attended_SHD.index_select(0, layout.order_S)
 
 
-def prefix_turns(lengths: Sequence[int], kept: Sequence[int], window: int) -> Tensor:
+def prefix_turns(lengths: Sequence[int], pinned_rows: Sequence[int], window: int) -> Tensor:
     """Return int64 `[S]`: how far each row's query is turned for the prefix, 0 or less, sequence after sequence."""
     turns = []
-    for length, prefix in zip(lengths, kept, strict=True):
+    for length, prefix in zip(lengths, pinned_rows, strict=True):
         positions_S = torch.arange(length)
         turns.append(positions_S.clamp(max=prefix + window - 1) - positions_S if prefix else positions_S * 0)
     return torch.cat(turns)
@@ -225,7 +225,7 @@ def kept_prefix_attention(
     k_SGD: Tensor,
     v_SGD: Tensor,
     lengths: Sequence[int],
-    kept: Sequence[int],
+    pinned_rows: Sequence[int],
     window: int,
     cosine_SD: Tensor,
     sine_SD: Tensor,
@@ -233,17 +233,17 @@ def kept_prefix_attention(
     """Attend inside each sequence, rows in reading order.
 
     Args:
-        kept: rows of each sequence's prefix.
+        pinned_rows: rows of each sequence's prefix.
         cosine_SD, sine_SD: of `prefix_turns`.
     """
     turned_SHD = rotate(q_SHD, cosine_SD[:, None], sine_SD[:, None])
     splits = (rows.split(list(lengths)) for rows in (q_SHD, turned_SHD, k_SGD, v_SGD))
     with torch.autocast(q_SHD.device.type, enabled=False):
-        parts = zip(zip(*splits, strict=True), kept, strict=True)
-        return torch.cat([_one_kept(q, turned, k, v, own, window) for (q, turned, k, v), own in parts])
+        parts = zip(zip(*splits, strict=True), pinned_rows, strict=True)
+        return torch.cat([_one_kept(q, turned, k, v, prefix, window) for (q, turned, k, v), prefix in parts])
 
 
-def _obstacle(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
+def _half_precision_obstacle(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
     """Why the half-precision CUDA kernels cannot run; empty where they can."""
     if device.type != "cuda":
         return f"no CUDA device but {device.type}"
@@ -275,7 +275,7 @@ def _each_segment(
     if not causal and len(set(lengths)) == 1:
         return _equal_segments(q_SHD, k_SGD, v_SGD, lengths[0])
     parts = zip(q_SHD.split(lengths), k_SGD.split(lengths), v_SGD.split(lengths), strict=True)
-    return torch.cat([_one_segment(*part, window, causal) for part in parts])
+    return torch.cat([_one_segment(*segment, window, causal) for segment in parts])
 
 
 def _equal_segments(q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, length: int) -> Tensor:
@@ -321,7 +321,7 @@ def _varlen(
 
     q_SHD, k_SGD, v_SGD = (_with_whole_heads(rows) for rows in (q_SHD, k_SGD, v_SGD))
     ends, longest = layout.cumulative_lengths, layout.longest
-    span = _span(window, causal)
+    span = _visible_span(window, causal)
     grouped: dict[str, Any] = {"enable_gqa": True} if _takes_gqa(varlen_attn) else {}
     out_SHD = varlen_attn(q_SHD, k_SGD, v_SGD, ends, ends, longest, longest, window_size=span, **grouped)
     assert isinstance(out_SHD, Tensor)
@@ -335,14 +335,14 @@ def _flash_attn(
 
     q_SHD, k_SGD, v_SGD = (_with_whole_heads(rows) for rows in (q_SHD, k_SGD, v_SGD))
     ends, longest = layout.cumulative_lengths, layout.longest
-    span = _span(window, causal)
+    span = _visible_span(window, causal)
     out_SHD: Tensor = flash_attn_varlen_func(
         q_SHD, k_SGD, v_SGD, ends, ends, longest, longest, causal=causal, window_size=span
     )
     return out_SHD
 
 
-def _span(window: int | None, causal: bool) -> tuple[int, int]:
+def _visible_span(window: int | None, causal: bool) -> tuple[int, int]:
     """Positions that are seen before and after one's own, as the kernels take them; -1: all."""
     return (-1 if window is None else window - 1, 0 if causal else -1)
 
@@ -369,8 +369,8 @@ def _scale_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     """Slow rotations are divided by the factor, fast ones kept, those between are blended."""
     turns = scaling.original_max_position_embeddings * frequencies / (2 * torch.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return kept * frequencies + (1 - kept) * frequencies / scaling.factor
+    blend = ((turns - low) / (high - low)).clamp(0, 1)
+    return blend * frequencies + (1 - blend) * frequencies / scaling.factor
 
 
 def _one_kept(

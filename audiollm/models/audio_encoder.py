@@ -198,9 +198,11 @@ class AudioTower(nn.Module):
     def _check(self, features: PackedFeatures) -> None:
         config, (bins, _) = self.config, features.mel_MX.shape
         unit, longest = (
-            config.frames_per_position * each for each in (config.stride, config.max_source_positions)
+            config.frames_per_position * limit for limit in (config.stride, config.max_source_positions)
         )
-        fits = all(0 < each <= longest and (config.padded or each % unit == 0) for each in features.frames)
+        fits = all(
+            0 < frames <= longest and (config.padded or frames % unit == 0) for frames in features.frames
+        )
         if bins != config.num_mel_bins or not fits:
             raise ValueError(
                 f"windows of {sorted(set(features.frames))} frames of {bins} mel bins, for an encoder of "
@@ -213,7 +215,7 @@ class AudioTower(nn.Module):
         per = config.frames_per_position
         window = (per * config.max_source_positions,) * len(features.frames)
         frames = window if config.padded else features.frames
-        positions = tuple(each // per for each in frames)
+        positions = tuple(num_frames // per for num_frames in frames)
         x_PC = self._positioned(features, frames, positions)
         x_PC = functional.dropout(x_PC, config.dropout, self.training) if config.dropout else x_PC
         again = self.activation_checkpointing and self.training and torch.is_grad_enabled()
@@ -225,7 +227,10 @@ class AudioTower(nn.Module):
         if sum(features.rows) == len(reduced):
             return reduced
         return reduced.index_select(
-            0, places(features.rows, [each // config.stride for each in positions], x_PC.device)
+            0,
+            places(
+                features.rows, [num_positions // config.stride for num_positions in positions], x_PC.device
+            ),
         )
 
     def _positioned(
@@ -237,7 +242,7 @@ class AudioTower(nn.Module):
             if self.config.stem == "conv2d"
             else stem_1d(self.conv1, self.conv2, features, frames)
         )
-        place_P = torch.cat([torch.arange(each) for each in positions]).to(x_PC.device)
+        place_P = torch.cat([torch.arange(num_positions) for num_positions in positions]).to(x_PC.device)
         # autocast's convolutions are in half precision; the sum over layers is not
         dtype = self.layer_norm.weight.dtype
         return x_PC.to(dtype) + self.embed_positions(place_P).to(dtype)
@@ -273,11 +278,11 @@ class Projector(nn.Module):
         return out_RE
 
 
-def encoder_config(folder: Path, **others: Any) -> AudioEncoderConfig:
+def encoder_config(folder: Path, **overrides: Any) -> AudioEncoderConfig:
     """The shape in the `config.json` of a Whisper, a Qwen2-Audio or an encoder alone.
 
     Args:
-        others: fields that such a config does not have (`stride`, `reduction`, ...), or that are to differ.
+        overrides: fields that such a config does not have (`stride`, `reduction`, ...), or that are to differ.
 
     Raises:
         ConfigError: no such folder, or another kind of model.
@@ -305,7 +310,7 @@ def encoder_config(folder: Path, **others: Any) -> AudioEncoderConfig:
         raise ConfigError(
             "activation_function must be gelu, and scale_embedding false", str(folder / "config.json")
         )
-    return AudioEncoderConfig(**{name: data[name] for name in names} | {"padded": True} | others)
+    return AudioEncoderConfig(**{name: data[name] for name in names} | {"padded": True} | overrides)
 
 
 def load_tower(tower: AudioTower, folder: Path) -> None:
@@ -314,18 +319,20 @@ def load_tower(tower: AudioTower, folder: Path) -> None:
     Raises:
         ConfigError: no safetensors there, or not all that the tower has in its shape.
     """
-    found = _read_tower(folder)
-    wanted = tower.state_dict()
-    positions = found.get("embed_positions.weight")
+    weights = _read_tower(folder)
+    expected = tower.state_dict()
+    positions = weights.get("embed_positions.weight")
     if positions is not None:
-        found["embed_positions.weight"] = positions[: tower.config.max_source_positions]
-    wrong = [name for name, value in wanted.items() if name not in found or found[name].shape != value.shape]
+        weights["embed_positions.weight"] = positions[: tower.config.max_source_positions]
+    wrong = [
+        name for name, value in expected.items() if name not in weights or weights[name].shape != value.shape
+    ]
     if wrong:
         some = ", ".join(wrong[:3])
         raise ConfigError(
             f"{len(wrong)} weights of the encoder are missing or of another shape: {some}", str(folder)
         )
-    tower.load_state_dict({name: found[name] for name in wanted})
+    tower.load_state_dict({name: weights[name] for name in expected})
 
 
 def window_attention(q_PHD: Tensor, k_PHD: Tensor, v_PHD: Tensor, positions: tuple[int, ...]) -> Tensor:
@@ -367,14 +374,14 @@ def _read_tower(folder: Path) -> dict[str, Tensor]:
     for file in files:
         with open_tensors(file) as opened:
             places |= dict.fromkeys(opened.keys(), file)
-    prefix = next((each for each in _TOWER_KEYS if f"{each}conv1.weight" in places), None)
+    prefix = next((key for key in _TOWER_KEYS if f"{key}conv1.weight" in places), None)
     if prefix is None:
         raise ConfigError(
             "no weights of a Whisper-class encoder here", str(folder), "give a Whisper's folder"
         )
-    found = {}
+    weights = {}
     for name, file in places.items():
         if name.startswith(prefix):
             with open_tensors(file) as opened:
-                found[name.removeprefix(prefix)] = opened.get_tensor(name)
-    return found
+                weights[name.removeprefix(prefix)] = opened.get_tensor(name)
+    return weights

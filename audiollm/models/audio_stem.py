@@ -63,7 +63,9 @@ class FrameNorm(nn.Module):
     def forward(self, x_1NZM: Tensor) -> Tensor:
         x_1ZMN = x_1NZM.permute(0, 2, 3, 1)
         shape = x_1ZMN.shape[2:]
-        weight_MN, bias_MN = (each.to(x_1NZM.dtype).expand(shape) for each in (self.weight, self.bias))
+        weight_MN, bias_MN = (
+            parameter.to(x_1NZM.dtype).expand(shape) for parameter in (self.weight, self.bias)
+        )
         with torch.autocast(x_1NZM.device.type, enabled=False):  # which would make it float32, and slower
             normed_1ZMN = functional.layer_norm(x_1ZMN, shape, weight_MN, bias_MN)
         return normed_1ZMN.permute(0, 3, 1, 2)
@@ -94,7 +96,8 @@ class Stem2d(nn.Module):
         sizes = convolutions("conv2d", num_mel_bins, channels, width)
         firsts = sizes[0:-1:2]
         self.blocks = nn.ModuleList(
-            StemBlock(each.inputs, each.outputs, each.kernel, each.stride) for each in firsts
+            StemBlock(convolution.inputs, convolution.outputs, convolution.kernel, convolution.stride)
+            for convolution in firsts
         )
         self.linear = nn.Linear(sizes[-1].inputs, width)
         nn.init.normal_(self.linear.weight, std=LAST_GAIN * self.linear.in_features**-0.5)
@@ -112,7 +115,7 @@ class Stem2d(nn.Module):
             real_Z1 = real_Z1[::stride]
             x_1NZM = block(x_1NZM, real_Z1)
         positions = [frames // per for frames in features.frames]
-        at_P = places(positions, [each + 1 for each in positions], device)
+        at_P = places(positions, [num_positions + 1 for num_positions in positions], device)
         x_PMN = x_1NZM[0].permute(1, 2, 0).index_select(0, at_P)
         x_PC: Tensor = self.linear(x_PMN.flatten(1))
         return x_PC
@@ -131,40 +134,46 @@ def stem_1d(conv1: nn.Conv1d, conv2: nn.Conv1d, features: PackedFeatures, frames
     mel_MZ = features.mel_MX.to(conv1.weight.dtype).index_select(1, source_Z.to(device)) * real_1Z
     hidden_CZ = functional.gelu(conv1(mel_MZ[None])[0]) * real_1Z
     x_QC = functional.gelu(conv2(hidden_CZ[None])[0]).T
-    positions = [each // per for each in frames]
-    return x_QC.index_select(0, places(positions, [each + 1 for each in positions], device))
+    positions = [num_frames // per for num_frames in frames]
+    return x_QC.index_select(0, places(positions, [num_positions + 1 for num_positions in positions], device))
 
 
 def convolutions(stem: StemName, num_mel_bins: int, channels: int, width: int) -> list[Convolution]:
     """The convolutions of a stem in their order; of `conv2d` with the linear layer after them."""
     if stem == "conv1d":
         return [Convolution(num_mel_bins, width, 3, (1, 1), 2), Convolution(width, width, 3, (2, 1), 1)]
-    found, bins, frames, inputs = [], num_mel_bins, FRAMES_PER_POSITION[stem], 1
+    layers, bins, frames, inputs = [], num_mel_bins, FRAMES_PER_POSITION[stem], 1
     for kernel, stride in BLOCKS:
         frames, bins = frames // stride[0], -(-bins // stride[1])
-        found.append(Convolution(inputs, channels, kernel, stride, bins * frames))
-        found.append(Convolution(channels, channels, 3, (1, 1), bins * frames))
+        layers.append(Convolution(inputs, channels, kernel, stride, bins * frames))
+        layers.append(Convolution(channels, channels, 3, (1, 1), bins * frames))
         inputs, channels = channels, 2 * channels
-    return [*found, Convolution(inputs * bins, width, 1, (1, 1), 1)]
+    return [*layers, Convolution(inputs * bins, width, 1, (1, 1), 1)]
 
 
 def stem_multiplications(stem: StemName, num_mel_bins: int, channels: int, width: int) -> int:
     """Return the multiplications of a weight by a value per position."""
     area = 1 if stem == "conv1d" else 2
     sizes = convolutions(stem, num_mel_bins, channels, width)
-    return sum(each.places * each.inputs * each.outputs * each.kernel**area for each in sizes)
+    return sum(
+        convolution.places * convolution.inputs * convolution.outputs * convolution.kernel**area
+        for convolution in sizes
+    )
 
 
 def stem_values(stem: StemName, num_mel_bins: int, channels: int, width: int) -> int:
     """Return the number of output values of the convolutions per position."""
-    return sum(each.places * each.outputs for each in convolutions(stem, num_mel_bins, channels, width))
+    return sum(
+        convolution.places * convolution.outputs
+        for convolution in convolutions(stem, num_mel_bins, channels, width)
+    )
 
 
-def place_columns(frames: Sequence[int], wanted: Sequence[int], gap: int) -> tuple[Tensor, Tensor]:
+def place_columns(frames: Sequence[int], padded_frames: Sequence[int], gap: int) -> tuple[Tensor, Tensor]:
     """Return the mel column of each of Z columns, and a mask of gaps; a padded window repeats its last column."""
     source, is_real = [], []
-    for start, own, full in zip(accumulate((0, *frames)), frames, wanted, strict=False):
-        source.append(start + torch.arange(full + gap).clamp_max(own - 1))
+    for start, length, full in zip(accumulate((0, *frames)), frames, padded_frames, strict=False):
+        source.append(start + torch.arange(full + gap).clamp_max(length - 1))
         is_real.append(torch.arange(full + gap) < full)
     return torch.cat(source), torch.cat(is_real)
 
@@ -172,5 +181,5 @@ def place_columns(frames: Sequence[int], wanted: Sequence[int], gap: int) -> tup
 def places(counts: Sequence[int], rooms: Sequence[int], device: torch.device) -> Tensor:
     """Return the first `count` indices within each of several segments that lie end to end."""
     starts = accumulate((0, *rooms))
-    found = [start + torch.arange(count) for start, count in zip(starts, counts, strict=False)]
-    return torch.cat(found).to(device)
+    indices = [start + torch.arange(count) for start, count in zip(starts, counts, strict=False)]
+    return torch.cat(indices).to(device)

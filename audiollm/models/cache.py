@@ -35,7 +35,7 @@ class Cache:
     lengths: list[int]
     windows: tuple[int | None, ...]
     """The sliding window of each layer; None for none."""
-    kept: list[int | None]
+    pinned: list[int | None]
     """For each row that forgets, the number of its first positions that it keeps; None: the row holds all positions."""
 
     @classmethod
@@ -71,15 +71,15 @@ class Cache:
 
     def move(self, source: int, target: int) -> None:
         """Copy what is filled of a row into another, which is overwritten."""
-        length, kept = self.lengths[source], self.kept[source]
+        length, pinned = self.lengths[source], self.pinned[source]
         self.copy(source, target, min(length, self.length))
-        self.lengths[target], self.kept[target] = length, kept
+        self.lengths[target], self.pinned[target] = length, pinned
 
     def copy(self, source: int, target: int, filled: int) -> None:
         """Copy the first positions of a row into another, which is overwritten and then holds them alone."""
         self.keys_NRGDL[:, target, ..., :filled] = self.keys_NRGDL[:, source, ..., :filled]
         self.values_NRGLD[:, target, :, :filled] = self.values_NRGLD[:, source, :, :filled]
-        self.lengths[target], self.kept[target] = filled, None
+        self.lengths[target], self.pinned[target] = filled, None
 
     def keep_prefix(self, row: int, prefix: int) -> None:
         """Let a row forget what its window has left behind, except its first positions: it is then never full.
@@ -94,23 +94,23 @@ class Cache:
             raise ValueError(
                 f"a row of {self.length} places cannot keep {prefix} positions beside a window of {max(windows)}"
             )
-        self.kept[row] = prefix
+        self.pinned[row] = prefix
 
     def largest_append(self, row: int) -> int:
         """Return the most positions that a row takes at once."""
-        prefix = self.kept[row]
+        prefix = self.pinned[row]
         if prefix is None:
             return self.length - self.lengths[row]
         return self.length - prefix - max(window or 0 for window in self.windows) + 1
 
     def check_room(self, row: int, count: int) -> None:
         """Raises: ValueError: the row has no room for so many more positions at once."""
-        most = self.largest_append(row)
-        if count > most and self.kept[row] is None:
+        room = self.largest_append(row)
+        if count > room and self.pinned[row] is None:
             raise ValueError(f"the cache has room for {self.length} positions a row, and one is full")
-        if count > most:
+        if count > room:
             raise ValueError(
-                f"{count} positions at once: a row of {self.length} places takes {most} beside its prefix and window"
+                f"{count} positions at once: a row of {self.length} places takes {room} beside its prefix and window"
             )
 
 
@@ -144,7 +144,7 @@ def fill_cache(
     row_P = torch.repeat_interleave(torch.tensor(rows), torch.tensor(lengths)).to(device)
     position_P = torch.cat([torch.arange(length) for length in lengths]).to(device)
     for row, length in zip(rows, lengths, strict=True):
-        cache.lengths[row], cache.kept[row] = length, None
+        cache.lengths[row], cache.pinned[row] = length, None
     return FillCache(cache, attend, batch.row_of_S[:total], row_P, position_P)
 
 
@@ -171,7 +171,7 @@ class AttendCached:
 
     def __call__(self, layer: int, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> Tensor:
         if self.rank_R is not None:
-            q_SHD, k_SGD, v_SGD = (each.index_select(0, self.rank_R) for each in (q_SHD, k_SGD, v_SGD))
+            q_SHD, k_SGD, v_SGD = (tensor.index_select(0, self.rank_R) for tensor in (q_SHD, k_SGD, v_SGD))
         row, position = self.new_at
         self.keys_NRGDL[layer][row, :, :, position] = k_SGD
         self.values_NRGLD[layer][row, :, position] = v_SGD
@@ -197,26 +197,30 @@ def attend_cached(cache: Cache, rows: int, order_R: Tensor | None) -> AttendCach
     position_R = torch.tensor(lengths, device=device)
     keys_NRGDL, values_NRGLD = cache.keys_NRGDL[:, :rows], cache.values_NRGLD[:, :rows]
     same = low == high
-    seen = {}
+    visible = {}
     for window in set(cache.windows):
         span = slice(0 if window is None else max(0, low - window + 1), high + 1)
         keys_NBDL = keys_NRGDL[..., span].flatten(1, 2).unbind()
         values_NBLD = values_NRGLD[:, :, :, span].flatten(1, 2).unbind()
-        seen[window] = keys_NBDL, values_NBLD, None if same else _bias(cache, window, position_R, span)
+        visible[window] = (
+            keys_NBDL,
+            values_NBLD,
+            None if same else _window_bias(cache, window, position_R, span),
+        )
     return AttendCached(
         position_R if order_R is None else position_R[order_R],
         (slice(None), low) if same else (torch.arange(rows, device=device), position_R),
         keys_NRGDL.unbind(),
         values_NRGLD.unbind(),
-        [seen[window][0][layer] for layer, window in enumerate(cache.windows)],
-        [seen[window][1][layer] for layer, window in enumerate(cache.windows)],
-        [seen[window][2] for window in cache.windows],
+        [visible[window][0][layer] for layer, window in enumerate(cache.windows)],
+        [visible[window][1][layer] for layer, window in enumerate(cache.windows)],
+        [visible[window][2] for window in cache.windows],
         order_R,
         None if order_R is None else order_R.argsort(),
     )
 
 
-def _bias(cache: Cache, window: int | None, position_R: Tensor, span: slice) -> Tensor:
+def _window_bias(cache: Cache, window: int | None, position_R: Tensor, span: slice) -> Tensor:
     behind_RL = position_R[:, None] - torch.arange(span.start, span.stop, device=position_R.device)
     hidden_RL = behind_RL < 0 if window is None else (behind_RL < 0) | (behind_RL >= window)
     bias_RL = torch.zeros(hidden_RL.shape, dtype=cache.keys_NRGDL.dtype, device=position_R.device)

@@ -55,11 +55,11 @@ def linear_cross_entropy(
         targets_XK, weights_XK = targets_XK[:, None], weights_XK[:, None]
     rows, books = targets_XK.shape
     if targets_XK.shape != weights_XK.shape or len(hidden_XC) != rows or len(weight_VC) % books:
-        shapes = [list(each.shape) for each in (hidden_XC, weight_VC, targets_XK, weights_XK)]
+        shapes = [list(tensor.shape) for tensor in (hidden_XC, weight_VC, targets_XK, weights_XK)]
         raise ValueError(f"linear_cross_entropy: hidden, weight, targets, weights of shapes {shapes}")
     chunk = chunk or max(CHUNK_ROWS, CHUNK_LOGITS // len(weight_VC))
-    wanted = torch.is_grad_enabled()
-    needs = (wanted and hidden_XC.requires_grad, wanted and weight_VC.requires_grad)
+    needs_grad = torch.is_grad_enabled()
+    needs = (needs_grad and hidden_XC.requires_grad, needs_grad and weight_VC.requires_grad)
     return CrossEntropy(
         *_ChunkedCrossEntropy.apply(hidden_XC, weight_VC, targets_XK, weights_XK, chunk, needs)
     )
@@ -86,18 +86,18 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         exact = torch.float64 if dtype == torch.float64 else torch.float32
         grad_hidden_XC = torch.empty_like(hidden_XC) if needs[0] else None
         grad_weight_VC = torch.zeros_like(weight_VC, dtype=exact) if needs[1] else None
-        weights_XK, largest = _normalized(torch.where(targets_XK >= 0, weights_XK, 0.0).to(exact))
+        weights_XK, largest = _normalize_weights(torch.where(targets_XK >= 0, weights_XK, 0.0).to(exact))
         sums_K = torch.zeros(targets_XK.shape[1], dtype=torch.float64, device=hidden_XC.device)
         with torch.autocast(hidden_XC.device.type, enabled=False):
             cast_VC = weight_VC.to(dtype)
             for start in range(0, len(hidden_XC), chunk):
-                part = slice(start, start + chunk)
-                hidden_RC = hidden_XC[part].to(dtype)
+                rows = slice(start, start + chunk)
+                hidden_RC = hidden_XC[rows].to(dtype)
                 logits_RV = (hidden_RC @ cast_VC.T).to(exact)
-                sums_K += _chunk_sums(logits_RV, targets_XK[part], weights_XK[part], any(needs))
+                sums_K += _chunk_sums(logits_RV, targets_XK[rows], weights_XK[rows], any(needs))
                 grad_logits_RV = logits_RV.to(dtype)
                 if grad_hidden_XC is not None:
-                    grad_hidden_XC[part] = grad_logits_RV @ cast_VC
+                    grad_hidden_XC[rows] = grad_logits_RV @ cast_VC
                 if grad_weight_VC is not None:
                     add_product(grad_weight_VC, grad_logits_RV.T, hidden_RC)
         ctx.save_for_backward(grad_hidden_XC, grad_weight_VC, largest)
@@ -118,7 +118,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None, None
 
 
-def _normalized(weights_XK: Tensor) -> tuple[Tensor, Tensor]:
+def _normalize_weights(weights_XK: Tensor) -> tuple[Tensor, Tensor]:
     """The weights over the largest of them, and that one (1 where there is none)."""
     if not weights_XK.numel():
         return weights_XK, weights_XK.new_ones(())

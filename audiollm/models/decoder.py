@@ -145,7 +145,7 @@ class Attention(nn.Module):
         )
         if self.normalizes_heads:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = (rotate(each, rows.cosine_S1D, rows.sine_S1D) for each in (q, k))
+        q, k = (rotate(heads, rows.cosine_S1D, rows.sine_S1D) for heads in (q, k))
         out: Tensor = self.o_proj(rows.attend(layer, q, k, v).flatten(1))
         return out
 

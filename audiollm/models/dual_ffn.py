@@ -225,8 +225,8 @@ class DualFFN(nn.Module):
     def empty_copy(self, device: torch.device, dtype: torch.dtype = torch.float32) -> DualFFN:
         """Return a model of this config in eval mode with weights to be overwritten; keeps random state."""
         with torch.random.fork_rng(devices=[]):
-            made = DualFFN(self.config)
-        return made.to(device, dtype).requires_grad_(False).eval()
+            empty = DualFFN(self.config)
+        return empty.to(device, dtype).requires_grad_(False).eval()
 
     def gradient_checkpointing_enable(self) -> None:
         """Compute the layers' activations again in the backward pass (Hugging Face's name for it)."""
@@ -260,8 +260,8 @@ class DualFFN(nn.Module):
         return torch.cat([self.model.embed_tokens(text_ids_X), self.model.embed_audio_tokens(codes_YK)])
 
     def attend_packed(self, batch: PackedBatch, x_SC: Tensor) -> AttendPacked:
-        wanted = self.attention if self.training or self.attention == "sdpa" else "auto"
-        backend = attention_backend(x_SC.device, matmul_dtype(x_SC), self.config.head_dim, wanted)
+        requested = self.attention if self.training or self.attention == "sdpa" else "auto"
+        backend = attention_backend(x_SC.device, matmul_dtype(x_SC), self.config.head_dim, requested)
         return AttendPacked(batch.layout, self.config, backend.name, self._turns(batch.layout))
 
     def _turns(self, layout: SegmentLayout) -> PrefixTurns | None:

@@ -14,7 +14,7 @@ FILE_NAME = "generation_config.json"
 REPETITION = {"ras_win_len": 7, "ras_win_max_num_repeat": 2}
 """Repetition-aware sampling, as published for Higgs Audio V2. Boson's own files leave it to their code."""
 
-_WHOLE = {"top_k": 0, "ras_win_len": 0, "ras_win_max_num_repeat": 1}
+_INTEGERS = {"top_k": 0, "ras_win_len": 0, "ras_win_max_num_repeat": 1}
 """The least that each may be."""
 _SHARES = ("temperature", "top_p")
 
@@ -30,29 +30,29 @@ def read_generation(folder: Path) -> dict[str, Any]:
     """
     path, settings = folder / FILE_NAME, folder / "config.json"
     boson = settings.exists() and read_json_file(settings, dict).get("model_type") == BOSON
-    found: dict[str, Any] = dict(REPETITION) if boson else {}
+    sampling: dict[str, Any] = dict(REPETITION) if boson else {}
     if not path.exists():
-        return found
+        return sampling
     data = read_json_file(path, dict)
-    for name in (*_SHARES, *_WHOLE):
+    for name in (*_SHARES, *_INTEGERS):
         value = data.get(name)
         if value is None:
             continue
-        if not _fits(name, value):
+        if not _is_valid_setting(name, value):
             raise ConfigError(
                 f"{name}: {value!r} is not a valid sampling setting",
                 str(path),
                 "correct it, or remove it from the file",
             )
-        found[name] = value
+        sampling[name] = value
     if data.get("do_sample") is False:
-        found["temperature"] = 0.0
-    return found
+        sampling["temperature"] = 0.0
+    return sampling
 
 
-def _fits(name: str, value: Any) -> bool:
+def _is_valid_setting(name: str, value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return False
-    if name in _WHOLE:
-        return isinstance(value, int) and value >= _WHOLE[name]
+    if name in _INTEGERS:
+        return isinstance(value, int) and value >= _INTEGERS[name]
     return value >= 0 if name == "temperature" else 0 < value <= 1

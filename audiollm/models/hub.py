@@ -60,7 +60,7 @@ def load_pretrained(
     names = weights.names
     if data["model_type"] == BOSON and config.audio_encoder is None:
         names = [name for name in names if not name.startswith(("audio_tower.", "audio_encoder_proj."))]
-    sources = _sources(names)
+    sources = _tensor_sources(names)
     if TEXT_HEAD not in sources:
         _copy_embedding(sources, folder, tell=True)
     model = _without_weights(model_class, config)
@@ -134,7 +134,7 @@ def from_language_model(
     config = language_model_config(data, where, num_codebooks, codebook_size, audio_ffn_layers)
     model = _without_weights(model_class, config)
     weights = StoredWeights(folder)
-    sources = _sources(weights.names)
+    sources = _tensor_sources(weights.names)
     head, tied = sources.pop("lm_head.weight", []), bool(data.get("tie_word_embeddings"))
     if head and not tied:
         sources[TEXT_HEAD] = head
@@ -159,13 +159,13 @@ def is_language_model(folder: Path | str) -> bool:
 
 
 @torch.no_grad()
-def grow_vocabulary(model: DualFFN, tokenizer: Tokenizer, known: int | None = None) -> int:
+def grow_vocabulary(model: DualFFN, tokenizer: Tokenizer, num_known: int | None = None) -> int:
     """Give every word of the vocabulary a row in the text embedding and in the text head; ids of the others stay.
 
     New rows are the mean of the known ones: a word that was never seen is then neither likely nor loud.
 
     Args:
-        known: how many words the model was trained with; rows from there on are new even where the model has them
+        num_known: how many words the model was trained with; rows from there on are new even where the model has them
             already (embeddings are often padded to a round number). None: as many as it has rows.
 
     Returns:
@@ -173,13 +173,13 @@ def grow_vocabulary(model: DualFFN, tokenizer: Tokenizer, known: int | None = No
     """
     rows = model.config.vocab_size
     needed = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-    known = rows if known is None else min(known, rows)
+    num_known = rows if num_known is None else min(num_known, rows)
     grown = max(needed - rows, 0)
     for module in (model.model.embed_tokens, model.text_lm_head):
         old_VC = module.weight
-        mean_C = old_VC[:known].mean(dim=0, dtype=torch.float32).to(old_VC.dtype)
+        mean_C = old_VC[:num_known].mean(dim=0, dtype=torch.float32).to(old_VC.dtype)
         weight_VC = torch.cat([old_VC, old_VC.new_empty(grown, old_VC.shape[1])])
-        weight_VC[known:needed] = mean_C
+        weight_VC[num_known:needed] = mean_C
         module.weight = nn.Parameter(weight_VC, requires_grad=old_VC.requires_grad)
     model.model.embed_tokens.num_embeddings = model.text_lm_head.out_features = rows + grown
     model.config = replace(model.config, vocab_size=rows + grown)
@@ -195,19 +195,19 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_json_file(folder / "config.json", dict)
 
 
-def _sources(names: Iterable[str]) -> dict[str, list[str]]:
+def _tensor_sources(names: Iterable[str]) -> dict[str, list[str]]:
     """The tensors of the files, one below the other, that each of the model's is made of.
 
     Boson's partly frozen tables come in two parts. transformers' files hold heads twice, under their old names too.
     """
     sources: dict[str, list[str]] = {}
     for name in sorted(names):
-        own = own_key(name)
-        if own is not None:
-            sources.setdefault(own, []).append(name)
-    for own, parts in sources.items():
-        if own in parts:
-            sources[own] = [own]
+        key = own_key(name)
+        if key is not None:
+            sources.setdefault(key, []).append(name)
+    for key, parts in sources.items():
+        if key in parts:
+            sources[key] = [key]
     return sources
 
 

@@ -127,7 +127,9 @@ class DualFFNForConditionalGeneration(PreTrainedModel):
         if audio_labels is not None:
             labels_BSK = self._spread(audio_labels, audio_input_ids_mask, is_audio_BS, IGNORE)
             books = logits.unflatten(-1, (network.config.num_codebooks, -1)).unbind(2)
-            losses += [_next_token_loss(*each) for each in zip(books, labels_BSK.unbind(2), strict=True)]
+            losses += [
+                _next_token_loss(*codebook) for codebook in zip(books, labels_BSK.unbind(2), strict=True)
+            ]
         return DualFFNOutput(torch.stack(losses).sum() if losses else None, logits, text_logits)
 
     def get_input_embeddings(self) -> nn.Module:
@@ -162,8 +164,10 @@ class DualFFNForConditionalGeneration(PreTrainedModel):
         config = self.config
         kinds_BS = torch.zeros_like(input_ids_BS)
         for name in ("audio_token_id", "audio_delay_token_id", "audio_in_token_id"):
-            heard = name == "audio_in_token_id" and config.audio_encoder is not None
-            kinds_BS[input_ids_BS == getattr(config, name)] = int(Kind.FEATURE if heard else Kind.AUDIO_OUT)
+            is_input_audio = name == "audio_in_token_id" and config.audio_encoder is not None
+            kinds_BS[input_ids_BS == getattr(config, name)] = int(
+                Kind.FEATURE if is_input_audio else Kind.AUDIO_OUT
+            )
         return kinds_BS
 
     def _spread(self, frames_BFK: Tensor | None, mask_BF: Tensor | None, at_BS: Tensor, empty: int) -> Tensor:
@@ -174,10 +178,10 @@ class DualFFNForConditionalGeneration(PreTrainedModel):
         if frames_BFK is not None:
             mask_BF = torch.ones_like(frames_BFK[..., 0]) if mask_BF is None else mask_BF
             frames = (mask_BF != 0).sum(dim=1).tolist()
-        for number, (wanted, given) in enumerate(zip(counts, frames, strict=True)):
-            if wanted != given:
+        for number, (num_positions, num_frames) in enumerate(zip(counts, frames, strict=True)):
+            if num_positions != num_frames:
                 raise ValueError(
-                    f"sequence {number} has {wanted} audio positions and {given} frames of codes"
+                    f"sequence {number} has {num_positions} audio positions and {num_frames} frames of codes"
                 )
         if frames_BFK is not None and mask_BF is not None:
             spread_BSK[at_BS] = frames_BFK[mask_BF != 0]
@@ -190,7 +194,10 @@ class DualFFNForConditionalGeneration(PreTrainedModel):
         if encoder is None:
             raise ValueError("input_features are given, but this model has no audio encoder")
         frames = [mel_WMX.shape[2]] * len(mel_WMX) if mask_WX is None else (mask_WX != 0).sum(dim=1).tolist()
-        return [_window(mel_MX, each, encoder.features) for mel_MX, each in zip(mel_WMX, frames, strict=True)]
+        return [
+            _window(mel_MX, num_frames, encoder.features)
+            for mel_MX, num_frames in zip(mel_WMX, frames, strict=True)
+        ]
 
 
 def _window(mel_MX: Tensor, frames: int, shape: FeatureShape) -> FeatureWindow:
@@ -203,22 +210,22 @@ def _streams(
 ) -> list[TokenStream]:
     """The sequences without their padding, on the CPU, where packs are made."""
     ids_BS, codes_BSK, kinds_BS, is_real_BS = (
-        each.cpu() for each in (ids_BS, codes_BSK, kinds_BS, is_real_BS)
+        tensor.cpu() for tensor in (ids_BS, codes_BSK, kinds_BS, is_real_BS)
     )
     streams, remaining = [], [FeatureWindow(window.mel_MF.cpu(), window.rows) for window in windows]
     for number, is_real_S in enumerate(is_real_BS):
-        ids_N, codes_NK, kinds_N = (each[number][is_real_S] for each in (ids_BS, codes_BSK, kinds_BS))
+        ids_N, codes_NK, kinds_N = (tensor[number][is_real_S] for tensor in (ids_BS, codes_BSK, kinds_BS))
         rows = int((kinds_N == Kind.FEATURE).sum())
-        own: list[FeatureWindow] = []
-        while remaining and sum(window.rows for window in own) < rows:
-            own.append(remaining.pop(0))
-        if sum(window.rows for window in own) != rows:
-            given = [window.rows for window in own]
+        sequence_windows: list[FeatureWindow] = []
+        while remaining and sum(window.rows for window in sequence_windows) < rows:
+            sequence_windows.append(remaining.pop(0))
+        if sum(window.rows for window in sequence_windows) != rows:
+            row_counts = [window.rows for window in sequence_windows]
             raise ValueError(
-                f"sequence {number} has {rows} positions of features and windows of {given} rows"
+                f"sequence {number} has {rows} positions of features and windows of {row_counts} rows"
             )
         no_text_N, no_audio_NK = torch.full_like(ids_N, IGNORE), torch.full_like(codes_NK, IGNORE)
-        streams.append(TokenStream(ids_N, codes_NK, kinds_N, no_text_N, no_audio_NK, tuple(own)))
+        streams.append(TokenStream(ids_N, codes_NK, kinds_N, no_text_N, no_audio_NK, tuple(sequence_windows)))
     if remaining:
         raise ValueError(f"{len(remaining)} windows of features more than positions for them")
     return streams

@@ -122,8 +122,8 @@ def transformers_config(config: DualFFNConfig, tokenizer: Tokenizer | None) -> d
 def fits_higgs(config: DualFFNConfig) -> bool:
     """Return whether transformers' `HiggsAudioV2ForConditionalGeneration` can hold the model."""
     every = config.audio_ffn_layers is None or len(set(config.audio_ffn_layers)) == config.num_layers
-    others = [name for name in _OPTIONAL if name != "audio_ffn_layers" and getattr(config, name, None)]
-    return every and not others and config.hidden_size % config.num_heads == 0
+    unsupported = [name for name in _OPTIONAL if name != "audio_ffn_layers" and getattr(config, name, None)]
+    return every and not unsupported and config.hidden_size % config.num_heads == 0
 
 
 def special_ids(tokenizer: Tokenizer | None, vocab_size: int) -> dict[str, int | None]:
@@ -134,8 +134,8 @@ def special_ids(tokenizer: Tokenizer | None, vocab_size: int) -> dict[str, int |
         return {name: -1 if name.startswith("audio_") else None for name in SPECIAL_IDS}
     ids: dict[str, int | None] = {}
     for name, words in SPECIAL_IDS.items():
-        found = [place for word in words if (place := tokenizer.token_to_id(word)) is not None]
-        ids[name] = found[0] if found else -1 if name.startswith("audio_") else None
+        token_ids = [place for word in words if (place := tokenizer.token_to_id(word)) is not None]
+        ids[name] = token_ids[0] if token_ids else -1 if name.startswith("audio_") else None
     return ids
 
 
@@ -161,9 +161,9 @@ def config_of(data: Values, where: str) -> DualFFNConfig:
         ValueError,
         AttributeError,
     ) as error:  # of whatever is missing or of another type
-        said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise ConfigError(f"invalid model config: {said}", where, REMEDY) from error
-    _check_numbers(config, where)
+        message = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(f"invalid model config: {message}", where, REMEDY) from error
+    _check_config_sizes(config, where)
     return config
 
 
@@ -172,10 +172,10 @@ def _config_of(data: Values, where: str) -> DualFFNConfig:
     if kind == OURS and "num_layers" in data:
         return _as_first_written(data, where)
     if kind == OURS:
-        others = {name: _frozen(data[name]) for name in _OPTIONAL if data.get(name) is not None}
-        return _shape(data, where, dropout=data.get("dropout", 0.0), **others)
+        optional_fields = {name: _frozen(data[name]) for name in _OPTIONAL if data.get(name) is not None}
+        return _config_from_fields(data, where, dropout=data.get("dropout", 0.0), **optional_fields)
     if kind == HIGGS:
-        return _shape(_with_defaults(data), where, dropout=data.get("dropout", 0.0))
+        return _config_from_fields(_with_defaults(data), where, dropout=data.get("dropout", 0.0))
     if kind == BOSON:
         return _boson(data, where)
     if kind in LANGUAGE_MODELS:
@@ -184,8 +184,10 @@ def _config_of(data: Values, where: str) -> DualFFNConfig:
             where,
             "begin a training from it with `start`, or load it with DualFFN.from_language_model",
         )
-    known = ", ".join((HIGGS, OURS, BOSON))
-    raise ConfigError(f"model_type: {kind!r} is none of {known}", where, "give the folder of another model")
+    supported = ", ".join((HIGGS, OURS, BOSON))
+    raise ConfigError(
+        f"model_type: {kind!r} is none of {supported}", where, "give the folder of another model"
+    )
 
 
 def language_model_config(
@@ -198,9 +200,9 @@ def language_model_config(
     """
     kind = data.get("model_type")
     if kind not in LANGUAGE_MODELS:
-        known = ", ".join(LANGUAGE_MODELS)
+        supported = ", ".join(LANGUAGE_MODELS)
         raise ConfigError(
-            f"model_type: {kind!r} is none of {known}", where, "give such a language model's folder"
+            f"model_type: {kind!r} is none of {supported}", where, "give such a language model's folder"
         )
     from transformers import CONFIG_MAPPING
 
@@ -209,7 +211,7 @@ def language_model_config(
     layer_types = full.get("layer_types") or []
     windowed = tuple(n for n, kind in enumerate(layer_types) if kind == "sliding_attention")
     try:
-        return _shape(
+        return _config_from_fields(
             {**full, "num_codebooks": num_codebooks, "codebook_size": codebook_size},
             where,
             sliding_window=full["sliding_window"] if windowed else None,
@@ -231,7 +233,7 @@ def own_key(key: str) -> str | None:
     return key
 
 
-def _check_numbers(config: DualFFNConfig, where: str) -> None:
+def _check_config_sizes(config: DualFFNConfig, where: str) -> None:
     """Raises: ConfigError: a size that is none, or sizes that do not go together."""
     for ours, name in _NAMES.items():
         value = getattr(config, ours)
@@ -253,19 +255,19 @@ def _rope_parameters(config: DualFFNConfig) -> dict[str, Any]:
     return {"rope_type": "llama3", "rope_theta": config.rope_theta, **asdict(config.rope_scaling)}
 
 
-def _shape(data: Values, where: str, **others: Any) -> DualFFNConfig:
+def _config_from_fields(data: Values, where: str, **extra_fields: Any) -> DualFFNConfig:
     """Build a `DualFFNConfig` from fields as transformers names them."""
-    for name, wanted in _FIXED.items():
-        if name in ("hidden_act", "attention_bias", "mlp_bias") and data.get(name, wanted) != wanted:
+    for name, expected in _FIXED.items():
+        if name in ("hidden_act", "attention_bias", "mlp_bias") and data.get(name, expected) != expected:
             raise ConfigError(
-                f"{name}: {data[name]!r}, a DualFFN has {wanted!r}", where, "give another model"
+                f"{name}: {data[name]!r}, a DualFFN has {expected!r}", where, "give another model"
             )
     missing = sorted(name for name in _NAMES.values() if data.get(name) is None)
     if missing:
         raise ConfigError(f"{', '.join(missing)}: not given", where, "download the model's config.json again")
     theta, scaling = _rope(data, where)
     shape = {ours: data[name] for ours, name in _NAMES.items()}
-    return DualFFNConfig(**shape, rope_theta=theta, rope_scaling=scaling, **others)
+    return DualFFNConfig(**shape, rope_theta=theta, rope_scaling=scaling, **extra_fields)
 
 
 def _rope(data: Values, where: str) -> tuple[float, RopeScaling | None]:
@@ -299,17 +301,17 @@ def _boson(data: Values, where: str) -> DualFFNConfig:
     text = LlamaConfig.from_dict(data.get("text_config") or {}).to_dict()
     layers, every = data.get("audio_dual_ffn_layers"), tuple(range(text["num_hidden_layers"]))
     kind = data.get("audio_adapter_type", "stack")
-    chosen = tuple(sorted(set(layers or ())))
-    if kind == "stack" or (kind == "dual_ffn_fast_forward" and chosen != every):
+    audio_layers = tuple(sorted(set(layers or ())))
+    if kind == "stack" or (kind == "dual_ffn_fast_forward" and audio_layers != every):
         raise ConfigError(
             f"audio_adapter_type: {kind!r}, in which audio skips layers or has layers of its own", where,
             "only `dual_ffn`, or fast forward with an audio feed-forward in every layer, is a DualFFN",
         )  # fmt: skip
-    others = (
+    unsupported = (
         "audio_embed_avg", "use_audio_out_embed_projector", "use_audio_out_self_attention", "use_rq_transformer",
         "audio_decoder_proj_num_layers",
     )  # fmt: skip
-    for name in others:
+    for name in unsupported:
         if data.get(name):
             raise ConfigError(
                 f"{name}: {data[name]!r}, which a DualFFN does not have", where, "give another model"
@@ -318,10 +320,10 @@ def _boson(data: Values, where: str) -> DualFFNConfig:
         "num_codebooks": data.get("audio_num_codebooks", 12),
         "codebook_size": data.get("audio_codebook_size", 1024) + 2,
     }
-    return _shape(
+    return _config_from_fields(
         {**text, **codes},
         where,
-        audio_ffn_layers=None if chosen == every else chosen,
+        audio_ffn_layers=None if audio_layers == every else audio_layers,
         audio_encoder=None if data.get("skip_audio_tower") else _boson_encoder(data),
     )
 
@@ -336,18 +338,18 @@ def _boson_encoder(data: Values) -> AudioEncoderConfig:
         "num_mel_bins": 128,
         "max_source_positions": 1500,
     }
-    given = data.get("audio_encoder_config") or {}
-    shape = {name: given.get(name, value) for name, value in defaults.items()}
+    encoder_data = data.get("audio_encoder_config") or {}
+    shape = {name: encoder_data.get(name, value) for name, value in defaults.items()}
     return AudioEncoderConfig(**shape, stride=2, reduction="mean")
 
 
 def _as_first_written(data: Values, where: str) -> DualFFNConfig:
     """Read the config of older folders of ours, whose field names are those of the dataclass."""
-    known = [field.name for field in fields(DualFFNConfig)]
+    field_names = [field.name for field in fields(DualFFNConfig)]
     shape = {key: _frozen(value) for key, value in data.items() if key != "model_type"}
     for key in shape:
-        if key not in known:
-            raise ConfigError(f"{key}: no such setting of {OURS}", where, suggestion(key, known))
+        if key not in field_names:
+            raise ConfigError(f"{key}: no such setting of {OURS}", where, suggestion(key, field_names))
     return DualFFNConfig(**shape)
 
 

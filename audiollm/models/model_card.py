@@ -43,14 +43,14 @@ def render_card(card: ModelCard, config: DualFFNConfig, parameters: int, model_t
     front: dict[str, object] = {"library_name": "audiollm", "tags": ["audio", "text-to-speech", "dual-ffn"]}
     if card.license:
         front["license"] = card.license if " " not in card.license else "other"
-    known: Mapping[str, str] = {
+    card_facts: Mapping[str, str] = {
         "Codec": card.codec,
         "Training data": card.data,
         "Recipe": card.recipe,
         "Begun from": card.base,
         "Licence of the weights": card.license,
     }
-    facts = "\n".join(f"| {name} | {text or 'not stated'} |" for name, text in known.items())
+    facts = "\n".join(f"| {name} | {text or 'not stated'} |" for name, text in card_facts.items())
     return f"""---
 {yaml.safe_dump(front, sort_keys=True).strip()}
 ---
@@ -63,7 +63,7 @@ separate for audio positions (the structure of Higgs Audio V2).
 
 | | |
 |---|---|
-{_shape(config, parameters, model_type)}
+{_shape_rows(config, parameters, model_type)}
 {facts}
 
 No evaluation is part of this card. `audiollm evaluate` makes one.
@@ -80,7 +80,7 @@ model = DualFFN.from_pretrained("path/of/this/folder")
 """
 
 
-def _shape(config: DualFFNConfig, parameters: int, model_type: str) -> str:
+def _shape_rows(config: DualFFNConfig, parameters: int, model_type: str) -> str:
     layers = "all" if config.audio_ffn_layers is None else len(config.audio_ffn_layers)
     rows = {
         "Parameters": f"{parameters:,}",

@@ -193,15 +193,15 @@ class Product:
         plain = torch.mm(x, self.packed) if self.bias is None else torch.addmm(self.bias, x, self.packed)
         return functional.silu(plain, inplace=True) if activation == "swish" else plain
 
-    def combined(self, x: Tensor, other: Tensor, how: str) -> Tensor:
+    def combined(self, x: Tensor, operand: Tensor, how: str) -> Tensor:
         """`add` to another tensor, or `mul`tiply with it."""
         if not self.is_small:
-            out: Tensor = _one_dnn()._linear_pointwise.binary(x, other, self.packed, self.bias, how)
+            out: Tensor = _one_dnn()._linear_pointwise.binary(x, operand, self.packed, self.bias, how)
             return out
         if how == "add" and self.bias is None:
-            return torch.addmm(other, x, self.packed)
+            return torch.addmm(operand, x, self.packed)
         plain = self(x)
-        return plain.add_(other) if how == "add" else plain.mul_(other)
+        return plain.add_(operand) if how == "add" else plain.mul_(operand)
 
 
 @dataclass(frozen=True)
@@ -304,8 +304,8 @@ class PackedLayer:
         qk_SHD, v_SGD = qkv_SHD.split((both, self.keys), dim=1)
         q_SHD, k_SGD = qk_SHD.split((self.heads, self.keys), dim=1)
         if self.head_norms is not None:
-            for norm, part in zip(self.head_norms, (q_SHD, k_SGD), strict=True):
-                part.copy_(norm(part))
+            for norm, head_rows in zip(self.head_norms, (q_SHD, k_SGD), strict=True):
+                head_rows.copy_(norm(head_rows))
         turn(qk_SHD)
         return q_SHD, k_SGD, v_SGD
 
@@ -339,13 +339,13 @@ def _layers(model: DualFFN) -> list[DualFFNLayer]:
 
 
 def _projections(model: DualFFN) -> list[nn.Module]:
-    found: list[nn.Module] = [model.audio_lm_head, model.text_lm_head]
+    projections: list[nn.Module] = [model.audio_lm_head, model.text_lm_head]
     for layer in _layers(model):
         attention = layer.self_attn
-        found += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        projections += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
         for fed in (layer.mlp, layer.audio_mlp) if layer.has_audio_ffn else (layer.mlp,):
-            found += [fed.gate_proj, fed.up_proj, fed.down_proj]
-    return found
+            projections += [fed.gate_proj, fed.up_proj, fed.down_proj]
+    return projections
 
 
 def _state_of(model: DualFFN) -> tuple[int, list[tuple[int, int]]]:

@@ -44,15 +44,15 @@ def load_model(folder: Path, model_type: str, config_type: type[Config]) -> tupl
     folder = model_folder(folder)
     data = read_json_file(folder / "config.json", dict)
     where = str(folder / "config.json")
-    found = data.pop("model_type", None)
-    if found != model_type:
+    stored_type = data.pop("model_type", None)
+    if stored_type != model_type:
         raise ConfigError(
-            f"model_type: {found!r}, not {model_type!r}", where, "give the folder of another model"
+            f"model_type: {stored_type!r}, not {model_type!r}", where, "give the folder of another model"
         )
-    known = [field.name for field in fields(config_type)]  # type: ignore[arg-type]
+    field_names = [field.name for field in fields(config_type)]  # type: ignore[arg-type]
     for key in data:
-        if key not in known:
-            raise ConfigError(f"{key}: no such setting of {model_type}", where, suggestion(key, known))
+        if key not in field_names:
+            raise ConfigError(f"{key}: no such setting of {model_type}", where, suggestion(key, field_names))
     shape = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
     path = weight_files(folder)[0]
     try:
@@ -101,8 +101,8 @@ def made_of(folder: Path) -> Iterator[None]:
         yield
     except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
         files = f"{model_folder(folder) / 'config.json'}, {WEIGHTS}"
-        said = " ".join(str(error).split())
-        raise ConfigError(f"these files do not form a valid model: {said:.300}", files, REMEDY) from error
+        message = " ".join(str(error).split())
+        raise ConfigError(f"these files do not form a valid model: {message:.300}", files, REMEDY) from error
 
 
 class StoredWeights:
@@ -205,9 +205,9 @@ def fill(
     Raises:
         ConfigError: tensors are missing or surplus, of other shapes, or hold what is no number.
     """
-    wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    missing = [name for name in wanted if name not in sources and name not in optional]
-    surplus = [name for name in sources if name not in wanted]
+    expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    missing = [name for name in expected if name not in sources and name not in optional]
+    surplus = [name for name in sources if name not in expected]
     if missing or surplus:
         counted = [
             f"{len(names)} {kind} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
@@ -221,16 +221,16 @@ def fill(
         )
     state = {}
     for name, parts in sources.items():
-        joined, *others = [weights.shape(part) for part in parts]
-        for shape in others:
+        joined, *other_shapes = [weights.shape(key) for key in parts]
+        for shape in other_shapes:
             joined[0] += shape[0]
-        if joined != wanted[name]:
+        if joined != expected[name]:
             raise ConfigError(
-                f"{name} is {joined}, config.json says {wanted[name]}",
+                f"{name} is {joined}, config.json says {expected[name]}",
                 where,
                 "config.json and the weights must be of one model",
             )
-        tensors = [weights.read(part) for part in parts]
+        tensors = [weights.read(key) for key in parts]
         tensor = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
         if dtype is not None and tensor.is_floating_point():
             tensor = tensor.to(dtype)

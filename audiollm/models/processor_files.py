@@ -21,7 +21,7 @@ from audiollm.models.layouts import delay_token, special_ids
 
 CODEC_KIND = "higgs_audio_v2_tokenizer"
 """`model_type` of the codecs that transformers' processor can load."""
-_PART = (
+_CONTENT_PART = (
     "{%- if part is string %}{{ part }}"
     "{%- elif part['type'] == 'text' %}{{ part['text'] }}"
     "{%- elif part['type'] == 'audio' %}{{ SPOKEN if message['role'] == 'assistant' else HEARD }}"
@@ -96,16 +96,18 @@ def chat_template(header_style: str) -> str:
     and the model knows heard codes from spoken ones by the marks around them.
     """
     style = tokens.header_style(header_style)
-    heard = f"{tokens.AUDIO_BOS}{tokens.AUDIO_OUT}{tokens.AUDIO_EOS}"
-    spoken = f"{tokens.AUDIO_OUT_BOS}{tokens.AUDIO_OUT}{tokens.AUDIO_EOS}"
-    part = _PART.replace("SPOKEN", _quoted(spoken)).replace("HEARD", _quoted(heard))
+    input_marker = f"{tokens.AUDIO_BOS}{tokens.AUDIO_OUT}{tokens.AUDIO_EOS}"
+    output_marker = f"{tokens.AUDIO_OUT_BOS}{tokens.AUDIO_OUT}{tokens.AUDIO_EOS}"
+    content_template = _CONTENT_PART.replace("SPOKEN", _quoted(output_marker)).replace(
+        "HEARD", _quoted(input_marker)
+    )
     return (
         (f"{{{{ {_quoted(style.begin)} }}}}" if style.begin else "")
         + "{%- for message in messages %}"
         + f"{{{{ {_quoted(style.before_role)} + message['role'] + {_quoted(style.after_role)} }}}}"
         + "{%- set content = message['content'] %}"
         + "{%- for part in ([content] if content is string else content) %}"
-        + part
+        + content_template
         + "{%- endfor %}"
         + f"{{{{ {_quoted(style.end_of_turn + style.after_turn)} }}}}"
         + "{%- endfor %}"

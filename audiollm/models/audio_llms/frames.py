@@ -54,13 +54,15 @@ class FramePatches:
         Raises:
             ValueError: a video without pictures, or with a side 200 times the other.
         """
-        made = [self._one(frames_FHWC) for frames_FHWC in _flat(videos)]
+        patches = [self._make_patches(frames_FHWC) for frames_FHWC in _flatten_videos(videos)]
         return {
-            "pixel_values_videos": torch.cat([torch.from_numpy(patches_PD) for patches_PD, _ in made]),
-            "video_grid_thw": torch.tensor([grid for _, grid in made]),
+            "pixel_values_videos": torch.cat([torch.from_numpy(patches_PD) for patches_PD, _ in patches]),
+            "video_grid_thw": torch.tensor([grid for _, grid in patches]),
         }
 
-    def _one(self, frames_FHWC: NDArray[np.uint8]) -> tuple[NDArray[np.float32], tuple[int, int, int]]:
+    def _make_patches(
+        self, frames_FHWC: NDArray[np.uint8]
+    ) -> tuple[NDArray[np.float32], tuple[int, int, int]]:
         from PIL import Image
 
         if not len(frames_FHWC):
@@ -129,18 +131,21 @@ class TimedFramePatches:
         """
         from transformers.video_utils import VideoMetadata
 
-        made = self._patches(videos)
-        grids, merge = made["video_grid_thw"], self._patches.merge_size
-        each = made["pixel_values_videos"].split(grids.prod(dim=1).tolist())
-        kept = [self._kept(patches_PD, int(grid[0])) for patches_PD, grid in zip(each, grids, strict=True)]
+        features = self._patches(videos)
+        grids, merge = features["video_grid_thw"], self._patches.merge_size
+        video_patches = features["pixel_values_videos"].split(grids.prod(dim=1).tolist())
+        masks = [
+            self._mark_changed_tokens(patches_PD, int(grid[0]))
+            for patches_PD, grid in zip(video_patches, grids, strict=True)
+        ]
         return {
-            **made,
+            **features,
             "video_merge_sizes": torch.full((len(grids),), merge),
-            "video_compression_mask": torch.cat(kept),
+            "video_compression_mask": torch.cat(masks),
             "video_metadata": [VideoMetadata(**dict(facts)) for facts in video_metadata],
         }
 
-    def _kept(self, patches_PD: Tensor, times: int) -> Tensor:
+    def _mark_changed_tokens(self, patches_PD: Tensor, times: int) -> Tensor:
         """Whether each token of a video is kept; of a picture that is the same as the one before, one is."""
         tokens = len(patches_PD) // self._patches.merge_size**2
         kept_FT = torch.ones(times, tokens // times, dtype=torch.bool)
@@ -152,11 +157,11 @@ class TimedFramePatches:
         return kept_FT.flatten()
 
 
-def _flat(videos: Any) -> Sequence[NDArray[np.uint8]]:
+def _flatten_videos(videos: Any) -> Sequence[NDArray[np.uint8]]:
     """The videos of a batch, each `[F, H, W, 3]`: processors pass one, a list of them, or a list of lists."""
     if isinstance(videos, np.ndarray) and videos.ndim == 4:
         return [videos]
-    found: list[NDArray[np.uint8]] = []
-    for each in videos:
-        found += _flat(each)
-    return found
+    flat: list[NDArray[np.uint8]] = []
+    for video in videos:
+        flat += _flatten_videos(video)
+    return flat

@@ -102,8 +102,8 @@ def placeholder_ids(config: Any) -> list[int]:
     A model takes them for places of features wherever they are, in an answer, too: an answer must not have one.
     """
     names = (f"{kind}_token_{end}" for kind in ("audio", "image", "video") for end in ("id", "index"))
-    found = (getattr(config, name, None) for name in names)
-    return sorted({int(id) for id in found if id is not None and id >= 0})
+    token_ids = (getattr(config, name, None) for name in names)
+    return sorted({int(id) for id in token_ids if id is not None and id >= 0})
 
 
 def turns_of(
@@ -116,20 +116,26 @@ def turns_of(
     """
     if not videos:
         refuse_video(messages)
-    shown = sum(isinstance(part, VideoPart) for message in messages for part in message.content)
-    if shown != len(videos):
-        raise ValueError(f"{len(videos)} videos for {shown} video parts")
-    parts = sum(isinstance(part, AudioPart) for message in messages for part in message.content)
+    num_videos = sum(
+        isinstance(content_part, VideoPart) for message in messages for content_part in message.content
+    )
+    if num_videos != len(videos):
+        raise ValueError(f"{len(videos)} videos for {num_videos} video parts")
+    parts = sum(
+        isinstance(content_part, AudioPart) for message in messages for content_part in message.content
+    )
     if parts != len(recordings):
         raise ValueError(f"{len(recordings)} recordings for {parts} audio parts")
-    heard, seen = iter(recordings), iter(videos)
+    remaining_recordings, remaining_videos = iter(recordings), iter(videos)
 
-    def filled(part: TextPart | AudioPart | VideoPart) -> TurnPart:
-        if isinstance(part, TextPart):
-            return part.text
-        return next(seen) if isinstance(part, VideoPart) else next(heard)
+    def filled(content_part: TextPart | AudioPart | VideoPart) -> TurnPart:
+        if isinstance(content_part, TextPart):
+            return content_part.text
+        return next(remaining_videos) if isinstance(content_part, VideoPart) else next(remaining_recordings)
 
-    return [(message.role, [filled(part) for part in message.content]) for message in messages]
+    return [
+        (message.role, [filled(content_part) for content_part in message.content]) for message in messages
+    ]
 
 
 def processor_inputs(
@@ -152,14 +158,16 @@ def processor_inputs(
         InputsError: a recording that is too short, too long or not finite, a text that contains the placeholder of
             recordings, or turns that the processor or its template refuses.
     """
-    recordings = [part for _, parts in turns for part in parts if isinstance(part, Waveform)]
+    recordings = [turn_part for _, parts in turns for turn_part in parts if isinstance(turn_part, Waveform)]
     _check_recordings(processor, recordings, names)
     _check_texts(processor, turns)
     rate = sampling_rate(processor) if recordings else 0  # VideoLLaMA 3 takes none
-    content = _mistral_content if writes_mistral_turns(processor) else _content
-    messages = [{"role": role, "content": [content(part, rate) for part in parts]} for role, parts in turns]
+    content = _mistral_content if writes_mistral_turns(processor) else _processor_content
+    messages = [
+        {"role": role, "content": [content(turn_part, rate) for turn_part in parts]} for role, parts in turns
+    ]
     with _refusals(), torch.autocast("cpu", enabled=False):  # of a training: features are made in float32
-        made = processor.apply_chat_template(
+        features = processor.apply_chat_template(
             messages,
             **_picture_arguments(processor, turns),
             add_generation_prompt=generation_prompt,
@@ -167,7 +175,7 @@ def processor_inputs(
             return_dict=True,
             return_tensors="pt",
         )
-    inputs = {str(key): value for key, value in made.items()}
+    inputs = {str(key): value for key, value in features.items()}
     for key, value in inputs.items():
         if not isinstance(value, Tensor):
             raise InputsError(f"the processor's {key} is no tensor", "refused by processor")
@@ -181,7 +189,7 @@ def _picture_arguments(processor: Any, turns: Sequence[Turn]) -> dict[str, Any]:
     Raises:
         InputsError: videos of different rates, or a model that takes none.
     """
-    videos = [part for _, parts in turns for part in parts if isinstance(part, Pictures)]
+    videos = [turn_part for _, parts in turns for turn_part in parts if isinstance(turn_part, Pictures)]
     rates = {video.per_second for video in videos}
     if not rates:
         return {}
@@ -228,8 +236,8 @@ def template_text(processor: Any, turns: Sequence[Turn], generation_prompt: bool
         )
 
 
-def _kind_of(part: Waveform | Pictures) -> str:
-    return "video" if isinstance(part, Pictures) else "audio"
+def _kind_of(turn_part: Waveform | Pictures) -> str:
+    return "video" if isinstance(turn_part, Pictures) else "audio"
 
 
 @contextmanager
@@ -238,9 +246,9 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = " ".join(str(error).split())[:200]
+        message = " ".join(str(error).split())[:200]
         raise InputsError(
-            f"the processor refuses it: {type(error).__name__}: {said}", "refused by processor"
+            f"the processor refuses it: {type(error).__name__}: {message}", "refused by processor"
         ) from error
 
 
@@ -256,8 +264,8 @@ def extractor_of(processor: Any) -> Any:
         InputsError: the processor takes no recordings.
     """
     for name in _EXTRACTORS:
-        if (found := getattr(processor, name, None)) is not None:
-            return found
+        if (extractor := getattr(processor, name, None)) is not None:
+            return extractor
     raise InputsError(f"{type(processor).__name__} takes no recordings", "refused by processor")
 
 
@@ -267,20 +275,20 @@ def _audio_defaults(processor: Any) -> dict[str, Any]:
     return {**older.get("audio_kwargs", {}), **(getattr(processor, "audio_kwargs", None) or {})}
 
 
-def _content(part: TurnPart, rate: int) -> dict[str, Any]:
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
-    if isinstance(part, Pictures):
-        return {"type": "video", "video": np.stack(part.frames)}
-    return {"type": "audio", "audio": _mono(part, rate)[0].numpy()}
+def _processor_content(turn_part: TurnPart, rate: int) -> dict[str, Any]:
+    if isinstance(turn_part, str):
+        return {"type": "text", "text": turn_part}
+    if isinstance(turn_part, Pictures):
+        return {"type": "video", "video": np.stack(turn_part.frames)}
+    return {"type": "audio", "audio": _mono(turn_part, rate)[0].numpy()}
 
 
-def _mistral_content(part: TurnPart, rate: int) -> dict[str, Any]:
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
-    if isinstance(part, Pictures):
+def _mistral_content(turn_part: TurnPart, rate: int) -> dict[str, Any]:
+    if isinstance(turn_part, str):
+        return {"type": "text", "text": turn_part}
+    if isinstance(turn_part, Pictures):
         raise InputsError("this model takes no pictures", "refused by processor")
-    content = encode_bytes(_mono(part, rate).clamp(-1.0, 1.0), rate, "wav")
+    content = encode_bytes(_mono(turn_part, rate).clamp(-1.0, 1.0), rate, "wav")
     return {"type": "audio", "base64": base64.b64encode(content).decode()}
 
 
@@ -311,7 +319,9 @@ def _check_texts(processor: Any, turns: Sequence[Turn]) -> None:
     for name, what in (("audio_token", "recordings"), ("video_token", "videos"), ("image_token", "pictures")):
         placeholder = getattr(processor, name, None)
         for _, parts in turns:
-            if placeholder and any(isinstance(part, str) and placeholder in part for part in parts):
+            if placeholder and any(
+                isinstance(turn_part, str) and placeholder in turn_part for turn_part in parts
+            ):
                 raise InputsError(
                     f"a text contains {placeholder}, the placeholder of {what}", "placeholder in text"
                 )

@@ -134,9 +134,9 @@ def _picture_settings(folder: Path) -> dict[str, Any]:
     """The settings of pictures in a folder: its own file, the part of another one, or none."""
     for name in ("video_preprocessor_config.json", "preprocessor_config.json"):
         if (folder / name).exists():
-            found: dict[str, Any] = read_json_file(folder / name, dict)
-            if "patch_size" in found:
-                return found
+            settings: dict[str, Any] = read_json_file(folder / name, dict)
+            if "patch_size" in settings:
+                return settings
     if (folder / "processor_config.json").exists():
         content = read_json_file(folder / "processor_config.json", dict)
         return dict(content.get("video_processor") or content.get("image_processor") or {})
@@ -166,9 +166,9 @@ def without_vision(kind: Any) -> Any:
 
     # transformers reads the parts of a processor from the arguments of its class
     hears = "feature_extractor" in inspect.signature(kind.__init__).parameters
-    made = AudioProcessor if hears else TextProcessor
-    made.__name__ = kind.__name__  # what `save_pretrained` notes as the processor's class
-    return made
+    processor_type = AudioProcessor if hears else TextProcessor
+    processor_type.__name__ = kind.__name__  # what `save_pretrained` notes as the processor's class
+    return processor_type
 
 
 def _model_class(config: Any) -> Any:
@@ -186,7 +186,7 @@ def _model_class(config: Any) -> Any:
     if config_type in mapping:
         return mapping[config_type]
     for name in config.architectures or ():  # Audio Flamingo 3 is in no mapping of models that generate text
-        found = getattr(transformers, name, None)
-        if found is not None and callable(getattr(found, "generate", None)):
-            return found
+        model_class = getattr(transformers, name, None)
+        if model_class is not None and callable(getattr(model_class, "generate", None)):
+            return model_class
     raise ValueError(f"model_type {config.model_type!r} is no audio LLM that transformers knows")

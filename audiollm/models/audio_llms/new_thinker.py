@@ -82,7 +82,11 @@ def run_new_thinker(config: NewThinkerConfig, context: Context) -> dict[str, Any
 
     samples, _ = read_samples(config.samples)
     texts = [
-        part.text for s in samples for m in s.messages for part in m.content if isinstance(part, TextPart)
+        content_part.text
+        for s in samples
+        for m in s.messages
+        for content_part in m.content
+        if isinstance(content_part, TextPart)
     ]
     if not texts:
         raise StageError(
@@ -101,7 +105,7 @@ def write_thinker(folder: Path, config: NewThinkerConfig, texts: Iterable[str]) 
     from audiollm.models.audio_llms.loading import without_vision
 
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=_vocabulary(texts, config.vocabulary),
+        tokenizer_object=_train_vocabulary(texts, config.vocabulary),
         pad_token=_ENDS[0],
         eos_token=_ENDS[2],
         extra_special_tokens={"turn_token": _ENDS[1], **_PLACES},
@@ -156,25 +160,25 @@ STAGE = Stage(
 # Private
 
 
-def _vocabulary(texts: Iterable[str], size: int) -> Tokenizer:
+def _train_vocabulary(texts: Iterable[str], size: int) -> Tokenizer:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    made.decoder = decoders.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         special_tokens=[*_ENDS, *_PLACES.values()],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    made.train_from_iterator(texts, trainer)
-    return made
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 def _thinker_config(config: NewThinkerConfig, tokenizer: Any) -> Any:

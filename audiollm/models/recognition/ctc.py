@@ -59,8 +59,8 @@ class CtcModel:
     @property
     def delimiter(self) -> str | None:
         """The token between words, where there is one ("|")."""
-        found: str | None = getattr(self.tokenizer, "word_delimiter_token", None)
-        return found if found in self.tokenizer.get_vocab() else None
+        delimiter: str | None = getattr(self.tokenizer, "word_delimiter_token", None)
+        return delimiter if delimiter in self.tokenizer.get_vocab() else None
 
     def emissions(self, clips: Sequence[NDArray[np.float32]]) -> list[Emissions]:
         """Compute each clip's emissions (mono `[N]` at `sample_rate`); batched where the model can mask padding."""
@@ -69,7 +69,7 @@ class CtcModel:
         if self._pads:
             believed = iter(self._forward(pieces))
         else:
-            believed = iter([piece_TV for one in pieces for piece_TV in self._forward([one])])
+            believed = iter([piece_TV for piece in pieces for piece_TV in self._forward([piece])])
         return [self._joined([next(believed) for _ in at[1:]], at) for at in cuts]
 
     @torch.inference_mode()

@@ -99,24 +99,24 @@ class CTranslate2Whisper:
         segments = list(parts)
         words = tuple(
             SpokenWord(word.word, word.start, min(word.end, duration_s), word.probability)
-            for part in segments
-            for word in part.words or ()
+            for segment in segments
+            for word in segment.words or ()
         )
         return RecognizedSpeech(
-            "".join(part.text for part in segments).strip(),
+            "".join(segment.text for segment in segments).strip(),
             words,
             info.language,
             None if decoding.language is not None else info.language_probability,
             _mean_log_probability(segments),
-            sum(len(part.tokens) for part in segments),
-            min((part.no_speech_prob for part in segments), default=None),
+            sum(len(segment.tokens) for segment in segments),
+            min((segment.no_speech_prob for segment in segments), default=None),
         )
 
     def _max_tokens(self, duration_s: float) -> int:
         decoding = self._decoding
         has_prompt = decoding.initial_prompt is not None or decoding.condition_on_previous_text
-        most = _MAX_TOKENS_AFTER_A_PROMPT if has_prompt else _MAX_TOKENS
-        return min(most, round(SPARE_TOKENS + MAX_TOKENS_PER_SECOND * duration_s))
+        max_tokens = _MAX_TOKENS_AFTER_A_PROMPT if has_prompt else _MAX_TOKENS
+        return min(max_tokens, round(SPARE_TOKENS + MAX_TOKENS_PER_SECOND * duration_s))
 
 
 def whisper_problem(folder: Path) -> str | None:
@@ -136,5 +136,5 @@ def is_ctranslate2(folder: Path) -> bool:
 
 def _mean_log_probability(segments: Sequence[Any]) -> float | None:
     """The mean over the tokens of all segments, in nats."""
-    tokens = sum(len(part.tokens) for part in segments)
-    return sum(part.avg_logprob * len(part.tokens) for part in segments) / tokens if tokens else None
+    tokens = sum(len(segment.tokens) for segment in segments)
+    return sum(segment.avg_logprob * len(segment.tokens) for segment in segments) / tokens if tokens else None

@@ -156,10 +156,10 @@ class DecoderRecognizer:
     def _text(self, tokens_S: Sequence[int], confidences_S: Sequence[float]) -> tuple[str, list[SpokenWord]]:
         """The text, and its words: cut before tokens that begin with a space."""
         special = set(self._tokenizer.all_special_ids)
-        spoken = [pair for pair in zip(tokens_S, confidences_S, strict=True) if pair[0] not in special]
-        pieces = self._tokenizer.convert_ids_to_tokens([token for token, _ in spoken])
+        text_tokens = [pair for pair in zip(tokens_S, confidences_S, strict=True) if pair[0] not in special]
+        pieces = self._tokenizer.convert_ids_to_tokens([token for token, _ in text_tokens])
         groups: list[list[tuple[int, float]]] = []
-        for pair, piece in zip(spoken, pieces, strict=True):
+        for pair, piece in zip(text_tokens, pieces, strict=True):
             if not groups or piece[:1] in SPACES:
                 groups.append([])
             groups[-1].append(pair)
@@ -168,7 +168,7 @@ class DecoderRecognizer:
             for group in groups
             if (spelled := self._tokenizer.decode([token for token, _ in group]).strip())
         ]
-        return self._tokenizer.decode([token for token, _ in spoken]), words
+        return self._tokenizer.decode([token for token, _ in text_tokens]), words
 
     def _hear_first_step(self, encoded: Any) -> _FirstStep:
         """The language of each piece, given or detected, and the probability that nobody speaks in it."""

@@ -73,7 +73,7 @@ class EvalAnswers:
         count: prompts, at most.
         folder: of the stage.
         speaker: on the first rank, a policy of `whole_copy`'s copy that answers in place of `policy`.
-        whole: where a strategy spreads the weights over ranks; on every rank.
+        whole_copy: where a strategy spreads the weights over ranks; on every rank.
     """
 
     def __init__(

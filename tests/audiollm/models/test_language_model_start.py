@@ -156,7 +156,7 @@ def test_words_in_rows_that_a_model_has_to_spare(tokenizer: Tokenizer) -> None:
     """Qwen's embedding has more rows than its vocabulary words."""
     model = random_model()
     size, before = tokenizer.get_vocab_size(), model.model.embed_tokens.weight.detach().clone()
-    assert size < 400 and grow_vocabulary(model, tokenizer, known=size - 3) == 0
+    assert size < 400 and grow_vocabulary(model, tokenizer, num_known=size - 3) == 0
     after = model.model.embed_tokens.weight
     assert torch.equal(after[: size - 3], before[: size - 3]) and torch.equal(after[size:], before[size:])
     torch.testing.assert_close(after[size - 3 : size], before[: size - 3].mean(dim=0).expand(3, -1))
@@ -177,5 +177,5 @@ def test_special_tokens_that_a_vocabulary_lacks_can_be_appended(tmp_path: Path) 
     model = DualFFN.from_language_model(tmp_path, 3, 34)
     before = text_logits(model, torch.arange(size))
     added = add_special_tokens(words, "llama3")
-    assert added > 4 and grow_vocabulary(model, words, known=size) == added
+    assert added > 4 and grow_vocabulary(model, words, num_known=size) == added
     torch.testing.assert_close(text_logits(model, torch.arange(size))[:, :size], before)
