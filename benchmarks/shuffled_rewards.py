@@ -12,7 +12,7 @@ from make_reasoning import NAMES
 from audiollm.rl.rewards.batch import RewardBatch, SampledAnswer, ScoredStep
 from audiollm.rl.rewards.settings import AccuracySettings, StepsSettings
 from audiollm.rl.rewards.texts import accuracy as is_right
-from audiollm.rl.rewards.texts import heard_steps
+from audiollm.rl.rewards.texts import audible_steps
 
 
 def accuracy(batch: RewardBatch) -> list[float | None]:
@@ -22,7 +22,7 @@ def accuracy(batch: RewardBatch) -> list[float | None]:
 
 def steps(batch: RewardBatch) -> list[list[ScoredStep] | None]:
     """The scores of all steps of the batch, each said of another step."""
-    steps_by_answer = [heard_steps(answer, StepsSettings(names=NAMES)) for answer in batch]
+    steps_by_answer = [audible_steps(answer, StepsSettings(names=NAMES)) for answer in batch]
     scores = iter(
         shuffled([step.score for answer_steps in steps_by_answer for step in answer_steps or ()], batch)
     )

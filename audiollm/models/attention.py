@@ -264,11 +264,11 @@ def _sdpa(
         # on CPU the backward of SDPA is several times slower in bf16 than in fp32
         q_SHD, k_SGD, v_SGD = q_SHD.float(), k_SGD.float(), v_SGD.float()
     with torch.autocast(q_SHD.device.type, enabled=False):
-        return _each_segment(q_SHD, k_SGD, v_SGD, layout.lengths, window, causal)
+        return _attend_segments(q_SHD, k_SGD, v_SGD, layout.lengths, window, causal)
 
 
 @torch.compiler.disable
-def _each_segment(
+def _attend_segments(
     q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, lengths: tuple[int, ...], window: int | None, causal: bool
 ) -> Tensor:
     """Compiled, this would be a new graph for every set of lengths."""

@@ -134,10 +134,10 @@ def _chunk_sums(logits_RV: Tensor, targets_RK: Tensor, weights_RK: Tensor, gradi
     weights_RK1 = weights_RK[:, :, None]
     target_RK1, largest_RK1 = logits_RKV.gather(2, index_RK1), logits_RKV.amax(dim=2, keepdim=True)
     sum_RK1 = logits_RKV.sub_(largest_RK1).exp_().sum(dim=2, keepdim=True)
-    each_RK1 = sum_RK1.log() + largest_RK1 - target_RK1
+    loss_RK1 = sum_RK1.log() + largest_RK1 - target_RK1
     if gradient:
         logits_RKV.mul_(weights_RK1 / sum_RK1).scatter_add_(2, index_RK1, -weights_RK1)
-    return (each_RK1.double() * weights_RK1).sum(dim=(0, 2))
+    return (loss_RK1.double() * weights_RK1).sum(dim=(0, 2))
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -150,10 +150,10 @@ class DualFFN(nn.Module):
             raise ValueError(
                 "the batch has features of recordings, and this model no audio encoder: give codes"
             )
-        heard_FC = batch.features.spread(self.audio_encoder_proj(self.audio_tower(batch.features)))
+        features_FC = batch.features.spread(self.audio_encoder_proj(self.audio_tower(batch.features)))
         text_XC = self.model.embed_tokens(batch.text_ids_X)
         audio_YC = self.model.embed_audio_tokens(batch.codes_YK)
-        return torch.cat([text_XC, heard_FC.to(text_XC.dtype), audio_YC])
+        return torch.cat([text_XC, features_FC.to(text_XC.dtype), audio_YC])
 
     def text_logits(self, hidden_XC: Tensor) -> Tensor:
         """`[X, vocabulary]`."""

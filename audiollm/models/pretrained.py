@@ -75,7 +75,7 @@ def load_whole(
         ConfigError: see `load_model`; or weights that are not those of the config.
     """
     config, weights = load_model(Path(folder), model_type, config_type)
-    with made_of(Path(folder)):
+    with report_model_errors(Path(folder)):
         model = make(config)
         model.load_state_dict(weights)
     return model.eval()
@@ -91,7 +91,7 @@ def model_folder(folder: Path) -> Path:
 
 
 @contextmanager
-def made_of(folder: Path) -> Iterator[None]:
+def report_model_errors(folder: Path) -> Iterator[None]:
     """Report an error during the building of a model as an error of the files in `folder`.
 
     Raises:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from audiollm.models.pretrained import load_model, made_of, save_model
+from audiollm.models.pretrained import load_model, report_model_errors, save_model
 from tokenizer.checks import check_codes, check_mono_samples
 from tokenizer.native.autoencoder import AutoencoderShape, Decoder, Encoder
 from tokenizer.native.layers import ConvNeXtBlock
@@ -283,7 +283,7 @@ class AudioTokenizer(nn.Module):
         config, weights = load_model(Path(folder), MODEL_TYPE, TokenizerConfig)
         if num_codebooks is not None and not 1 <= num_codebooks <= config.num_codebooks:
             raise ValueError(f"num_codebooks must be 1..{config.num_codebooks}, not {num_codebooks}")
-        with made_of(Path(folder)):
+        with report_model_errors(Path(folder)):
             model = cls(replace(config, num_codebooks=num_codebooks or config.num_codebooks))
             model.load_state_dict(_of_first_codebooks(weights, model) if num_codebooks else weights)
         return model.eval()

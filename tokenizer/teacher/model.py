@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from audiollm.errors import ConfigError
 from audiollm.files.json_files import read_json_file
-from audiollm.models.pretrained import load_model, made_of, model_folder, save_model
+from audiollm.models.pretrained import load_model, model_folder, report_model_errors, save_model
 from tokenizer.native.layers import LogMel
 from tokenizer.quantizers.residual import nearest_codes
 from tokenizer.rates import FRAME_RATE, HOP_SAMPLES, SAMPLE_RATE
@@ -155,7 +155,7 @@ def load_teacher(path: Path | str, layer: Layer = "mean") -> SemanticTeacher:
         return SemanticTeacher(HuggingFaceEncoder(folder), layer)
     config, weights = load_model(folder, MODEL_TYPE, MelUnitConfig)
     teacher = SemanticTeacher(MelUnitEncoder(config), layer)
-    with made_of(folder):
+    with report_model_errors(folder):
         teacher.load_state_dict(weights)
     return teacher
 

@@ -345,10 +345,10 @@ def _check_whole(processor: Any, inputs: dict[str, Tensor], recordings: Sequence
     if features is None:
         raise InputsError("the processor made no features of the recordings", "refused by processor")
     frames = int(masks[0].sum()) if masks else features.shape[0] * features.shape[-1]
-    heard_s = (frames + len(features)) * extractor.hop_length / sampling_rate(processor)
-    given_s = sum(recording.duration_s for recording in recordings)
-    if heard_s < given_s:
+    encoded_s = (frames + len(features)) * extractor.hop_length / sampling_rate(processor)
+    recorded_s = sum(recording.duration_s for recording in recordings)
+    if encoded_s < recorded_s:
         raise InputsError(
-            f"the processor kept {heard_s:.2f} s of {given_s:.2f} s of recordings: give shorter ones",
+            f"the processor kept {encoded_s:.2f} s of {recorded_s:.2f} s of recordings: give shorter ones",
             "recording too long",
         )

@@ -64,9 +64,9 @@ def transport_partners(first_P: Tensor, second_P: Tensor) -> TransportPartners:
     return TransportPartners(_at_same_rank(first_P, second_P), _at_same_rank(second_P, first_P))
 
 
-def _at_same_rank(values_P: Tensor, others_P: Tensor) -> Tensor:
-    partners_P = torch.empty_like(others_P)
-    partners_P[torch.argsort(values_P, stable=True)] = others_P.sort(stable=True).values
+def _at_same_rank(values_P: Tensor, partner_values_P: Tensor) -> Tensor:
+    partners_P = torch.empty_like(partner_values_P)
+    partners_P[torch.argsort(values_P, stable=True)] = partner_values_P.sort(stable=True).values
     return partners_P
 
 

@@ -124,9 +124,9 @@ def _clip_seconds(config: PolicyTrainingConfig, plans: Mapping[str, StagePlan]) 
 
 def _model(folder: Path, plans: Mapping[str, StagePlan]) -> planning.PlannedModel | None:
     """A model by the stage that makes it, or by its files; None: neither is there."""
-    maker = _maker(folder, plans)
-    if maker is not None:
-        return _sized(maker.parameters, maker.model or {}) if maker.parameters else None
+    making_stage = _find_making_stage(folder, plans)
+    if making_stage is not None:
+        return _sized(making_stage.parameters, making_stage.model or {}) if making_stage.parameters else None
     parameters = num_parameters(folder)
     if not parameters:
         return None
@@ -134,11 +134,11 @@ def _model(folder: Path, plans: Mapping[str, StagePlan]) -> planning.PlannedMode
 
 
 def _parameters(folder: Path, plans: Mapping[str, StagePlan]) -> int:
-    maker = _maker(folder, plans)
-    return num_parameters(folder) if maker is None else maker.parameters
+    making_stage = _find_making_stage(folder, plans)
+    return num_parameters(folder) if making_stage is None else making_stage.parameters
 
 
-def _maker(folder: Path, plans: Mapping[str, StagePlan]) -> StagePlan | None:
+def _find_making_stage(folder: Path, plans: Mapping[str, StagePlan]) -> StagePlan | None:
     """The plan of the stage that makes a folder."""
     return next((plan for plan in plans.values() if folder in plan.artifacts.values()), None)
 

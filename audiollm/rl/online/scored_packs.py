@@ -186,6 +186,6 @@ def _to_batch_order(values_T: Tensor, answer_T: Tensor) -> Tensor:
     """
     if len(values_T) != len(answer_T):
         raise ValueError(f"{len(values_T)} sampled tokens, and {len(answer_T)} in the batch")
-    found_T = torch.empty_like(values_T)
-    found_T[torch.argsort(answer_T, stable=True)] = values_T
-    return found_T
+    ordered_T = torch.empty_like(values_T)
+    ordered_T[torch.argsort(answer_T, stable=True)] = values_T
+    return ordered_T

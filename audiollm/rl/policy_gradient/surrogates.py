@@ -57,8 +57,8 @@ def ratios(tokens: RolloutLogprobs, level: RatioLevel) -> Tensor:
     log_ratio_A = sums_A if level == "product" else sums_A / tokens.lengths_A().clamp(min=1)
     if level != "sequence_token":
         return log_ratio_A.clamp(max=MAX_EXPONENT).exp()[tokens.answer_T]
-    own_T = tokens.policy_T - tokens.policy_T.detach()  # 0, with the gradient of the token alone
-    return (log_ratio_A.detach()[tokens.answer_T] + own_T).clamp(max=MAX_EXPONENT).exp()
+    token_gradient_T = tokens.policy_T - tokens.policy_T.detach()  # 0, with the gradient of the token alone
+    return (log_ratio_A.detach()[tokens.answer_T] + token_gradient_T).clamp(max=MAX_EXPONENT).exp()
 
 
 def clipped_surrogate(tokens: RolloutLogprobs, settings: ClipSettings) -> SurrogateLosses:

@@ -206,8 +206,8 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
         draw_T = torch.zeros(0, dtype=torch.float64) if self._draws else None
         groups = join_groups([], self._grouping.kind, [] if self._altered else None)
         none = torch.zeros(0, dtype=torch.long)
-        asked_A = none if self._prompts else None
-        return MicroBatch(self._policy.idle_batch(), groups, 0, none, draw_T, prompt_length_A=asked_A)
+        prompt_length_A = none if self._prompts else None
+        return MicroBatch(self._policy.idle_batch(), groups, 0, none, draw_T, prompt_length_A=prompt_length_A)
 
     def _encoded(
         self, item: RecordPlace, neighbours: Sequence[RecordPlace], bad: list[BadSample]

@@ -22,7 +22,7 @@ _BY_RULE: dict[str, Callable[[Any, Any], RewardValue]] = {
     "cosine": texts.cosine_length,
     "repetition": texts.repetition,
     "language": texts.language,
-    "steps": texts.heard_steps,
+    "steps": texts.audible_steps,
     "length": speech.length_score,
 }
 _LOADED: dict[str, Callable[[Any], RewardFunction]] = {

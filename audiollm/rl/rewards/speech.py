@@ -105,8 +105,8 @@ def length_score(answer: SampledAnswer, settings: s.LengthSettings) -> float | N
     words = len(words_of(text_to_say(answer)))
     if answer.recording is None or not words:
         return None
-    wanted_s = words / settings.words_per_second
-    return max(0.0, 1 - abs(answer.recording.duration_s / wanted_s - 1) / settings.tolerance)
+    expected_s = words / settings.words_per_second
+    return max(0.0, 1 - abs(answer.recording.duration_s / expected_s - 1) / settings.tolerance)
 
 
 def quality_reward() -> Callable[[SampledAnswer], float | None]:

@@ -101,7 +101,7 @@ def scored_steps(answer: SampledAnswer, settings: s.StepsSettings) -> list[Score
     return steps
 
 
-def heard_steps(answer: SampledAnswer, settings: s.StepsSettings) -> list[ScoredStep] | None:
+def audible_steps(answer: SampledAnswer, settings: s.StepsSettings) -> list[ScoredStep] | None:
     """The thought's scored steps; without a thought, one step of score 0; None where nothing is told to be heard."""
     if not _audible_texts(answer, settings):
         return None

@@ -87,13 +87,13 @@ class ProcessRollouts(Generic[Prompted]):
         context = multiprocessing.get_context("forkserver")
         loads: Any = getattr(load, "func", load)
         context.set_forkserver_preload(["audiollm.fork_server", loads.__module__])
-        self._connection, theirs = context.Pipe()
+        self._connection, child_connection = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(theirs, load, self._shared, threads, gpu), daemon=True
+            target=_serve, args=(child_connection, load, self._shared, threads, gpu), daemon=True
         )
         with interrupts_held_back():
             self._process.start()
-        theirs.close()
+        child_connection.close()
 
     def start(
         self, prompts: Sequence[Prompted], numbers: Sequence[Sequence[int]], settings: RolloutSettings
