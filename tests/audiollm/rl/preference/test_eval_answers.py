@@ -164,7 +164,7 @@ def test_answers_of_a_dual_ffn_change_nothing(place: Path, trained: str) -> None
     model = place / "dual"
     if not model.exists():
         save_model(model, "features")
-    settings: dict[str, Any] = {"model": str(model), "trained": trained}
+    settings: dict[str, Any] = {"start": str(model), "trained": trained}
     if trained == "adapter":
         settings["lora"] = {"rank": 2, "alpha": 4}
     with_answers = run(place, f"dual-{trained}", eval_answers=3, **settings)
