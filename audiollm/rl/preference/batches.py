@@ -349,17 +349,17 @@ def _after(items: Sequence[RecordPlace], place: int) -> list[RecordPlace]:
     return [*items[place + 1 :], *items[:place]]
 
 
-def _same_recordings(left: LoadedSample, right: LoadedSample) -> bool:
-    if left.num_asked != right.num_asked:
+def _same_recordings(first: LoadedSample, second: LoadedSample) -> bool:
+    if first.num_asked != second.num_asked:
         return False
-    codes = zip(left.encodings[:1], right.encodings[:1], strict=False)
+    codes = zip(first.encodings[:1], second.encodings[:1], strict=False)
     return all(
         (a.content, a.start_s, a.end_s) == (b.content, b.start_s, b.end_s)
-        for a, b in list(zip(left.audio, right.audio, strict=False))[: left.num_asked]
+        for a, b in list(zip(first.audio, second.audio, strict=False))[: first.num_asked]
     ) and all(
         torch.equal(a_KT, b_KT)
-        for left_codes, right_codes in codes
-        for a_KT, b_KT in list(zip(left_codes, right_codes, strict=False))[: left.num_asked]
+        for first_codes, second_codes in codes
+        for a_KT, b_KT in list(zip(first_codes, second_codes, strict=False))[: first.num_asked]
     )
 
 

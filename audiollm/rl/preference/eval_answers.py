@@ -164,7 +164,7 @@ def _prompts(
         except BadSample:
             continue
         tokens = max(policy.num_answer_tokens(answer) for answer in encoded)
-        kind = _answer_kind(loaded, used)
+        kind = _greedy_answer_kind(loaded, used)
         yield EvalPrompt(
             place,
             loaded.sample.id,
@@ -173,7 +173,7 @@ def _prompts(
         )
 
 
-def _answer_kind(loaded: LoadedSample, used: Sequence[int]) -> AnswerKind:
+def _greedy_answer_kind(loaded: LoadedSample, used: Sequence[int]) -> AnswerKind:
     """As the record's answers are: speech alone, text alone, or both."""
     contents = [loaded.sample.answers[number] for number in used]
     if not any(answer.audio_parts() for answer in contents):
