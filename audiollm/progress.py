@@ -43,14 +43,19 @@ class ProgressLog:
         self._started = time.monotonic()
         self._lines: list[_TaskLine] = []
         self._end = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> ProgressLog:
         if not (self._console.is_terminal or self._console.quiet):
-            threading.Thread(target=self._write, daemon=True).start()
+            self._thread = threading.Thread(target=self._write, daemon=True)
+            self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        """End the lines. A thread that outlived this could free a model while the interpreter shuts down."""
         self._end.set()
+        if self._thread is not None:
+            self._thread.join()
 
     @contextmanager
     def bar(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 import time
 
 import pytest
@@ -73,3 +74,13 @@ def test_a_quiet_rank_says_nothing() -> None:
         bar.advance(bar.task_ids[0])
         time.sleep(0.5)
     assert not file.getvalue()
+
+
+def test_no_thread_outlives_the_log() -> None:
+    """One that did would free what a bar's line holds, a model, while the interpreter shuts down, which aborts it."""
+    console, file = _log()
+    before = threading.active_count()
+    with ProgressLog(console, "train") as log, log.bar("training", 3000, figures=lambda: "loss 2.5"):
+        while "loss 2.5" not in file.getvalue():
+            time.sleep(0.01)
+    assert threading.active_count() == before
