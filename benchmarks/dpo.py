@@ -55,6 +55,7 @@ from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import TokenStream
 from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.sample import Message, RatedAnswer, Sample, TextPart, write_samples
 from audiollm.data.text.tokenizer import add_special_tokens
 from audiollm.families.dual_ffn.policy import DualFFNPolicy
@@ -67,7 +68,7 @@ from audiollm.rl.objectives.catalog import objective_term
 from audiollm.rl.preference.batches import StepMaker
 from audiollm.rl.preference.records import Grouping, find_usable
 from audiollm.rl.preference.settings import SIZES
-from audiollm.rl.preference.task import PreferenceTask
+from audiollm.rl.preference.task import PreferenceParts, PreferenceTask
 from audiollm.train.options import Precision
 
 PAIRS, PROMPT_TOKENS, EQUAL_TOKENS, MAX_TOKENS = 16, 12, 256, 960
@@ -274,9 +275,9 @@ class Ours:
         set_aside = SetAside(records.parent / "set_aside.jsonl", "dpo", strict=True)
         usable = find_usable(sources, grouping, set_aside)
         steps: StepMaker[Any, Any, Any] = StepMaker(
-            policy, sources, None, usable, grouping, PAIRS, rule.max_tokens, seed=0
+            policy, sources, usable, grouping, StepDraws(PAIRS, max_tokens=rule.max_tokens)
         )
-        task = PreferenceTask(policy, steps, [term], set_aside)
+        task = PreferenceTask(PreferenceParts(policy, steps, [term], set_aside))
         self.step = TaskSteps(task, LEARNING_RATE, setting.checkpointed, setting.device, setting.precision)
 
 

@@ -135,6 +135,14 @@ def test_a_forbidden_import_breaks_a_contract(copied_packages: Path, kind: str) 
     assert "BROKEN" in result.stdout
 
 
+MAX_PARAMETERS = 8
+MORE_PARAMETERS = [
+    "audiollm/families/dual_ffn/policy.py: load has 9",
+    "audiollm/families/logprobs/token_figures.py: forward has 9",
+]
+"""Functions with more: an options' list of a model that tests load in many ways, and a step of autograd."""
+
+
 def modules_by_folder() -> dict[str, int]:
     found: dict[str, int] = defaultdict(int)
     for package in PACKAGES:
@@ -174,3 +182,20 @@ def test_generated_tables_are_those_of_the_catalogues() -> None:
     )
     stale = [path.name for path, text in texts.items() if tables.with_tables(text) != text]
     assert stale == [], "run make docs-tables"
+
+
+def test_functions_have_at_most_eight_parameters() -> None:
+    """Commands have one for each option, and a step of autograd one for each tensor."""
+    longer = []
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if path.name.endswith(("command.py", "commands.py")):
+                continue
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if not isinstance(node, ast.FunctionDef):
+                    continue
+                names = [argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)]
+                count = len([name for name in names if name not in ("self", "cls", "ctx")])
+                if count > MAX_PARAMETERS:
+                    longer.append(f"{path.relative_to(ROOT)}: {node.name} has {count}")
+    assert longer == MORE_PARAMETERS

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -31,6 +32,19 @@ _KEPT_ORDERS = 8
 """Shuffled orders kept a source, so that neighbouring items do not make them again."""
 
 Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class StepDraws:
+    """How the samples of each step are drawn from sources, and how many are in memory at a time."""
+
+    batch_size: int
+    """Samples of a step, over all ranks."""
+    seed: int = 0
+    weights: Sequence[float] | None = None
+    """The share of each source, relative to the others'; None: as many as it has."""
+    max_tokens: int = 0
+    """Tokens of a batch, for what makes batches."""
 
 
 def evenly(count: int, max_count: int) -> list[int]:

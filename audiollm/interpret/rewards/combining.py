@@ -15,6 +15,7 @@ Shapes: B streams (rollouts), T chunks, S sentences of a stream.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -92,6 +93,18 @@ def seqpo(
     return quality_weight * quality_B - latency_weight * latency_B.clamp(min=floor)
 
 
+@dataclass(frozen=True)
+class GateChoice:
+    """Which latencies of sentences count, and the weights of both sides."""
+
+    threshold: float = -5.0
+    """Quality below which a sentence's latency does not count (MetricX: -5)."""
+    max_latency: float = 10.0
+    """Latency beyond which more costs nothing, in the unit of the latencies (seconds)."""
+    quality_weight: float = 1.0
+    latency_weight: float = 0.5
+
+
 def gated_latency(quality_BS: Tensor, latency_BS: Tensor, threshold: float, max_latency: float) -> Tensor:
     """Return `[B, S]` latencies below `max_latency` as negative numbers; 0, the worst, where quality is too low."""
     return torch.where(quality_BS < threshold, 0.0, (latency_BS - max_latency).clamp(max=0.0))
@@ -103,18 +116,11 @@ def gated(
     defined_BS: Tensor,
     group_B: Tensor,
     num_groups: int,
-    threshold: float = -5.0,
-    max_latency: float = 10.0,
-    quality_weight: float = 1.0,
-    latency_weight: float = 0.5,
+    choice: GateChoice | None = None,
 ) -> Tensor:
-    """Return `[B]` rewards of rollouts from the quality and latency of their sentences.
-
-    Args:
-        threshold: quality below which a sentence's latency does not count (MetricX: -5).
-        max_latency: latency beyond which more costs nothing, in the unit of `latency_BS` (seconds).
-    """
-    gate_BS = gated_latency(quality_BS, latency_BS, threshold, max_latency)
+    """Return `[B]` rewards of rollouts from the quality and latency of their sentences."""
+    choice = choice or GateChoice()
+    gate_BS = gated_latency(quality_BS, latency_BS, choice.threshold, choice.max_latency)
     count_B = defined_BS.double().sum(1)
     means = [
         torch.where(defined_BS, values_BS, 0.0).sum(1) / count_B.clamp(min=1)
@@ -124,4 +130,4 @@ def gated(
         standardized_in_groups(RewardTable(mean_B.double(), count_B > 0), group_B, num_groups)
         for mean_B in means
     ]
-    return quality_weight * scores[0] - latency_weight * scores[1]
+    return choice.quality_weight * scores[0] - choice.latency_weight * scores[1]

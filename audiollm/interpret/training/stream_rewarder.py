@@ -23,7 +23,7 @@ from audiollm.families.rollout import Rollout
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.interpret.rewards import action_rewards, sequence_rewards
 from audiollm.interpret.rewards.action_rewards import similarity_by
-from audiollm.interpret.rewards.combining import gated, grouped, seqpo, sum_z
+from audiollm.interpret.rewards.combining import GateChoice, gated, grouped, seqpo, sum_z
 from audiollm.interpret.rewards.sentence_scores import lagging_latency, sentence_scores
 from audiollm.interpret.rewards.standardizing import table_moments
 from audiollm.interpret.rewards.stream_actions import (
@@ -167,7 +167,8 @@ class StreamRewarder:
         else:
             sentences = sentence_scores(batch, self._similarity, chunk_s, choice.max_latency_s, unit)
             scores = sentences.quality_BS, sentences.latency_BS, sentences.defined_BS
-            total_B = gated(*scores, group_B, groups, choice.threshold, choice.max_latency_s, *weights)
+            gate = GateChoice(choice.threshold, choice.max_latency_s, *weights)
+            total_B = gated(*scores, group_B, groups, gate)
             problems = sentences.problems
         return torch.where(batch.last_BT(), total_B[:, None], 0.0), problems
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from audiollm.data.records.mixture import Mixture, evenly
+from audiollm.data.records.mixture import Mixture, StepDraws, evenly
 from audiollm.data.records.sample import AudioPart, Sample, check_without_video
 from audiollm.data.records.source import LoadedSample, Source
 from audiollm.data.text.option_forms import are_told_apart
@@ -17,6 +17,7 @@ from audiollm.evaluate.listening.stage import choices_of, question_of
 from audiollm.families.policy import Policy
 from audiollm.families.streams import check_stream
 from audiollm.files.set_aside import SetAside
+from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.rl.preference.held_out_pairs import described_messages
 
 WINDOW_RUNS = 64
@@ -48,7 +49,7 @@ class PromptMaker:
     """`maker(step)` gives this rank's prompts of a step, as arithmetic on the step's number.
 
     Args:
-        batch_size: prompts of a step, over all ranks.
+        draws: how the prompts of a step are drawn.
         set_aside: where records go that cannot be asked.
 
     Raises:
@@ -59,16 +60,13 @@ class PromptMaker:
         self,
         policy: Policy[Any, Any, Any],
         sources: Sequence[Source],
-        weights: Sequence[float] | None,
-        batch_size: int,
-        seed: int,
+        draws: StepDraws,
         set_aside: SetAside,
-        rank: int = 0,
-        world: int = 1,
+        ranks: Ranks = ALONE,
         advance: Callable[[], None] = lambda: None,
     ) -> None:
-        self._policy, self._sources, self._batch_size = policy, sources, batch_size
-        self._rank, self._world = rank, world
+        self._policy, self._sources, self._batch_size = policy, sources, draws.batch_size
+        self._ranks = ranks
         train: list[list[int]] = [[] for _ in sources]
         self._held_out: list[PromptPlace] = []
         samples: list[Sample] = []
@@ -100,8 +98,8 @@ class PromptMaker:
         self.held_out = len(self._held_out)
         if self.trained:
             sizes = [len(indices) for indices in train]
-            self._mixture = Mixture(sizes, weights, seed, window_runs=WINDOW_RUNS)
-            self._refills = Mixture(sizes, weights, seed + REFILL_SEED, window_runs=WINDOW_RUNS)
+            self._mixture = Mixture(sizes, draws.weights, draws.seed, window_runs=WINDOW_RUNS)
+            self._refills = Mixture(sizes, draws.weights, draws.seed + REFILL_SEED, window_runs=WINDOW_RUNS)
 
     def __call__(self, step: int) -> tuple[list[Prompt], list[BadSample]]:
         """Return this rank's prompts of a step, each once, and those that turned out bad."""
@@ -130,7 +128,7 @@ class PromptMaker:
 
     def read(self, places: Sequence[PromptPlace]) -> tuple[list[Prompt], list[BadSample]]:
         """Return this rank's share of prompts that all ranks read together, and those that turned out bad."""
-        return self._read(places[self._rank :: self._world])
+        return self._read(places[self._ranks.rank :: self._ranks.world])
 
     def _draw(self, mixture: Mixture, number: int) -> list[PromptPlace]:
         first = number * self._batch_size
@@ -140,7 +138,7 @@ class PromptMaker:
     def held_out_prompts(self, max_prompts: int) -> tuple[list[Prompt], list[BadSample]]:
         """Return this rank's held-out prompts, evenly picked."""
         places = evenly(self.held_out, max_prompts)
-        return self._read([self._held_out[place] for place in places][self._rank :: self._world])
+        return self._read([self._held_out[place] for place in places][self._ranks.rank :: self._ranks.world])
 
     def _read(self, places: Sequence[PromptPlace]) -> tuple[list[Prompt], list[BadSample]]:
         prompts: list[Prompt] = []

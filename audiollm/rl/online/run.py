@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.opening import open_source
 from audiollm.devices import default_device
 from audiollm.errors import StageError
@@ -113,11 +114,9 @@ def _train_policy(
         frozen.to(default_device())
     sources = [open_source(source.path) for source in config.samples]
     set_aside = set_aside_of(context.folder, config.kind, ranks, config.strict)
+    draws = StepDraws(required(config.batch_size), config.seed, config.weights)
     with context.progress("reading prompts", sum(map(len, sources))) as bar:
-        prompts = PromptMaker(
-            policy, sources, config.weights, required(config.batch_size), config.seed, set_aside, ranks.rank,
-            ranks.world, lambda: bar.advance(bar.task_ids[0]),
-        )  # fmt: skip
+        prompts = PromptMaker(policy, sources, draws, set_aside, ranks, lambda: bar.advance(bar.task_ids[0]))
     if config.answer == "text" and config.ptx is None:
         if config.trained == "all":
             policy.freeze_unreached(any(sample.audio_parts() for sample in prompts.samples))

@@ -14,11 +14,12 @@ from typing import Any, Generic
 import torch
 from torch import Tensor
 
-from audiollm.data.records.mixture import Mixture, evenly
+from audiollm.data.records.mixture import Mixture, StepDraws, evenly
 from audiollm.data.records.source import LoadedSample, Source
 from audiollm.errors import BadSample
 from audiollm.families.logprobs.answers import AnswerGroups, LabelledSteps, Lists, Pairs, Singles
 from audiollm.families.policy import Batch, Encoded, Policy, Prompted
+from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.rl.groups import AnswerPair, AnswerSteps, JudgedAnswer, RankedAnswers, SampleGroup
 from audiollm.rl.objectives.catalog import GroupKind
 from audiollm.rl.objectives.length import answer_draws
@@ -104,41 +105,46 @@ class PreferenceStep(Generic[Batch]):
     """Records left out of it."""
 
 
+@dataclass(frozen=True)
+class BatchNeeds:
+    """What objectives need of batches beside the answers."""
+
+    draws: bool = False
+    """A random number per answer token."""
+    mismatched: bool = False
+    """Answers behind the prompts of other records."""
+    altered: bool = False
+    """Chosen answers once more, with the recordings of another record."""
+    prompts: bool = False
+    """The lengths of prompts."""
+
+
+NO_NEEDS = BatchNeeds()
+
+
 class StepMaker(Generic[Prompted, Encoded, Batch]):
     """`maker(step)` is the step's `PreferenceStep`.
 
     Args:
-        batch_size: records of a step, over all ranks.
-        max_tokens: tokens of a micro-batch.
-        draws: whether a random number per answer token is needed.
-        mismatched: whether answers behind the prompts of other records are needed.
-        altered: whether chosen answers are needed once more, with the recordings of another record.
-        prompts: whether the lengths of prompts are needed.
+        draws: how the records of a step are drawn, and the tokens of a micro-batch.
+        needs: what objectives need beside the answers.
     """
 
     def __init__(
         self,
         policy: Policy[Prompted, Encoded, Batch],
         sources: Sequence[Source],
-        weights: Sequence[float] | None,
         usable: UsableRecords,
         grouping: Grouping,
-        batch_size: int,
-        max_tokens: int,
-        seed: int,
-        draws: bool = False,
-        mismatched: bool = False,
-        altered: bool = False,
-        rank: int = 0,
-        world: int = 1,
-        prompts: bool = False,
+        draws: StepDraws,
+        needs: BatchNeeds = NO_NEEDS,
+        ranks: Ranks = ALONE,
     ) -> None:
         self._policy, self._sources, self._usable, self._grouping = policy, sources, usable, grouping
-        self._batch_size, self._max_tokens, self._seed = batch_size, max_tokens, seed
-        self._draws, self._mismatched, self._altered = draws, mismatched, altered
-        self._rank, self._world, self._prompts = rank, world, prompts
+        self._batch_size, self._max_tokens, self._seed = draws.batch_size, draws.max_tokens, draws.seed
+        self._needs, self._ranks = needs, ranks
         sizes = [len(used) for used in usable.train]
-        self.mixture = Mixture(sizes, weights, seed, window_runs=WINDOW_RUNS)
+        self.mixture = Mixture(sizes, draws.weights, draws.seed, window_runs=WINDOW_RUNS)
 
     def __call__(self, step: int) -> PreferenceStep[Batch]:
         first = step * self._batch_size
@@ -147,11 +153,11 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
             for item in self.mixture.items(first, first + self._batch_size)
         ]
         bad: list[BadSample] = []
-        local_places = range(self._rank, len(items), self._world)
+        local_places = range(self._ranks.rank, len(items), self._ranks.world)
         records = [self._encoded(items[place], _after(items, place), bad) for place in local_places]
         micro = self._micro_batches([record for record in records if record], str(step))
         beside: list[Batch] = []
-        if self._mismatched:
+        if self._needs.mismatched:
             pairs = [(items[place], items[(place + 1) % len(items)]) for place in local_places]
             beside = self._batches(
                 [encoded for pair in pairs if (encoded := self._beside(*pair)) is not None]
@@ -166,7 +172,7 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
             bad: list[BadSample] = []
             encoded = [
                 self._encoded(items[place], _after(items, place), bad)
-                for place in places[self._rank :: self._world]
+                for place in places[self._ranks.rank :: self._ranks.world]
             ]
             records = [record for record in encoded if record]
             yield PreferenceStep(self._micro_batches(records, "held out"), [], bad)
@@ -203,10 +209,10 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
 
     def idle(self) -> MicroBatch[Batch]:
         """A micro-batch without groups: for a rank that has fewer than others, which wait for it."""
-        draw_T = torch.zeros(0, dtype=torch.float64) if self._draws else None
-        groups = join_groups([], self._grouping.kind, [] if self._altered else None)
+        draw_T = torch.zeros(0, dtype=torch.float64) if self._needs.draws else None
+        groups = join_groups([], self._grouping.kind, [] if self._needs.altered else None)
         none = torch.zeros(0, dtype=torch.long)
-        prompt_length_A = none if self._prompts else None
+        prompt_length_A = none if self._needs.prompts else None
         return MicroBatch(self._policy.idle_batch(), groups, 0, none, draw_T, prompt_length_A=prompt_length_A)
 
     def _encoded(
@@ -219,7 +225,7 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
             used = sorted({answer for group in groups for answer in answers_of(group)})
             answers = self._policy.encode(self._policy.take(loaded, used, place))
             numbered = [renumbered(group, used) for group in groups]
-            if not self._altered:
+            if not self._needs.altered:
                 return EncodedRecord(loaded.sample.id, item, used, answers, numbered)
             altered_input = with_recordings_of(loaded, self._find_other_recording(loaded, neighbours))
             chosen = [group.chosen for group in groups if isinstance(group, AnswerPair)]
@@ -267,11 +273,11 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
             groups = join_groups(
                 [(record.groups, len(record.answers)) for record in batch_records],
                 self._grouping.kind,
-                [record.altered for record in batch_records] if self._altered else None,
+                [record.altered for record in batch_records] if self._needs.altered else None,
             )
             lengths = [self._policy.num_answer_tokens(answer) for answer in answers]
             draw_T = None
-            if self._draws:
+            if self._needs.draws:
                 seeds = [
                     self._draw_seed(record.id, purpose, n)
                     for record in batch_records
@@ -282,7 +288,7 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
             length_A = torch.tensor(lengths, dtype=torch.long)
             origins = [origin for record in batch_records for origin in self._origins(record)]
             batch = self._policy.batch(answers)
-            prompt_length_A = self._policy.prompt_lengths(batch) if self._prompts else None
+            prompt_length_A = self._policy.prompt_lengths(batch) if self._needs.prompts else None
             micro_batches.append(MicroBatch(batch, groups, items, length_A, draw_T, origins, prompt_length_A))
         return micro_batches
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.opening import open_source
 from audiollm.families.logprobs.token_figures import TokenRequest
 from audiollm.families.policy import Policy
@@ -86,9 +87,10 @@ def supervised_maker(
     if choice is None:
         return None
     sources = [open_source(source.path) for source in choice.samples]
+    draws = StepDraws(choice.batch_size or batch_size, seed, weights_of(choice.samples), max_tokens)
     with context.progress("reading ptx", sum(map(len, sources))) as bar:
         batches = AnswerBatchMaker(
-            policy, sources, weights_of(choice.samples), choice.batch_size or batch_size, max_tokens, seed, set_aside,
-            context.ranks, "ptx", advance=lambda: bar.advance(bar.task_ids[0]),
+            policy, sources, draws, set_aside, context.ranks, "ptx",
+            advance=lambda: bar.advance(bar.task_ids[0]),
         )  # fmt: skip
     return SupervisedMaker(batches, choice.weight)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.opening import open_source
 from audiollm.data.records.source import Source
 from audiollm.devices import default_device
@@ -21,12 +22,12 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.rl.critic.loading import CriticModel
 from audiollm.rl.critic.value_model import ActorCritic
-from audiollm.rl.preference.batches import StepMaker
+from audiollm.rl.preference.batches import BatchNeeds, StepMaker
 from audiollm.rl.preference.eval_answers import EvalAnswers
 from audiollm.rl.preference.ptx import supervised_maker
 from audiollm.rl.preference.records import Grouping, UsableRecords, find_usable
 from audiollm.rl.preference.settings import AnswerTrainingConfig, PreferenceConfig
-from audiollm.rl.preference.task import PreferenceTask
+from audiollm.rl.preference.task import PreferenceParts, PreferenceTask
 from audiollm.supervised.corpus.sources import set_aside_of
 from audiollm.train.loop.checkpoint import trained_weights
 from audiollm.train.loop.loop import train
@@ -128,18 +129,16 @@ def make_steps(
         return StepMaker(
             policy,
             records.sources,
-            config.weights,
             records.usable,
             records.grouping,
-            required(config.batch_size),
-            required(config.max_tokens),
-            config.seed,
-            draws="draw_T" in fields or "contrast_T" in fields,
-            mismatched=any(needs.mismatched_answers for needs in config.needs),
-            altered=records.grouping.needs_recording,
-            rank=ranks.rank,
-            world=ranks.world,
-            prompts=any(needs.prompts for needs in config.needs),
+            StepDraws(required(config.batch_size), config.seed, config.weights, required(config.max_tokens)),
+            BatchNeeds(
+                draws="draw_T" in fields or "contrast_T" in fields,
+                mismatched=any(needs.mismatched_answers for needs in config.needs),
+                altered=records.grouping.needs_recording,
+                prompts=any(needs.prompts for needs in config.needs),
+            ),
+            ranks,
         )
     except ValueError as error:  # weights that the sources cannot have
         paths = ", ".join(str(source.path) for source in config.samples)
@@ -179,7 +178,17 @@ def _train_preferences(config: PreferenceConfig, context: Context) -> dict[str, 
     )  # fmt: skip
     critic_root = None if critic is None else critic.root
     task = PreferenceTask(
-        policy, steps, config.terms, records.set_aside, ranks, context.folder, answers, critic_root, ptx
+        PreferenceParts(
+            policy=policy,
+            steps=steps,
+            terms=config.terms,
+            set_aside=records.set_aside,
+            ranks=ranks,
+            folder=context.folder,
+            eval_answers=answers,
+            critic=critic_root,
+            ptx=ptx,
+        )
     )
     rules = () if config.critic is None else config.critic.rules(required(config.learning_rate))
     loop = config.loop_config(

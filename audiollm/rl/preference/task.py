@@ -6,7 +6,7 @@ Shapes: I items (pairs, lists, single answers) of a micro-batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,43 +59,45 @@ class MetricSums:
         return means
 
 
+@dataclass(frozen=True)
+class PreferenceParts:
+    """What a training on judged answers is made of."""
+
+    policy: Policy[Any, Any, Any]
+    steps: StepMaker[Any, Any, Any]
+    """Step -> this rank's batches; also gives those held out."""
+    terms: Sequence[ObjectiveTerm]
+    """Objectives and their weights."""
+    set_aside: SetAside
+    """Where records go that turn out bad."""
+    ranks: Ranks = ALONE
+    folder: Path | None = None
+    """Where every evaluation writes `pairs.jsonl`; None: nowhere."""
+    eval_answers: EvalAnswers | None = None
+    """Has the policy answer held-out prompts at every evaluation."""
+    critic: Critic | None = None
+    """Trained beside the policy, in one root with it; its value at an answer's first token is that of the prompt
+    (`value_A`)."""
+    ptx: SupervisedMaker | None = None
+    """Supervised samples of each step; None: there are none."""
+
+
 class PreferenceTask:
     """A `Task` over groups of answers.
 
     The loss of a step is the mean over its items on all ranks: neither micro-batches nor ranks change it.
-
-    Args:
-        steps: step -> this rank's batches; also gives those held out.
-        terms: objectives and their weights.
-        set_aside: where records go that turn out bad.
-        folder: where every evaluation writes `pairs.jsonl`; None: nowhere.
-        eval_answers: has the policy answer held-out prompts at every evaluation.
-        critic: trained beside the policy, in one root with it; its value at an answer's first token is that of the
-            prompt (`value_A`).
-        ptx: supervised samples of each step; None: there are none.
     """
 
-    def __init__(
-        self,
-        policy: Policy[Any, Any, Any],
-        steps: StepMaker[Any, Any, Any],
-        terms: Sequence[ObjectiveTerm],
-        set_aside: SetAside,
-        ranks: Ranks = ALONE,
-        folder: Path | None = None,
-        eval_answers: EvalAnswers | None = None,
-        critic: Critic | None = None,
-        ptx: SupervisedMaker | None = None,
-    ) -> None:
-        self._ptx = ptx
-        self._folder, self._eval_answers = folder, eval_answers
-        self._policy, self._steps, self._terms = policy, steps, terms
-        self._set_aside, self._ranks = set_aside, ranks
-        self._trained: nn.Module = policy.root if critic is None else ActorCritic(policy.root, critic)
+    def __init__(self, parts: PreferenceParts) -> None:
+        self._policy, self._steps, self._terms = parts.policy, parts.steps, parts.terms
+        self._set_aside, self._ranks, self._ptx = parts.set_aside, parts.ranks, parts.ptx
+        self._folder, self._eval_answers = parts.folder, parts.eval_answers
+        root = parts.policy.root
+        self._trained: nn.Module = root if parts.critic is None else ActorCritic(root, parts.critic)
         self._root = self._trained
-        self._request = request_of(terms)
-        self._statistics = StepStatistics(terms, ranks)
-        self.device = next(policy.root.parameters()).device
+        self._request = request_of(parts.terms)
+        self._statistics = StepStatistics(parts.terms, parts.ranks)
+        self.device = next(root.parameters()).device
 
     def modules(self) -> dict[str, nn.Module]:
         return {"policy": self._trained, "means": self._statistics.means}

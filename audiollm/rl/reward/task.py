@@ -30,7 +30,7 @@ from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.registry import mixed_losses
 from audiollm.rl.preference.batches import MicroBatch, StepMaker
 from audiollm.rl.preference.held_out_pairs import WorstItems
-from audiollm.rl.preference.task import MetricSums, PreferenceTask
+from audiollm.rl.preference.task import MetricSums, PreferenceParts, PreferenceTask
 from audiollm.rl.reward.calibration import reliability_of
 from audiollm.rl.reward.model import RewardModel
 
@@ -53,7 +53,7 @@ class RewardTask(PreferenceTask):
         margin_scale: float = 0.0,
         folder: Path | None = None,
     ) -> None:
-        super().__init__(model.policy, steps, terms, set_aside, ranks, folder)
+        super().__init__(PreferenceParts(model.policy, steps, terms, set_aside, ranks, folder))
         self._model, self._margin_scale = model, margin_scale
         self._root: nn.Module = model.root
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from audiollm.data.records.mixture import Mixture, evenly
+from audiollm.data.records.mixture import Mixture, StepDraws, evenly
 from audiollm.data.records.sample import Sample, check_without_video
 from audiollm.data.records.source import Source
 from audiollm.errors import BadSample, StageError
@@ -45,8 +45,7 @@ class AnswerBatchMaker:
     """`maker(step)` gives this rank's answers of a step, as arithmetic on the step's number.
 
     Args:
-        batch_size: samples of a step, over all ranks.
-        max_tokens: tokens of a batch.
+        draws: how the samples of a step are drawn, and the tokens of a batch.
         set_aside: where samples go whose last message is no answer, or that the policy cannot take.
         key: the setting that names the samples, for errors.
         sees: whether the policy is shown pictures; otherwise samples with videos are set aside.
@@ -60,10 +59,7 @@ class AnswerBatchMaker:
         self,
         policy: Policy[Any, Any, Any],
         sources: Sequence[Source],
-        weights: Sequence[float] | None,
-        batch_size: int,
-        max_tokens: int,
-        seed: int,
+        draws: StepDraws,
         set_aside: SetAside,
         ranks: Ranks,
         key: str,
@@ -71,7 +67,7 @@ class AnswerBatchMaker:
         advance: Callable[[], None] = lambda: None,
     ) -> None:
         self._policy, self._sources, self._set_aside, self._ranks = policy, sources, set_aside, ranks
-        self._batch_size, self._max_tokens = batch_size, max_tokens
+        self._batch_size, self._max_tokens = draws.batch_size, draws.max_tokens
         train: list[list[int]] = [[] for _ in sources]
         held_out: list[list[int]] = [[] for _ in sources]
         self._bad = 0
@@ -94,7 +90,9 @@ class AnswerBatchMaker:
             raise StageError(f"{key}: no sample of the train split has an answer", "see set_aside.jsonl", 2)
         self._train: list[NDArray[np.int64]] = [np.array(indices, np.int64) for indices in train]
         self._held_out = held_out
-        self._mixture = Mixture([len(indices) for indices in train], weights, seed, window_runs=WINDOW_RUNS)
+        self._mixture = Mixture(
+            [len(indices) for indices in train], draws.weights, draws.seed, window_runs=WINDOW_RUNS
+        )
 
     @property
     def counts(self) -> dict[str, int]:

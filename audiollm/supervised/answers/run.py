@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.opening import open_source
 from audiollm.data.records.video_clips import PictureSettings
 from audiollm.devices import default_device
@@ -71,10 +72,11 @@ def _train_on_answers(config: TrainConfig, context: Context) -> dict[str, Any]:
     sources = [open_source(source.path) for source in config.samples]
     set_aside = set_aside_of(context.folder, "train", ranks, config.strict)
     batch_size = required(config.batch_size)
+    draws = StepDraws(batch_size, config.seed, config.weights, required(config.max_tokens))
     with context.progress("reading samples", sum(map(len, sources))) as bar:
         batches = AnswerBatchMaker(
-            policy, sources, config.weights, batch_size, required(config.max_tokens), config.seed, set_aside, ranks,
-            "samples", pictures is not None, lambda: bar.advance(bar.task_ids[0]),
+            policy, sources, draws, set_aside, ranks, "samples", pictures is not None,
+            lambda: bar.advance(bar.task_ids[0]),
         )  # fmt: skip
     counts = batches.counts
     if config.keep_best and not counts["test"]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.mixture import StepDraws
 from audiollm.families.dual_ffn.policy import DualFFNPolicy
 from audiollm.families.dual_ffn.rollouts import DualFFNRollouts
 from audiollm.families.rollout import RolloutSettings
@@ -87,7 +88,7 @@ def make_stream_task(
     policy.root.model.weights_changed()
     set_aside = SetAside(folder / f"set_aside-{ranks.rank}.jsonl", "test", strict=True)
     source = ManifestSource(str(folder / "streams.jsonl"))
-    prompts = PromptMaker(policy, [source], None, 6, 4, set_aside, ranks.rank, ranks.world)
+    prompts = PromptMaker(policy, [source], StepDraws(6, 4), set_aside, ranks)
     tokenizer = policy.template.tokenizer
     opens_speech = tokenizer.token_to_id("<|audio_out_bos|>")
     assert opens_speech is not None

@@ -19,7 +19,7 @@ from audiollm.interpret.rewards.action_rewards import (
     similarity_by,
     timing,
 )
-from audiollm.interpret.rewards.combining import gated, gated_latency, grouped, seqpo, sum_z
+from audiollm.interpret.rewards.combining import GateChoice, gated, gated_latency, grouped, seqpo, sum_z
 from audiollm.interpret.rewards.sentence_scores import lagging_latency, sentence_scores
 from audiollm.interpret.rewards.sequence_rewards import (
     lagging,
@@ -367,8 +367,7 @@ def totals(names: Sequence[str], rewards: Sequence[str], combine: str = "sum_z")
                 late_B.defined[:, None],
                 group_B,
                 1,
-                0.5,
-                10.0,
+                GateChoice(0.5, 10.0),
             )
     return dict(zip(names, total.tolist(), strict=True))
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from audiollm.commands.cli import build_app
 from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.errors import ConfigError
 from audiollm.families.policies import load_policy
@@ -92,7 +93,7 @@ def test_the_loss_is_that_of_transformers(place: Path, normalization: Any) -> No
     policy = load_policy(place / "model")
     source = ManifestSource(place / "samples.jsonl")
     aside = SetAside(place / "aside.jsonl", "train")
-    maker = AnswerBatchMaker(policy, [source], None, 16, 4096, 0, aside, ALONE, "shards")
+    maker = AnswerBatchMaker(policy, [source], StepDraws(16, max_tokens=4096), aside, ALONE, "samples")
     task = AnswerTask(policy, maker, normalization)
     (update,) = task.updates(task.batch(0, torch.Generator()), 0, 1)
     ours = sum(float(loss.detach()) for loss in update.loss)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.mixture import StepDraws
 from audiollm.families.dual_ffn.policy import DualFFNPolicy
 from audiollm.families.listener.policy import ListenerPolicy
 from audiollm.families.rollout import RolloutSettings
@@ -124,12 +125,9 @@ def make_task(
     prompts = PromptMaker(
         policy,
         [ManifestSource(str(folder / "prompts.jsonl"))],
-        None,
-        4,
-        4,
+        StepDraws(4, 4),
         set_aside,
-        ranks.rank,
-        ranks.world,
+        ranks,
     )
     terms = config.reward_terms
     sampling = RolloutSettings(4, 0, config.temperature, config.answer, config.max_answer_tokens, 9)
@@ -143,7 +141,7 @@ def make_task(
     if config.ptx is not None:
         sources = [ManifestSource(str(source.path)) for source in config.ptx.samples]
         ptx = SupervisedMaker(
-            AnswerBatchMaker(policy, sources, None, 4, max_tokens, 4, set_aside, ranks, "ptx"),
+            AnswerBatchMaker(policy, sources, StepDraws(4, 4, None, max_tokens), set_aside, ranks, "ptx"),
             config.ptx.weight,
         )
     parts = PolicyParts(

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.sample import Message, TextPart
 from audiollm.errors import BadSample, StageError
 from audiollm.families.dual_ffn.rollouts import DualFFNRollouts
@@ -187,7 +188,7 @@ def stage_prompts(folder: Path, policy: Any, step: int) -> Any:
     from audiollm.files.set_aside import SetAside
 
     aside = SetAside(folder / "aside.jsonl", "test", strict=True)
-    return stage.PromptMaker(policy, [open_source(folder / "prompts.jsonl")], None, 3, 1, aside)(step)[0]
+    return stage.PromptMaker(policy, [open_source(folder / "prompts.jsonl")], StepDraws(3, 1), aside)(step)[0]
 
 
 class FailsOnce(PolicyTask):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.families.logprobs.token_figures import TokenRequest
 from audiollm.families.rollout import Rollout, RolloutSettings
@@ -82,7 +83,7 @@ class Step:
     def prompts(self, swapped: int | None) -> list[Prompt]:
         aside = SetAside(self._folder / "aside.jsonl", "test", strict=True)
         path = write_prompts(self._folder, swapped)
-        maker = PromptMaker(self._policy, [ManifestSource(str(path))], None, PROMPTS, 0, aside)
+        maker = PromptMaker(self._policy, [ManifestSource(str(path))], StepDraws(PROMPTS), aside)
         return sorted(maker(0)[0], key=lambda prompt: prompt.sample.id)
 
     def rollouts(self, prompts: list[Prompt]) -> list[list[Rollout]]:

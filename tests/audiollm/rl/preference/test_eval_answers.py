@@ -14,6 +14,7 @@ from rich.console import Console
 
 from audiollm.audio import load as load_audio
 from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.evaluate.subjects.chat import FolderChat
 from audiollm.families.dual_ffn.policy import DualFFNPolicy
@@ -30,7 +31,7 @@ from audiollm.rl.objectives.catalog import objective_term
 from audiollm.rl.preference.batches import StepMaker
 from audiollm.rl.preference.eval_answers import EvalAnswers
 from audiollm.rl.preference.records import Grouping, find_usable
-from audiollm.rl.preference.task import PreferenceTask
+from audiollm.rl.preference.task import PreferenceParts, PreferenceTask
 from tests.audiollm.families.dual_ffn.packed_samples import heard, prompted, save_model
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.preference.records import write_lists, write_records
@@ -134,12 +135,12 @@ def evaluated(folder: Path, ranks: Ranks, result: str) -> None:
     set_aside = SetAside(folder / f"set_aside-{ranks.rank}.jsonl", "test", strict=True)
     usable = find_usable(sources, grouping, set_aside)
     steps: StepMaker[Any, Any, Any] = StepMaker(
-        policy, sources, None, usable, grouping, 4, 1000, 0, rank=ranks.rank, world=ranks.world
+        policy, sources, usable, grouping, StepDraws(4, max_tokens=1000), ranks=ranks
     )
     target = folder / result
     answers = EvalAnswers(policy, steps, 3, target, ranks)
     answers.begin()
-    task = PreferenceTask(policy, steps, [term], set_aside, ranks, target, answers)
+    task = PreferenceTask(PreferenceParts(policy, steps, [term], set_aside, ranks, target, answers))
     figures = task.evaluate(5)
     task.evaluate(5)  # an attempt that went on from before this evaluation makes it again
     if ranks.first:

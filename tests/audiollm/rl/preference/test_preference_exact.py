@@ -12,6 +12,7 @@ import torch
 
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.sample import Message, write_samples
 from audiollm.families.listener.policy import ListenerPolicy
 from audiollm.families.logprobs.token_figures import TokenRequest
@@ -21,10 +22,10 @@ from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.rl.critic.score_head import hidden_size
 from audiollm.rl.critic.value_model import Critic
 from audiollm.rl.objectives.catalog import ObjectiveTerm, objective_term
-from audiollm.rl.preference.batches import StepMaker
+from audiollm.rl.preference.batches import BatchNeeds, StepMaker
 from audiollm.rl.preference.ptx import SupervisedMaker
 from audiollm.rl.preference.records import Grouping, find_usable
-from audiollm.rl.preference.task import PreferenceTask
+from audiollm.rl.preference.task import PreferenceParts, PreferenceTask
 from audiollm.supervised.answers.batches import AnswerBatchMaker
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.preference.records import write_lists
@@ -60,9 +61,8 @@ def make_task(folder: Path, name: str, max_tokens: int, ranks: Ranks) -> Prefere
     grouping = Grouping(kind, needs.fields, "all")  # type: ignore[arg-type]
     set_aside = SetAside(folder / f"set_aside-{ranks.rank}.jsonl", "test", strict=True)
     steps: StepMaker[Any, Any, Any] = StepMaker(
-        policy, sources, None, find_usable(sources, grouping, set_aside), grouping, 4, max_tokens, 3,
-        "draw_T" in needs.fields, needs.mismatched_answers, needs.altered_recordings, ranks.rank, ranks.world,
-        needs.prompts,
+        policy, sources, find_usable(sources, grouping, set_aside), grouping, StepDraws(4, 3, None, max_tokens),
+        BatchNeeds("draw_T" in needs.fields, needs.mismatched_answers, needs.altered_recordings, needs.prompts), ranks,
     )  # fmt: skip
     critic = None
     if needs.value_head:
@@ -73,9 +73,10 @@ def make_task(folder: Path, name: str, max_tokens: int, ranks: Ranks) -> Prefere
     if name.endswith("+ptx"):
         supervised = [ManifestSource(str(folder / "answered.jsonl"))]
         ptx = SupervisedMaker(
-            AnswerBatchMaker(policy, supervised, None, 3, max_tokens, 3, set_aside, ranks, "ptx"), 0.7
+            AnswerBatchMaker(policy, supervised, StepDraws(3, 3, None, max_tokens), set_aside, ranks, "ptx"),
+            0.7,
         )
-    return PreferenceTask(policy, steps, [term], set_aside, ranks, critic=critic, ptx=ptx)
+    return PreferenceTask(PreferenceParts(policy, steps, [term], set_aside, ranks, critic=critic, ptx=ptx))
 
 
 def gradients(folder: Path, ranks: Ranks, name: str, max_tokens: int, result: str) -> None:

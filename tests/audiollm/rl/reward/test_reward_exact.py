@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.mixture import StepDraws
 from audiollm.families.logprobs.answers import Pairs
 from audiollm.files.atomic import read_json, write_json
 from audiollm.files.set_aside import SetAside
@@ -44,7 +45,7 @@ def make_task(folder: Path, name: str, max_tokens: int, ranks: Ranks) -> RewardT
     aside = SetAside(folder / f"set_aside-{ranks.rank}.jsonl", "test", strict=True)
     usable = find_usable([source], grouping, aside)
     steps: StepMaker[Any, Any, Any] = StepMaker(
-        model.policy, [source], None, usable, grouping, 5, max_tokens, 3, rank=ranks.rank, world=ranks.world
+        model.policy, [source], usable, grouping, StepDraws(5, 3, None, max_tokens), ranks=ranks
     )
     return RewardTask(model, steps, [term], aside, ranks, MARGIN_SCALE)
 
