@@ -71,6 +71,7 @@ OUR_NAMES: Mapping[str, tuple[str, ...]] = {
 EARLIER_NAMES: Mapping[str, tuple[str, ...]] = {
     "answers": ("group_size",),
     "latents": ("samples",),
+    "listen": ("eval_audio_samples",),
     "max_tokens": ("max_answer_tokens",),
     "model": ("start", "shape"),
     "shards": ("samples",),

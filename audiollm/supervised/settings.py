@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
-    AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
@@ -213,7 +212,7 @@ class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
     """Stop at the first bad sample; otherwise it is set aside, counted and left out."""
     codec: InputPath | None = None
     """The codec of the shards; with it, held-out prompts are synthesized at every evaluation."""
-    eval_audio_samples: int = Field(4, ge=0, validation_alias=AliasChoices("eval_audio_samples", "listen"))
+    eval_audio_samples: int = Field(4, ge=0)
     """Held-out prompts to synthesize at each evaluation; 0: none."""
     evaluations: int = Field(12, ge=1)
     """Evaluations on the held-out samples, evenly over the steps."""

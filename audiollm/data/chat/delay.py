@@ -37,15 +37,6 @@ def delay_targets(codes_KT: Tensor, eos: int) -> Tensor:
     return delayed_FK.masked_fill((index_FK < 1) | (index_FK > frames + 1), IGNORE)
 
 
-def undelay(delayed_FK: Tensor) -> Tensor:
-    """The inverse of `delay`, codes `[K, T]`; BOS and EOS rows are dropped by their place, not their value."""
-    rows, num_codebooks = delayed_FK.shape
-    frames = rows - 1 - num_codebooks
-    if frames < 0:
-        raise ValueError(f"{rows} rows are too few for {num_codebooks} codebooks")
-    return torch.stack([delayed_FK[1 + k : 1 + k + frames, k] for k in range(num_codebooks)])
-
-
 def _source_index(frames: int, num_codebooks: int) -> Tensor:
     """Row j of codebook k shows position j - k of `[BOS, codes, EOS]`; may lie outside of it."""
     rows = torch.arange(delayed_length(frames, num_codebooks))

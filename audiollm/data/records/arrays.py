@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
@@ -22,7 +21,6 @@ from torch import Tensor
 from audiollm.data.records.sample import Sample
 from audiollm.data.records.storage import audio_address, read_all
 from audiollm.errors import BadSample
-from audiollm.files.atomic import atomic_path
 
 ARRAY_ENDING = "safetensors"
 """Ending of files and members that hold an array."""
@@ -87,17 +85,6 @@ def array_bytes(array: Tensor, made_by: str) -> bytes:
     # one entry: safetensors writes several in an order that differs from call to call
     facts = json.dumps({_MADE_BY: made_by, _SHA256: _digest_array(plain)})
     return save({_KEY: plain}, {_FACTS: facts})
-
-
-def save_array(path: Path, array: Tensor, made_by: str) -> None:
-    """Write an array for a manifest's sample; the file is whole or absent.
-
-    Raises:
-        ValueError: as `array_bytes`.
-    """
-    content = array_bytes(array, made_by)
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(content)
 
 
 def array_member(name: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from audiollm.data.records.arrays import array_bytes, save_array
+from audiollm.data.records.arrays import array_bytes
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.opening import open_source
 from audiollm.data.records.sample import AudioPart, Message, Sample, write_samples
@@ -50,7 +50,8 @@ def test_shards_keep_arrays_without_codes_and_sound(tmp_path: Path) -> None:
 
 
 def test_a_manifest_names_files_of_arrays(tmp_path: Path) -> None:
-    save_array(tmp_path / "latents" / "a.safetensors", MEAN_CT, "vae")
+    (tmp_path / "latents").mkdir()
+    (tmp_path / "latents" / "a.safetensors").write_bytes(array_bytes(MEAN_CT, "vae"))
     write_samples(tmp_path / "s.jsonl", [sample("a", latent_mean="latents/a.safetensors"), sample("b")])
     source = open_source(tmp_path / "s.jsonl")
     assert torch.equal(source[0].array("latent_mean", made_by="vae"), MEAN_CT)

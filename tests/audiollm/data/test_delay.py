@@ -6,10 +6,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from audiollm.data.chat.delay import IGNORE, delay, delay_targets, delayed_length, undelay
+from audiollm.data.chat.delay import IGNORE, delay, delay_targets, delayed_length
 
 shapes = st.tuples(st.integers(1, 9), st.integers(0, 30), st.integers(0, 2**31))
+
+
+def undelay(delayed_FK: Tensor) -> Tensor:
+    """The inverse of `delay`, codes `[K, T]`; BOS and EOS rows are dropped by their place, not their value."""
+    rows, num_codebooks = delayed_FK.shape
+    frames = rows - 1 - num_codebooks
+    if frames < 0:
+        raise ValueError(f"{rows} rows are too few for {num_codebooks} codebooks")
+    return torch.stack([delayed_FK[1 + k : 1 + k + frames, k] for k in range(num_codebooks)])
 
 
 def codes_of(books: int, frames: int, seed: int) -> torch.Tensor:

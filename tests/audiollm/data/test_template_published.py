@@ -10,13 +10,14 @@ import torch
 import transformers
 from tokenizers import AddedToken
 
-from audiollm.data.chat.delay import delay, undelay
+from audiollm.data.chat.delay import delay
 from audiollm.data.chat.scene import dialogue_text, voices
 from audiollm.data.chat.tasks import fill_task, load_tasks
 from audiollm.data.chat.template import Kind, Template, TokenStream
 from audiollm.data.records.sample import AudioPart, ContentPart, Message, TextPart
 from audiollm.data.text.sound_tags import sound_tags, without_sound_tags
 from audiollm.data.text.tokenizer import train_text_tokenizer
+from tests.audiollm.data.test_delay import undelay
 
 DELAY_TOKEN = "<|reserved_special_token_6|>"
 BOOKS, SIZE = 4, 64

@@ -25,6 +25,7 @@ STAGES = ("train", "train_policy", "train_preference", "sample_answers")
         ("train_preference", "per_device_train_batch_size", "batch_size"),
         ("train", "gradient_checkpointing", "activation_checkpointing"),
         ("train", "shards", "samples"),
+        ("train", "listen", "eval_audio_samples"),
         ("train", "model", "start or shape"),
         ("train_preference", "model", "start"),
         ("train_flow", "latents", "samples"),

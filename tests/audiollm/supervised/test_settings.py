@@ -68,8 +68,7 @@ def test_a_raised_limit_of_codes_begins_afresh(tmp_path: Path) -> None:
     assert saved[0] != saved[1] and "max_codes_mb" not in saved[0]
 
 
-def test_the_older_name_of_a_setting_still_works(tmp_path: Path) -> None:
-    assert TrainConfig.model_validate({"samples": [str(tmp_path)], "listen": 2}).eval_audio_samples == 2
+def test_audio_of_evaluations_is_incidental(tmp_path: Path) -> None:
     assert TrainConfig(samples=[str(tmp_path)]).incidental >= {"eval_audio_samples"}
 
 
