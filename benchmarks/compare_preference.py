@@ -141,7 +141,7 @@ def lengths_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
     stages: list[dict[str, Any]] = []
     for seed in seeds:
         few = data_sources(folder, "worded")
-        taught = {"shards": few, **HEARING, **FIRST, "normalization": "token", "seed": seed}
+        taught = {"samples": few, **HEARING, **FIRST, "normalization": "token", "seed": seed}
         stages.append({"name": f"worded_{seed}", "train": taught})
         for method, objective in LENGTH_METHODS.items():
             settings = {

@@ -99,7 +99,7 @@ def recipe_of(folder: Path, part_name: str, seeds: Sequence[int], steps: int) ->
     """The first model, and every training of a part from it."""
     data = folder / "data"
     stages = first_of(data)
-    shared = {"model": "${first.checkpoint}", "samples": str(data / "many.jsonl"), **SHARED, "steps": steps}
+    shared = {"start": "${first.checkpoint}", "samples": str(data / "many.jsonl"), **SHARED, "steps": steps}
     for name, seed in ((name, seed) for seed in seeds for name in TRAININGS[part_name]):
         settings = {**shared, **TRAININGS[part_name][name], "seed": seed}
         stages.append({"name": stage_name(part_name, name, seed), "train_policy": settings})

@@ -166,7 +166,7 @@ def data_stages(data: Path | None) -> list[dict[str, Any]]:
         "preset": "everything",
         "steps": {"objects": {}},
         "made": {"sample_rate": learn_flow.RATE, "channels": 1},
-        "samples": False,
+        "shards": False,
         "workers": 1,
     }
     return [{"name": "scenes", "compose_scenes": scenes}, {"audiocot": thoughts}]

@@ -186,7 +186,7 @@ def learn_to_look_up(folder: Path, group: str) -> None:
     for name, codes in CODES.items():
         write_codes(folder / "codes" / name, like, codes)
     stages: list[dict[str, Any]] = []
-    begun: dict[str, Any] = {"model": MODEL}
+    begun: dict[str, Any] = {"shape": MODEL}
     for name in CODES:
         shards = str(folder / "codes" / name)
         train = {"samples": shards, "steps": STEPS[name], "schedule": "constant", **begun, **TRAINING}

@@ -50,7 +50,7 @@ FIRST: dict[str, Any] = {
     "text_weight": 1.0,
     "augment": {},
     "eval_audio_samples": 0,
-    "model": {
+    "shape": {
         "hidden_size": 192,
         "num_layers": 4,
         "audio_ffn_layers": [],
@@ -167,7 +167,7 @@ def further_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
     """The first model trained on with what it was trained on, for the CPU time of the first GRPO."""
     spent = read_json(folder / f"grpo_{seeds[0]}" / "stage.json")["figures"]["cpu_seconds"]
     settings = {
-        **{key: value for key, value in FIRST.items() if key not in ("steps", "model")},
+        **{key: value for key, value in FIRST.items() if key not in ("steps", "shape")},
         "start": str(folder / "first" / "model"),
         "samples": first_sources(folder / "data"),
         "cpu_minutes": round(spent / 60, 3),

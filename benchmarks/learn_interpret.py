@@ -254,7 +254,7 @@ def _hearing_stages(codec: str, sizes: dict[str, Any]) -> list[dict[str, Any]]:
         "test_talks": sizes.get("short_test_talks", SHORT_TEST_TALKS),
     }  # fmt: skip
     both = {"text_weight": 1.0, "eval_audio_samples": 0, "evaluations": 4}
-    digits = {**DIGITS_ALONE, **sizes.get("digits", {}), **both, "model": {**MODEL, **sizes.get("model", {})}}
+    digits = {**DIGITS_ALONE, **sizes.get("digits", {}), **both, "shape": {**MODEL, **sizes.get("model", {})}}
     hearing = {**HEARING, **sizes.get("hearing", {}), **both, "start": "${digits.checkpoint}"}
     talks_of = [{"path": f"${{{name}_codes.shards}}", "weight": 0.5} for name in ("short", "punctual")]
     return [

@@ -255,7 +255,7 @@ def model_stages(codec_at: Path, seed: int, sizes: dict[str, Any]) -> list[dict[
     codec = str(codec_at)
     words = {"segments": "${here}/segments.jsonl", "tasks": {"tts": 1.0, "asr": 1.0}, "min_seconds": 1}
     both = {"text_weight": 1.0, "seed": seed, "eval_audio_samples": 0, "evaluations": 4}
-    voices = {"shards": "${word_codes.shards}", "model": {**MODEL, **sizes.get("model", {})}, **both}
+    voices = {"samples": "${word_codes.shards}", "shape": {**MODEL, **sizes.get("model", {})}, **both}
     groups = {"samples": "${short_codes.shards}", "start": "${voices.checkpoint}", **both}
     interprets = {"samples": "${stream_codes.shards}", "start": "${groups.checkpoint}", **both}
     return [

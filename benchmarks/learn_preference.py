@@ -76,7 +76,7 @@ HEARING: dict[str, Any] = {
     "eval_audio_samples": 0,
 }
 FIRST: dict[str, Any] = {
-    "model": {"audio_encoder": {"stem": "conv2d", "num_layers": 2, "window_s": 8}},
+    "shape": {"audio_encoder": {"stem": "conv2d", "num_layers": 2, "window_s": 8}},
     "learning_rate": 5e-4,
     "steps": 300,
     "batch_size": 24,
@@ -198,7 +198,7 @@ def rewards_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
         for kind, data in (("reward", "pairs"), ("reward_shuffled", f"shuffled{seed}")):
             settings = {
                 "samples": data_sources(folder, data),
-                "model": str(folder / f"first_{seed}" / "model"),
+                "start": str(folder / f"first_{seed}" / "model"),
             }
             stages.append({"name": f"{kind}_{seed}", "train_reward": {**settings, **REWARD, "seed": seed}})
     return {"name": "learn_preference", "size": "tiny", "stages": stages}
@@ -307,7 +307,7 @@ def print_case(
 
 
 def _aligned(folder: Path, kind: str, data: str, seed: int) -> dict[str, Any]:
-    settings = {"samples": data_sources(folder, data), "model": f"${{first_{seed}.checkpoint}}", **ALIGNED}
+    settings = {"samples": data_sources(folder, data), "start": f"${{first_{seed}.checkpoint}}", **ALIGNED}
     return {"name": f"{kind}_{seed}", "train_preference": {**settings, "seed": seed}}
 
 

@@ -56,7 +56,7 @@ COPIES, HELD_OUT_COPIES = 20, 2
 """Prompts of each digit in each voice; pairs of the last ones are held out."""
 SAMPLED: dict[str, Any] = {
     "modality": "speech",
-    "answers": 4,
+    "group_size": 4,
     "temperature": 0.9,
     "top_p": 0.95,
     "text_guidance": 2.0,
@@ -162,7 +162,7 @@ def shuffled_recipe(source: Path, folder: Path, seeds: Sequence[int]) -> dict[st
 
 def aligned(kind: str, model: str, samples: str, seed: int) -> dict[str, Any]:
     """A training on preferences."""
-    settings = {"model": model, "samples": samples, **ALIGNED, "seed": seed}
+    settings = {"start": model, "samples": samples, **ALIGNED, "seed": seed}
     return {"name": f"{kind}_{seed}", "train_preference": settings}
 
 

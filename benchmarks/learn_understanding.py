@@ -51,7 +51,7 @@ BATCH_OF_ALL = {"speech": 48, "digits": 32, "sounds": 16}
 ENCODER: dict[str, Any] = {"stem": "conv2d", "num_layers": 2, "window_s": 8}
 HEARING: dict[str, Any] = {
     "audio_in": "features",
-    "model": {"audio_encoder": ENCODER},
+    "shape": {"audio_encoder": ENCODER},
     "text_weight": 1.0,
     "learning_rate": 5e-4,
 }

@@ -95,8 +95,12 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A working directory with the module of rewards that documents name as the reader's, and without YAMNet."""
+    """A working directory with the modules that documents name as the reader's, and without YAMNet."""
     (tmp_path / "my_rewards.py").write_text("def brevity(batch):\n    return [0.0 for answer in batch]\n")
+    guide = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    parts = re.findall(r"```python\n(.*?)```", guide, flags=re.S)
+    (tmp_path / "my_parts.py").write_text("\n".join(parts))
+    monkeypatch.syspath_prepend(ROOT / "tests" / "toy_families")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
 

@@ -148,7 +148,7 @@ def save_critic(folder: Path) -> None:
 
 def with_critic(folder: Path) -> Any:
     """The settings of a training that a critic is begun from."""
-    return SimpleNamespace(model=folder, trained="all", lora=LoRASettings(), critic=CriticStart())
+    return SimpleNamespace(start=folder, trained="all", lora=LoRASettings(), critic=CriticStart())
 
 
 def save_classifier(folder: Path) -> None:

@@ -29,7 +29,7 @@ def test_every_stage_of_the_recipe_is_typed(tmp_path: Path, sizes: dict[str, Any
         assert {name.format(seed=seed) for name in bench._cases().values()} <= set(names)
     # the model may listen for ever, as `interpret_long.py` lets it
     configs = {stage.name: stage.config.model_dump() for stage in recipe.stages}
-    assert configs["digits"]["model"]["sliding_window"] is not None
+    assert configs["digits"]["shape"]["sliding_window"] is not None
     starts = {configs[f"{name}_{seed}"]["start"] for name in ("sft", "sft_punctual") for seed in (1, 2)}
     assert starts == {
         next(stage for stage in recipe.stages if stage.name == "hearing").artifacts["checkpoint"]

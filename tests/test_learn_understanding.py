@@ -43,14 +43,14 @@ def test_the_recipe_is_one_that_a_user_can_run(tmp_path: Path) -> None:
     stages = {stage.name: stage.config for stage in recipe.stages}
     together, alone = stages["all"], [stages[name] for name in ("speech", "digits", "sounds")]
     shown = [
-        (source.weight / sum(each.weight for each in together.shards)) * together.batch_size * together.steps
-        for source in together.shards
+        (source.weight / sum(each.weight for each in together.samples)) * together.batch_size * together.steps
+        for source in together.samples
     ]
     speech, *heard = [each.batch_size * each.steps for each in alone]
     assert shown == pytest.approx([1.5 * speech, *heard])  # what is heard as often as alone
     assert together.model == stages["digits"].model == stages["sounds"].model
-    assert [source.augment for source in together.shards[1:]] == [
-        each.shards[0].augment for each in alone[1:]
+    assert [source.augment for source in together.samples[1:]] == [
+        each.samples[0].augment for each in alone[1:]
     ]
 
 

@@ -1,4 +1,4 @@
-"""The evaluation suites: commands `audiollm evaluate SUITE`."""
+"""The evaluation suites: subcommands of `audiollm evaluate`."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class CorrectAnswersConfig(StageConfig):
 
     @model_validator(mode="after")
     def _settings_are_read(self) -> CorrectAnswersConfig:
-        unread = {"codec", "prompt", "max_tokens"} & self.model_fields_set
+        unread = {"codec", "prompt", "max_answer_tokens"} & self.model_fields_set
         if self.corrector is None and unread:
             raise ValueError(f"{min(unread)} is set, but there is no corrector to read it: leave it out")
         return self

@@ -209,7 +209,7 @@ def understanding(**values: Any) -> dict[str, Any]:
     model = {**SMALL, "dropout": 0.0, "audio_encoder": {**encoder, "stem_channels": 8}}
     given = {
         "audio_in": "features",
-        "model": model,
+        "shape": model,
         "ema_decay": 0,
         "text_weight": 1.0,
         "learning_rate": 1e-2,
@@ -258,18 +258,18 @@ def test_two_tones_are_told_apart_through_the_2d_stem(tmp_path: Path) -> None:
     ("values", "reason"),
     [
         ({"augment": {}}, "audio_in is codes"),
-        ({"shards": [{"path": "shards", "augment": {"shift": 1}}]}, "audio_in is codes"),
+        ({"samples": [{"path": "shards", "augment": {"shift": 1}}]}, "audio_in is codes"),
         ({"audio_in": "features", "augment": {"time_mask": 2}}, "Extra inputs"),
         ({"audio_in": "features", "augment": {"shift": 1.5}}, "less than or equal to 1"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(values: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
-        settings_of({"shards": "shards", **values})
+        settings_of({"samples": "shards", **values})
 
 
 def test_a_sources_settings_take_the_place_of_the_stages() -> None:
     sources = [{"path": "shards"}, {"path": "shards", "augment": {"shift": 1}}]
     found = settings_of({"samples": sources, "audio_in": "features", "augment": {"gain_db": 3}}).augmentations
     assert found == (Augmentation(gain_db=3), Augmentation(shift=1))
-    assert settings_of({"shards": "shards"}).augmentations == (None,)
+    assert settings_of({"samples": "shards"}).augmentations == (None,)

@@ -286,7 +286,7 @@ def test_arrays_that_cannot_be_used_are_named_before_training(tmp_path: Path) ->
     with pytest.raises(StageError, match="no sound to train on"):
         TRAIN_FLOW.run(train_config(other), context_of(tmp_path / "t"))
     given = train_config(tmp_path / "a")
-    unweighted = given.model_copy(update={"latents": [LatentsConfig(path=tmp_path / "a", weight=0)]})
+    unweighted = given.model_copy(update={"samples": [LatentsConfig(path=tmp_path / "a", weight=0)]})
     with pytest.raises(StageError, match="every weight is 0"):
         TRAIN_FLOW.run(unweighted, context_of(tmp_path / "t"))
 
@@ -469,7 +469,7 @@ def test_plans_count_what_the_stages_before_make(tmp_path: Path) -> None:
         for path in paths
     }
     config = train_config(paths[0], steps=None, passes=10, batch_size=4, strategy="fsdp2")
-    config = config.model_copy(update={"latents": [LatentsConfig(path=path) for path in paths[:2]]})
+    config = config.model_copy(update={"samples": [LatentsConfig(path=path) for path in paths[:2]]})
     assert TRAIN_FLOW.plan is not None and ENCODE_LATENTS.plan is not None
     plan = TRAIN_FLOW.plan(config, plans)
     seconds = 300 / 100  # of a sound

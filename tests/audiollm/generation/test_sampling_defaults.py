@@ -121,7 +121,7 @@ def test_what_cannot_be_is_named(tmp_path: Path, name: str, content: dict[str, A
 
 def test_a_training_notes_what_it_hid_and_keeps_the_settings_that_it_began_with(tmp_path: Path) -> None:
     shards = str(write_shards(tmp_path / "a", 7))
-    run_stage(tmp_path / "first", shards, model={"hidden_size": 32, "num_layers": 1}, speaker_dropout=0.0)
+    run_stage(tmp_path / "first", shards, shape={"hidden_size": 32, "num_layers": 1}, speaker_dropout=0.0)
     model = tmp_path / "first" / "model"
     assert read_trained(model)[1:-1] == (0.15, 0.0, None, None, None, None)
     assert read_defaults(model).sampling == SamplingConfig(text_guidance=3, speaker_guidance=1)

@@ -95,7 +95,7 @@ def export(folder: Path, kind: str, steps: int) -> Path:
     codec = {"num_codebooks": BOOKS, "codebook_size": CODES, "path": str(folder / "codec")}
     writer.close({"codec": codec})
     run_stage(
-        folder / "run", str(folder / "shards"), model={**SMALL, "hidden_size": 64, "dropout": 0}, steps=steps,
+        folder / "run", str(folder / "shards"), shape={**SMALL, "hidden_size": 64, "dropout": 0}, steps=steps,
         batch_size=6, learning_rate=1e-2, text_dropout=0, speaker_dropout=0, corrupt_codes=0, ema_decay=0,
         text_tokenizer=str(folder / "vocabulary"),
     )  # fmt: skip

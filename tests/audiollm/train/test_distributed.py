@@ -40,7 +40,7 @@ class Game(Mixed):
         self.judge = self.critic
 
     def modules(self) -> dict[str, nn.Module]:
-        return {"start": self.model, "critic": self.critic}
+        return {"model": self.model, "critic": self.critic}
 
     def adopt(self, modules: Mapping[str, nn.Module]) -> None:
         self.wrapped, self.judge = modules["model"], modules["critic"]
@@ -89,7 +89,7 @@ def first_work(folder: Path, ranks: Ranks) -> None:
     for name in ("ddp", "fsdp2"):
         model = TwoBranches()
         strategy = choose_strategy(name, ranks, CPU, None, 1.0)  # type: ignore[arg-type]
-        strategy.prepare({"shape": model}, {"main": ["model"]}, dict)
+        strategy.prepare({"model": model}, {"main": ["model"]}, dict)
         weight = model.embed.weight
         whole = weight.full_tensor() if name == "fsdp2" else weight  # type: ignore[operator]
         assert len(set(ranks.gather(whole.sum().item()))) == 1, name

@@ -57,7 +57,7 @@ def run(place: Path, kind: str, name: str, **settings: Any) -> tuple[dict[str, A
 
 
 def sampled(place: Path, name: str, **settings: Any) -> tuple[dict[str, Any], list[Sample]]:
-    given = {"samples": str(place / "samples.jsonl"), "model": str(place / "model"), "max_tokens": 5}
+    given = {"samples": str(place / "samples.jsonl"), "model": str(place / "model"), "max_answer_tokens": 5}
     return run(place, "sample_answers", name, **{**given, **settings})
 
 
@@ -66,7 +66,7 @@ def words(answer: RatedAnswer) -> str:
 
 
 def test_answers_are_sampled_scored_and_counted(place: Path) -> None:
-    figures, found = sampled(place, "a", answers=3, score={"choice": 1.0, "exact": 2.0})
+    figures, found = sampled(place, "a", group_size=3, score={"choice": 1.0, "exact": 2.0})
     assert figures["samples"] == 4 and figures["answers"] == 12 and figures["set_aside"] == 0
     for sample in found:
         assert sample.messages[-1].role == "user" and sample.metadata["right"] in ("high", "low")
@@ -93,7 +93,7 @@ def test_a_right_answer_that_would_not_be_right_is_set_aside_before_it_is_answer
         return original(self, sample, *settings)
 
     monkeypatch.setattr(FolderSampler, "sample", sample)
-    figures, rated = sampled(place, "a", answers=1, score={"choice": 1.0})
+    figures, rated = sampled(place, "a", group_size=1, score={"choice": 1.0})
     assert figures["set_aside"] == 1 and {sample.id for sample in rated} == {"t0", "t2", "t3"} == set(
         answered
     )
@@ -103,7 +103,7 @@ def test_a_right_answer_that_would_not_be_right_is_set_aside_before_it_is_answer
 
 def test_an_answer_depends_on_its_own_number_alone(place: Path) -> None:
     """Of four answers the first two are those of two; and a run that is begun again asks for nothing twice."""
-    few, many = (sampled(place, f"n{n}", answers=n)[1] for n in (2, 4))
+    few, many = (sampled(place, f"n{n}", group_size=n)[1] for n in (2, 4))
     for one, other in zip(few, many, strict=True):
         assert {words(answer) for answer in one.answers} <= {words(answer) for answer in other.answers}
     assert any(len(one.answers) < len(other.answers) for one, other in zip(few, many, strict=True))
@@ -121,11 +121,11 @@ def test_a_killed_stage_asks_for_what_is_missing(place: Path, monkeypatch: pytes
 
     monkeypatch.setattr(FolderSampler, "sample", sample)
     with pytest.raises(KeyboardInterrupt):
-        sampled(place, "killed", answers=2)
-    _, found = sampled(place, "killed", answers=2)
+        sampled(place, "killed", group_size=2)
+    _, found = sampled(place, "killed", group_size=2)
     assert asked == ["t3", "t0", "t1", "t1", "t2"] and len(found) == 4
     monkeypatch.undo()
-    assert sampled(place, "whole", answers=2)[1] == found
+    assert sampled(place, "whole", group_size=2)[1] == found
 
 
 def test_another_recording_in_the_same_file_is_asked_about_anew(
@@ -138,11 +138,11 @@ def test_another_recording_in_the_same_file_is_asked_about_anew(
         return ["high"] * len(numbers)
 
     monkeypatch.setattr(FolderSampler, "sample", sample)
-    sampled(place, "again", answers=2)
+    sampled(place, "again", group_size=2)
     tone(place / "1.wav", 900.0)
     samples, _ = read_samples(place / "samples.jsonl")
     write_samples(place / "samples.jsonl", samples)  # the stage before has run again, into the same files
-    sampled(place, "again", answers=2, score={"exact": 1.0})
+    sampled(place, "again", group_size=2, score={"exact": 1.0})
     assert asked == ["t3", "t0", "t1", "t2", "t1"]
 
 

@@ -98,7 +98,7 @@ def place(tmp_path: Path) -> Path:
 
 def sampled(place: Path, name: str, **settings: Any) -> tuple[dict[str, Any], list[Sample]]:
     given = {
-        "samples": str(place / "samples.jsonl"), "model": str(place / "model"), "max_tokens": 5,
+        "samples": str(place / "samples.jsonl"), "model": str(place / "model"), "max_answer_tokens": 5,
         "score": {"judge": 1.0}, **settings,
     }  # fmt: skip
     recipe = place / f"{name}.yaml"
@@ -146,7 +146,7 @@ def test_what_a_judge_is_shown() -> None:
 
 
 def test_verdicts_of_an_endpoint(place: Path, judge: Judge) -> None:
-    settings = {"judge": {"url": judge.url, "model": "wise", "key_variable": "MY_KEY"}, "answers": 3}
+    settings = {"judge": {"url": judge.url, "model": "wise", "key_variable": "MY_KEY"}, "group_size": 3}
     figures, found = sampled(place, "asked", **settings)
     answers = [answer for sample in found for answer in sample.answers]
     assert figures["answers_without_score"] == len(judge.seen) // 3 > 0
@@ -184,7 +184,9 @@ def test_a_model_judges_its_own_answers(place: Path, monkeypatch: pytest.MonkeyP
         return "Score: 3"
 
     monkeypatch.setattr(FolderChat, "go_on", go_on)
-    figures, _ = sampled(place, "own", judge=str(place / "model"), judge_prompt="Rate: {answer}", answers=2)
+    figures, _ = sampled(
+        place, "own", judge=str(place / "model"), judge_prompt="Rate: {answer}", group_size=2
+    )
     assert figures["mean_score"] == 3.0
     ((role, parts),) = shown[0]
     assert role == "user" and parts[-1].startswith("Rate: ")
@@ -214,6 +216,6 @@ def test_settings_of_finished_stages_are_written_as_before(place: Path) -> None:
     """A stage that was finished before there were spoken answers keeps its fingerprint."""
     config = SampleAnswersConfig(model=place, samples=place / "samples.jsonl")
     assert list(config.model_dump()) == [
-        "model", "codec", "samples", "answers", "temperature", "top_p", "max_tokens", "seed", "add_right", "score",
-        "reward_model", "max_samples", "strict",
+        "model", "codec", "samples", "group_size", "temperature", "top_p", "max_answer_tokens", "seed", "add_right",
+        "score", "reward_model", "max_samples", "strict",
     ]  # fmt: skip

@@ -68,7 +68,7 @@ def run(place: Path, name: str, *stages: dict[str, Any]) -> Path:
 
 def sampling(place: Path, **settings: Any) -> dict[str, Any]:
     given = {"samples": str(place / "samples.jsonl"), "model": str(place / "model"), "modality": "speech"}
-    limits = {"answers": 4, "max_duration_s": 0.4}
+    limits = {"group_size": 4, "max_duration_s": 0.4}
     return {"sample_answers": {**given, **limits, **({} if "score" in settings else WORDS), **settings}}
 
 
@@ -277,7 +277,7 @@ def test_a_judge_of_voices_is_trained_where_none_is_given(
         about = {"text": "one two", "speaker": ("noise", "tone")[n % 2], "split": "train"}
         samples.append(Sample(id=f"v{n}", messages=messages, task="tts", metadata=about))
     write_samples(place / "samples.jsonl", samples)
-    stage = sampling(place, score={"voice": 1.0}, answers=2, max_samples=4, add_right=True)
+    stage = sampling(place, score={"voice": 1.0}, group_size=2, max_samples=4, add_right=True)
     _, found = found_in(run(place, "trained", stage) / "sample_answers")
     right = [a.score for sample in found for a in sample.answers if a.origin == "right answer"]
     assert len(right) == 4 and min(score or 0.0 for score in right) > 0.9

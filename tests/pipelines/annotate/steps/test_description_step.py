@@ -169,7 +169,7 @@ def test_a_checkpoint_of_ours_describes_and_judges_itself(listener: Generator, t
     listener.model.save_pretrained(tmp_path / "model", listener.template.tokenizer)
     questions = {"scene": "Describe this recording."}
     config = DescriptionConfig.model_validate(
-        {"model": str(tmp_path / "model"), "questions": questions, "max_tokens": 12}
+        {"model": str(tmp_path / "model"), "questions": questions, "max_answer_tokens": 12}
     )
     step = Description(config)
     assert step.missing() is None and step.needs == ()
