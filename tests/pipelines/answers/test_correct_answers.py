@@ -98,7 +98,7 @@ def test_an_endpoint_corrects_once(samples: Path, judge: Judge) -> None:
 
 
 def test_settings_that_nothing_reads_are_refused(samples: Path) -> None:
-    with pytest.raises(ConfigError, match="max_tokens is set, but there is no corrector"):
+    with pytest.raises(ConfigError, match="max_answer_tokens is set, but there is no corrector"):
         run(samples, max_answer_tokens=5)
     with pytest.raises(ConfigError, match="the prompt must hold"):
         run(samples, prompt="Correct {answer}", corrector={"url": "http://127.0.0.1:1/v1", "model": "m"})
