@@ -48,7 +48,7 @@ def test_the_recipe_is_one_that_a_user_can_run(tmp_path: Path) -> None:
     ]
     speech, *heard = [each.batch_size * each.steps for each in alone]
     assert shown == pytest.approx([1.5 * speech, *heard])  # what is heard as often as alone
-    assert together.shape == stages["digits"].model == stages["sounds"].model
+    assert together.shape == stages["digits"].shape == stages["sounds"].shape
     assert [source.augment for source in together.samples[1:]] == [
         each.samples[0].augment for each in alone[1:]
     ]
