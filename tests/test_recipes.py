@@ -432,7 +432,7 @@ def test_a_plan_is_never_cut(path: str, width: int) -> None:
 @pytest.mark.slow
 def test_ppo_learns_from_a_reward_model_of_its_own_answers(tmp_path: Path) -> None:
     stages = ("train", "train_reward")
-    few = ("compose.min_seconds=5", "sample_answers.temperature=1.5", "sample_answers.max_tokens=8")
+    few = ("compose.min_seconds=5", "sample_answers.temperature=1.5", "sample_answers.max_answer_tokens=8")
     short = ("steps=10", "train_policy.batch_size=2", "train_policy.max_answer_tokens=6")
     folder = run(tmp_path, "rlhf/tiny.yaml", *training(*stages), *shape("train"), *few, *short)
     rows = [row for row in read_jsonl(folder / "train_policy" / "metrics.jsonl") if "value_error" in row]
@@ -501,7 +501,7 @@ def test_takes_of_a_voice_are_rewarded(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.slow
 def test_the_reward_model_goes_on_in_rounds(tmp_path: Path) -> None:
     stages = ("train", "first_reward")
-    few = ("compose.min_seconds=5", "first_answers.max_tokens=8", "sample_answers.max_tokens=8")
+    few = ("compose.min_seconds=5", "first_answers.max_answer_tokens=8", "sample_answers.max_answer_tokens=8")
     short = (
         "steps=10",
         "train_policy.batch_size=2",

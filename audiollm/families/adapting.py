@@ -1,4 +1,4 @@
-"""What of a model is trained: all of it, parameters by name, or an adapter (LoRA, through PEFT)."""
+"""The choice of the parameters that are trained: all, those of some names, or an adapter (LoRA, through PEFT)."""
 
 from __future__ import annotations
 

@@ -313,7 +313,7 @@ def _check_usable(usable: UsableSounds, config: TrainFlowConfig) -> None:
         )
     weighted = [latents.weight for latents in config.samples]
     if not any(weight is None or weight for weight in weighted):
-        raise StageError("train_flow.latents: every weight is 0", "give one above 0, or none", 2)
+        raise StageError("train_flow.samples: every weight is 0", "give one above 0, or none", 2)
     for number, (weight, used) in enumerate(zip(weighted, usable.train, strict=True)):
         if weight and not used:
             raise StageError(

@@ -1,4 +1,4 @@
-"""What can be named in a recipe, and added to by a user: kinds with their names, for `audiollm list`.
+"""Kinds of things that a recipe names and a user can add to, with their names, for `audiollm list`.
 
 A kind is an entry point of the group `audiollm.catalogs`: a function without arguments that returns a `Catalog`.
 """

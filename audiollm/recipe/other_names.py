@@ -76,7 +76,7 @@ EARLIER_NAMES: Mapping[str, tuple[str, ...]] = {
     "model": ("start", "shape"),
     "shards": ("samples",),
 }
-"""What settings of ours were called in earlier versions, in some stages."""
+"""Names that some stages' settings had in earlier versions -> their names now."""
 NOT_NEEDED = {"resume_from_checkpoint": "a run that was ended goes on by the same command"}
 
 

@@ -107,7 +107,7 @@ def start_model(folder: Path, template: Template, audio_ffn_layers: Sequence[int
         model_layers = model.config.audio_ffn_layers
         if audio_ffn_layers is not None and tuple(sorted(audio_ffn_layers)) != model_layers:
             raise ConfigError(
-                f"model.audio_ffn_layers is set, but the model to start from has its own: {model_layers or 'all'}",
+                f"shape.audio_ffn_layers is set, but the model to start from has its own: {model_layers or 'all'}",
                 str(folder),
                 "leave it out: it is for language models without an audio part",
             )

@@ -181,7 +181,7 @@ class LiveSession:
                 self._engine.feed(self._number, chunk_KT)
             except ValueError as error:
                 raise StageError(
-                    f"after {self._heard_s:.0f} s: {error}", "train the model with model.sliding_window", 1
+                    f"after {self._heard_s:.0f} s: {error}", "train the model with shape.sliding_window", 1
                 ) from None
             acted = None
             while acted is None:

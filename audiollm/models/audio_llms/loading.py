@@ -55,7 +55,7 @@ class AudioLLM(NamedTuple):
 
 
 class AudioLLMInputs(NamedTuple):
-    """What makes the inputs of a model, and ends its answers."""
+    """Config, generation config and processor of a model, without its weights."""
 
     config: Any
     generation_config: Any

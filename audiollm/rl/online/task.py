@@ -82,7 +82,7 @@ class PackedStep(NamedTuple):
 
 @dataclass(frozen=True)
 class PolicyParts:
-    """What a training on fresh answers is made of, beside its settings."""
+    """Model, data, sampler and controllers of a training on fresh answers."""
 
     policy: Policy[Any, Any, Any]
     prompts: PromptMaker
@@ -98,7 +98,7 @@ class PolicyParts:
     audio_controller: KLController | None = None
     """The weight of the KL of codes of speech; None: `controller` has all tokens."""
     weights: SampledWeights | None = None
-    """Those that `maker` samples from; None: those of the policy itself."""
+    """The weights that `maker` samples from; None: the policy's own."""
     critic: Critic | None = None
     """Trained beside the policy, in one root with it; None: the policy alone is trained."""
     ptx: SupervisedMaker | None = None

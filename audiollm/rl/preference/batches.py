@@ -107,7 +107,7 @@ class PreferenceStep(Generic[Batch]):
 
 @dataclass(frozen=True)
 class BatchNeeds:
-    """What objectives need of batches beside the answers."""
+    """Tensors and answers that objectives need in a batch, beside the answers of each record."""
 
     draws: bool = False
     """A random number per answer token."""

@@ -61,7 +61,7 @@ class MetricSums:
 
 @dataclass(frozen=True)
 class PreferenceParts:
-    """What a training on judged answers is made of."""
+    """Model, batches and objectives of a training on judged answers."""
 
     policy: Policy[Any, Any, Any]
     steps: StepMaker[Any, Any, Any]

@@ -31,12 +31,12 @@ def encoder_of(config: TrainConfig) -> AudioEncoderConfig | None:
         return None
     if start_encoder is None and settings is None:
         raise StageError(
-            f"{config.start} has no audio encoder", "give model.audio_encoder, or audio_in: codes", 2
+            f"{config.start} has no audio encoder", "give shape.audio_encoder, or audio_in: codes", 2
         )
     if start_encoder is not None and settings is not None and settings.model_fields_set - {"trained"}:
         raise StageError(
             f"{config.start} has an audio encoder of its own",
-            "leave model.audio_encoder out, but for `trained`",
+            "leave shape.audio_encoder out, but for `trained`",
             2,
         )
     return start_encoder or _from_settings(required(settings), config)
@@ -56,7 +56,7 @@ def add_encoder(model: DualFFN, config: TrainConfig) -> None:
         try:
             load_tower(model.audio_tower, settings.path)
         except ConfigError as error:
-            raise StageError(str(error), "see model.audio_encoder.path", 2) from error
+            raise StageError(str(error), "see shape.audio_encoder.path", 2) from error
 
 
 def freeze_encoder(model: DualFFN, config: TrainConfig) -> None:
@@ -117,4 +117,4 @@ def _from_settings(settings: AudioEncoderSettings, config: TrainConfig) -> Audio
             **options,
         )
     except (ConfigError, ValueError) as error:
-        raise StageError(str(error), "see model.audio_encoder", 2) from error
+        raise StageError(str(error), "see shape.audio_encoder", 2) from error
