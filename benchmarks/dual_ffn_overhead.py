@@ -37,8 +37,8 @@ from llm_train import (
 
 from audiollm.data.chat.template import Template
 from audiollm.data.packing import PackedBatch
+from audiollm.families.dual_ffn.flops import training_flops
 from audiollm.families.dual_ffn.losses import TokenLosses
-from audiollm.supervised.flops import training_flops
 from audiollm.train.loop.monitor import peak_flops
 from audiollm.train.loop.optim import build_optimizer
 

@@ -30,8 +30,8 @@ MFU is model operations / time / `PEAK`. Counted are 2 operations for every weig
 and 4 for every channel of a query's head and pair of attended positions (half of them where it is causal), three times
 that for a training step. Norms, activations, embeddings, AdamW and what is computed twice do not count; nor does
 padding. `flow*`: the products of a forward pass, as torch's `FlopCounterMode` finds them. `llm_train`, `dpo`, `grpo`:
-`audiollm.supervised.flops` in closed form; `dpo` and `grpo` with the forward pass of the reference. A peer's MFU has
-the same operations as ours. `ratio` says how many times better ours is.
+`audiollm.families.dual_ffn.flops` in closed form; `dpo` and `grpo` with the forward pass of the reference. A peer's
+MFU has the same operations as ours. `ratio` says how many times better ours is.
 """
 
 from __future__ import annotations
@@ -387,8 +387,8 @@ def write_click_models(folder: Path, scale: Scale) -> None:
 def llm_train(scale: Scale) -> None:
     import llm_train as bench
 
+    from audiollm.families.dual_ffn.flops import training_flops
     from audiollm.families.dual_ffn.losses import TokenLosses
-    from audiollm.supervised.flops import training_flops
 
     device, template = default_device(), bench.speech_template()
     config = bench.shape_of("256x6" if scale.tiny else "1b", template)
@@ -558,7 +558,7 @@ def dpo(scale: Scale) -> None:
     import dpo as bench
     import transformers
 
-    from audiollm.supervised.flops import training_flops
+    from audiollm.families.dual_ffn.flops import training_flops
 
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
@@ -634,8 +634,8 @@ def peer_dpo(
 def grpo(scale: Scale) -> None:
     import grpo as bench
 
+    from audiollm.families.dual_ffn.flops import encoder_flops, training_flops
     from audiollm.models.audio_encoder import AudioEncoderConfig
-    from audiollm.supervised.flops import encoder_flops, training_flops
 
     seconds_heard, prompts, new = (2, 2, 8) if scale.tiny else (10, 4, 256)
     shape = bench.Shape(64, 2, 512)

@@ -48,11 +48,11 @@ from audiollm.data.chat.template import Kind, Template, TokenStream
 from audiollm.data.packing import PackedBatch, pack
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.data.text import tokenizer as tokens
+from audiollm.families.dual_ffn.flops import training_flops
 from audiollm.families.dual_ffn.losses import TokenLosses
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.supervised.corpus.batches import ROWS_MULTIPLE
-from audiollm.supervised.flops import training_flops
 from audiollm.train.loop.monitor import peak_flops
 from audiollm.train.loop.optim import autocast, build_optimizer
 from audiollm.train.options import Precision

@@ -184,7 +184,7 @@ def _row_layout(*folders: Path | None) -> ModelFolder | None:
     """The first of these folders that holds a model, or began from one, that lays out samples in its own way."""
     import yaml
 
-    from audiollm.families.registry import open_model_folder
+    from audiollm.families.registry import is_packed, open_model_folder
 
     for folder in filter(None, folders):
         settings: Any = {}
@@ -197,7 +197,7 @@ def _row_layout(*folders: Path | None) -> ModelFolder | None:
                 model = open_model_folder(place)
             except ConfigError:
                 continue
-            return None if model.is_packed else model
+            return None if is_packed(place) else model
     return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from audiollm.data.records.video_clips import PictureSettings
 from audiollm.train.options import LoRASettings, Trained
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from audiollm.data.inspection import StreamRow
     from audiollm.data.records.source import LoadedSample
     from audiollm.families.answering import AnsweringModel
+    from audiollm.families.packed_training import PackedTraining
     from audiollm.families.policy import Policy
     from audiollm.generation.speaking.speech_generator import SpeechGenerator
+    from audiollm.train.supervised_settings import TrainConfig
 
 MAX_TOKENS = 8_192
 """Most positions of the answers to one prompt together, where nothing else is given."""
@@ -53,10 +55,6 @@ class ModelFolder(Protocol):
     @property
     def speaks(self) -> bool:
         """Whether the model can answer in speech."""
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether `train` packs its samples as rows of text and codes; otherwise it learns answers in words."""
 
     @property
     def has_likelihoods(self) -> bool:
@@ -116,3 +114,11 @@ class ModelFamily(Protocol):
         Args:
             folder: with `config.json`.
         """
+
+
+@runtime_checkable
+class PackedFamily(ModelFamily, Protocol):
+    """Models that `train` makes from scratch too, on packs of rows; those of other families learn as policies."""
+
+    def packed_training(self, config: TrainConfig) -> PackedTraining:
+        """Open what the settings of `train` begin from: a folder, or a shape."""

@@ -12,6 +12,11 @@ from audiollm.files.tensors import open_tensors
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.stages import StagePlan
 
+TEXT_ROWS = 40
+"""Assumed rows of a sample's text, headers and delay together."""
+ASSUMED_CLIP_S = 10.0
+"""Assumed length of a recording, where the data is not there to be looked at."""
+
 
 def planned_parameters(model: Path, plans: Mapping[str, StagePlan]) -> int:
     """Parameters of a model that a planned stage makes, or of one that is there; 0 where neither is."""

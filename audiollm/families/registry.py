@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from audiollm.errors import ConfigError
-from audiollm.families.family import ModelFamily, ModelFolder
+from audiollm.families.family import ModelFamily, ModelFolder, PackedFamily
 from audiollm.files.json_files import read_json_file
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.catalogs import Catalog, entry_point_catalog
 
 if TYPE_CHECKING:
+    from audiollm.families.packed_training import PackedTraining
     from audiollm.generation.speaking.speech_generator import SpeechGenerator
+    from audiollm.train.supervised_settings import TrainConfig
 
 GROUP = "audiollm.families"
 ANY_OTHER = "transformers"
@@ -27,8 +30,28 @@ def open_model_folder(folder: Path | str) -> ModelFolder:
         ConfigError: no model is there, or no installed package knows its `model_type`.
     """
     path = model_folder(Path(folder))
-    kind = str(read_json_file(path / "config.json", dict).get("model_type"))
-    return family_of(kind, path / "config.json").open(path)
+    return _family_in(path).open(path)
+
+
+def is_packed(folder: Path | str) -> bool:
+    """Whether `train` packs the samples of the model in a folder as rows of text and codes.
+
+    Raises:
+        ConfigError: as `open_model_folder`.
+    """
+    return isinstance(_family_in(model_folder(Path(folder))), PackedFamily)
+
+
+def packed_training(config: TrainConfig) -> PackedTraining | None:
+    """How `train` packs samples for the model in `start`, or for one from scratch; None: it trains a policy.
+
+    A `start` that is not there yet is of the kind that `train` makes from scratch.
+    """
+    family = family_of(config.shape.model_type, Path("shape.kind"))
+    if config.start is not None:
+        with suppress(ConfigError):
+            family = _family_in(model_folder(config.start))
+    return family.packed_training(config) if isinstance(family, PackedFamily) else None
 
 
 def load_speech_generator(folder: Path | str, codec: Path | str | None = None) -> SpeechGenerator:
@@ -68,3 +91,8 @@ def family_of(model_type: str, place: Path) -> ModelFamily:
         )
     family: ModelFamily = entry.load()
     return family
+
+
+def _family_in(path: Path) -> ModelFamily:
+    kind = str(read_json_file(path / "config.json", dict).get("model_type"))
+    return family_of(kind, path / "config.json")

@@ -1,1 +1,1 @@
-"""Supervised training of the DualFFN decoder: batches, losses, the stage `train`."""
+"""Supervised training of a model of any family: batches, tasks, the stage `train`; merged models."""

@@ -15,25 +15,23 @@ from audiollm.data.chat.template import Template
 from audiollm.data.hearing.features import PartAudio
 from audiollm.data.records.mixture import evenly
 from audiollm.data.records.sample import Sample
-from audiollm.data.records.source import LoadedSample, Source
+from audiollm.data.records.source import LoadedSample
 from audiollm.errors import StageError
+from audiollm.families.packed_training import PackedModel
 from audiollm.files.atomic import safe_name, write_jsonl
-from audiollm.files.set_aside import SetAside
 from audiollm.generation.engine.defaults import guidance_of
-from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Limits, Request
 from audiollm.generation.engine.sampling import SamplingConfig
-from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.supervised.corpus.batches import read_usable
-from audiollm.supervised.corpus.sources import codec_facts
-from audiollm.supervised.corpus.survey import SourceSurvey, frames_of
-from audiollm.supervised.settings import TrainConfig
+from audiollm.supervised.corpus.sources import TrainingCorpus
+from audiollm.supervised.corpus.survey import frames_of
 from audiollm.train.loop.task import Board
 from audiollm.train.loop.whole import Read, WholeCopy
+from audiollm.train.supervised_settings import TrainConfig
 
 SHARDING = ("fsdp2", "zero2", "zero3")
 """Strategies that spread the weights over ranks."""
@@ -53,7 +51,7 @@ class EvalAudio:
 
     def __init__(
         self,
-        model: DualFFN,
+        model: PackedModel,
         codec: Codec,
         template: Template,
         samples: Sequence[tuple[LoadedSample, Sequence[PartAudio]]],
@@ -77,7 +75,7 @@ class EvalAudio:
         self._boards = boards
 
     def __call__(self, step: int) -> None:
-        engine = Engine.sized_for(self._model, self._template, self._requests)
+        engine = self._model.engine(self._template, self._requests)
         for name, answer in zip(self._names, engine.run(self._requests), strict=True):
             samples_1N = self._codec.decode(answer.codes_KT).cpu()
             save(self._folder / f"step-{step:06d}" / f"{name}.wav", samples_1N, self._codec.sample_rate)
@@ -96,7 +94,9 @@ class ShardedEvalAudio:
         audio: None on the other ranks.
     """
 
-    def __init__(self, model: DualFFN, copy: DualFFN | None, audio: EvalAudio | None, ranks: Ranks) -> None:
+    def __init__(
+        self, model: PackedModel, copy: PackedModel | None, audio: EvalAudio | None, ranks: Ranks
+    ) -> None:
         self._whole_copy, self._audio, self._ranks = WholeCopy(model, copy), audio, ranks
 
     def read_by(self, read: Read) -> None:
@@ -144,13 +144,7 @@ def reply_request(
 
 
 def make_eval_audio(
-    config: TrainConfig,
-    model: DualFFN,
-    sources: Sequence[Source],
-    template: Template,
-    survey: SourceSurvey,
-    set_aside: SetAside,
-    context: Context,
+    config: TrainConfig, model: PackedModel, corpus: TrainingCorpus, context: Context
 ) -> EvalAudio | ShardedEvalAudio | None:
     """Pick the held-out prompts to synthesize; None where it cannot be done, and the reason is told.
 
@@ -161,38 +155,30 @@ def make_eval_audio(
     """
     ranks = context.ranks
     if ranks.world == 1 or config.strategy not in SHARDING:
-        return _eval_audio(config, model, model, sources, template, survey, set_aside, context)
+        return _eval_audio(config, model, corpus, context)
     weight = next(model.parameters())
     copy = (
         model.empty_copy(weight.device, weight.dtype)
         if ranks.first and not _find_eval_audio_obstacle(config)
         else None
     )
-    audio = _eval_audio(config, model, copy or model, sources, template, survey, set_aside, context)
+    audio = _eval_audio(config, copy or model, corpus, context)
     if not ranks.of_first(audio is not None):
         return None
     return ShardedEvalAudio(model, copy, audio, ranks)
 
 
 def _eval_audio(
-    config: TrainConfig,
-    model: DualFFN,
-    speaker: DualFFN,
-    sources: Sequence[Source],
-    template: Template,
-    survey: SourceSurvey,
-    set_aside: SetAside,
-    context: Context,
+    config: TrainConfig, speaker: PackedModel, corpus: TrainingCorpus, context: Context
 ) -> EvalAudio | None:
-    """Return the prompts that `speaker`, with the weights of `model`, synthesizes; on the first rank alone."""
+    """Return the prompts that `speaker` synthesizes; on the first rank alone."""
     obstacle = _find_eval_audio_obstacle(config)
     spoken_samples: list[tuple[LoadedSample, list[PartAudio]]] = []
-    encoder = model.config.audio_encoder
     if not obstacle and context.ranks.first:
-        for place, source in enumerate(sources):
-            used = survey.used(place, held_out=True)
+        for place, source in enumerate(corpus.sources):
+            used = corpus.survey.used(place, held_out=True)
             some = used[evenly(len(used), 4 * config.eval_audio_samples)]
-            usable = read_usable(source, some, encoder.features if encoder else None, set_aside)
+            usable = read_usable(source, some, corpus.encoder, corpus.set_aside)
             spoken_samples += [
                 (loaded, audio) for loaded, audio in usable if is_spoken(loaded.sample.messages)
             ]
@@ -203,12 +189,12 @@ def _eval_audio(
         return None
     picked = [spoken_samples[place] for place in evenly(len(spoken_samples), config.eval_audio_samples)]
     codec = load_codec(model_folder(required(config.codec)))
-    digest = codec_facts(sources, config.start).get("digest")
+    digest = corpus.codec.get("digest")
     if digest is not None and codec_digest(codec) != digest:
         problem = f"codec: {config.codec} is another codec than that of the shards"
         raise StageError(problem, "give the folder of the codec that the shards were tokenized with", 2)
     sampling = SamplingConfig(**guidance_of(config.text_dropout, config.speaker_dropout))
-    return EvalAudio(speaker, codec, template, picked, context.folder / "listening", sampling)
+    return EvalAudio(speaker, codec, corpus.template, picked, context.folder / "listening", sampling)
 
 
 def _find_eval_audio_obstacle(config: TrainConfig) -> str:

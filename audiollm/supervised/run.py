@@ -1,4 +1,4 @@
-"""The work of the stage `train`, from the parts that other trainings use too. Called on every rank."""
+"""The work of the stage `train`, by the family of the model. Called on every rank."""
 
 from __future__ import annotations
 
@@ -7,46 +7,47 @@ from typing import Any
 
 import torch
 
+from audiollm.data.hearing.features import FeatureShape
 from audiollm.data.packing import PackedBatch
 from audiollm.data.records.loader import Loader
-from audiollm.devices import default_device
 from audiollm.errors import BadSample, StageError
-from audiollm.families.dual_ffn.losses import TokenLosses
+from audiollm.families.packed_training import PackedTraining
+from audiollm.families.registry import packed_training
 from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
+from audiollm.supervised.answers.run import train_on_answers
 from audiollm.supervised.corpus.batches import Batching, BatchMaker, evaluation_packs
-from audiollm.supervised.corpus.sources import open_sources, set_aside_of, survey_once
-from audiollm.supervised.corpus.vocabulary import make_template
-from audiollm.supervised.decoder.building import build_decoder, check_attention, choose_trained
-from audiollm.supervised.decoder.encoder import encoder_of
+from audiollm.supervised.corpus.sources import open_training_corpus
 from audiollm.supervised.eval_audio import make_eval_audio
 from audiollm.supervised.saving import save_trained
-from audiollm.supervised.settings import SIZES, PackingSettings, TrainConfig
 from audiollm.supervised.sft import SFTTask
 from audiollm.train.loop.loop import train
+from audiollm.train.supervised_settings import PackingSettings, TrainConfig
 
 
 def train_model(config: TrainConfig, context: Context) -> dict[str, Any]:
     """Train on the sources' train split and save to `model` (and to `adapter`, where one is trained).
 
     Raises:
+        ConfigError: settings that the model has no use for, or a folder that does not load.
         StageError: nothing to train on, sources of different codecs, or a bad sample where `strict` is set.
     """
-    check_attention(config)
+    training = packed_training(config)
     try:
-        return _train_on_packs(config, context)
+        if training is None:
+            return train_on_answers(config, context)
+        training.check()
+        return _train_on_packs(config, training, context)
     except BadSample as bad:
         raise StageError(str(bad), "mend or remove it, or leave `strict` out to set it aside", 2) from bad
 
 
-def _train_on_packs(config: TrainConfig, context: Context) -> dict[str, Any]:
+def _train_on_packs(config: TrainConfig, training: PackedTraining, context: Context) -> dict[str, Any]:
     ranks = context.ranks
-    sources = open_sources(config.samples, config.max_codes_mb)
-    set_aside = set_aside_of(context.folder, "train", ranks, config.strict)
-    template = make_template(config, sources, SIZES[config.size].vocab_size, set_aside, context)
-    batching = _batching(config)
-    survey = survey_once(sources, template, config, batching.encoder, set_aside, context)
+    corpus = open_training_corpus(config, training, context)
+    sources, survey, template = corpus.sources, corpus.survey, corpus.template
+    batching = _batching(config, corpus.encoder)
     try:
         maker = BatchMaker(
             sources, config.weights, survey, template, batching, config.seed, ranks.rank, ranks.world
@@ -54,37 +55,36 @@ def _train_on_packs(config: TrainConfig, context: Context) -> dict[str, Any]:
     except ValueError as error:  # weights that the sources cannot have
         raise StageError(str(error), "see the weights of `samples`", 2) from error
     torch.manual_seed(config.seed)
-    model = build_decoder(config, template).to(default_device())
-    check_attention(config, model.config.head_dim)
-    choose_trained(model, config, any(getattr(source, "facts", {}).get("codec") for source in sources))
-    held_out = evaluation_packs(sources, survey, template, batching, set_aside, ranks.rank, ranks.world)
+    model = training.build(template, corpus.is_coded)
+    held_out = evaluation_packs(
+        sources, survey, template, batching, corpus.set_aside, ranks.rank, ranks.world
+    )
     task = SFTTask(
-        TokenLosses(model),
+        model,
         Loader(maker, config.workers),
         held_out,
         {"text": config.text_weight, "audio": config.audio_weight},
-        set_aside,
+        corpus.set_aside,
         ranks,
-        make_eval_audio(config, model, sources, template, survey, set_aside, context),
+        make_eval_audio(config, model, corpus, context),
         config.audio_reduction,
     )
-    samples = sum(len(survey.used(place, held_out=False)) for place in range(len(sources)))
     loop = config.loop_config(
-        config.steps_for(samples / required(config.batch_size)),
+        config.steps_for(corpus.num_samples / required(config.batch_size)),
         default_warmup_steps=50 if config.size == "tiny" else 1000,
         best=_best_figure(config, held_out, ranks) if config.keep_best else "",
     )
     figures = train(task, loop, context.folder, context, task.device)
     if ranks.first:
-        save_trained(config, "train", template, sources, survey, context.folder)
+        save_trained(config, training, corpus, context.folder)
     ranks.barrier()
     sample_counts = {f"samples_{kind.replace(' ', '_')}": count for kind, count in survey.counts().items()}
-    counts = {"vocabulary": template.tokenizer.get_vocab_size(), "sequences": samples}
     passes = zip(sources, maker.passes(figures["steps"]), strict=True)
     return {
         **figures,
         **sample_counts,
-        **counts,
+        "vocabulary": template.tokenizer.get_vocab_size(),
+        "sequences": corpus.num_samples,
         "passes": {source.name: round(n, 2) for source, n in passes},
     }
 
@@ -95,14 +95,8 @@ def _best_figure(config: TrainConfig, held_out: Mapping[str, Sequence[PackedBatc
     return "audio_loss" if config.audio_weight and any(ranks.gather(has_speech)) else "text_loss"
 
 
-def _batching(config: TrainConfig) -> Batching:
-    encoder = encoder_of(config)
+def _batching(config: TrainConfig, encoder: FeatureShape | None) -> Batching:
     shared = {name: getattr(config, name) for name in PackingSettings.model_fields}
     return Batching(
-        **{
-            **shared,
-            "batch_size": config.batch_size,
-            "encoder": encoder.features if encoder else None,
-            "augment": config.augmentations,
-        }
+        **{**shared, "batch_size": config.batch_size, "encoder": encoder, "augment": config.augmentations}
     )

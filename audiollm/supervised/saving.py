@@ -7,54 +7,30 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from audiollm.data.chat.template import Template
 from audiollm.data.records.sample import Message, TextPart
 from audiollm.data.records.source import Source
 from audiollm.data.text.tokenizer import SPEAKERS_FILE, TRAINED_FILE
 from audiollm.errors import BadSample
-from audiollm.families.adapters import save_adapter
-from audiollm.families.dual_ffn.adapting import adapt, merge_adapter
-from audiollm.families.dual_ffn.saving import codec_of, first_folder
-from audiollm.families.dual_ffn.start import start_generation
+from audiollm.families.packed_training import PackedTraining
 from audiollm.files.atomic import write_json
 from audiollm.generation.engine.defaults import read_trained
-from audiollm.models.hub import save_pretrained
 from audiollm.models.model_card import ModelCard
 from audiollm.models.pretrained import model_folder
-from audiollm.supervised.corpus.sources import codec_facts
+from audiollm.supervised.corpus.sources import TrainingCorpus
 from audiollm.supervised.corpus.survey import SourceSurvey
-from audiollm.supervised.decoder.building import build_decoder
-from audiollm.supervised.settings import TrainConfig
 from audiollm.train.loop.checkpoint import trained_weights
+from audiollm.train.supervised_settings import TrainConfig
 
 
-def save_trained(
-    config: TrainConfig,
-    stage: str,
-    template: Template,
-    sources: Sequence[Source],
-    survey: SourceSurvey,
-    folder: Path,
-) -> None:
-    """Write the weights that the loop left in `folder` to `folder/model`, in Hugging Face layout.
+def save_trained(config: TrainConfig, training: PackedTraining, corpus: TrainingCorpus, folder: Path) -> None:
+    """Write the weights that the loop left in `folder` to `folder/model`, and an adapter to `folder/adapter`.
 
-    An adapter is written to `folder/adapter`, and merged into `model`. Called on the first rank alone.
+    Called on the first rank alone.
     """
-    model = build_decoder(config, template)
-    adapted = adapt(model, config.trained, config.lora)
-    weights = trained_weights(folder, "model")
-    model.load_state_dict({key.removeprefix("model."): value for key, value in weights.items()})
-    if config.trained == "adapter":
-        save_adapter(adapted, folder / "adapter")  # type: ignore[arg-type]
-        model = merge_adapter(adapted)  # type: ignore[arg-type, assignment]
-    card, generation = _make_training_card(config, stage, sources, survey), start_generation(config.start)
-    save_pretrained(
-        model,
-        folder / "model",
-        template.tokenizer,
-        card,
-        generation=generation,
-        codec=_codec_folder(config, sources),
+    survey = corpus.survey
+    codec_folders = corpus.codec_folders if config.codec is None else [str(model_folder(config.codec))]
+    training.save(
+        trained_weights(folder, "model"), corpus.template, folder, _make_card(config, corpus), codec_folders
     )
     write_json(folder / "model" / SPEAKERS_FILE, list(survey.speakers))
     longest = max(int(rows.max(initial=0)) for rows in survey.rows)
@@ -62,9 +38,9 @@ def save_trained(
         "longest_positions": longest,
         "text_dropout": config.text_dropout,
         "speaker_dropout": config.speaker_dropout,
-        "codec_digest": codec_facts(sources, config.start).get("digest"),
+        "codec_digest": corpus.codec.get("digest"),
         "words": _read_trained_words(config, survey),
-        **_stream_facts(sources, survey),
+        **_stream_facts(corpus.sources, survey),
     }
     write_json(folder / "model" / TRAINED_FILE, trained)
 
@@ -101,25 +77,13 @@ def _first_messages(source: Source, numbers: Iterable[int]) -> list[Message]:
     return []
 
 
-def _codec_folder(config: TrainConfig, sources: Sequence[Source]) -> Path | None:
-    """The codec's folder, by the settings, the shards or the model to begin from; None: none of them tells."""
-    if config.codec is not None:
-        return model_folder(config.codec)
-    codec_paths = [(getattr(source, "facts", {}).get("codec") or {}).get("path") for source in sources]
-    if config.start is not None:
-        codec_paths += codec_of(config.start)
-    return first_folder(codec_paths)
-
-
-def _make_training_card(
-    config: TrainConfig, stage: str, sources: Sequence[Source], survey: SourceSurvey
-) -> ModelCard:
-    codec = codec_facts(sources, config.start)
-    samples = sum(len(survey.used(place, held_out=False)) for place in range(len(sources)))
+def _make_card(config: TrainConfig, corpus: TrainingCorpus) -> ModelCard:
+    codec = corpus.codec
     return ModelCard(
         codec=f"{codec['num_codebooks']} codebooks of {codec['codebook_size']} codes"
         + (f", SHA-256 of its folder {codec['fingerprint']}" if "fingerprint" in codec else ""),
-        data=f"{samples:,} samples of {', '.join(sorted({Path(source.name).name for source in sources}))}",
-        recipe=f"stage `{stage}`, {config.budget_text()}, {config.batch_size} sequences a step, seed {config.seed}",
+        data=f"{corpus.num_samples:,} samples of "
+        f"{', '.join(sorted({Path(source.name).name for source in corpus.sources}))}",
+        recipe=f"stage `train`, {config.budget_text()}, {config.batch_size} sequences a step, seed {config.seed}",
         base=Path(config.start).name if config.start else "random weights",
     )

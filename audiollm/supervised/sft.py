@@ -1,4 +1,4 @@
-"""Supervised training of a DualFFN decoder on packed samples."""
+"""Supervised training of a model of any family on packed samples."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from audiollm.data.packing import AudioReduction, PackedBatch
-from audiollm.families.dual_ffn.losses import TokenLosses
+from audiollm.families.packed_training import PackedModel
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.supervised.corpus.batches import StepBatch
-from audiollm.supervised.flops import encoder_flops, training_flops
 from audiollm.train.loop.loop import Update
 from audiollm.train.loop.task import Board, DrawsOnBoards, ReadsWeights
 
@@ -41,7 +40,7 @@ class SFTTask:
 
     def __init__(
         self,
-        losses: TokenLosses,
+        losses: PackedModel,
         steps: Steps,
         held_out: Mapping[str, Sequence[PackedBatch]],
         weights: Mapping[str, float],
@@ -53,8 +52,7 @@ class SFTTask:
         self._losses, self._steps, self._held_out, self._weights = losses, steps, held_out, weights
         self._set_aside, self._ranks, self._listen = set_aside, ranks, listen
         self._forward: nn.Module = losses
-        books = losses.model.config.num_codebooks
-        self._codebook_share = 1 / books if audio_reduction == "mean" else 1.0
+        self._codebook_share = 1 / losses.num_codebooks if audio_reduction == "mean" else 1.0
         self.device = next(losses.parameters()).device
 
     def modules(self) -> dict[str, nn.Module]:
@@ -86,7 +84,7 @@ class SFTTask:
         counts = self._counts(batch.packs)
         figures: dict[str, float | Tensor] = {f"{kind}_loss": 0.0 for kind in KINDS if counts[kind]}
         figures["tokens"] = float(sum(len(pack.positions_S) for pack in batch.packs))
-        figures["flops"] = sum(self._flops(pack) for pack in batch.packs)
+        figures["flops"] = sum(self._losses.flops(pack) for pack in batch.packs)
 
         def losses() -> Iterator[Tensor]:
             for pack in batch.packs:
@@ -121,18 +119,6 @@ class SFTTask:
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
         return {}
-
-    def _flops(self, pack: PackedBatch) -> float:
-        model = self._losses.model
-        decoder = training_flops(model.config, pack)
-        if model.config.audio_encoder is None or pack.features is None:
-            return decoder
-        shape, hidden, trained = (
-            model.config.audio_encoder,
-            model.config.hidden_size,
-            model.audio_tower.is_trained,
-        )
-        return decoder + encoder_flops(shape, hidden, pack.features, trained)
 
     def _counts(self, packs: Sequence[PackedBatch]) -> dict[str, float]:
         """Return the denominators of the losses, summed over all ranks."""

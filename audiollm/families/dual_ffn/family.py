@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING
 
 from audiollm.errors import ConfigError
 from audiollm.families.dual_ffn.limits import MAX_SLOTS
-from audiollm.families.family import ModelFamily, ModelFolder, PolicySettings
+from audiollm.families.family import ModelFolder, PackedFamily, PolicySettings
 
 if TYPE_CHECKING:
     from audiollm.data.inspection import StreamRow
     from audiollm.data.records.source import LoadedSample
     from audiollm.families.answering import AnsweringModel
     from audiollm.families.dual_ffn.policy import DualFFNPolicy
+    from audiollm.families.packed_training import PackedTraining
     from audiollm.generation.speaking.generator import Generator
+    from audiollm.train.supervised_settings import TrainConfig
 
 
 class DualFFNFolder:
     """A `ModelFolder` of a DualFFN, or of a plain Llama or Qwen that is read as one."""
 
-    is_packed = True
     has_likelihoods = True
     shares_prompt = True
     rollout_slots = MAX_SLOTS
@@ -115,11 +116,17 @@ class DualFFNFolder:
 
 
 class DualFFNFamily:
-    """A `ModelFamily`."""
+    """A `PackedFamily`."""
 
     def open(self, folder: Path) -> ModelFolder:
         """See `ModelFamily.open`."""
         return DualFFNFolder(folder)
 
+    def packed_training(self, config: TrainConfig) -> PackedTraining:
+        """See `PackedFamily.packed_training`."""
+        from audiollm.families.dual_ffn.training import DualFFNTraining
 
-FAMILY: ModelFamily = DualFFNFamily()
+        return DualFFNTraining(config)
+
+
+FAMILY: PackedFamily = DualFFNFamily()

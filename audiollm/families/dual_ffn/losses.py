@@ -5,23 +5,53 @@ Shapes: S packed rows, C hidden size, X rows with a target, K codebooks (1 for t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor, nn
 
+from audiollm.data.chat.template import Template
 from audiollm.data.packing import PackedBatch
+from audiollm.families.dual_ffn.flops import encoder_flops, training_flops
+from audiollm.families.packed_training import PackedModel
+from audiollm.generation.engine.engine import Engine
+from audiollm.generation.engine.request import Request
 from audiollm.models.chunked_cross_entropy import CrossEntropy, linear_cross_entropy
 from audiollm.models.dual_ffn import DualFFN, through_head
 
 
-class TokenLosses(nn.Module):
-    """A DualFFN and its losses as one module: the root that a distributed strategy wraps."""
+class TokenLosses(PackedModel):
+    """A `PackedModel` of a DualFFN."""
 
     def __init__(self, model: DualFFN) -> None:
         super().__init__()
         self.model = model
 
+    @property
+    def num_codebooks(self) -> int:
+        """See `PackedModel.num_codebooks`."""
+        return self.model.config.num_codebooks
+
     def forward(self, batch: PackedBatch) -> dict[str, Tensor]:
         """As `token_losses`."""
         return token_losses(self.model, self.model(batch), batch)
+
+    def flops(self, pack: PackedBatch) -> float:
+        """See `PackedModel.flops`."""
+        config = self.model.config
+        decoder = training_flops(config, pack)
+        if config.audio_encoder is None or pack.features is None:
+            return decoder
+        trained = self.model.audio_tower.is_trained
+        return decoder + encoder_flops(config.audio_encoder, config.hidden_size, pack.features, trained)
+
+    def engine(self, template: Template, requests: Sequence[Request]) -> Engine:
+        """See `PackedModel.engine`."""
+        return Engine.sized_for(self.model, template, requests)
+
+    def empty_copy(self, device: torch.device, dtype: torch.dtype) -> TokenLosses:
+        """See `PackedModel.empty_copy`."""
+        return TokenLosses(self.model.empty_copy(device, dtype))
 
 
 def token_losses(model: DualFFN, hidden_SC: Tensor, batch: PackedBatch) -> dict[str, Tensor]:

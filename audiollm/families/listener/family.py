@@ -22,7 +22,6 @@ class ListenerFolder:
     """A `ModelFolder` of a model that hears, or sees, and answers in words."""
 
     speaks = False
-    is_packed = False
     has_likelihoods = False
     shares_prompt = False
     rollout_slots = MAX_ROWS

@@ -11,7 +11,7 @@ from typing import Any
 
 from audiollm.errors import ConfigError
 from audiollm.families.family import ModelFolder
-from audiollm.families.model_sizes import num_parameters, num_records
+from audiollm.families.model_sizes import ASSUMED_CLIP_S, TEXT_ROWS, num_parameters, num_records
 from audiollm.families.registry import family_of, open_model_folder
 from audiollm.files.atomic import read_json
 from audiollm.models.pretrained import model_folder
@@ -21,7 +21,6 @@ from audiollm.rl.placement import planning
 from audiollm.rl.placement.settings import PlacementChoice
 from audiollm.rl.preference.planning import ADAPTER_SHARE
 from audiollm.rl.rewards.settings import ModelSettings
-from audiollm.supervised.planning import ASSUMED_CLIP_S, TEXT_ROWS
 
 ROWS_PER_SECOND = 25.0
 """Positions of a prompt per second that is heard, assumed."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from audiollm.supervised.settings import SourceConfig
+from audiollm.train.supervised_settings import SourceConfig
 
 
 def _one_or_many(value: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Supervised training of models that answer in words: cross entropy on the last turn of a conversation."""
+"""Supervised training of a policy of any family: cross entropy on the last turn of a conversation."""

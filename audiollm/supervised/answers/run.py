@@ -1,7 +1,9 @@
-"""The stage `train` on a published model that answers in words. Called on every rank."""
+"""The stage `train` on a model that learns answers through its policy: its plan, and its work on every rank."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,17 +12,18 @@ from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.opening import open_source
 from audiollm.data.records.video_clips import PictureSettings
 from audiollm.devices import default_device
-from audiollm.errors import BadSample, ConfigError, StageError
+from audiollm.errors import ConfigError, StageError
+from audiollm.families.model_sizes import num_records, planned_parameters
 from audiollm.families.policies import load_policy
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import required
+from audiollm.recipe.stages import StagePlan, planned_fact, required
 from audiollm.supervised.answers.batches import AnswerBatchMaker
 from audiollm.supervised.answers.task import AnswerTask, loss_figure
 from audiollm.supervised.corpus.sources import set_aside_of
-from audiollm.supervised.settings import TrainConfig
 from audiollm.train.loop.checkpoint import trained_weights
 from audiollm.train.loop.loop import train
+from audiollm.train.supervised_settings import TrainConfig
 
 OF_PACKS = (
     "text_tokenizer", "audio_in", "augment", "max_length", "too_long", "packing", "audio_reduction", "text_dropout",
@@ -30,6 +33,14 @@ OF_PACKS = (
 """Settings of `train` that a model which answers in words has no use for."""
 LEARNING_RATE, ADAPTER_LEARNING_RATE = 1e-5, 1e-4
 """Learning rates of published weights, where none is set: of all or some weights, and of an adapter."""
+BASE_MB = 700
+"""Python, torch, and the context of a device."""
+TRAINED_BYTES, FROZEN_BYTES = 16, 4
+"""Bytes of a parameter in float32: with gradient and two moments of AdamW, and without."""
+ADAPTER_SHARE = 0.02
+"""Assumed share of an adapter's parameters in those of its model."""
+ANSWER_ROWS = 200.0
+"""Positions of a sample, assumed: a recording of some seconds, a question and an answer."""
 
 
 def check_settings(config: TrainConfig) -> None:
@@ -49,21 +60,42 @@ def check_settings(config: TrainConfig) -> None:
         )
 
 
+def plan_answers(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+    """Estimate from the sizes of the model's files; activations, which the samples' lengths decide, are left out.
+
+    Raises:
+        ConfigError: a setting that the model has no use for.
+    """
+    check_settings(config)
+    batch_size = required(config.batch_size)
+    records = sum(
+        planned_fact(plans, Path(source.path), "samples") or num_records(source.path)
+        for source in config.samples
+    )
+    steps = config.steps_for(records / batch_size) if records else config.steps
+    note = f"{config.budget_text()}, {batch_size} samples a step"
+    parameters = planned_parameters(required(config.start), plans)
+    trained = parameters * (ADAPTER_SHARE if config.trained == "adapter" else 1.0)
+    seconds = config.budget_seconds()
+    return StagePlan(
+        parameters=parameters,
+        memory_mb=BASE_MB + (trained * TRAINED_BYTES + (parameters - trained) * FROZEN_BYTES) / 1e6,
+        disk_mb=(parameters * FROZEN_BYTES + 2 * trained * (TRAINED_BYTES - FROZEN_BYTES)) / 1e6,
+        seconds=seconds,
+        flops=0.0 if seconds else 6.0 * parameters * (steps or 0) * batch_size * ANSWER_ROWS,
+        note=note,
+    )
+
+
 def train_on_answers(config: TrainConfig, context: Context) -> dict[str, Any]:
     """Train on the last turns of the conversations of the train split, and save to `model` (and to `adapter`).
 
     Raises:
         ConfigError: settings that the model has no use for, or a folder that does not load.
-        StageError: nothing to train on, or a bad sample where `strict` is set.
+        StageError: nothing to train on.
+        BadSample: the first bad sample, where `strict` is set.
     """
     check_settings(config)
-    try:
-        return _train_on_answers(config, context)
-    except BadSample as bad:
-        raise StageError(str(bad), "mend or remove it, or leave `strict` out to set it aside", 2) from bad
-
-
-def _train_on_answers(config: TrainConfig, context: Context) -> dict[str, Any]:
     ranks, start = context.ranks, required(config.start)
     torch.manual_seed(config.seed)  # an adapter begins at random
     pictures = PictureSettings.beside(model_folder(start))

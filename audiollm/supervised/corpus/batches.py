@@ -29,8 +29,8 @@ from audiollm.data.records.source import LoadedSample, Source
 from audiollm.errors import BadSample
 from audiollm.files.set_aside import SetAside
 from audiollm.supervised.corpus.survey import SourceSurvey
-from audiollm.supervised.settings import PackingSettings
 from audiollm.train.loop.task import step_generator
+from audiollm.train.supervised_settings import PackingSettings
 
 ROWS_MULTIPLE = 128
 WINDOW_RUNS = 64

@@ -29,6 +29,9 @@ from audiollm.data.records.source import AudioClip
 from audiollm.data.text.tokenizer import load_text_tokenizer, train_text_tokenizer
 from audiollm.errors import BadSample, StageError
 from audiollm.families.dual_ffn.adapting import adapt
+from audiollm.families.dual_ffn.planning import plan_training
+from audiollm.families.dual_ffn.shape import encoder_of
+from audiollm.families.dual_ffn.training import add_encoder, freeze_encoder
 from audiollm.files.set_aside import SetAside
 from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Request
@@ -38,8 +41,6 @@ from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.supervised.corpus.batches import Batching, BatchMaker, read_usable
 from audiollm.supervised.corpus.survey import survey_sources
-from audiollm.supervised.decoder.encoder import add_encoder, encoder_of, freeze_encoder
-from audiollm.supervised.planning import plan_training
 from tests.audiollm.supervised.heard_samples import (
     BOOKS,
     ENCODER,

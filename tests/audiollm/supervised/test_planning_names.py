@@ -10,10 +10,10 @@ import torch
 
 from audiollm.errors import ConfigError
 from audiollm.families.dual_ffn.losses import TokenLosses
-from audiollm.supervised.decoder.shape import planned_shape
-from audiollm.supervised.planning import LOOP_PREFIX, count_parameters, plan_training
-from audiollm.supervised.settings import TrainConfig
+from audiollm.families.dual_ffn.planning import LOOP_PREFIX, count_parameters, plan_training
+from audiollm.families.dual_ffn.shape import planned_shape
 from audiollm.train.loop.optim import freeze
+from audiollm.train.supervised_settings import TrainConfig
 from tests.audiollm.supervised.train_samples import model_of, small_template
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from audiollm.supervised.corpus.batches import Batching
 from audiollm.supervised.run import _batching
-from audiollm.supervised.settings import PackingSettings, TrainConfig
 from audiollm.train.options import LoopConfig, OptimizerSettings, ParameterRule, RunSettings, TimeBudget
+from audiollm.train.supervised_settings import PackingSettings, TrainConfig
 
 CHANGED: dict[str, Any] = {
     "minutes": 7.0, "precision": "fp32", "checkpoint_seconds": 3.0, "seed": 5,
@@ -50,7 +50,7 @@ def test_the_loop_gets_every_setting_of_the_recipe(tmp_path: Path) -> None:
 
 
 def test_the_batches_get_every_setting_of_the_recipe(tmp_path: Path) -> None:
-    batching = _batching(changed(tmp_path))
+    batching = _batching(changed(tmp_path), None)
     default = Batching(batch_size=1, max_tokens=64, max_length=64)
     assert PackingSettings.model_fields.keys() <= CHANGED.keys()
     for name in PackingSettings.model_fields:

@@ -21,6 +21,8 @@ from audiollm.data.records.shards import ShardWriter
 from audiollm.data.text.tokenizer import TRAINED_FILE
 from audiollm.errors import StageError
 from audiollm.families.dual_ffn.adapting import merge_adapter
+from audiollm.families.dual_ffn.losses import TokenLosses
+from audiollm.families.dual_ffn.planning import plan_training
 from audiollm.families.dual_ffn.start import (
     COPIED_STD,
     FRAME_STD,
@@ -34,9 +36,8 @@ from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.supervised.eval_audio import EvalAudio, reply_request
-from audiollm.supervised.planning import plan_training
-from audiollm.supervised.settings import SIZES, TrainConfig
 from audiollm.train.loop.monitor import TensorBoard
+from audiollm.train.supervised_settings import SIZES, TrainConfig
 from tests.audiollm.supervised.train_samples import (
     SMALL,
     model_of,
@@ -329,7 +330,7 @@ def test_the_stage_on_two_ranks_is_the_stage_on_one(tmp_path: Path) -> None:
 def test_the_same_prompts_are_synthesized_every_time(tmp_path: Path, template: Template) -> None:
     folder, model = write_shards(tmp_path / "shards", 4), model_of(template).eval()
     samples = [(loaded, loaded.encodings[0]) for loaded in (open_source(folder)[i] for i in (1, 2))]
-    eval_audio = EvalAudio(model, Tones(), template, samples, tmp_path / "out", SamplingConfig())
+    eval_audio = EvalAudio(TokenLosses(model), Tones(), template, samples, tmp_path / "out", SamplingConfig())
     board = TensorBoard(tmp_path / "out", 0)
     eval_audio.draw_on([board])
     for step in (5, 10):
@@ -349,7 +350,8 @@ def test_prompts_of_the_same_id_have_files_of_their_own(tmp_path: Path, template
     """Samples of two sources may have the same id."""
     loaded = open_source(write_shards(tmp_path / "shards", 4))[1]
     samples = [(loaded, loaded.encodings[0])] * 2
-    EvalAudio(model_of(template).eval(), Tones(), template, samples, tmp_path / "out", SamplingConfig())(5)
+    model = TokenLosses(model_of(template).eval())
+    EvalAudio(model, Tones(), template, samples, tmp_path / "out", SamplingConfig())(5)
     names = [row["name"] for row in read_jsonl(tmp_path / "out" / "prompts.jsonl")]
     assert names[0] == "s1" and {path.stem for path in (tmp_path / "out").glob("step-*/*")} == set(names)
     assert len(set(names)) == 2

@@ -18,7 +18,7 @@ from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from audiollm.supervised.run import train_model
-from audiollm.supervised.settings import TrainConfig
+from audiollm.train.supervised_settings import TrainConfig
 
 SAMPLE = Sample(
     id="a",

@@ -21,7 +21,7 @@ class TalkerFolder:
     """A `ModelFolder`. Modules that load torch are imported where they are needed: `--help` is quick."""
 
     speaks = True
-    is_packed = has_likelihoods = shares_prompt = False
+    has_likelihoods = shares_prompt = False
     rollout_slots = 64
 
     def __init__(self, path: Path) -> None:

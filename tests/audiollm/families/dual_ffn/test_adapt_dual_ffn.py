@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from audiollm.data.hearing.features import PackedFeatures, mel_features
 from audiollm.errors import StageError
+from audiollm.families.dual_ffn import training
 from audiollm.families.dual_ffn.adapting import adapt, add_lora, merge_adapter
 from audiollm.families.dual_ffn.losses import linear_cross_entropy
 from audiollm.models.dual_ffn import DualFFN, through_head
-from audiollm.supervised.decoder import building
 from audiollm.train.loop import loop
 from audiollm.train.options import LoRASettings
 from tests.audiollm.supervised.heard_samples import (
@@ -156,7 +156,7 @@ def test_a_trained_parameter_without_a_gradient_ends_the_run(
         model.model.unused = nn.Parameter(torch.zeros(3))  # type: ignore[union-attr]
         return adapted
 
-    monkeypatch.setattr(building, "adapt", adapt_and_leave_out)
+    monkeypatch.setattr(training, "adapt", adapt_and_leave_out)
     with pytest.raises(
         StageError, match=r"no gradient reaches model\.model\.model\.unused: set to be trained"
     ):

@@ -16,13 +16,13 @@ from audiollm.data.chat.template import TokenStream
 from audiollm.data.packing import pack
 from audiollm.data.text.tokenizer import AUDIO_TOKENS, load_text_tokenizer, train_text_tokenizer
 from audiollm.errors import ConfigError, StageError
+from audiollm.families.dual_ffn.planning import plan_training
 from audiollm.families.dual_ffn.start import start_template, start_vocabulary
+from audiollm.families.dual_ffn.training import build_decoder, choose_trained
 from audiollm.files.atomic import read_json
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.hub import save_pretrained
-from audiollm.supervised.decoder.building import build_decoder, choose_trained
-from audiollm.supervised.planning import plan_training
 from tests.audiollm.supervised.train_samples import SMALL, run_stage, settings_of, write_shards
 
 transformers = pytest.importorskip("transformers")

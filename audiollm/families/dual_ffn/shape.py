@@ -6,13 +6,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from audiollm.data.hearing.features import FRAMES_PER_SECOND
+from audiollm.errors import ConfigError, StageError
+from audiollm.models.audio_encoder import AudioEncoderConfig, encoder_config
+from audiollm.models.audio_stem import DEFAULT_STRIDE, FRAMES_PER_POSITION
 from audiollm.models.decoder import DualFFNConfig
-from audiollm.models.hub import read_config
+from audiollm.models.hub import is_language_model, read_config
 from audiollm.models.layouts import LANGUAGE_MODELS, config_of, language_model_config
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.stages import StagePlan, required
-from audiollm.supervised.decoder.encoder import encoder_of
-from audiollm.supervised.settings import SIZES, TrainConfig
+from audiollm.train.supervised_settings import SIZES, AudioEncoderSettings, TrainConfig
+
+DEFAULT_WINDOW_S = 30
 
 
 def shape_from_settings(
@@ -90,6 +95,38 @@ def with_window(shape: DualFFNConfig, config: TrainConfig) -> DualFFNConfig:
     )
 
 
+def encoder_of(config: TrainConfig) -> AudioEncoderConfig | None:
+    """The encoder that the trained model has; None: what is heard is given to it as codes.
+
+    Raises:
+        StageError: `start` has an encoder and is to go without it, or has none, or two are asked for.
+    """
+    start_encoder, settings = encoder_of_start(config), config.shape.audio_encoder
+    if config.audio_in == "codes":
+        if start_encoder is not None:
+            raise StageError(f"{config.start} hears through an audio encoder", "set audio_in: features", 2)
+        return None
+    if start_encoder is None and settings is None:
+        raise StageError(
+            f"{config.start} has no audio encoder", "give shape.audio_encoder, or audio_in: codes", 2
+        )
+    if start_encoder is not None and settings is not None and settings.model_fields_set - {"trained"}:
+        raise StageError(
+            f"{config.start} has an audio encoder of its own",
+            "leave shape.audio_encoder out, but for `trained`",
+            2,
+        )
+    return start_encoder or _from_settings(required(settings), config)
+
+
+def encoder_of_start(config: TrainConfig) -> AudioEncoderConfig | None:
+    """The encoder of the model to begin from."""
+    if config.start is None or is_language_model(config.start):
+        return None
+    folder = model_folder(config.start)
+    return config_of(read_config(folder), str(folder / "config.json")).audio_encoder
+
+
 def _description(config: TrainConfig, plans: Mapping[str, StagePlan]) -> Mapping[str, Any] | None:
     """The config.json of what is started from: as an earlier stage will write it, or as it lies there."""
     start = required(config.start)
@@ -97,3 +134,34 @@ def _description(config: TrainConfig, plans: Mapping[str, StagePlan]) -> Mapping
         if start in plan.artifacts.values():
             return plan.model
     return read_config(model_folder(start)) if start.exists() else None
+
+
+def _from_settings(settings: AudioEncoderSettings, config: TrainConfig) -> AudioEncoderConfig:
+    """A published encoder is given windows that are filled up, as it was trained; one from scratch none."""
+    stride = settings.stride or DEFAULT_STRIDE[settings.stem]
+    options: dict[str, Any] = {
+        name: getattr(settings, name) for name in ("reduction", "projector_size", "dropout")
+    } | {"stride": stride}
+    if settings.padded is not None:
+        options["padded"] = settings.padded
+    frames_per_second = FRAMES_PER_SECOND / FRAMES_PER_POSITION[settings.stem]
+    if settings.window_s is not None:
+        options["max_source_positions"] = round(settings.window_s * frames_per_second)
+    elif settings.path is None:
+        options["max_source_positions"] = int(DEFAULT_WINDOW_S * frames_per_second) // stride * stride
+    hidden = settings.hidden_size or required(config.shape.hidden_size)
+    try:
+        if settings.path is not None:
+            return encoder_config(settings.path, **options)
+        return AudioEncoderConfig(
+            d_model=hidden,
+            encoder_layers=settings.num_layers or max(2, 2 * required(config.shape.num_layers) // 3),
+            encoder_attention_heads=settings.num_heads or max(1, hidden // 64),
+            encoder_ffn_dim=settings.intermediate_size or 4 * hidden,
+            num_mel_bins=settings.num_mel_bins or 80,
+            stem=settings.stem,
+            stem_channels=settings.stem_channels or AudioEncoderConfig.stem_channels,
+            **options,
+        )
+    except (ConfigError, ValueError) as error:
+        raise StageError(str(error), "see shape.audio_encoder", 2) from error

@@ -1,4 +1,4 @@
-"""The plan of the stage `train`: parameters, tokens, memory of a device, operations, disk.
+"""The plan of the stage `train` on packs: parameters, tokens, memory of a device, operations, disk.
 
 Parameters are counted on a model without memory; the rest are estimates, each with its rule beside it.
 """
@@ -15,21 +15,18 @@ import torch
 from audiollm.codec import FRAME_RATE
 from audiollm.errors import ConfigError
 from audiollm.families.dual_ffn.adapting import adapt
+from audiollm.families.dual_ffn.flops import encoder_multiplications
+from audiollm.families.dual_ffn.shape import planned_shape
+from audiollm.families.model_sizes import ASSUMED_CLIP_S, TEXT_ROWS
 from audiollm.files.atomic import read_json
 from audiollm.models.audio_stem import stem_values
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.layouts import transformers_config
 from audiollm.recipe.stages import StagePlan, required
-from audiollm.supervised.decoder.shape import planned_shape
-from audiollm.supervised.flops import encoder_multiplications
-from audiollm.supervised.settings import TrainConfig
 from audiollm.train.loop.optim import freeze
+from audiollm.train.supervised_settings import TrainConfig
 
-TEXT_ROWS = 40
-"""Assumed rows of a sample's text, headers and delay together."""
-ASSUMED_CLIP_S = 10.0
-"""Where the data is not there to be looked at."""
 OWN_MB = 700
 """Python, torch, and the context of a device."""
 STEM_COPIES = 3

@@ -1,4 +1,4 @@
-"""The stage `train`: its settings, the rules of `size`, and its plan."""
+"""Settings of the stage `train`, and the rules of `size`. Loads no torch."""
 
 from __future__ import annotations
 
@@ -127,6 +127,11 @@ class ShapeConfig(BaseModel):
     """How the heads of the codes begin; as their embeddings, where the model is to repeat codes that it is given."""
     attention: Literal["auto", "flash_attn", "varlen", "sdpa"] = "auto"
     """The kernel that computes attention in training; `auto`: flash-attn or torch's own on a GPU in half precision."""
+
+    @property
+    def model_type(self) -> str:
+        """The `model_type` of the family that makes a model of this shape."""
+        return f"audiollm_{self.kind}"
 
 
 class SourceConfig(BaseModel):

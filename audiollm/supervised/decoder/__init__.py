@@ -1,1 +1,0 @@
-"""The decoder that is trained: its shape, what it begins from, what of it is trained."""
