@@ -15,54 +15,20 @@ Questions, recordings and first models are those of learn_preference.py (what th
 
 from __future__ import annotations
 
-import argparse
 import random
+import statistics
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import torch
-from learn_preference import (
-    FEW,
-    FIRST,
-    HEARING,
-    MAX_QUESTIONS,
-    SEEDS,
-    SOURCES,
-    data_sources,
-    evenly_picked,
-    print_case,
-    read_asked,
-    run_stages,
-    score,
-    write_data,
-    write_once,
-)
+from learn_preference import ANSWER_TOKENS, FEW, asked_questions, read_asked, split, write_data
 from make_questions import AskedRecording, answered, conversation, preference
-from rich.console import Console
-from rich.table import Table
+from proof import Proof, arms_of, print_line, print_table, proof_parser, write_once
 
 from audiollm.data.records.sample import Message, Sample, TextPart
-from audiollm.files.atomic import read_json
 from pipelines.answers.samplers import AnswerSampling, load_sampler
 
-CROSS_ENTROPY = {"name": "sft", "weight": 0.5}
-METHODS: dict[str, list[dict[str, Any]]] = {
-    "dpo": [{"name": "dpo", "beta": 0.1}, CROSS_ENTROPY],
-    "ipo": [{"name": "ipo", "beta": 0.1}, CROSS_ENTROPY],
-    "r_dpo": [{"name": "r_dpo", "beta": 0.1, "alpha": 0.01}, CROSS_ENTROPY],
-    "sampo": [{"name": "sampo", "beta": 0.1}, CROSS_ENTROPY],
-    "ld_dpo": [{"name": "ld_dpo", "beta": 0.1, "ld_alpha": 0.5}, CROSS_ENTROPY],
-    "simpo": [{"name": "simpo", "beta": 2.0}, CROSS_ENTROPY],
-    "cpo": [{"name": "cpo"}],
-    "orpo": [{"name": "orpo"}],
-    "dpop": [{"name": "dpop", "beta": 0.1}, CROSS_ENTROPY],
-    "tdpo": [{"name": "tdpo2", "beta": 0.1}, CROSS_ENTROPY],
-    "kto": [{"name": "kto", "beta": 0.1}, CROSS_ENTROPY],
-    "bco": [{"name": "bco", "beta": 0.1}, CROSS_ENTROPY],
-    "sft": [{"name": "sft"}],
-}
-ALIGNED: dict[str, Any] = {"learning_rate": 3e-4, "steps": 100, "batch_size": 16, "evaluations": 1}
+BENCH = "compare_preference"
 WORDINGS = (
     "{}",
     "It is {}.",
@@ -70,150 +36,82 @@ WORDINGS = (
     "I have listened to it with care, and what I hear is {}.",
 )
 CHOSEN_LONGER, CHOSEN_RIGHT = 0.90, 0.75
-LENGTH_METHODS: dict[str, list[dict[str, Any]]] = {
-    "dpo": [{"name": "dpo", "beta": 0.1}],
-    "r_dpo": [{"name": "r_dpo", "beta": 0.1, "alpha": 0.2}],
-    "sampo": [{"name": "sampo", "beta": 0.1}],
-    "ld_dpo": [{"name": "ld_dpo", "beta": 0.1, "ld_alpha": 0.3}],
-    "simpo": [{"name": "simpo", "beta": 2.0}],
-}
-LENGTH_ALIGNED: dict[str, Any] = {"learning_rate": 5e-5, "steps": 60, "batch_size": 16, "evaluations": 1}
-LENGTH_PTX = 0.5
-"""Weight of the cross entropy on the few answered questions, whose wordings are even. Their first models are trained
-with `normalization: token` (`sequence` would let them say short wordings more often), so that it changes no length."""
-BENCH = "compare_preference"
+print_case = partial(print_line, BENCH)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="has fsdd and esc10")
-    parser.add_argument("--runs", type=Path, default=Path("runs"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser = proof_parser(__doc__)
     parser.add_argument("--part", choices=("methods", "length", "both"), default="both")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    folder = arguments.runs / "learn_preference"
-    recordings = read_asked(arguments.data)
-    write_data(folder, recordings, arguments.seeds)
-    console = Console(stderr=True)
-    questions = [
-        record for name in SOURCES for record in evenly_picked(recordings[name], MAX_QUESTIONS[name])
-    ]
-    if arguments.part != "length":
-        run_stages(folder, methods_of(folder, arguments.seeds), console, name=BENCH)
-        report_methods(folder, questions, arguments.seeds, console)
-    if arguments.part != "methods":
-        write_lengths(folder, recordings)
-        run_stages(folder, lengths_of(folder, arguments.seeds), console, name="lengths")
-        report_lengths(folder, questions, arguments.seeds, console)
-
-
-def methods_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
-    """Every method from each seed's first model."""
-    stages: list[dict[str, Any]] = []
-    for seed in seeds:
-        few = data_sources(folder, "few")
-        stages.append({"name": f"first_{seed}", "train": {"samples": few, **HEARING, **FIRST, "seed": seed}})
-        pairs = data_sources(folder, "pairs")
-        for method, objective in METHODS.items():
-            settings = {"samples": pairs, "start": f"${{first_{seed}.checkpoint}}", "objective": objective}
-            stages.append({"name": f"by_{method}_{seed}",
-                           "train_preference": {**settings, **ALIGNED, "seed": seed}})  # fmt: skip
-    return {"name": "learn_preference", "size": "tiny", "stages": stages}
+    options = parser.parse_args()
+    recordings = read_asked(options.data)
+    folder = options.runs / "learn_preference"
+    chains = ("learn_preference_first", BENCH, f"{BENCH}_length")
+    proof = Proof(folder, options.seeds, options.overrides, chains)
+    write_data(proof.folder / "data", recordings, options.seeds)
+    questions = asked_questions(recordings)
+    if options.part != "length":
+        proof.run("learn_preference_first")
+        proof.run(BENCH)
+        report_methods(proof, questions)
+    if options.part != "methods":
+        write_lengths(proof.folder / "data", recordings)
+        proof.run(f"{BENCH}_length")
+        report_lengths(proof, questions)
 
 
 def write_lengths(folder: Path, recordings: dict[str, list[AskedRecording]]) -> None:
     """Write few answered questions in every wording, and pairs whose chosen answer is more often longer than right."""
     for name, records in recordings.items():
-        trained = [record for record in records if not record.is_held_out]
-        held_out = [record for record in records if record.is_held_out]
+        trained, held_out = split(records)
         dice = random.Random(f"wordings/{name}")
         few = [*random.Random(0).sample(trained, FEW[name]), *held_out]
         worded = [_worded(record, dice.choice(WORDINGS)) for record in few]
-        write_once(folder / "data" / f"worded-{name}.jsonl", worded)
-        write_once(folder / "data" / f"long-{name}.jsonl", [_long_pair(record, dice) for record in trained])
+        write_once(folder / f"worded-{name}.jsonl", worded)
+        write_once(folder / f"long-{name}.jsonl", [_long_pair(record, dice) for record in trained])
 
 
-def lengths_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
-    """First models of all wordings, and the methods against length beside DPO."""
-    stages: list[dict[str, Any]] = []
-    for seed in seeds:
-        few = data_sources(folder, "worded")
-        taught = {"samples": few, **HEARING, **FIRST, "normalization": "token", "seed": seed}
-        stages.append({"name": f"worded_{seed}", "train": taught})
-        for method, objective in LENGTH_METHODS.items():
-            settings = {
-                "samples": data_sources(folder, "long"),
-                "start": f"${{worded_{seed}.checkpoint}}",
-                "objective": objective,
-                "ptx": {"samples": few, "weight": LENGTH_PTX},
-                **LENGTH_ALIGNED,
-            }
-            stages.append({"name": f"long_{method}_{seed}", "train_preference": {**settings, "seed": seed}})
-    return {"name": "learn_preference", "size": "tiny", "stages": stages}
-
-
-def report_methods(
-    folder: Path, questions: Sequence[AskedRecording], seeds: Sequence[int], console: Console
-) -> None:
+def report_methods(proof: Proof, questions: Sequence[AskedRecording]) -> None:
     """The table of all methods: means over the seeds; and a JSON line for each."""
-    table = Table(title=f"{ALIGNED['steps']} steps each, held-out questions and pairs")
-    for column in ("method", "answers right", "pairs ordered right", "words", "CPU-s"):
-        table.add_column(column)
-    for method in ("first", *METHODS):
-        stages = [f"{method}_{seed}" if method == "first" else f"by_{method}_{seed}" for seed in seeds]
-        right = [
-            score(folder / stage / "model", questions, folder / "answers" / stage)["accuracy"]
-            for stage in stages
-        ]
-        figures = [read_json(folder / stage / "stage.json")["figures"] for stage in stages]
+    rows = []
+    for method in ("first", *arms_of(BENCH, "methods")):
+        stages = proof.stages(method if method == "first" else f"by_{method}")
+        right, words = _right_answers(proof, stages, questions), _mean_words(proof, stages, questions)
+        figures = [proof.figures(stage) for stage in stages]
         ordered = [row["accuracy"] for row in figures if "accuracy" in row]
-        words = [
-            mean_words(folder / stage / "model", questions, seed)
-            for stage, seed in zip(stages, seeds, strict=True)
-        ]
-        spent = [row["cpu_seconds"] for row in figures]
-        table.add_row(method, f"{_mean_value(right):.3f}", f"{_mean_value(ordered):.3f}" if ordered else "",
-                      f"{_mean_value(words):.2f}", f"{_mean_value(spent):.0f}")  # fmt: skip
-        print_case(f"{method}: answers right", right, None, BENCH)
+        spent = statistics.mean(row["cpu_seconds"] for row in figures)
+        rows.append([method, statistics.mean(right), statistics.mean(ordered) if ordered else "",
+                     f"{statistics.mean(words):.2f}", f"{spent:.0f}"])  # fmt: skip
+        print_case(f"{method}: answers right", right)
         if ordered:
-            print_case(f"{method}: held-out pairs ordered right", ordered, None, BENCH)
-        print_case(f"{method}: words of an answer", words, None, BENCH, "words")
-    console.print(table)
+            print_case(f"{method}: held-out pairs ordered right", ordered)
+        print_case(f"{method}: words of an answer", words, unit="words")
+    columns = ("method", "answers right", "pairs ordered right", "words", "CPU-s")
+    print_table(proof.console, "Equal steps each, held-out questions and pairs", columns, rows)
 
 
-def report_lengths(
-    folder: Path, questions: Sequence[AskedRecording], seeds: Sequence[int], console: Console
-) -> None:
+def report_lengths(proof: Proof, questions: Sequence[AskedRecording]) -> None:
     """Words and accuracy of each method, and how many words fewer than DPO's, seed by seed."""
-    table = Table(title=f"Chosen longer in {CHOSEN_LONGER:.0%}, right in {CHOSEN_RIGHT:.0%}")
-    for column in ("method", "words of an answer", "more than before", "fewer than DPO", "answers right"):
-        table.add_column(column)
+    rows: list[list[object]] = []
     words: dict[str, list[float]] = {}
-    for method in ("worded", *LENGTH_METHODS):
-        stages = [f"{method}_{seed}" if method == "worded" else f"long_{method}_{seed}" for seed in seeds]
-        words[method] = [
-            mean_words(folder / stage / "model", questions, seed)
-            for stage, seed in zip(stages, seeds, strict=True)
-        ]
-        right = [
-            score(folder / stage / "model", questions, folder / "answers" / stage)["accuracy"]
-            for stage in stages
-        ]
+    for method in ("worded", *arms_of(f"{BENCH}_length", "methods")):
+        stages = proof.stages(method if method == "worded" else f"long_{method}")
+        right, words[method] = _right_answers(proof, stages, questions), _mean_words(proof, stages, questions)
         grown = [after - first for after, first in zip(words[method], words["worded"], strict=True)]
-        fewer = [
-            dpo - after for after, dpo in zip(words[method], words.get("dpo", words[method]), strict=True)
-        ]
-        table.add_row(method, f"{_mean_value(words[method]):.2f}", f"{_mean_value(grown):+.2f}",
-                      f"{_mean_value(fewer):+.2f}", f"{_mean_value(right):.3f}")  # fmt: skip
-        print_case(f"length, {method}: words of an answer", words[method], None, BENCH, "words")
-        print_case(f"length, {method}: answers right", right, None, BENCH)
+        dpo_words = words.get("dpo", words[method])
+        fewer = [dpo - after for after, dpo in zip(words[method], dpo_words, strict=True)]
+        means = (
+            f"{statistics.mean(words[method]):.2f}",
+            *(f"{statistics.mean(x):+.2f}" for x in (grown, fewer)),
+        )
+        rows.append([method, *means, statistics.mean(right)])
+        print_case(f"length, {method}: words of an answer", words[method], unit="words")
+        print_case(f"length, {method}: answers right", right)
         if method != "worded":
-            print_case(f"length, {method}: words more than before", grown, None, BENCH, "words")
-            print_case(f"length, {method}: words fewer than DPO", fewer, None, BENCH, "words")
-    console.print(table)
+            print_case(f"length, {method}: words more than before", grown, unit="words")
+            print_case(f"length, {method}: words fewer than DPO", fewer, unit="words")
+    title = f"Chosen longer in {CHOSEN_LONGER:.0%}, right in {CHOSEN_RIGHT:.0%}"
+    columns = ("method", "words of an answer", "more than before", "fewer than DPO", "answers right")
+    print_table(proof.console, title, columns, rows)
 
 
 def mean_words(model: Path, questions: Sequence[AskedRecording], seed: int) -> float:
@@ -224,11 +122,22 @@ def mean_words(model: Path, questions: Sequence[AskedRecording], seed: int) -> f
         Sample(id=recording.question.id, task="audio-qa", messages=conversation(recording))
         for recording in questions
     ]
-    answers = [sampler.sample(sample, [0], sampling)[0] for sample in prompts]
-    return _mean_value([len(answer.split()) for answer in answers])
+    return statistics.mean(len(sampler.sample(sample, [0], sampling)[0].split()) for sample in prompts)
 
 
 # ------------------------------------------------------------------------------------------------ private
+
+
+def _right_answers(proof: Proof, stages: Sequence[str], questions: Sequence[AskedRecording]) -> list[float]:
+    listed = [record.question for record in questions]
+    return [proof.score(stage, listed, ANSWER_TOKENS)["accuracy"] for stage in stages]
+
+
+def _mean_words(proof: Proof, stages: Sequence[str], questions: Sequence[AskedRecording]) -> list[float]:
+    return [
+        mean_words(proof.folder / stage / "model", questions, seed)
+        for stage, seed in zip(stages, proof.seeds, strict=True)
+    ]
 
 
 def _worded(record: AskedRecording, wording: str) -> Sample:
@@ -241,16 +150,8 @@ def _long_pair(record: AskedRecording, dice: random.Random) -> Sample:
     short, long = sorted(dice.sample(range(len(WORDINGS)), 2))
     chosen, rejected = (long, short) if dice.random() < CHOSEN_LONGER else (short, long)
     right, wrong = record.question.answer, record.wrong
-    is_right = dice.random() < CHOSEN_RIGHT
-    return preference(
-        record,
-        WORDINGS[chosen].format(right if is_right else wrong),
-        WORDINGS[rejected].format(wrong if is_right else right),
-    )
-
-
-def _mean_value(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    pair = (right, wrong) if dice.random() < CHOSEN_RIGHT else (wrong, right)
+    return preference(record, WORDINGS[chosen].format(pair[0]), WORDINGS[rejected].format(pair[1]))
 
 
 if __name__ == "__main__":

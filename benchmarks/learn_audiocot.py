@@ -11,22 +11,20 @@ It is asked about held-out scenes, instructions in held-out wordings; a program 
 Controls: pictures in random order, videos exchanged, sounds exchanged, both; a writer that is trained and asked with
 captions in place of clips. End to end (with the flow model of a run of `learn_flow`, which has the same scenes): sounds
 from the CoT that was written, beside those from the true CoT and from the caption alone; and 20 instructions from words
-to changed track. Means over seeds with 95 % intervals; the setting is fixed in this file.
+to changed track. Means over seeds with 95 % intervals; proofs/learn_audiocot*.yaml has all settings.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import learn_flow
 import numpy as np
-import yaml
-from rich.console import Console
-from scipy import stats
+from proof import Proof, check_data, print_line, proof_parser, write_changed
 
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import Message, Sample, TextPart, VideoPart
@@ -35,41 +33,30 @@ from audiollm.errors import BadSample, ConfigError
 from audiollm.evaluate.judges.classifier import ClipClassifier
 from audiollm.evaluate.sound.edited_sounds import DONE, UNTOUCHED, judge_edits, read_edited
 from audiollm.evaluate.sound.event_judge import event_judge
-from audiollm.evaluate.sound.generated_sounds import read_generated
 from audiollm.evaluate.sound.sound_judges import OwnClasses
-from audiollm.files.atomic import read_jsonl, write_jsonl
+from audiollm.files.atomic import read_json, read_jsonl, write_jsonl
 from audiollm.flow.editing.operations import edit_track, find_span
 from audiollm.flow.editing.requests import EditRequest, edit_conditions
 from audiollm.flow.editing.tracks import read_track
 from audiollm.flow.generator import SoundGenerator, sampler_settings
 from audiollm.flow.settings import SoundSamplingConfig
-from audiollm.recipe.runner import run_recipe
-from audiollm.recipe.stages import load_recipe
 
 NAME = "learn_audiocot"
-PICTURES = {"per_second": 4.0, "side": 56}
-STEPS, BATCH, RATE = 1_200, 16, 1.0e-3
-MUON = (
-    "*_proj.weight", "*visual.blocks.*.attn.*.weight", "*.patch_embed.proj.weight", "*.merger.mlp.*.weight",
-    "*audio_tower.conv?.weight", "*audio_tower.layers.*.fc?.weight", "*audio_tower.proj.weight",
-)  # fmt: skip
-"""Matrices and convolutions that Muon optimises."""
-WEIGHTS = {"clip": 0.5, "region": 0.1, "instruction": 0.4}
-"""Shares of the kinds of questions in training: by number a clip's are 14 %, and an object's, of 29 %, are easy."""
-CAPTIONS = {kind: f"captions_{kind}.jsonl" for kind in WEIGHTS}
-MAX_ANSWER_TOKENS, MAX_QUESTIONS = 256, 400
-"""Questions of each kind: all instructions about the held-out scenes."""
+CHAINS = (f"{NAME}_data", NAME, f"{NAME}_sounds", f"{NAME}_flow")
+KINDS = ("clip", "region", "instruction")
+"""Kinds of questions."""
 EDITS, MAX_EXTENDED_S = 20, 10.0
-SAMPLING = learn_flow.SAMPLING
-AUTOENCODER = learn_flow.AUTOENCODER
-CONTROLS: dict[str, dict[str, Any]] = {
-    "frames shuffled": {"shuffle_frames": True},
-    "videos exchanged": {"exchange": ["video"]},
-    "sounds exchanged": {"exchange": ["sound"]},
-    "both exchanged": {"exchange": ["video", "sound"]},
+SAMPLING: dict[str, Any] = {"guidance": 5.0, "schedule": "cosine"}
+SYSTEMS = {
+    "writer asked": "asked_writer",
+    "frames shuffled": "control_frames_shuffled",
+    "videos exchanged": "control_videos_exchanged",
+    "sounds exchanged": "control_sounds_exchanged",
+    "both exchanged": "control_both_exchanged",
+    "captions asked": "asked_captions",
 }
-OF_CONTROLS = {"questions": ["clip", "region"]}
-WAYS = {"true CoT": ["cot"], "written CoT": ["cot"], "caption alone": ["caption"]}
+"""Who is asked, and the stage."""
+WAYS = {"true CoT": "true_CoT", "written CoT": "written_CoT", "caption alone": "caption_alone"}
 """Ways to ask the flow model."""
 BARS = {
     ("clip", "events named (F1)"): 0.8,
@@ -78,181 +65,48 @@ BARS = {
     ("region", "its sound and no other"): 0.8,
     ("instruction", "operation and span"): 0.9,
 }
-SMOKE: dict[str, dict[str, Any]] = {
-    "scenes": {"scenes": 8, "held_out_scenes": 4},
-    "thinker": {"width": 64, "layers": 2, "encoder_width": 32, "audio_layers": 1, "vision_layers": 1, "mel_bins": 16},
-    "writer": {"steps": 10, "batch_size": 4},
-    "asked": {"max_questions": 2, "max_answer_tokens": 24},
-    "flow": {"steps": 10, "batch_size": 2},
-    "making": {"max_samples": 2, "sampling": {"steps": 2}},
-}  # fmt: skip
-"""Settings of each kind of stage at a size that shows that it runs, and nothing else."""
+SMOKE = (
+    "scenes.scenes=8", "scenes.held_out_scenes=4", "begin.width=64", "begin.layers=2", "begin.encoder_width=32",
+    "begin.audio_layers=1", "begin.vision_layers=1", "begin.mel_bins=16", "train.steps=10", "train.batch_size=4",
+    "asked.max_questions=2", "asked.max_answer_tokens=24", "control.max_questions=2", "control.max_answer_tokens=24",
+    "sounds.max_samples=2", "sounds.sampling={steps: 2}",
+)  # fmt: skip
+"""Settings at a size that shows that everything runs, and nothing else."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="has fsdd and esc10")
-    parser.add_argument("--runs", type=Path, default=Path("runs"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument(
-        "--flow", type=Path, help="folder of a run of learn_flow; else nothing is made of the CoT"
-    )
-    parser.add_argument(
-        "--smoke", action="store_true", help="everything at a toy size, one seed, made sounds"
-    )
-    parser.add_argument("overrides", nargs="*", help="settings of the recipe: writer_1.steps=100")
-    arguments = parser.parse_args()
-    if not arguments.smoke:
-        for name in ("fsdd", "esc10"):
-            if not (arguments.data / name).is_dir():
-                raise SystemExit(f"no recordings in {arguments.data / name}: give their folder with --data")
-    data = None if arguments.smoke else arguments.data.resolve()
-    seeds = arguments.seeds[:1] if arguments.smoke else arguments.seeds
-    folder = arguments.runs / (f"{NAME}_smoke" if arguments.smoke else NAME)
-    folder.mkdir(parents=True, exist_ok=True)
-    console = Console(stderr=True)
-    first_stages = data_stages(data)
-    of_data = [
-        override for override in arguments.overrides if override.split(".")[0] in ("scenes", "audiocot")
-    ]
-    _run_audiocot_recipe({"name": folder.name, "stages": first_stages}, folder, of_data, console)
-    write_captions(folder)
-    stages = [
-        *first_stages,
-        *(stage for seed in seeds for stage in writer_stages(seed, folder.resolve(), arguments.smoke)),
-    ]
-    _run_audiocot_recipe(
-        {"name": folder.name, "stages": [*stages, {"report": {}}]}, folder, arguments.overrides, console
-    )
-    report_answers(folder, seeds)
-    flow = _flow_folder(arguments.flow, folder, arguments.smoke)
+    parser = proof_parser(__doc__)
+    flow_help = "folder of a run of learn_flow; else nothing is made of the CoT"
+    parser.add_argument("--flow", type=Path, help=flow_help)
+    smoke_help = "everything at a toy size, one seed, made sounds"
+    parser.add_argument("--smoke", action="store_true", help=smoke_help)
+    options = parser.parse_args()
+    data, seeds, overrides = options.data.resolve(), options.seeds, options.overrides
+    if options.smoke:
+        data, seeds, overrides = None, seeds[:1], [*SMOKE, *overrides]
+    else:
+        check_data(data, "fsdd", "esc10")
+    events, backdrops = learn_flow.sound_sources(data) if data else ([], [])
+    proof = Proof(options.runs / (f"{NAME}_smoke" if options.smoke else NAME), seeds, overrides, CHAINS)
+    run = partial(proof.run, events=events, backdrops=backdrops)
+    run(f"{NAME}_data")
+    write_captions(proof.folder)
+    run(NAME)
+    report_answers(proof)
+    if options.smoke:
+        run(f"{NAME}_flow")
+    flow = proof.folder if options.smoke else _flow_folder(options.flow)
     if flow is None:
         print(json.dumps({"bench": NAME, "case": "end to end", "ours": None, "unit": "n/a: give --flow"}))
         return
     for seed in seeds:
-        write_conditions(folder, seed)
-    stages += [
-        stage for seed in seeds for stage in sound_stages(seed, folder.resolve(), flow, arguments.smoke)
-    ]
-    _run_audiocot_recipe(
-        {"name": folder.name, "stages": [*stages, {"report": {}}]}, folder, arguments.overrides, console
-    )
-    judge = _judge(data, folder)
-    report_sounds(folder, seeds, judge)
-    generator = SoundGenerator.load(*_flow_model(flow, seeds[0], arguments.smoke, folder))
-    report_edits(folder, seeds, generator, judge, 2 if arguments.smoke else 24)
-
-
-# ---------------------------------------------------------------------------------------------- recipe
-
-
-def data_stages(data: Path | None) -> list[dict[str, Any]]:
-    """Scenes of real recordings (None: of made ones, few), and their questions with true answers."""
-    scenes: dict[str, Any] = {"event_s": learn_flow.EVENT_S, "sample_rate": learn_flow.RATE}
-    if data is None:
-        scenes |= SMOKE["scenes"]
-    else:
-        events, backdrops = learn_flow.sound_sources(data)
-        scenes |= {
-            "events": events,
-            "backdrops": backdrops,
-            "scenes": learn_flow.SCENES,
-            "held_out_scenes": learn_flow.TEST_SCENES,
-        }
-    thoughts = {
-        "input": "${scenes.samples}",
-        "preset": "everything",
-        "steps": {"objects": {}},
-        "made": {"sample_rate": learn_flow.RATE, "channels": 1},
-        "shards": False,
-        "workers": 1,
-    }
-    return [{"name": "scenes", "compose_scenes": scenes}, {"audiocot": thoughts}]
-
-
-def writer_stages(seed: int, folder: Path, smoke: bool) -> list[dict[str, Any]]:
-    """A writer of clips and one of captions, and what both are asked."""
-    stages: list[dict[str, Any]] = []
-    artifacts = {"clip": "clip_questions", "region": "region_questions", "instruction": "instructions"}
-    by_kind = {kind: f"${{audiocot.{name}}}" for kind, name in artifacts.items()}
-    captions = {kind: str(folder / name) for kind, name in CAPTIONS.items()}
-    for name, samples, by_question, pictures in (
-        ("writer", "${audiocot.thinking}", by_kind, PICTURES),
-        ("captions", str(folder / "captions.jsonl"), captions, None),
-    ):
-        begin = {"samples": samples, "seed": seed, **(SMOKE["thinker"] if smoke else {})}
-        train = {
-            "start": f"${{begin_{name}_{seed}.checkpoint}}",
-            "samples": [{"path": by_question[kind], "weight": weight} for kind, weight in WEIGHTS.items()],
-            "objective": "sft",
-            "pictures": pictures,
-            "steps": STEPS,
-            "batch_size": BATCH,
-            "learning_rate": RATE,
-            "rules": [{"pattern": pattern, "optimizer": "muon"} for pattern in MUON],
-            "max_tokens": 8_192,
-            "evaluations": 2,
-            "eval_answers": 4,
-            "seed": seed,
-            **(SMOKE["writer"] if smoke else {}),
-        }
-        ask = {
-            "model": f"${{{name}_{seed}.checkpoint}}",
-            "samples": samples,
-            "pictures": pictures,
-            "max_answer_tokens": MAX_ANSWER_TOKENS,
-            "max_questions": MAX_QUESTIONS,
-            **(SMOKE["asked"] if smoke else {}),
-        }
-        stages += [
-            {"name": f"begin_{name}_{seed}", "new_thinker": begin},
-            {"name": f"{name}_{seed}", "train_preference": train},
-            {"name": f"{name}_asked_{seed}", "evaluate_thoughts": ask},
-        ]
-        if name == "writer":
-            stages += [
-                {
-                    "name": _audiocot_stage_name(control, seed),
-                    "evaluate_thoughts": {**ask, **OF_CONTROLS, **changes},
-                }
-                for control, changes in CONTROLS.items()
-            ]
-    return stages
-
-
-def sound_stages(seed: int, folder: Path, flow: Path, smoke: bool) -> list[dict[str, Any]]:
-    """Sounds of the held-out scenes by each way to ask; in a smoke run, the flow model too."""
-    stages: list[dict[str, Any]] = []
-    if smoke:
-        fit = {"audio": "${scenes.samples}", "sample_rate": learn_flow.RATE, "latent_dim": 16}
-        encode = {
-            "samples": "${scenes.samples}",
-            "autoencoder": f"${{{AUTOENCODER}.checkpoint}}",
-            "edits_per_sample": 1,
-        }
-        stages += [
-            {"name": AUTOENCODER, "fit_mel_pca": fit},
-            {"encode_latents": encode},
-            {"name": f"flow_{seed}", "train_flow": {"samples": "${encode_latents.shards}", **SMOKE["flow"]}},
-        ]
-    model, autoencoder = _flow_model(flow, seed, smoke, folder)
-    for mode, conditions in WAYS.items():
-        make = {
-            "model": f"${{flow_{seed}.checkpoint}}" if smoke else str(model),
-            "autoencoder": f"${{{AUTOENCODER}.checkpoint}}" if smoke else str(autoencoder),
-            "samples": str(folder / f"written_{seed}.jsonl")
-            if mode == "written CoT"
-            else "${scenes.samples}",
-            "conditions": conditions,
-            "max_samples": learn_flow.TEST_SCENES,
-            "sampling": SAMPLING,
-            "seed": seed,
-            **(SMOKE["making"] if smoke else {}),
-        }
-        stages.append({"name": _audiocot_stage_name(mode, seed), "generate_sound": make})
-    return stages
+        write_conditions(proof.folder, seed)
+    models = {seed: {"flow": str(_flow_model(flow, seed))} for seed in seeds}
+    run(f"{NAME}_sounds", models, autoencoder=flow / "autoencoder")
+    judge = _judge(data, proof.folder)
+    report_sounds(proof, judge)
+    generator = SoundGenerator.load(_flow_model(flow, seeds[0]), flow / "autoencoder")
+    report_edits(proof, generator, judge, 2 if options.smoke else 24)
 
 
 def captions_alone(samples: Sequence[Sample], captions: Mapping[str, str]) -> list[Sample]:
@@ -272,33 +126,30 @@ def captions_alone(samples: Sequence[Sample], captions: Mapping[str, str]) -> li
 
 
 def write_captions(folder: Path) -> None:
-    """Write `captions.jsonl`, the questions of `captions_alone`, and those of each kind (`CAPTIONS`)."""
+    """Write `captions.jsonl`, the questions of `captions_alone`, and those of each kind."""
     questions = read_samples(folder / "audiocot" / "thinking.jsonl")[0]
     captions = {row["id"]: row["caption"] for row in read_jsonl(folder / "audiocot" / "clips.jsonl")}
-    caption_questions = captions_alone(questions, captions)
-    kinds = {
-        name: [s for s in caption_questions if s.metadata["question"] == kind]
-        for kind, name in CAPTIONS.items()
-    }
-    for name, samples in {"captions.jsonl": caption_questions, **kinds}.items():
-        rows = [sample.model_dump_json() for sample in samples]
-        learn_flow._write_if_changed(folder / name, "\n".join(rows) + "\n")
+    samples = captions_alone(questions, captions)
+    write_changed(folder / "captions.jsonl", learn_flow.lines_of(samples))
+    for kind in KINDS:
+        of_kind = [sample for sample in samples if sample.metadata["question"] == kind]
+        write_changed(folder / f"captions_{kind}.jsonl", learn_flow.lines_of(of_kind))
 
 
 def write_conditions(folder: Path, seed: int) -> None:
     """Write `written_SEED.jsonl`: the asked scenes with the CoT that the writer wrote; without one, their caption."""
     prose_by_clip = {
         row["clip"]: row["prose"]
-        for row in read_jsonl(folder / f"writer_asked_{seed}" / "rows.jsonl")
+        for row in read_jsonl(folder / f"asked_writer_{seed}" / "rows.jsonl")
         if row["question"] == "clip"
     }
     scenes = scenes_of_clips(folder)
-    rows = []
+    samples = []
     for clip, prose in prose_by_clip.items():
         scene = scenes[clip]
         facts = {**scene.metadata, "thought": prose or scene.metadata["caption"]}
-        rows.append(scene.model_copy(update={"metadata": facts}).model_dump_json())
-    learn_flow._write_if_changed(folder / f"written_{seed}.jsonl", "\n".join(rows) + "\n")
+        samples.append(scene.model_copy(update={"metadata": facts}))
+    write_changed(folder / f"written_{seed}.jsonl", learn_flow.lines_of(samples))
 
 
 def scenes_of_clips(folder: Path) -> dict[str, Sample]:
@@ -313,47 +164,41 @@ def scenes_of_clips(folder: Path) -> dict[str, Sample]:
 # ---------------------------------------------------------------------------------------------- report
 
 
-def report_answers(folder: Path, seeds: Sequence[int]) -> None:
+def report_answers(proof: Proof) -> None:
     """A line for each measure of each kind of question, by the writer, its controls, and the one of captions."""
-    for system in ("writer asked", *CONTROLS, "captions asked"):
-        tables = [
-            json.loads((folder / _audiocot_stage_name(system, seed) / "results.json").read_text())["tables"]
-            for seed in seeds
-        ]
+    for system, stage in SYSTEMS.items():
+        tables = [read_json(proof.folder / name / "results.json")["tables"] for name in proof.stages(stage)]
         for kind, table in tables[0].items():
             for measure in table:
                 values = [figures[kind][measure]["accuracy"] for figures in tables]
                 present = [value for value in values if value is not None]
                 bar = BARS.get((kind, measure)) if system == "writer asked" else None
-                _print_audiocot_line(f"{system}: {kind}: {measure}", present, bar)
+                print_line(NAME, f"{system}: {kind}: {measure}", present, peer=bar)
 
 
-def report_sounds(folder: Path, seeds: Sequence[int], judge: ClipClassifier) -> None:
+def report_sounds(proof: Proof, judge: ClipClassifier) -> None:
     """Sounds by the true CoT, by the written CoT with its ratio to the true one, and by the caption alone."""
     true: dict[str, float] = {}
-    for mode in WAYS:
+    for mode, arm in WAYS.items():
         figures = [
-            learn_flow.figures_of(
-                read_generated(folder / _audiocot_stage_name(mode, seed) / "generated.jsonl"), judge
-            )
-            for seed in seeds
+            learn_flow.figures_of(learn_flow.sounds_of(proof, stage), judge)
+            for stage in proof.stages(f"sounds_{arm}")
         ]
-        for name in figures[0].values:
-            values = [row.values[name] for row in figures]
-            _print_audiocot_line(
-                f"sounds by {mode}: {name}", values, true.get(name) if mode == "written CoT" else None
+        for name in figures[0]:
+            values = [row[name] for row in figures]
+            peer = true.get(name) if mode == "written CoT" else None
+            print_line(
+                NAME, f"sounds by {mode}: {name}", values, peer=peer or None, peer_is="by the true CoT"
             )
             if mode == "true CoT":
                 true[name] = float(np.nanmean(values)) if not np.isnan(values).all() else 0.0
 
 
-def report_edits(
-    folder: Path, seeds: Sequence[int], generator: SoundGenerator, judge: ClipClassifier, steps: int
-) -> None:
+def report_edits(proof: Proof, generator: SoundGenerator, judge: ClipClassifier, steps: int) -> None:
     """The share of instructions that were done, and of tracks that are unchanged elsewhere."""
     done, untouched, by_operation = [], [], dict[str, list[bool]]()
-    for seed in seeds:
-        edits, failed = carry_out_edits(folder, seed, generator, steps)
+    for seed in proof.seeds:
+        edits, failed = carry_out_edits(proof.folder, seed, generator, steps)
         total = len(edits) + failed
         if not total:
             continue
@@ -363,14 +208,11 @@ def report_edits(
             by_operation.setdefault(edit.operation, []).append(bool(row.get(DONE)))
         if rows:
             untouched.append(sum(bool(row[UNTOUCHED]) for row in rows) / len(rows))
-    _print_audiocot_line("edits in plain words: done", done, 0.6)
+    print_line(NAME, "edits in plain words: done", done, peer=0.6)
     for operation, outcomes in by_operation.items():
-        _print_audiocot_line(
-            f"edits in plain words: {operation}: done, of those that were carried out",
-            [float(np.mean(outcomes))],
-            None,
-        )
-    _print_audiocot_line("edits in plain words: the rest of the track is unchanged", untouched, 1.0)
+        case = f"edits in plain words: {operation}: done, of those that were carried out"
+        print_line(NAME, case, [float(np.mean(outcomes))])
+    print_line(NAME, "edits in plain words: the rest of the track is unchanged", untouched, peer=1.0)
 
 
 def carry_out_edits(folder: Path, seed: int, generator: SoundGenerator, steps: int) -> tuple[list[Any], int]:
@@ -385,41 +227,23 @@ def carry_out_edits(folder: Path, seed: int, generator: SoundGenerator, steps: i
     triples = {s.id: s for s in read_samples(folder / "audiocot" / "edits.jsonl")[0]}
     scenes, rows, failed = scenes_of_clips(folder), [], 0
     settings = sampler_settings(SoundSamplingConfig(**SAMPLING, steps=steps))
-    for answer in plain_instructions(read_jsonl(folder / f"writer_asked_{seed}" / "rows.jsonl")):
+    for answer in plain_instructions(read_jsonl(folder / f"asked_writer_{seed}" / "rows.jsonl")):
         question, scene = questions[answer["id"]], scenes[answer["clip"]]
-        before = Path(question.audio("user")[0].path)
-        before = before if before.is_absolute() else folder / "audiocot" / before
+        before = folder / "audiocot" / question.audio("user")[0].path
         triple = triples[answer["id"].removesuffix("-think")]
         event = answer["truth"]["record"]["events"][0]
-        match = next(
-            (
-                scene_event
-                for scene_event in scene.metadata["events"]
-                if scene_event["name"] == event["sound"]
-            ),
-            None,
-        )
+        labels = [x["label"] for x in scene.metadata["events"] if x["name"] == event["sound"]]
         path = out / f"{answer['id'].replace('/', '_')}.flac"
         try:
-            row = _carried_out(
-                answer, before, question.video_parts()[0], path, generator, settings, f"{seed}/{answer['id']}"
-            )
+            video, key = question.video_parts()[0], f"{seed}/{answer['id']}"
+            row = _carried_out(answer, before, video, path, generator, settings, key)
         except (ConfigError, BadSample, ValueError):
             failed += 1
             continue
         reference = Path(triple.audio("assistant")[0].path)
-        rows.append(
-            {
-                **row,
-                "id": answer["id"],
-                "by": "plain words",
-                "operation": answer["truth"]["operation"],
-                "reference": str(
-                    reference if reference.is_absolute() else (folder / "audiocot" / reference).resolve()
-                ),
-                "event": {**event, "label": event["sound"] if match is None else match["label"]},
-            }
-        )
+        facts = {"id": answer["id"], "by": "plain words", "operation": answer["truth"]["operation"]}
+        row |= {**facts, "reference": str((folder / "audiocot" / reference).resolve())}
+        rows.append({**row, "event": {**event, "label": labels[0] if labels else event["sound"]}})
     write_jsonl(out / "edited.jsonl", rows)
     return (read_edited(out / "edited.jsonl") if rows else []), failed
 
@@ -480,28 +304,23 @@ def _carried_out(
 # --------------------------------------------------------------------------------------------- private
 
 
-def _flow_folder(flow_run: Path | None, folder: Path, smoke: bool) -> Path | None:
-    """The folder of a flow model's run; a smoke run trains its own.
+def _flow_folder(flow_run: Path | None) -> Path | None:
+    """The folder of a run of learn_flow.
 
     Raises:
         SystemExit: there is none in the folder that was given.
     """
-    if smoke:
-        return folder
-    if flow_run is not None and not (flow_run / AUTOENCODER).is_dir():
+    if flow_run is not None and not (flow_run / "autoencoder").is_dir():
         raise SystemExit(
             f"no run of learn_flow in {flow_run}: run make -C benchmarks learn-flow, and give its folder with --flow"
         )
-    return flow_run
+    return flow_run and flow_run.resolve()
 
 
-def _flow_model(flow: Path, seed: int, smoke: bool, folder: Path) -> tuple[Path, Path]:
-    """The folders of model and autoencoder: the model of the seed, or the first that the run has."""
-    if smoke:
-        return folder / f"flow_{seed}", folder / AUTOENCODER
+def _flow_model(flow: Path, seed: int) -> Path:
+    """The model of the seed, or the first that the run has."""
     of_seed = flow / f"flow_{seed}"
-    models = sorted(path for path in flow.glob("flow_*") if path.is_dir())
-    return (of_seed if of_seed.is_dir() else models[0]).resolve(), (flow / AUTOENCODER).resolve()
+    return of_seed if of_seed.is_dir() else min(path for path in flow.glob("flow_*") if path.is_dir())
 
 
 def _judge(data: Path | None, folder: Path) -> ClipClassifier:
@@ -509,35 +328,6 @@ def _judge(data: Path | None, folder: Path) -> ClipClassifier:
     if data is not None:
         return learn_flow.real_judge(data, folder)[0]
     return event_judge(folder / "scenes" / "scenes.jsonl", folder / "judge", 10)[0]
-
-
-def _audiocot_stage_name(mode: str, seed: int) -> str:
-    return f"{mode.replace(' ', '_').lower()}_{seed}"
-
-
-def _run_audiocot_recipe(
-    recipe: Mapping[str, Any], folder: Path, overrides: Sequence[str], console: Console
-) -> None:
-    path = folder / "recipe.yaml"
-    full_recipe = {"size": "tiny", "seed": 0, **recipe}
-    path.write_text(yaml.safe_dump(full_recipe, sort_keys=False), encoding="utf-8")
-    run_recipe(load_recipe(path, list(overrides), name=folder.name, runs=folder.parent), console)
-
-
-def _print_audiocot_line(case: str, values: Sequence[float], bar: float | None) -> None:
-    """Print the mean over seeds with its interval, and its ratio to what is asked for."""
-    present = [value for value in values if not np.isnan(value)]
-    if not present:
-        print(json.dumps({"bench": NAME, "case": case, "ours": None, "unit": "n/a: no such case"}))
-        return
-    mean = float(np.mean(present))
-    line: dict[str, Any] = {"bench": NAME, "case": case, "ours": round(mean, 4)}
-    if len(present) > 1:
-        half = float(stats.t.ppf(0.975, len(present) - 1) * np.std(present, ddof=1) / np.sqrt(len(present)))
-        line |= {"low": round(mean - half, 4), "high": round(mean + half, 4)}
-    if bar:
-        line |= {"peer": bar, "ratio": round(mean / bar, 4)}
-    print(json.dumps({**line, "unit": "share"}))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ each digit, with their words as text before them, due in the first chunk of 0.32
 
 One tokenizer (that of learn_tts.py, where it is given); a model that learns to say single takes and to write them down
 (`voices`), then to answer talks of a single group (`groups`), and then whole streams (`sft`), all in the settings of
-this file. On held-out streams, what is said
-is judged by two classifiers that are trained on real takes alone: of digits and of speakers. Each stretch of speech is
-a digit.
+proofs/learn_interpret_speech*.yaml. On held-out streams, the output speech is judged by two classifiers that are
+trained on real takes alone: of digits and of speakers. Each stretch of speech is a digit.
 
 - digits right: of the said digits and those of the truth, aligned by the fewest edits, those that are equal, over the
   longer of both. Bar: 0.85 of that of the real takes.
@@ -27,7 +26,6 @@ CPU-minutes of one core of a Xeon, both of whose cores were busy: tokenizer 25, 
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -39,11 +37,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from learn_interpret import DIGITS, digit_segments, keep, lines, tokenizer_clips
-from learn_preference import run_stages
+from learn_interpret import DIGITS, RECORDINGS, digit_segments, write_segments
+from proof import Proof, check_data, json_lines, print_table, proof_parser, write_changed
 from rapidfuzz.distance import Levenshtein
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from audiollm.audio import load, resample
@@ -63,21 +59,6 @@ from tokenizer import AudioTokenizer
 NAME = "learn_interpret_speech"
 SEED = 1
 """Seed of the models; seed 0 is for choosing settings."""
-CHUNK_S, GROUPS = 0.32, 4
-TALKS, TEST_TALKS = 1_500, 60
-SPEED = (0.9, 1.1)
-SHORT_TALKS, SHORT_TEST_TALKS, SHORT_TAIL_S = 3_000, 60, 0.8
-"""Talks of a single group."""
-TOKENIZER: dict[str, Any] = {
-    "preset": "native", "teacher": "own", "adversary_share": 1, "crop_frames": 12, "quantizer_dropout": 0.15,
-    "steps": 3_000,
-}  # fmt: skip
-"""Settings of the tokenizer that is trained where no run of learn_tts.py is given: that file's, in fewer steps."""
-MODEL: dict[str, Any] = {"num_layers": 4, "sliding_window": 300, "code_embeddings": "latents"}
-"""As wide as the size has it, with a window of 12 s of what is heard and said."""
-VOICES: dict[str, Any] = {"steps": 900, "batch_size": 48, "learning_rate": 2e-3}
-GROUPS_ALONE: dict[str, Any] = {"steps": 400, "batch_size": 48, "learning_rate": 1e-3}
-SFT: dict[str, Any] = {"steps": 250, "batch_size": 16, "learning_rate": 1e-3}
 SAMPLING = SamplingConfig(temperature=0.7, top_p=0.9)
 """As in learn_tts.py, without its guidance, which open requests do not take."""
 LIMITS = Limits(max_frames=60, max_text_tokens=12)
@@ -87,13 +68,15 @@ JUDGE_RATE = 16_000
 DIGITS_RIGHT, VOICE = 0.85, 0.85
 """Bars: of the digits as a share of those of real takes; of the voice."""
 SMOKE_TAKES = range(2, 8)
-SMOKE: dict[str, Any] = {
-    "talks": 12, "test_talks": 3, "short_talks": 12, "short_test_talks": 3,
-    "tokenizer": {"steps": 10, "hidden_size": 32, "teacher": "none"},
-    "voices": {"steps": 10, "batch_size": 8}, "groups": {"steps": 10, "batch_size": 8},
-    "sft": {"steps": 10, "batch_size": 4}, "model": {"hidden_size": 32, "num_layers": 2}, "judge": {"steps": 10},
-}  # fmt: skip
-"""Sizes of a run that shows that everything goes from end to end, and teaches nothing."""
+SMOKE = (
+    "talks.talks=12", "talks.test_talks=3", "short_talks.talks=12", "short_talks.test_talks=3",
+    "train_tokenizer.steps=10", "train_tokenizer.hidden_size=32", "train_tokenizer.teacher=none", "voices.steps=10",
+    "voices.batch_size=8",
+    "voices.shape.hidden_size=32", "voices.shape.num_layers=2", "groups.steps=10", "groups.batch_size=8",
+    "sft.steps=10", "sft.batch_size=4",
+)  # fmt: skip
+"""Settings of a run that shows that everything goes from end to end, and teaches nothing."""
+SMOKE_JUDGE_STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -133,41 +116,30 @@ class Judges:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="has fsdd/recordings")
-    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser = proof_parser(__doc__, seeds=None)
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument(
-        "--source",
-        type=Path,
-        help="a run of learn_tts.py, whose tokenizer is taken; else one is trained here",
-    )
+    source_help = "a run of learn_tts.py, whose tokenizer is taken; else one is trained here"
+    parser.add_argument("--source", type=Path, help=source_help)
     parser.add_argument("--smoke", action="store_true", help="everything at a size of two CPU minutes")
-    arguments = parser.parse_args()
-    recordings = arguments.data / "fsdd" / "recordings"
-    if not recordings.is_dir():
-        raise SystemExit(f"no spoken digits in {recordings}: give the folder of recordings with --data")
-    torch.set_num_threads(1)
-    sizes = SMOKE if arguments.smoke else {}
-    seed = 0 if arguments.smoke else arguments.seed
-    folder = (arguments.runs / (f"{NAME}_smoke" if arguments.smoke else NAME)).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    segments = digit_segments(recordings, SMOKE_TAKES if arguments.smoke else None)
-    keep(folder / "segments.jsonl", lines(segments))
-    keep(folder / "clips.jsonl", lines(tokenizer_clips(segments)))
-    keep(folder / "phrases.jsonl", lines(digit_phrases()))
-    console = Console(stderr=True)
-    codec = (arguments.source.resolve() if arguments.source else folder) / "train_tokenizer" / "model"
-    stages = talk_stages(sizes) + ([] if arguments.source else tokenizer_stages(sizes))
-    run_stages(folder, recipe_of(stages), console, "talks")
+    options = parser.parse_args()
+    check_data(options.data, RECORDINGS)
+    chains = [f"{NAME}_talks", *([] if options.source else [f"{NAME}_tokenizer"])]
+    overrides, judge, seed = options.overrides, JUDGE, options.seed
+    if options.smoke:
+        overrides, judge, seed = [*SMOKE, *overrides], replace(JUDGE, steps=SMOKE_JUDGE_STEPS), 0
+    folder = options.runs / (f"{NAME}_smoke" if options.smoke else NAME)
+    proof = Proof(folder, (), overrides, [f"{NAME}_talks", f"{NAME}_tokenizer", NAME])
+    segments = digit_segments(options.data / RECORDINGS, SMOKE_TAKES if options.smoke else None)
+    write_segments(proof.folder, segments, digit_phrases())
+    for chain in chains:
+        proof.run(chain)
     for kind in ("talks", "short_talks"):
-        talks = read_jsonl(folder / kind / "recordings.jsonl")
-        keep(folder / f"spoken_{kind}.jsonl", lines(spoken_talks(talks, segments, folder / kind)))
-    run_stages(folder, recipe_of([*stages, *model_stages(codec, seed, sizes)]), console)
-    judges = trained_judges(segments, replace(JUDGE, **sizes.get("judge", {})))
-    report(folder, codec, segments, judges, seed)
+        talks = list(read_jsonl(proof.folder / kind / "recordings.jsonl"))
+        spoken = spoken_talks(talks, segments, proof.folder / kind)
+        write_changed(proof.folder / f"spoken_{kind}.jsonl", json_lines(spoken))
+    codec = (options.source.resolve() if options.source else proof.folder) / "train_tokenizer" / "model"
+    proof.run(NAME, codec=codec, model_seed=seed)
+    report(proof, codec, segments, trained_judges(segments, judge), seed)
 
 
 # ---------------------------------------------------------------------------------------------------- data
@@ -217,63 +189,6 @@ def spoken_talks(
             {**talk, "audio": str((folder / talk["audio"]).resolve()), "segments": word_segments}
         )
     return rewritten
-
-
-def recipe_of(stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {"name": NAME, "size": "tiny", "seed": 0, "stages": list(stages)}
-
-
-def talk_stages(sizes: dict[str, Any]) -> list[dict[str, Any]]:
-    """The talks that are interpreted, and those of a single group.
-
-    Args:
-        sizes: in place of those of this file, as `SMOKE` has them; so in the functions below.
-    """
-    both = {
-        "segments": "${here}/segments.jsonl", "phrases": "${here}/phrases.jsonl", "speed": list(SPEED),
-    }  # fmt: skip
-    talks = {
-        **both, "phrases_per_talk": [GROUPS, GROUPS],
-        "talks": sizes.get("talks", TALKS), "test_talks": sizes.get("test_talks", TEST_TALKS),
-    }  # fmt: skip
-    short = {
-        **both, "phrases_per_talk": [1, 1], "tail_s": SHORT_TAIL_S, "seed": 1,
-        "talks": sizes.get("short_talks", SHORT_TALKS),
-        "test_talks": sizes.get("short_test_talks", SHORT_TEST_TALKS),
-    }  # fmt: skip
-    return [{"name": "talks", "compose_talks": talks}, {"name": "short_talks", "compose_talks": short}]
-
-
-def tokenizer_stages(sizes: dict[str, Any]) -> list[dict[str, Any]]:
-    clips = {"segments": "${here}/clips.jsonl", "tasks": {"tts": 1.0}, "min_seconds": 1}
-    trained = {"audio": "${clips.samples}", **TOKENIZER, **sizes.get("tokenizer", {})}
-    return [{"name": "clips", "compose": clips}, {"train_tokenizer": trained}]
-
-
-def model_stages(codec_at: Path, seed: int, sizes: dict[str, Any]) -> list[dict[str, Any]]:
-    """The streams, and the models, once the spoken talks and the codec are there."""
-    codec = str(codec_at)
-    words = {"segments": "${here}/segments.jsonl", "tasks": {"tts": 1.0, "asr": 1.0}, "min_seconds": 1}
-    both = {"text_weight": 1.0, "seed": seed, "eval_audio_samples": 0, "evaluations": 4}
-    voices = {"samples": "${word_codes.shards}", "shape": {**MODEL, **sizes.get("model", {})}, **both}
-    groups = {"samples": "${short_codes.shards}", "start": "${voices.checkpoint}", **both}
-    interprets = {"samples": "${stream_codes.shards}", "start": "${groups.checkpoint}", **both}
-    return [
-        {"name": "words", "compose": words},
-        {"name": "word_codes", "tokenize": {"samples": "${words.samples}", "codec": codec, "encodings": 1}},
-        *_compose_speech_streams("short", "short_talks", codec),
-        *_compose_speech_streams("stream", "talks", codec),
-        {"name": "voices", "train": {**voices, **VOICES, **sizes.get("voices", {})}},
-        {"name": "groups", "train": {**groups, **GROUPS_ALONE, **sizes.get("groups", {})}},
-        {"name": "sft", "train": {**interprets, **SFT, **sizes.get("sft", {})}},
-    ]
-
-
-def _compose_speech_streams(name: str, talks: str, codec: str) -> list[dict[str, Any]]:
-    """The streams of talks, and their codes."""
-    streams = {"recordings": f"${{here}}/spoken_{talks}.jsonl", "chunk_s": CHUNK_S, "instruction": ""}
-    shards = {"samples": f"${{{name}s.streams}}", "codec": codec, "encodings": 1}
-    return [{"name": f"{name}s", "compose_streams": streams}, {"name": f"{name}_codes", "tokenize": shards}]
 
 
 # -------------------------------------------------------------------------------------------------- outputs
@@ -416,10 +331,10 @@ def _mean_of_numbers(values: Sequence[float | str]) -> float:
 
 
 def report(
-    folder: Path, codec_at: Path, segments: Sequence[dict[str, Any]], judges: Judges, seed: int
+    proof: Proof, codec_at: Path, segments: Sequence[dict[str, Any]], judges: Judges, seed: int
 ) -> None:
     """Let the model interpret the held-out streams; print a table, and a JSON line for each bar."""
-    codec = AudioTokenizer.from_pretrained(codec_at)
+    folder, codec = proof.folder, AudioTokenizer.from_pretrained(codec_at)
     policy = DualFFNPolicy.load(folder / "sft")
     prompts, bad = read_streams(policy, folder / "stream_codes" / "shards", "test", 10_000)
     if bad:
@@ -443,7 +358,7 @@ def report(
         name: scores_of(streams, judges, out / name.split(",")[-1].strip().replace(" ", "_"))
         for name, streams in systems.items()
     }
-    _print_speech_table(scores)
+    _print_speech_table(proof, scores)
     real = real_accuracy(segments, judges)
     for line in bars(scores["the model"], real):
         print(json.dumps(line))
@@ -477,15 +392,18 @@ def bars(scores: Mapping[str, float], real: float) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _print_speech_table(scores: Mapping[str, Mapping[str, float]]) -> None:
+def _print_speech_table(proof: Proof, scores: Mapping[str, Mapping[str, float]]) -> None:
     shares = {"digits right": "digits", "exchanged": "exchanged", "voice": "voice", "said / asked": "said"}
     times = {"LAAL, s": "LAAL", "ATD, s": "ATD", "gaps per stream": "gaps", "mean gap, s": "gap_s"}
-    table = Table("", *shares, *times, "empty", title="Held-out streams, answered in speech")
+    rows = []
     for name, figures in scores.items():
-        cells = [f"{figures[key]:.3f}" for key in shares.values()]
-        cells += [f"{figures[key]:.2f}" for key in times.values()]
-        table.add_row(name, *cells, f"{figures['empty']:.0f}")
-    Console(stderr=True, width=140).print(table)
+        cells = [
+            *(f"{figures[key]:.3f}" for key in shares.values()),
+            *(f"{figures[key]:.2f}" for key in times.values()),
+        ]
+        rows.append([name, *cells, f"{figures['empty']:.0f}"])
+    columns = ("", *shares, *times, "empty")
+    print_table(proof.console, "Held-out streams, answered in speech", columns, rows)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     make -C benchmarks learn-understanding DATA=../shared/data
 
-Four trainings of the same size, and all that they need, in one setting that is fixed in this file:
+Four trainings of the same size, and all that they need, in one setting (proofs/learn_understanding.yaml):
 
 - digits: the free spoken digit dataset is written down (task `asr`); takes 0 to 4 (300 clips) are held out from all.
 - sounds: ESC-10, `Which sound is this?` and the name of one of ten classes; a fold is held out. The pack that this was
@@ -18,86 +18,34 @@ chosen after a first look at fold 1.
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
-import yaml
-from rich.console import Console
+from learn_tts import TEXT, VOICE, measure
+from proof import Proof, check_data, json_lines, proof_parser, write_changed
 
 from audiollm.evaluate.report.statistics import share
 from audiollm.files.atomic import read_json, read_jsonl
-from audiollm.recipe.runner import run_recipe
-from audiollm.recipe.stages import load_recipe
 
-TASKS = {
-    "asr": {
-        "about": "write down what is said",
-        "audio": ["audio"],
-        "phrasings": [[{"user": "{audio}Write down what is said."}, {"assistant": "{text}"}]],
-    },
-    "sound": {
-        "about": "name the sound, among those of the training data",
-        "audio": ["audio"],
-        "phrasings": [[{"user": "{audio}Which sound is this?"}, {"assistant": "{sound}"}]],
-    },
-}
-"""Each asked in one way: with the recording first, as answers are asked for."""
+BENCH, RECORDINGS, SOUNDS = "learn_understanding", "fsdd/recordings", "esc10"
 SOUND_S = 5.0
-STEPS = {"speech": 800, "digits": 1200, "sounds": 800, "all": 1200}
-BATCH = {"speech": 48, "digits": 32, "sounds": 24}
-BATCH_OF_ALL = {"speech": 48, "digits": 32, "sounds": 16}
-ENCODER: dict[str, Any] = {"stem": "conv2d", "num_layers": 2, "window_s": 8}
-HEARING: dict[str, Any] = {
-    "audio_in": "features",
-    "shape": {"audio_encoder": ENCODER},
-    "text_weight": 1.0,
-    "learning_rate": 5e-4,
-}
-"""Settings of models that listen. The size's default learning rate, four times
-as high, is too much for an encoder from scratch."""
-OF_SPEECH = ("audio_mlp", "audio_lm_head", "embed_audio_tokens", "model.layers.*.self_attn")
-TOGETHER: dict[str, Any] = {
-    **HEARING,
-    "rules": [{"pattern": f"*{layer_name}*", "rate_factor": 4.0} for layer_name in OF_SPEECH],
-    "text_weight": 2.0,
-}
-"""Settings of the task mix `all`. Parts that speech needs learn as fast as in the model that only speaks.
-Answers, half of the texts beside the marks around speech, weigh as much as they do alone."""
-VARIED: dict[str, dict[str, Any]] = {"digits": {}, "sounds": {"shift": 1.0}}
-"""Augmentation of the clips of each source in training."""
 BARS = {"digits": 0.99, "sounds": 0.75}
 MOST_LOST = 0.03
-TEXT, VOICE = "what is said, relative to real takes", "the asked voice"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="has fsdd and esc10")
+    parser = proof_parser(__doc__, seeds=None)
     parser.add_argument("--fold", type=int, default=1, help="of ESC-10, held out")
-    parser.add_argument("--runs", type=Path, default=Path("runs"))
-    parser.add_argument("overrides", nargs="*", help="settings of the recipe: sounds.steps=20")
-    arguments = parser.parse_args()
-    digits, sounds = arguments.data / "fsdd" / "recordings", arguments.data / "esc10"
-    for folder in (digits, sounds):
-        if not folder.is_dir():
-            raise SystemExit(f"no recordings in {folder}: give the folder of real recordings with --data")
-    folder = arguments.runs / "learn_understanding"
-    folder.mkdir(parents=True, exist_ok=True)
-    segments, recipe = folder / "sounds.jsonl", folder / "recipe.yaml"
-    rows = sound_segments(sounds, arguments.fold)
-    _write_changed_text(segments, "".join(json.dumps(row) + "\n" for row in rows))
-    _write_changed_text(folder / "tasks.yaml", yaml.safe_dump(TASKS, sort_keys=False))
-    _write_changed_text(recipe, yaml.safe_dump(recipe_of(digits, segments), sort_keys=False))
-    console = Console(stderr=True)
+    options = parser.parse_args()
+    check_data(options.data, RECORDINGS, SOUNDS)
+    proof = Proof(options.runs / BENCH, (), options.overrides, [BENCH])
+    segments, rows = proof.folder / "sounds.jsonl", sound_segments(options.data / SOUNDS, options.fold)
+    write_changed(segments, json_lines(rows))
     held_out = sum(row["split"] == "test" for row in rows)
-    console.print(f"ESC-10: {len(rows)} clips here, {held_out} of fold {arguments.fold} held out")
-    loaded = load_recipe(recipe, arguments.overrides, name="learn_understanding", runs=arguments.runs)
-    run_recipe(loaded, console)
-    report(folder, arguments.fold)
+    proof.console.print(f"ESC-10: {len(rows)} clips here, {held_out} of fold {options.fold} held out")
+    proof.run(BENCH, recordings=options.data / RECORDINGS, segments=segments)
+    report(proof.folder, options.fold)
 
 
 def sound_segments(folder: Path, fold: int) -> list[dict[str, Any]]:
@@ -126,49 +74,6 @@ def sound_segments(folder: Path, fold: int) -> list[dict[str, Any]]:
     return rows
 
 
-def recipe_of(digits: Path, segments: Path) -> dict[str, Any]:
-    """Each of the three alone, and all of them."""
-    annotate = {
-        "input": str(digits),
-        "transcripts": "{text}_{speaker}_{take}.wav",
-        "test": "take<5",
-        "preset": "quickstart",
-    }
-    digit_samples, sound_samples, speech_samples = (
-        "${ask_digits.samples}",
-        "${ask_sounds.samples}",
-        "${ask_speech.samples}",
-    )
-    codec = "${train_tokenizer.checkpoint}"
-    paths = {"speech": "${tokenize.shards}", "digits": digit_samples, "sounds": sound_samples}
-    stages: list[dict[str, Any]] = [
-        {"annotate": annotate},
-        _ask("digits", "${annotate.segments}", "asr"),
-        _ask("speech", "${annotate.segments}", "tts"),
-        _ask("sounds", str(segments), "sound"),
-        _train("sounds", paths, {"sounds": BATCH["sounds"]}, HEARING),
-        _listen("sounds", "sounds", sound_samples),
-        _train("digits", paths, {"digits": BATCH["digits"]}, HEARING),
-        _listen("digits", "digits", digit_samples),
-        {
-            "train_tokenizer": {
-                "audio": speech_samples,
-                "preset": "native",
-                "teacher": "none",
-                "adversary_share": 1,
-            }
-        },
-        {"tokenize": {"samples": speech_samples, "codec": codec}},
-        _train("speech", paths, {"speech": BATCH["speech"]}, {}),
-        *_speak("speech", speech_samples, codec),
-        _train("all", paths, BATCH_OF_ALL, TOGETHER),
-        _listen("all", "sounds", sound_samples),
-        _listen("all", "digits", digit_samples),
-        *_speak("all", speech_samples, codec),
-    ]
-    return {"name": "learn_understanding", "size": "tiny", "seed": 0, "stages": [*stages, {"report": {}}]}
-
-
 def report(folder: Path, fold: int) -> None:
     """A JSON line for each of the three alone, and one for each beside the others."""
     alone = {
@@ -188,41 +93,6 @@ def report(folder: Path, fold: int) -> None:
 # ------------------------------------------------------------------------------------------------ private
 
 
-def _write_changed_text(path: Path, text: str) -> None:
-    """Write it if it is new: stages that read a file that was written again start afresh."""
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        path.write_text(text, encoding="utf-8")
-
-
-def _ask(name: str, segments: str, task: str) -> dict[str, Any]:
-    settings = {"segments": segments, "tasks_file": "${here}/tasks.yaml", "tasks": {task: 1.0}}
-    return {"name": f"ask_{name}", "compose": settings}
-
-
-def _train(
-    name: str, paths: dict[str, str], batch: dict[str, int], settings: dict[str, Any]
-) -> dict[str, Any]:
-    sources: list[dict[str, Any]] = [{"path": paths[task], "weight": batch[task]} for task in batch]
-    for source, task in zip(sources, batch, strict=True):
-        source |= {"augment": VARIED[task]} if task in VARIED else {}
-    budget = {"steps": STEPS[name], "batch_size": sum(batch.values()), "eval_audio_samples": 0}
-    return {"name": name, "train": {"samples": sources, **budget, **settings}}
-
-
-def _listen(model: str, task: str, samples: str) -> dict[str, Any]:
-    settings = {"model": f"${{{model}.checkpoint}}", "samples": samples}
-    return {"name": f"{model}_hears_{task}", "evaluate_listening": settings}
-
-
-def _speak(model: str, samples: str, codec: str) -> list[dict[str, Any]]:
-    generation = {"model": f"${{{model}.checkpoint}}", "codec": codec, "samples": samples}
-    judged = {"audio": f"${{{model}_speaks.audio}}", "samples": samples, "suite": "tts"}
-    return [
-        {"name": f"{model}_speaks", "generate": generation},
-        {"name": f"{model}_judged", "evaluate": judged},
-    ]
-
-
 def _read_answer_share(folder: Path, task: str) -> dict[str, Any]:
     """The share of answers that are the text itself, with its interval."""
     if task == "sounds":
@@ -234,7 +104,7 @@ def _read_answer_share(folder: Path, task: str) -> dict[str, Any]:
 
 def _judged(scores: dict[str, Any], case: str) -> dict[str, Any]:
     if case == TEXT:
-        return {"accuracy": scores["relative"]["classifier"], "n": scores["sets"]["generated"]["n"]}
+        return {"accuracy": measure(scores, case), "n": scores["sets"]["generated"]["n"]}
     figures: dict[str, Any] = scores["sets"]["generated"]["speaker"]
     return figures
 

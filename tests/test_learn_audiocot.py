@@ -1,39 +1,31 @@
-"""The benchmark learn-audiocot: its recipes are typed, its writer of captions sees nothing else, edits take turns."""
+"""The benchmark learn-audiocot: its controls ask the writer, captions are all that their writer sees."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
-import pytest
-import yaml
-
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, VideoPart
-from audiollm.recipe.stages import load_recipe
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import learn_audiocot as bench
+import proof
 
 
-@pytest.mark.parametrize("smoke", [True, False])
-def test_all_stages_are_typed(tmp_path: Path, smoke: bool) -> None:
-    for folder in ("fsdd/recordings", "esc10", "flow/autoencoder", "flow/flow_1"):
-        (tmp_path / folder).mkdir(parents=True)
-    for name in ("captions.jsonl", *bench.CAPTIONS.values(), "written_1.jsonl", "written_2.jsonl"):
-        (tmp_path / name).touch()
-    seeds = [1] if smoke else [1, 2]
-    stages = bench.data_stages(None if smoke else tmp_path)
-    stages += [stage for seed in seeds for stage in bench.writer_stages(seed, tmp_path, smoke)]
-    stages += [
-        stage for seed in seeds for stage in bench.sound_stages(seed, tmp_path, tmp_path / "flow", smoke)
-    ]
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump({"name": "x", "size": "tiny", "seed": 0, "stages": stages}))
-    loaded = load_recipe(path)
-    of_seed = 2 * 3 + len(bench.CONTROLS) + len(bench.WAYS)
-    assert len(loaded.stages) == 2 + len(seeds) * of_seed + (3 if smoke else 0)
+def test_the_writer_of_captions_is_asked_without_pictures_and_controls_ask_the_writer(tmp_path: Path) -> None:
+    run = proof.Proof(tmp_path / "run", (1,), bench.SMOKE, bench.CHAINS)
+    stages = {
+        s.name: s.config.model_dump() for s in run.load(bench.NAME, absent=[], events=[], backdrops=[]).stages
+    }
+    assert {name: stages[f"asked_{name}_1"]["pictures"] is None for name in ("writer", "captions")} == {
+        "writer": False, "captions": True
+    }  # fmt: skip
+    systems = {f"{stage}_1" for stage in bench.SYSTEMS.values()}
+    assert systems <= stages.keys()
+    models = {stages[name]["model"] for name in systems if name.startswith("control")}
+    assert models == {stages["asked_writer_1"]["model"]}
+    assert {stages[f"train_{name}_1"]["steps"] for name in ("writer", "captions")} == {10}
 
 
 def test_captions_replace_pictures_and_sound() -> None:
@@ -58,11 +50,3 @@ def test_instructions_about_named_sounds_take_turns() -> None:
     rows = [row("add", ["bell"])] * 30 + [row("extend", [])] + [row("remove", ["dog"])] * 30
     found = bench.plain_instructions([*rows, {"question": "clip", "truth": {}}])
     assert [each["truth"]["operation"] for each in found] == ["add", "remove"] * 10
-
-
-def test_lines_have_an_interval_and_what_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    bench._print_audiocot_line("a", [0.4, 0.6], 0.8)
-    bench._print_audiocot_line("b", [], 0.8)
-    first, second = map(json.loads, capsys.readouterr().out.splitlines())
-    assert (first["ours"], first["peer"], first["ratio"]) == (0.5, 0.8, 0.625) and first["low"] < 0.4
-    assert second["ours"] is None

@@ -1,44 +1,37 @@
-"""`benchmarks/learn_interpret.py`: its recipe is typed, and its bars are met where they should be."""
+"""`benchmarks/learn_interpret.py`: its chain has what it reports, and its bars are met where they should be."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from audiollm.data.records.sample import Sample
-from audiollm.recipe.stages import load_recipe
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import learn_interpret as bench
+import proof
 
 
-@pytest.mark.parametrize("sizes", [{}, bench.SMOKE], ids=["whole", "smoke"])
-def test_every_stage_of_the_recipe_is_typed(tmp_path: Path, sizes: dict[str, Any]) -> None:
-    for name in ("segments.jsonl", "clips.jsonl", "phrases.jsonl", "numbers.jsonl"):
-        (tmp_path / name).write_text("")
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(bench.recipe_of("learn", (1, 2), sizes), sort_keys=False))
-    recipe = load_recipe(path, runs=tmp_path)
-    names = [stage.name for stage in recipe.stages]
-    for seed in (1, 2):
-        assert {name.format(seed=seed) for name in bench._cases().values()} <= set(names)
-    # the model may listen for ever, as `interpret_long.py` lets it
+@pytest.mark.parametrize("chain", [bench.NAME, f"{bench.NAME}_smoke"])
+def test_the_chain_has_all_that_the_report_reads(tmp_path: Path, chain: str) -> None:
+    run = proof.Proof(tmp_path / chain, (1, 2), (), [chain])
+    recipe = run.load(chain, absent=[])
     configs = {stage.name: stage.config.model_dump() for stage in recipe.stages}
+    assert set(run.stages(*bench.cases().values())) <= configs.keys()
+    # the model may listen for ever, as `interpret_long.py` lets it
     assert configs["digits"]["shape"]["sliding_window"] is not None
     starts = {configs[f"{name}_{seed}"]["start"] for name in ("sft", "sft_punctual") for seed in (1, 2)}
     assert starts == {
         next(stage for stage in recipe.stages if stage.name == "hearing").artifacts["checkpoint"]
     }
     # the two stages, and what they are compared with, have as many updates
-    steps = {stage.name: stage.config.model_dump().get("steps") for stage in recipe.stages}
-    totals = {sum(steps[f"{each}_1"] for each in stages) for stages in bench.VARIANTS.values()}
-    whole = bench.FIRST_UPDATES + bench.SECOND_UPDATES
-    assert totals == {2 * sizes["updates"] if "updates" in sizes else whole}
+    totals = {sum(configs[f"{name}_1"]["steps"] for name in stages) for stages in bench.VARIANTS.values()}
+    assert totals == {20 if chain.endswith("smoke") else 140}
+    for stage, target in bench.TARGET_KL.items():
+        assert configs[f"{stage}_1"]["kl"]["controller"]["target"] == target
 
 
 def test_phrases_are_numbers_as_they_are_written() -> None:

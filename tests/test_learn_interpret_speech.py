@@ -1,15 +1,15 @@
-"""`benchmarks/learn_interpret_speech.py`: a typed recipe, truth in German order, scores of what is heard."""
+"""`benchmarks/learn_interpret_speech.py`: truth in German order, scores of what is heard."""
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from rich.console import Console
 
 from audiollm.audio import load, save
@@ -19,21 +19,10 @@ from audiollm.data.records.sample import AudioPart
 from audiollm.evaluate.judges.classifier import ClipClassifier
 from audiollm.files.atomic import read_jsonl
 from audiollm.recipe.runner import run_recipe
-from audiollm.recipe.stages import load_recipe
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import learn_interpret_speech as bench
-
-
-@pytest.mark.parametrize("sizes", [{}, bench.SMOKE], ids=["whole", "smoke"])
-def test_every_stage_of_the_recipe_is_typed(tmp_path: Path, sizes: dict[str, Any]) -> None:
-    talks, tokenizer = bench.talk_stages(sizes), bench.tokenizer_stages(sizes)
-    models = bench.model_stages(tmp_path / "codec", 1, sizes)
-    for stages in (talks, [*talks, *tokenizer], [*talks, *tokenizer, *models]):
-        path = tmp_path / "recipe.yaml"
-        path.write_text(yaml.safe_dump(bench.recipe_of(stages), sort_keys=False))
-        assert len(load_recipe(path, runs=tmp_path, absent=[]).stages) == len(stages)
-    assert models[-1]["name"] == "sft"
+import proof
 
 
 def test_digits_are_in_the_order_of_the_german_word() -> None:
@@ -69,11 +58,10 @@ def test_targets_are_takes_of_the_speaker_at_the_time_of_the_group(tmp_path: Pat
     AlignedRecording.model_validate(row)
     assert [Path(each["said"]["path"]).stem for each in row["segments"]] == ["one-b-1", "two-b-1"]
     (tmp_path / "spoken_talks.jsonl").write_text(json.dumps(row) + "\n")
-    stages = bench.model_stages(tmp_path / "codec", 1, {})
-    recipe = bench.recipe_of([stage for stage in stages if stage.get("name") == "streams"])
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    run_recipe(load_recipe(tmp_path / "recipe.yaml", name="r", runs=tmp_path), Console(quiet=True))
-    (sample,), bad = read_samples(tmp_path / "r" / "streams" / "streams.jsonl")
+    recipe = proof.Proof(tmp_path).load(bench.NAME, codec=tmp_path / "codec", absent=[])
+    streams = replace(recipe, stages=tuple(stage for stage in recipe.stages if stage.name == "streams"))
+    run_recipe(streams, Console(quiet=True))
+    (sample,), bad = read_samples(tmp_path / "streams" / "streams.jsonl")
     assert not bad
     actions = sample.messages[-1].actions()
     texts = [getattr(action[0], "text", None) for action in actions]

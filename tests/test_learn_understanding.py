@@ -1,4 +1,4 @@
-"""The benchmark `learn_understanding`: the recipe that it writes, what it splits, and the figures that it reads out."""
+"""The benchmark `learn_understanding`: its chain, what it splits, and the figures that it reads out."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from audiollm.files.atomic import write_json, write_jsonl
-from audiollm.recipe.stages import load_recipe
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import learn_understanding as bench
+import proof
 
 
 def make_data(folder: Path, folds: tuple[int, ...] = (1, 2)) -> Path:
@@ -29,12 +29,10 @@ def make_data(folder: Path, folds: tuple[int, ...] = (1, 2)) -> Path:
 
 
 def recipe_of(data: Path, runs: Path) -> Any:
+    segments = runs / "sounds.jsonl"
     runs.mkdir()
-    segments, tasks = runs / "sounds.jsonl", runs / "tasks.yaml"
     write_jsonl(segments, bench.sound_segments(data / "esc10", fold=1))
-    tasks.write_text(json.dumps(bench.TASKS))
-    (runs / "recipe.yaml").write_text(json.dumps(bench.recipe_of(data / "fsdd" / "recordings", segments)))
-    return load_recipe(runs / "recipe.yaml", [], name="test", runs=runs)
+    return proof.Proof(runs).load(bench.BENCH, recordings=data / "fsdd" / "recordings", segments=segments)
 
 
 def test_the_recipe_is_one_that_a_user_can_run(tmp_path: Path) -> None:

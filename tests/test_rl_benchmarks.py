@@ -1,32 +1,24 @@
-"""The benchmarks learn-grpo, compare-rl and learn-tts-grpo: typed recipes, controls that are ones, what is reported."""
+"""The benchmarks learn-grpo and compare-rl: arms that sample alike, controls that are ones, what is reported."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
-from audiollm.recipe.stages import load_recipe
 from audiollm.rl.rewards.batch import RewardBatch, SampledAnswer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import compare_rl
 import learn_grpo
-import learn_tts_grpo
+import make_reasoning
+import proof
 import shuffled_rewards
-
-
-def stage_names(recipe: dict[str, Any], folder: Path) -> list[str]:
-    path = folder / "recipe.yaml"
-    path.write_text(yaml.safe_dump(recipe, sort_keys=False))
-    return [stage.name for stage in load_recipe(path, absent=[]).stages]
 
 
 @pytest.fixture(autouse=True)
@@ -34,36 +26,26 @@ def working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_trainings_of_learn_grpo_are_typed(tmp_path: Path) -> None:
-    found = stage_names(learn_grpo.recipe_of(tmp_path, (1, 2)), tmp_path)
-    assert found == ["first", "grpo_1", "shuffled_1", "grpo_2", "shuffled_2", "exchanged_1"]
-
-
-@pytest.mark.parametrize("part", compare_rl.PARTS)
-def test_trainings_of_compare_rl_are_typed_and_sample_alike(part: str, tmp_path: Path) -> None:
-    recipe = compare_rl.recipe_of(tmp_path, part, (1,), 12)
-    names = stage_names(recipe, tmp_path)
-    assert names == ["first", *(compare_rl.stage_name(part, name, 1) for name in compare_rl.TRAININGS[part])]
-    held = {stage["name"] for stage in recipe["stages"][1:] if "kl" in stage["train_policy"]}
-    assert set(names[1:]) - held == (
-        {"methods_online_dpo_1", "methods_rft_1"} if part == "methods" else set()
-    )
-    sampled = set()
-    for stage in recipe["stages"][1:]:
-        settings = stage["train_policy"]
-        greedy = settings.get("advantage") == "remax"
-        sampled.add(settings["steps"] * settings["batch_size"] * (settings["group_size"] + greedy))
-    assert len(sampled) == 1
-
-
-def test_trainings_of_learn_tts_grpo_are_typed(tmp_path: Path) -> None:
-    found = stage_names(learn_tts_grpo.firsts_of(tmp_path, (1,)), tmp_path)
-    assert found == ["first_1", "first_1_says", "first_1_as_sampled", "judges", "reward_judges"]
-    found = stage_names(learn_tts_grpo.recipe_of(tmp_path, tmp_path, (1,)), tmp_path)
-    trained = [
-        f"{kind}_1{says}" for kind in ("grpo", "grpo_shuffled") for says in ("", "_as_sampled", "_says")
-    ]
-    assert found == [*trained, "report"]
+def test_all_arms_of_compare_rl_are_held_alike_and_sample_alike(tmp_path: Path) -> None:
+    run = proof.Proof(tmp_path / "run", (1,), (), [compare_rl.BENCH])
+    recipe = run.load(compare_rl.BENCH, absent=[], steps=12)
+    configs = {stage.name: stage.config.model_dump() for stage in recipe.stages}
+    arms = {arm for part_arms, _ in compare_rl.PARTS.values() for arm in part_arms}
+    assert {f"by_{arm}_1" for arm in arms} == configs.keys()
+    assert {name for name, config in configs.items() if config["kl"] is None} == {
+        "by_online_dpo_1",
+        "by_rft_1",
+    }
+    sampled = {
+        config["steps"]
+        * config["batch_size"]
+        * (config["group_size"] + (config["advantage"]["name"] == "remax"))
+        for config in configs.values()
+    }
+    assert sampled == {12 * compare_rl.ANSWERS_PER_STEP}
+    names = configs["by_process_1"]["rewards"]["steps"]["names"]
+    grpo = proof.Proof(tmp_path / "run", (1,)).load(learn_grpo.BENCH, absent=[]).stages[0].config.model_dump()
+    assert tuple(names) == tuple(grpo["rewards"]["steps"]["names"]) == make_reasoning.NAMES
 
 
 def batch_of(texts: list[str], codes: list[torch.Tensor] | None = None) -> RewardBatch:
@@ -99,14 +81,14 @@ def test_answers_until_an_accuracy(tmp_path: Path) -> None:
     key = "evaluation/reward/accuracy"
     rows = [{"step": 4, key: 0.4}, {"step": 5, "reward": 1.0}, {"step": 9, key: 0.6}, {"step": 14, key: 0.55}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    answers = compare_rl.GRPO["batch_size"] * compare_rl.GRPO["group_size"]
+    answers = compare_rl.ANSWERS_PER_STEP
     assert compare_rl.answers_until(tmp_path, 0.5) == 10 * answers
     assert compare_rl.answers_until(tmp_path, 0.7) is None
 
 
 def test_all_methods_are_drawn(tmp_path: Path) -> None:
     for name in compare_rl.METHODS:
-        stage = tmp_path / f"methods_{name}_1"
+        stage = tmp_path / f"by_{name}_1"
         stage.mkdir()
         rows = [json.dumps({"step": step, "reward": step / 10}) + "\n" for step in range(5)]
         (stage / "metrics.jsonl").write_text("".join(rows))
