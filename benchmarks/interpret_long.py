@@ -34,6 +34,7 @@ from audiollm.audio import load
 from audiollm.data.chat.template import Template
 from audiollm.data.records.sample import Message, TextPart
 from audiollm.data.text.tokenizer import END_OF_TURN, train_text_tokenizer
+from audiollm.families.dual_ffn.interpreting import DualFFNInterpreter
 from audiollm.generation.engine.defaults import read_trained
 from audiollm.generation.engine.request import Limits
 from audiollm.generation.speaking.generator import Generator
@@ -72,7 +73,7 @@ def main() -> None:
         instruction = trained.stream_prompt if instruction is None else instruction
     prompt = [Message(role="system", content=[TextPart(text=instruction)])] if instruction else []
     options = LiveOptions(chunk_frames, prompt, limits=Limits(max_text_tokens=8))
-    session = LiveSession(generator.model, generator.template, generator.codec, options, time.process_time)
+    session = LiveSession(DualFFNInterpreter(generator), options, time.process_time)
     course = Course(DigitTalk(arguments.data / "fsdd" / "recordings", 60.0 * arguments.minutes))
     course.run(session)
     course.tell(arguments.model is not None)

@@ -270,12 +270,12 @@ def _aligner(config: AlignConfig | None) -> Aligner | None:
         from audiollm.interpret.aligners import CommandAligner
 
         return CommandAligner(config.command.removeprefix("command:"), config.timeout_s)
-    from audiollm.generation.speaking.generator import Generator
+    from audiollm.families.registry import load_interpreter
     from audiollm.interpret.attention_aligner import AttentionAligner
     from audiollm.recipe.stages import required
 
-    generator = Generator.from_pretrained(required(config.model), config.codec)
-    return AttentionAligner(generator, config.prompt, config.layers, config.min_logprob)
+    model = load_interpreter(required(config.model), config.codec)
+    return AttentionAligner(model, config.prompt, config.layers, config.min_logprob)
 
 
 def _spoken_targets(config: ComposeStreamsConfig, folder: Path) -> SpokenTargets | None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from audiollm.data.inspection import StreamRow
     from audiollm.data.records.source import LoadedSample
     from audiollm.families.answering import AnsweringModel
+    from audiollm.families.interpreting import InterpretingModel
     from audiollm.families.packed_training import PackedTraining
     from audiollm.families.policy import Policy
     from audiollm.generation.speaking.speech_generator import SpeechGenerator
@@ -102,6 +103,21 @@ class ModelFolder(Protocol):
 
         Raises:
             BadSample: the model cannot take the sample.
+        """
+
+
+@runtime_checkable
+class InterpreterFolder(ModelFolder, Protocol):
+    """The folder of a model that interprets speech while it listens."""
+
+    def interpreter(self, codec: Path | None = None) -> InterpretingModel:
+        """Load the model to interpret, on the default device.
+
+        Args:
+            codec: folder of the codec that it hears with; None: that of its run, where it needs one.
+
+        Raises:
+            ConfigError: it or its codec does not load.
         """
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from audiollm.errors import ConfigError
-from audiollm.families.family import ModelFamily, ModelFolder, PackedFamily
+from audiollm.families.family import InterpreterFolder, ModelFamily, ModelFolder, PackedFamily
 from audiollm.files.json_files import read_json_file
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.catalogs import Catalog, entry_point_catalog
 
 if TYPE_CHECKING:
+    from audiollm.families.interpreting import InterpretingModel
     from audiollm.families.packed_training import PackedTraining
     from audiollm.generation.speaking.speech_generator import SpeechGenerator
     from audiollm.train.supervised_settings import TrainConfig
@@ -64,6 +65,25 @@ def load_speech_generator(folder: Path | str, codec: Path | str | None = None) -
         ConfigError: no model is there, it answers in words alone, or it or its codec does not load.
     """
     return open_model_folder(folder).generator(None if codec is None else Path(codec))
+
+
+def load_interpreter(folder: Path | str, codec: Path | str | None = None) -> InterpretingModel:
+    """Load the model in a folder to interpret speech, on the default device.
+
+    Args:
+        codec: as `load_speech_generator` has it.
+
+    Raises:
+        ConfigError: no model is there, its family cannot act while it listens, or it or its codec does not load.
+    """
+    model = open_model_folder(folder)
+    if not isinstance(model, InterpreterFolder):
+        raise ConfigError(
+            "models of this family cannot act while they listen, nor tell what they look at in a recording",
+            str(folder),
+            "give a DualFFN, as `train` makes them from scratch",
+        )
+    return model.interpreter(None if codec is None else Path(codec))
 
 
 def family_catalog() -> Catalog:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from audiollm.data.inspection import StreamRow
     from audiollm.data.records.source import LoadedSample
     from audiollm.families.answering import AnsweringModel
+    from audiollm.families.dual_ffn.interpreting import DualFFNInterpreter
     from audiollm.families.dual_ffn.policy import DualFFNPolicy
     from audiollm.families.packed_training import PackedTraining
     from audiollm.generation.speaking.generator import Generator
@@ -74,6 +75,12 @@ class DualFFNFolder:
                 "a plain language model answers in words alone", str(self.path), "train it to speak: `train`"
             )
         return Generator.from_pretrained(self.path, codec)
+
+    def interpreter(self, codec: Path | None = None) -> DualFFNInterpreter:
+        """See `InterpreterFolder.interpreter`."""
+        from audiollm.families.dual_ffn.interpreting import DualFFNInterpreter
+
+        return DualFFNInterpreter(self.generator(codec))
 
     def sample_rows(self, loaded: LoadedSample, answers: Sequence[int], place: str) -> list[list[StreamRow]]:
         """See `ModelFolder.sample_rows`; codes are those of the first encoding."""

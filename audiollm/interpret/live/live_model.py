@@ -7,8 +7,9 @@ from pathlib import Path
 
 from audiollm.data.records.sample import Message, TextPart
 from audiollm.errors import ConfigError
+from audiollm.families.interpreting import InterpretingModel
+from audiollm.families.registry import load_interpreter
 from audiollm.generation.engine.defaults import read_trained
-from audiollm.generation.speaking.generator import Generator
 from audiollm.interpret.live.live_session import LiveOptions, LiveSession
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.stages import required
@@ -21,7 +22,7 @@ class LiveModel:
     Sessions share its weights. Their calls of the model must not overlap: who has several takes turns.
     """
 
-    generator: Generator
+    model: InterpretingModel
     chunk_frames: int
     messages: tuple[Message, ...] = ()
     speaks: bool = False
@@ -49,22 +50,22 @@ class LiveModel:
                 str(model),
                 "train it on streams (recipes/interpret); `audiollm interpret --chunk-s` tries it all the same",
             )
-        generator = Generator.from_pretrained(model, codec)
+        interpreter = load_interpreter(model, codec)
         if chunk_s is not None:
-            frames = _frames_of_chunk(chunk_s, generator.codec.frame_rate)
+            frames = _frames_of_chunk(chunk_s, interpreter.codec.frame_rate)
         system_prompt = prompt if prompt is not None else trained.stream_prompt
         messages = (Message(role="system", content=[TextPart(text=system_prompt)]),) if system_prompt else ()
-        return cls(generator, required(frames), messages, bool(trained.stream_speaks))
+        return cls(interpreter, required(frames), messages, bool(trained.stream_speaks))
 
     @property
     def sample_rate(self) -> int:
         """Samples per second that a session hears."""
-        return int(self.generator.codec.sample_rate)
+        return int(self.model.codec.sample_rate)
 
     @property
     def frame_rate(self) -> float:
         """Code frames per second."""
-        return float(self.generator.codec.frame_rate)
+        return float(self.model.codec.frame_rate)
 
     def options(self) -> LiveOptions:
         """How a session on this model listens and writes; `dataclasses.replace` changes it."""
@@ -76,8 +77,7 @@ class LiveModel:
         Raises:
             ConfigError: the codec cannot hear in pieces, or the prefix does not fit.
         """
-        generator = self.generator
-        return LiveSession(generator.model, generator.template, generator.codec, options or self.options())
+        return LiveSession(self.model, options or self.options())
 
 
 # Private

@@ -11,18 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from audiollm.codec import Codec
-from audiollm.data.chat.template import Template
 from audiollm.data.records.sample import Message
 from audiollm.errors import ConfigError, StageError
 from audiollm.evaluate.interpret.logged_outputs import LoggedOutput
-from audiollm.generation.engine.engine import Engine
+from audiollm.families.interpreting import InterpretingModel
 from audiollm.generation.engine.request import Acted, AnswerKind, Limits, OpenRequest
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.generation.engine.streaming import code_stream
 from audiollm.interpret.live.chunk_hearing import ChunkHearing
 from audiollm.interpret.said import HeardSource, SaidPiece, logged_output
-from audiollm.models.dual_ffn import DualFFN
 
 GREEDY = SamplingConfig(temperature=0.0, top_p=1.0, text_guidance=1.0, speaker_guidance=1.0)
 LIMITS = Limits(max_frames=75, max_text_tokens=64)
@@ -91,17 +88,13 @@ class LiveSession:
 
     def __init__(
         self,
-        model: DualFFN,
-        template: Template,
-        codec: Codec,
+        model: InterpretingModel,
         options: LiveOptions,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._codec, self._options, self._clock = codec, options, clock
-        self._hearing = ChunkHearing(codec, options.chunk_frames)
-        self._engine = Engine(
-            model, template, 1, _live_slot_length(model, template, options, codec.frame_rate)
-        )
+        self._codec, self._options, self._clock = model.codec, options, clock
+        self._hearing = ChunkHearing(self._codec, options.chunk_frames)
+        self._engine = model.stream_engine(options.messages, options.chunk_frames, MAX_UNFORGETTING_S)
         request = OpenRequest(
             options.messages, options.seed, (), options.sampling, options.limits, options.answer,
             silence_bias=options.silence_bias,
@@ -112,7 +105,7 @@ class LiveSession:
             raise ConfigError(
                 str(error), "prompt", "shorten it, or take a model with a sliding window"
             ) from None
-        self._voice = code_stream(codec)
+        self._voice = code_stream(self._codec)
         self._chunks = 0
         self._frames = 0
         self._heard_s = 0.0
@@ -210,12 +203,3 @@ class LiveSession:
             return torch.zeros(1, 0)
         pieces = [self._voice.push(torch.cat(codes, dim=1)).cpu(), self._voice.flush().cpu()]
         return torch.cat(pieces, dim=1)
-
-
-def _live_slot_length(model: DualFFN, template: Template, options: LiveOptions, frame_rate: float) -> int:
-    prefix = len(template.stream_prompt(options.messages))
-    window = model.config.sliding_window
-    chunk = options.chunk_frames + template.num_codebooks + 4
-    if window is not None and model.config.sliding_window_layers is None:
-        return prefix + window + chunk
-    return prefix + 2 * round(MAX_UNFORGETTING_S * frame_rate) + chunk

@@ -21,7 +21,14 @@ from audiollm.data.hearing.features import PartAudio
 from audiollm.errors import ConfigError
 from audiollm.families.answering import AnswerError, AnswerRequest
 from audiollm.families.dual_ffn.answering import DualFFNAnswers
-from audiollm.families.registry import ANY_OTHER, GROUP, family_of, is_packed, open_model_folder
+from audiollm.families.registry import (
+    ANY_OTHER,
+    GROUP,
+    family_of,
+    is_packed,
+    load_interpreter,
+    open_model_folder,
+)
 from audiollm.models.layouts import BOSON, HIGGS, LANGUAGE_MODELS, OURS
 from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.families.dual_ffn.test_start import CHATML, plain_vocabulary
@@ -46,6 +53,8 @@ def test_a_folder_is_opened_by_its_model_type(tmp_path: Path) -> None:
     assert (listener.speaks, is_packed(tmp_path / "listener")) == (False, False)
     with pytest.raises(ConfigError, match="in words alone"):
         listener.generator()
+    with pytest.raises(ConfigError, match="cannot act while they listen"):
+        load_interpreter(tmp_path / "listener")
     assert family_of("something new", tmp_path) is family_of(ANY_OTHER, tmp_path)
     with pytest.raises(ConfigError):
         open_model_folder(tmp_path / "nothing")

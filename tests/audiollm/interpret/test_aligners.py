@@ -19,13 +19,13 @@ from audiollm.data.records.aligned_recording import AlignedRecording
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.data.text.tokenizer import train_text_tokenizer
 from audiollm.errors import BadSample, ConfigError
+from audiollm.families.dual_ffn.interpreting import DualFFNInterpreter, heard_attention
 from audiollm.families.dual_ffn.losses import token_losses
 from audiollm.generation.speaking.generator import Generator
 from audiollm.interpret.aligners import CommandAligner
 from audiollm.interpret.attention_aligner import (
     AttentionAligner,
     attended_rows,
-    heard_attention,
     unit_attention,
 )
 from audiollm.json_process import JsonProcess
@@ -216,13 +216,13 @@ def test_a_trained_model_aligns(tmp_path: Path) -> None:
         codes_KT, target = question(order, values, 5)
         save(tmp_path / "a.wav", (codes_KT[:1] / 10).repeat_interleave(960, 1), 24000)
         pair = AlignedRecording(id="p", audio="a.wav", target=target)
-        ends = AttentionAligner(generator, "").source_ends(pair, tmp_path / "a.wav")
+        ends = AttentionAligner(DualFFNInterpreter(generator), "").source_ends(pair, tmp_path / "a.wav")
         right += sum(
             0.2 * order.index(word) < end <= 0.2 * order.index(word) + 0.24 for word, end in enumerate(ends)
         )
         total += 4
         other = " ".join(WORDS[2 * word + 1 - values[word]] for word in range(4))
         with pytest.raises(BadSample, match="nats per token"):
-            aligner = AttentionAligner(generator, "", min_logprob=-1.0)
+            aligner = AttentionAligner(DualFFNInterpreter(generator), "", min_logprob=-1.0)
             aligner.source_ends(pair.model_copy(update={"target": other}), tmp_path / "a.wav")
     assert right >= 0.8 * total

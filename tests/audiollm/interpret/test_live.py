@@ -25,6 +25,7 @@ from audiollm.data.chat.template import Template
 from audiollm.data.text.tokenizer import TRAINED_FILE, train_text_tokenizer
 from audiollm.errors import ConfigError, StageError
 from audiollm.evaluate.interpret.logged_outputs import read_log, write_log
+from audiollm.families.registry import load_interpreter
 from audiollm.files.atomic import write_json
 from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Event
@@ -113,22 +114,19 @@ def test_samples_that_are_no_numbers_are_silence(codec: AudioTokenizer) -> None:
     assert torch.equal(heard[0].found, heard[1].found)  # type: ignore[attr-defined]
 
 
-def session_of(run_folder: Path, codec: AudioTokenizer, ticks: list[float] | None = None) -> LiveSession:
-    generator = Generator.from_pretrained(run_folder / "train")
-    options = LiveOptions(CHUNK, answer="any")
+def session_of(run_folder: Path, ticks: list[float] | None = None) -> LiveSession:
+    model, options = load_interpreter(run_folder / "train"), LiveOptions(CHUNK, answer="any")
     if ticks is None:
-        return LiveSession(generator.model, generator.template, codec, options)
+        return LiveSession(model, options)
     clock = iter(ticks)
-    return LiveSession(generator.model, generator.template, codec, options, lambda: next(clock))
+    return LiveSession(model, options, lambda: next(clock))
 
 
-def test_actions_do_not_depend_on_the_cuts_and_memory_not_on_the_length(
-    run_folder: Path, codec: AudioTokenizer
-) -> None:
+def test_actions_do_not_depend_on_the_cuts_and_memory_not_on_the_length(run_folder: Path) -> None:
     samples_1N = noise(6.0, 3)
     found = []
     for seed in range(3):
-        session = session_of(run_folder, codec)
+        session = session_of(run_folder)
         actions = [each for piece in cut(samples_1N, random.Random(seed)) for each in session.hear(piece)]
         actions += session.finish()
         found.append([(each.text, each.samples_1N.shape[1]) for each in actions])
@@ -137,9 +135,9 @@ def test_actions_do_not_depend_on_the_cuts_and_memory_not_on_the_length(
     assert any(text or spoken for text, spoken in found[0])
 
 
-def test_times_count_computation_and_waiting(run_folder: Path, codec: AudioTokenizer) -> None:
+def test_times_count_computation_and_waiting(run_folder: Path) -> None:
     """0.3 s of computation for each chunk of 0.24 s. The codec looks 45 ms ahead, the level goes in steps of 10 ms."""
-    session = session_of(run_folder, codec, [0.3 * n for n in range(100)])
+    session = session_of(run_folder, [0.3 * n for n in range(100)])
     actions = list(session.hear(noise(24 * 0.04 + 0.1, 1)))[:3]
     heard_s = [0.24 + 0.05, 0.48 + 0.05, 0.72 + 0.05]
     assert [each.heard_s for each in actions] == pytest.approx(heard_s)
@@ -151,12 +149,11 @@ def test_times_count_computation_and_waiting(run_folder: Path, codec: AudioToken
 
 
 def test_hearing_counts_in_pieces_that_complete_no_chunk(
-    run_folder: Path, codec: AudioTokenizer, monkeypatch: pytest.MonkeyPatch
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chunk of 0.24 s in three pieces, each of which takes 0.1 s to hear: 0.3 s for each chunk."""
     now_s = [0.0]
-    generator = Generator.from_pretrained(run_folder / "train")
-    session = LiveSession(generator.model, generator.template, codec, LiveOptions(CHUNK), lambda: now_s[0])
+    session = LiveSession(load_interpreter(run_folder / "train"), LiveOptions(CHUNK), lambda: now_s[0])
     push = ChunkHearing.push
 
     def slow(hearing: ChunkHearing, samples_1N: Tensor) -> list[Tensor]:
@@ -202,9 +199,9 @@ def test_the_command_writes_transcript_speech_and_log(run_folder: Path, tmp_path
     assert read_log(tmp_path / "text")[0][0].delays == []
 
 
-def test_the_log_tells_where_the_sound_of_the_output_begins(run_folder: Path, codec: AudioTokenizer) -> None:
+def test_the_log_tells_where_the_sound_of_the_output_begins(run_folder: Path) -> None:
     """The file has the silence before its first piece; its length is that of the pieces."""
-    session = session_of(run_folder, codec)
+    session = session_of(run_folder)
     session.said_pieces += [SaidPiece("one", 1.0, 1.2, 0.5), SaidPiece("two", 2.0, 2.1, 0.0)]
     output = session.log(0, prediction="said.wav")
     assert output.is_speech and output.delays == [1000] and output.prediction_offset == 0
@@ -212,9 +209,9 @@ def test_the_log_tells_where_the_sound_of_the_output_begins(run_folder: Path, co
     assert session.log(0).prediction_offset is None
 
 
-def test_speech_of_nothing_has_no_words(run_folder: Path, codec: AudioTokenizer, tmp_path: Path) -> None:
+def test_speech_of_nothing_has_no_words(run_folder: Path, tmp_path: Path) -> None:
     """The path of the sound is no text of the output."""
-    write_log(tmp_path / "instances.log", [session_of(run_folder, codec).log(0, prediction="said.wav")])
+    write_log(tmp_path / "instances.log", [session_of(run_folder).log(0, prediction="said.wav")])
     (output,), bad = read_log(tmp_path)
     assert not bad
     assert output.prediction == "said.wav" and output.text == "" and not output.delays

@@ -36,8 +36,7 @@ def test_a_talk_in_pieces(run_folder: Path) -> None:  # noqa: F811
     now_s = [0.0]
     desk = LiveDesk(LiveModel.load(run_folder / "train"), lambda: now_s[0])
     talk_1N = noise(2.0, 3, desk.sample_rate)
-    generator = desk._model.generator
-    session = LiveSession(generator.model, generator.template, generator.codec, LiveOptions(CHUNK))
+    session = LiveSession(desk._model.model, LiveOptions(CHUNK))
     wanted = [action.text for action in [*session.hear(talk_1N), *session.finish()] if action.text.strip()]
     name = desk.begin("alice")
     said = []
@@ -76,10 +75,7 @@ def test_a_model_that_was_trained_to_speak_is_heard(
     monkeypatch.setattr("audiollm.interpret.live.live_model.read_trained", lambda folder: trained)
     desk = LiveDesk(LiveModel.load(run_folder / "train"))
     talk_1N = noise(4.0, 3, desk.sample_rate)
-    generator = desk._model.generator
-    session = LiveSession(
-        generator.model, generator.template, generator.codec, LiveOptions(CHUNK, answer="any")
-    )
+    session = LiveSession(desk._model.model, LiveOptions(CHUNK, answer="any"))
     wanted = [each for each in [*session.hear(talk_1N), *session.finish()] if each.speaks]
     name = desk.begin("alice")
     said = [*desk.hear("alice", name, talk_1N.numpy().tobytes()), *desk.finish("alice", name)]
