@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from pydantic import ValidationError
+
 
 class ConfigError(Exception):
     """A recipe, an override or a command that cannot be used.
@@ -18,6 +20,13 @@ class ConfigError(Exception):
     def __init__(self, message: str, where: str = "", remedy: str = "") -> None:
         self.message, self.where, self.remedy = message, where, remedy
         super().__init__("\n".join(filter(None, [f"{where}  {message}".strip(), remedy and f"  {remedy}"])))
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first of a record's problems: its key and what is wrong."""
+    problem = error.errors(include_url=False)[0]
+    key, message = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
+    return f"{key}: {message}" if key else message
 
 
 def suggestion(word: str, candidates: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from audiollm.errors import BadSample, StageError
+from audiollm.errors import BadSample, StageError, first_problem
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
@@ -135,18 +135,8 @@ def _compose_streams(config: ComposeStreamsConfig, context: Context) -> dict[str
                 ids.add(recording.id)
                 sample, duration_s = composer.stream(recording, where)
             except ValidationError as error:
-                problem = error.errors(include_url=False)[0]
-                key = ".".join(map(str, problem["loc"]))
-                set_aside.add(
-                    [
-                        BadSample(
-                            where,
-                            str(values.get("id", "")),
-                            f"{key}: {problem['msg']}",
-                            "no aligned recording",
-                        )
-                    ]
-                )
+                id = str(values.get("id", ""))
+                set_aside.add([BadSample(where, id, first_problem(error), "no aligned recording")])
                 continue
             except BadSample as bad:
                 set_aside.add([bad])

@@ -2,7 +2,8 @@
 of two threads round otherwise than those of one.
 
 Files are not flushed to the disk: a kill of a process loses nothing that it has written, only the end of power does.
-Without flushes a run that saves at every step takes a fifth less time.
+Without flushes a run that saves at every step takes a fifth less time. Examples of hypothesis have no deadline: on a
+busy machine any of them can take long.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 os.fsync = lambda fd: None

@@ -218,7 +218,10 @@ def _other_samples(out: Path, path: Path, track: Track) -> str:
     ending = out.suffix.lower()
     if ending in (".mov", ".mkv") and float(np.abs(track.samples_NC).max()) > 1 and track.bits is None:
         return "32-bit floating-point numbers of all other samples are kept (PCM): some are above full scale"
-    return VIDEO_ENDINGS.get(ending, f"all other samples are those of {path}")
+    kept = f"all other samples are those of {path}"
+    if track.decoded_from:
+        kept += f", as 32-bit floating-point numbers (there they are {track.decoded_from})"
+    return VIDEO_ENDINGS.get(ending, kept)
 
 
 def _list_lost_content(out: Path, track: Track, film: Path | None) -> list[str]:

@@ -17,7 +17,7 @@ from audiollm.data.records.sample import AudioPart, ContentPart
 from audiollm.data.text.characters import settle_characters
 from audiollm.data.text.forms import prompt_form
 from audiollm.data.text.sound_tags import without_sound_tags
-from audiollm.errors import BadSample
+from audiollm.errors import BadSample, first_problem
 from pipelines.compose.facts import Facts
 
 MAX_CONVERSATION_GAP_S = 2.0
@@ -127,9 +127,7 @@ def read_segments(path: Path) -> tuple[list[SegmentRow], list[BadSample]]:
         try:
             segment = SegmentRow.model_validate_json(line)
         except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            reason = f"{'.'.join(str(place) for place in problem['loc'])}: {problem['msg']}"
-            bad.append(BadSample(where, "", reason, "malformed segment"))
+            bad.append(BadSample(where, "", first_problem(error), "malformed segment"))
             continue
         if segment.end_s <= segment.start_s or segment.id in used_ids:
             reason = "its id was used before" if segment.id in used_ids else "it ends before it starts"
@@ -294,7 +292,7 @@ def _column(name: str, value: Any, is_audio: bool) -> FieldValue | None:
                 return _PARTS.validate_python(value)
             return AudioPart.model_validate({"path": value} if isinstance(value, str) else value)
         except ValidationError as error:
-            raise ValueError(f"{name} is no recording: {error.errors(include_url=False)[0]['msg']}") from None
+            raise ValueError(f"{name} is no recording: {first_problem(error)}") from None
     if isinstance(value, list):
         return ", ".join(str(item) for item in value)
     return str(value) if isinstance(value, (str, int, float)) else None

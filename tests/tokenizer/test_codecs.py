@@ -100,7 +100,7 @@ def peer_latent(codec: Any, codes_KT: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", CODECS)
 @given(samples=st.one_of(st.just(1), st.integers(1, 700)))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_codes_and_audio_equal_the_package_itself(name: str, samples: int) -> None:
     codec = TINY[name]
     codes = codec.encode(noise(samples, samples))

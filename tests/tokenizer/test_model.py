@@ -86,7 +86,7 @@ def test_causal_conv_equals_conv1d_with_zeros_before() -> None:
 
 
 @given(st.integers(1, 5000))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_frames_are_the_ceiling(samples: int) -> None:
     model = AudioTokenizer(SMALL).eval()
     codes = model.encode(torch.randn(1, samples) * 0.1)

@@ -47,7 +47,7 @@ def latents(quantizer: Quantizer, frames: int, seed: int, batch: int = 1) -> Ten
 
 
 @EVERY_KIND
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     levels=st.integers(1, LEVELS), batch=st.integers(1, 3), frames=st.integers(1, 9), seed=st.integers(0, 99)
 )
@@ -179,7 +179,7 @@ def test_levels_quantize_what_is_left_over() -> None:
     assert torch.equal(quantizer.decode(out.codes_BKT), out.latent_BTD)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(levels=st.integers(0, 3), seed=st.integers(0, 99))
 def test_gradient_passes_straight_through(levels: int, seed: int) -> None:
     """Identity; and nothing where no level was used, as the output is zero whatever the latent."""

@@ -222,7 +222,7 @@ def test_frames_that_cannot_be_grouped_to_25_hz(tmp_path: Path) -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 3))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_frames_are_exact(frames: int, batch: int) -> None:
     teacher = unstandardised(SemanticTeacher(MelUnitEncoder(TINY)))
     assert teacher.features(noise(batch, frames)).shape == (batch, frames, 48)

@@ -24,7 +24,7 @@ from audiollm.data.records.sample import AudioPart, Sample
 from audiollm.data.tables.columns import is_missing
 from audiollm.data.tables.rows import read_json_rows
 from audiollm.data.tables.table import BadRow
-from audiollm.errors import BadSample
+from audiollm.errors import BadSample, first_problem
 
 
 def alpaca(request: ConversionRequest) -> SourceRows:
@@ -55,7 +55,7 @@ def _convert(
             try:
                 yield _convert_chat(request, id, record, turns(record))
             except ValidationError as error:
-                yield bad_row(place, id, str(error.errors(include_url=False)[0]["msg"]))
+                yield bad_row(place, id, first_problem(error))
             except KeyError as error:
                 yield bad_row(place, id, f"has no {error}")
             except (TypeError, AttributeError) as error:

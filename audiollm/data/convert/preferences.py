@@ -40,7 +40,7 @@ from audiollm.data.convert.request import (
     known_split,
 )
 from audiollm.data.convert.turns import as_turn, messages_of, num_marks, parts_of, role_of
-from audiollm.data.records.sample import ContentPart, RatedAnswer, Sample, find_equal, first_problem
+from audiollm.data.records.sample import ContentPart, RatedAnswer, Sample, find_equal, problem_with_remedy
 from audiollm.data.tables.columns import columns_note, find_columns, is_missing
 from audiollm.data.tables.rows import TABLE_ENDINGS
 from audiollm.data.tables.table import BadRow
@@ -160,7 +160,7 @@ def _converted(row: QuestionRow) -> Sample | BadSample:
         return BadSample(row.place, row.id, reason, error.kind)
     except ValidationError as error:
         kind = _KINDS.get(error.errors()[0]["type"], "unusable row")
-        return BadSample(row.place, row.id, first_problem(error), kind)
+        return BadSample(row.place, row.id, problem_with_remedy(error), kind)
 
 
 def _convert_preference(row: QuestionRow) -> Sample:
@@ -294,7 +294,7 @@ def _answer(row: QuestionRow, given_answer: GivenAnswer) -> RatedAnswer:
             return RatedAnswer(content=_build_answer_content(row, given_answer), **judged)
     except ValidationError as error:
         kind = _KINDS.get(error.errors()[0]["type"], "unusable row")
-        reason = "the answer is empty" if kind == "empty answer" else first_problem(error)
+        reason = "the answer is empty" if kind == "empty answer" else problem_with_remedy(error)
         raise WrongField(given_answer.name, reason, kind) from None
 
 

@@ -23,7 +23,7 @@ from audiollm.data.convert.question_rows import (
 )
 from audiollm.data.convert.request import ConversionRequest, SourceRows, bad_rows_sample, known_split
 from audiollm.data.convert.turns import messages_of
-from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, first_problem
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, problem_with_remedy
 from audiollm.data.tables.columns import NAME_FIELDS, columns_note, find_columns, is_missing
 from audiollm.data.tables.rows import TABLE_ENDINGS
 from audiollm.data.tables.table import BadRow
@@ -84,7 +84,7 @@ def _converted(row: QuestionRow) -> Sample | BadSample:
         reason = f"column {row.name(error.name)}: {error.reason}" if error.name else error.reason
         return BadSample(row.place, row.id, reason, error.kind)
     except ValidationError as error:
-        return BadSample(row.place, row.id, first_problem(error), "unusable row")
+        return BadSample(row.place, row.id, problem_with_remedy(error), "unusable row")
 
 
 def _convert_prompt(row: QuestionRow) -> Sample:

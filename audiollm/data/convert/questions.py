@@ -26,7 +26,7 @@ from audiollm.data.tables.columns import is_missing
 from audiollm.data.tables.rows import read_json_rows
 from audiollm.data.tables.table import BadRow
 from audiollm.data.text.option_forms import are_told_apart
-from audiollm.errors import BadSample
+from audiollm.errors import BadSample, first_problem
 
 TASK = "audio_qa"
 NUM_OPTIONS = 4
@@ -326,7 +326,7 @@ def sample_of_question(
             metadata=about,
         )
     except ValidationError as error:
-        return bad_row(place, question.id, str(error.errors(include_url=False)[0]["msg"]))
+        return bad_row(place, question.id, first_problem(error))
     except ValueError as error:
         return bad_row(place, question.id, str(error))
 

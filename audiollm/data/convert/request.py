@@ -17,7 +17,7 @@ from audiollm.data.records.sample import AudioPart, Sample
 from audiollm.data.tables.columns import NAME_FIELDS, is_missing
 from audiollm.data.tables.splits import split_of
 from audiollm.data.tables.table import BadRow
-from audiollm.errors import BadSample, ConfigError
+from audiollm.errors import BadSample, ConfigError, first_problem
 from audiollm.files.spelled_paths import as_spelled
 
 
@@ -124,7 +124,7 @@ class ConversionRequest:
         try:
             return fill_task(self.task, id, present, self.seed, texts)
         except ValidationError as error:
-            return bad_row(place, id, str(error.errors(include_url=False)[0]["msg"]))
+            return bad_row(place, id, first_problem(error))
         except ValueError as error:
             return bad_row(place, id, str(error))
 

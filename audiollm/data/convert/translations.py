@@ -18,7 +18,7 @@ from audiollm.audio import AudioError, load, probe, save
 from audiollm.data.convert.questions import SOUNDS
 from audiollm.data.convert.request import ConversionRequest, SourceRows, bad_row, bad_rows_sample, known_split
 from audiollm.data.records.aligned_recording import AlignedRecording
-from audiollm.data.records.sample import first_problem
+from audiollm.data.records.sample import problem_with_remedy
 from audiollm.data.tables.columns import NAME_FIELDS, ColumnFinder, is_missing
 from audiollm.data.tables.rows import read_json_rows, read_rows
 from audiollm.data.tables.table import BadRow
@@ -108,7 +108,7 @@ def _build_record(place: str, id: str, make: Callable[[], Row]) -> Row:
     except KeyError as error:
         return bad_row(place, id, f"has no {error}")
     except ValidationError as error:
-        return bad_row(place, id, first_problem(error))
+        return bad_row(place, id, problem_with_remedy(error))
     except (TypeError, AttributeError, IndexError) as error:
         return bad_row(place, id, f"has another form than such rows have ({error})")
     except AudioError as error:

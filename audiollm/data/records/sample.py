@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import PydanticCustomError
 
 from audiollm.data.tables.splits import holds_out, split_of
-from audiollm.errors import BadSample
+from audiollm.errors import BadSample, first_problem
 from audiollm.files.atomic import write_jsonl
 
 _KINDS = {
@@ -336,7 +336,7 @@ def parse_sample(content: bytes, place: str) -> Sample:
     except ValidationError as error:
         sample_id = str(record.get("id", "")) if isinstance(record, dict) else ""
         kind = _KINDS.get(error.errors()[0]["type"], "invalid record")
-        raise BadSample(place, sample_id, f"no sample: {first_problem(error)}", kind) from None
+        raise BadSample(place, sample_id, f"no sample: {problem_with_remedy(error)}", kind) from None
     except RecursionError:
         raise BadSample(place, "", "wrong JSON: nested too deep", "wrong JSON") from None
 
@@ -346,9 +346,6 @@ def write_samples(path: Path, samples: Iterable[Sample]) -> None:
     write_jsonl(path, (sample.model_dump(mode="json") for sample in samples))
 
 
-def first_problem(error: ValidationError) -> str:
+def problem_with_remedy(error: ValidationError) -> str:
     """The first of a record's problems: its place in the record, what is wrong, and a remedy where there is one."""
-    problem = error.errors(include_url=False)[0]
-    place = ".".join(str(key) for key in problem["loc"])
-    text = f"{problem['msg']}{_REMEDIES.get(problem['type'], '')}"
-    return f"{place}: {text}" if place else text
+    return f"{first_problem(error)}{_REMEDIES.get(error.errors()[0]['type'], '')}"

@@ -12,6 +12,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from audiollm.errors import first_problem
+
 MAX_EVENTS = 32
 NO_OTHERS = "other sounds"
 """The entry of `avoid` that says that the record is complete."""
@@ -195,10 +197,7 @@ def parse_answer(text: str, schema: type[Record]) -> Record:
         # JSON has no whole numbers of its own: 1 is a time as 1.0 is
         return schema.model_validate_json(json.dumps(content))
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        place = ".".join(str(key) for key in problem["loc"])
-        message = problem["msg"].removeprefix("Value error, ")
-        raise ThoughtError(f"{place}: {message}" if place else message) from None
+        raise ThoughtError(first_problem(error)) from None
 
 
 def prose_of(record: ThoughtRecord) -> str:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from audiollm.data.tables.rows import read_json_rows
 from audiollm.data.tables.table import BadRow
-from audiollm.errors import BadSample, ConfigError
+from audiollm.errors import BadSample, ConfigError, first_problem
 from audiollm.evaluate.interpret.latency import EmissionTimes, Revision
 from audiollm.evaluate.interpret.playback import Playback
 from audiollm.evaluate.report.metric_error import MetricError
@@ -179,9 +179,7 @@ def read_log(path: Path) -> tuple[list[LoggedOutput], list[BadSample]]:
         try:
             output = LoggedOutput.model_validate(values)
         except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            key = ".".join(str(location) for location in problem["loc"])
-            bad.append(BadSample(where, _name_of_output(values), f"{key}: {problem['msg']}", "not an output"))
+            bad.append(BadSample(where, _name_of_output(values), first_problem(error), "not an output"))
             continue
         reason = _contradiction(output)
         if not reason and output.index in seen_indices:

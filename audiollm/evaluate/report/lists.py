@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from audiollm.data.tables.columns import rename_columns
 from audiollm.data.tables.rows import checked_rows
-from audiollm.errors import ConfigError
+from audiollm.errors import ConfigError, first_problem
 
 Record = TypeVar("Record", bound=BaseModel)
 
@@ -30,10 +30,8 @@ def read_records(path: Path, kind: type[Record]) -> list[Record]:
         try:
             records.append(kind.model_validate(named))
         except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            key = ".".join(str(location) for location in problem["loc"])
             remedy = f"a record has the keys {', '.join(keys)}"
-            raise ConfigError(f"{key}: {problem['msg']}", place, remedy) from None
+            raise ConfigError(first_problem(error), place, remedy) from None
     if not records:
         raise ConfigError("the list is empty", str(path), "give at least one record")
     return records

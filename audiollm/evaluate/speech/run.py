@@ -17,7 +17,7 @@ from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import Sample
 from audiollm.data.text.forms import comparison_form
 from audiollm.devices import one_thread
-from audiollm.errors import StageError
+from audiollm.errors import StageError, first_problem
 from audiollm.evaluate.judges.judging import JudgedClip, SpeechClip, SpeechJudges
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import confusion, lengths, ratio, share, shares_by
@@ -101,10 +101,8 @@ def read_generated_clips(path: Path) -> list[SpeechClip]:
         try:
             row = GeneratedRow.model_validate(values)
         except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            place = ".".join(str(location) for location in problem["loc"])
-            where = f"{path}, row {number}: {place}"
-            raise StageError(f"{where}: {problem['msg']}", "run the stage generate again") from None
+            where = f"{path}, row {number}"
+            raise StageError(f"{where}: {first_problem(error)}", "run the stage generate again") from None
         clip = SpeechClip(
             row.id,
             comparison_form(row.text, row.language),

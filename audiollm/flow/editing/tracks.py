@@ -59,6 +59,8 @@ class Track:
     """Its file; what that holds beside the samples is written, too."""
     tags: SoundTags = NO_TAGS
     """Tags of a file of another format than the track's."""
+    decoded_from: str = ""
+    """The sample format of its file where it is none that can be written back bit for bit: "ULAW", "MPEG_LAYER_III"."""
 
     @property
     def bits(self) -> int | None:
@@ -176,8 +178,10 @@ def read_track(path: Path) -> Track:
     Raises:
         AudioError: it cannot be read, or holds NaN or infinite samples.
     """
+    decoded_from = path.suffix.lstrip(".").upper()
     try:
         with soundfile.SoundFile(path) as file:
+            decoded_from = file.subtype
             keeps = file.format in _LOSSLESS and (file.subtype in _INTEGER_BITS or file.subtype in _FLOATS)
             if keeps:
                 dtype = "int32" if file.subtype in _INTEGER_BITS else "float64"
@@ -200,7 +204,7 @@ def read_track(path: Path) -> Track:
     # not clipped: peaks of an MP3 may be above 1
     samples_NC = np.ascontiguousarray(samples_CN.T.double().numpy())
     tags = NO_TAGS if can_copy(path, "WAV") else _tags(path)
-    return Track(samples_NC, rates[0], "WAV", "FLOAT", str(path), tags)
+    return Track(samples_NC, rates[0], "WAV", "FLOAT", str(path), tags, decoded_from)
 
 
 def copy_described(source: Path, samples: Path, out: Path) -> None:

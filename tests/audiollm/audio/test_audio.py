@@ -22,9 +22,7 @@ from audiollm.audio import AudioError, Waveform
 from audiollm.audio import files as audio
 from tests.audiollm.audio.audio_signals import error_db, noise, sines
 
-EXAMPLES = settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+EXAMPLES = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 # The types
@@ -112,7 +110,7 @@ def test_resampling_removes_what_would_alias(needs_gradient: bool) -> None:
     assert audio.rms_dbfs(left[:, 800:-800]) < -80
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     num_channels=st.integers(1, 3),
     num_samples=st.integers(0, 4000),

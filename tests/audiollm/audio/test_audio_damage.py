@@ -225,7 +225,7 @@ def test_one_broken_packet(tmp_path: Path, broken_frame: int, loads: bool) -> No
 
 
 @pytest.mark.parametrize("name", ["pcm16.wav", "float.wav", "a.flac", "a.ogg", "a.m4a", "a.caf", "a.aiff"])
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(flips=st.lists(st.tuples(st.integers(0, 600), st.integers(0, 255)), min_size=1, max_size=8))
 def test_damaged_headers_load_or_are_audio_errors(
     files: dict[str, Path], tmp_path: Path, name: str, flips: list[tuple[int, int]]

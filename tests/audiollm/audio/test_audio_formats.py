@@ -150,7 +150,7 @@ def test_overs_are_clipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(start_s=st.floats(0, DURATION_S - 0.01), length_s=st.floats(0.001, 2.0))
 def test_a_span_is_the_slice_of_the_whole(
     files: dict[str, Path], name: str, start_s: float, length_s: float

@@ -21,9 +21,7 @@ from audiollm.audio import AudioError
 from audiollm.audio import files as audio
 from tests.audiollm.audio.audio_signals import error_db, noise, sines
 
-EXAMPLES = settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+EXAMPLES = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 PCM_ENCODINGS = [
     (".wav", "PCM_U8", 8),
     (".wav", "PCM_16", 16),

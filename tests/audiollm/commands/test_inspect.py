@@ -57,7 +57,7 @@ def run(*arguments: object) -> str:
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_weights_are_the_closed_form(heard: int, said: int, parts: int) -> None:
     """Each of n text targets weighs 1/n, and each of a codebook's m targets 1/(m K): both kinds add up to 1."""
     content: list[Any] = [TextPart(text="well"), *[AudioPart(path="a.wav")] * parts]

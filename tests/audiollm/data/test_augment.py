@@ -42,7 +42,7 @@ def varied(clip: ClipFeatures, seed: int = 0, shape: FeatureShape = SHAPE, **cha
     return frames_of(augment_features(clip, config, shape, generator(seed)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     samples=st.integers(1, 50_000),
     seed=st.integers(0, 1000),

@@ -102,7 +102,6 @@ def test_pairs_mean_what_they_mean_to_trl(tmp_path: Path, form: str) -> None:
 turns = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=4)
 
 
-@settings(deadline=None)
 @given(turns, turns, turns)
 def test_implicit_prompts_of_conversations_are_those_of_trl(
     shared: list[str], chosen: list[str], rejected: list[str]
@@ -481,7 +480,7 @@ def test_the_help_teaches_the_forms(capsys: pytest.CaptureFixture[str]) -> None:
 answers = st.lists(st.text("abc ", min_size=1).filter(str.strip), min_size=2, max_size=5, unique_by=str.strip)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(answers, st.data())
 def test_every_scored_list_arrives(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], data: st.DataObject
@@ -513,7 +512,7 @@ wild_row = st.dictionaries(st.sampled_from([*PREFERENCE_COLUMNS, "other"]), anyt
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(wild_row, min_size=1, max_size=4))
 def test_no_row_stops_the_others(
     tmp_path_factory: pytest.TempPathFactory, wild: list[dict[str, Any]]

@@ -27,7 +27,7 @@ def codes_of(books: int, frames: int, seed: int) -> torch.Tensor:
 
 
 @given(shapes)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_undelay_is_the_inverse(shape: tuple[int, int, int]) -> None:
     codes = codes_of(*shape)
     delayed = delay(codes, bos=100, eos=101)
@@ -36,7 +36,7 @@ def test_undelay_is_the_inverse(shape: tuple[int, int, int]) -> None:
 
 
 @given(shapes)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_code_and_one_eos_are_targets_and_bos_never(shape: tuple[int, int, int]) -> None:
     codes = codes_of(*shape)
     delayed, targets = delay(codes, 100, 101), delay_targets(codes, 101)

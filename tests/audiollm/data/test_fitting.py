@@ -36,7 +36,7 @@ def codes_for(chat: list[Message], seed: int) -> list[torch.Tensor]:
 
 
 @given(chats, st.integers(0, 2**31), st.integers(1, 120))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_chat_in_any_length(chat: list[Message], seed: int, max_length: int) -> None:
     codes = codes_for(chat, seed)
     frames = [codes_KT.shape[1] for codes_KT in codes]

@@ -142,7 +142,7 @@ def test_every_language_of_num2words_reads_its_whole_numbers(language: str) -> N
     assert spoken.split()[0] == "a" and spoken.split()[-1] == "e"
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.sampled_from(READ), st.text(alphabet="0123456789 .,-:/%€$kmhºe°x", max_size=12))
 def test_no_signs_around_numbers_raise(language: str, text: str) -> None:
     assert isinstance(spoken_form(text, language), str)

@@ -36,7 +36,7 @@ _lines = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(_lines, st.booleans(), st.integers(1, 100))
 def test_by_number_as_line_by_line(lines: list[bytes], ends: bool, block: int) -> None:
     """The oracle is Python's own splitting of the whole file; blocks may end anywhere."""

@@ -29,7 +29,7 @@ def items_for(mixed: Mixture, passes: int) -> int:
     return items
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(_sources, st.integers(0, 2**40), _shape, st.booleans())
 def test_each_pass_takes_every_sample_exactly_once(
     sources: list[tuple[int, float]], seed: int, shape: tuple[int, int], shuffle: bool
@@ -48,7 +48,7 @@ def test_each_pass_takes_every_sample_exactly_once(
             assert {i for s, i, e in seen if (s, e) == (source, epoch)} == set(range(size))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(_sources, st.integers(0, 99), st.integers(0, 3000))
 def test_weights_hold_within_one_item_a_block_and_do_not_drift(
     sources: list[tuple[int, float]], seed: int, first: int
@@ -64,7 +64,7 @@ def test_weights_hold_within_one_item_a_block_and_do_not_drift(
     assert drift_S.max() < 2 + blocks * mixed.block * shares_S.max() / 1000
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     _sources, st.integers(0, 99), st.lists(st.integers(0, 5000), min_size=1, max_size=8), st.integers(1, 90)
 )

@@ -37,7 +37,7 @@ lengths_and_capacity = st.integers(1, 60).flatmap(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(drawn=lengths_and_capacity)
 def test_first_fit_loses_nothing_and_overfills_nothing(drawn: tuple[list[int], int]) -> None:
     lengths, capacity = drawn
@@ -49,7 +49,7 @@ def test_first_fit_loses_nothing_and_overfills_nothing(drawn: tuple[list[int], i
     assert all(one + other > capacity for n, one in enumerate(filled) for other in filled[n + 1 :])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     drawn=lengths_and_capacity,
     ranks=st.integers(1, 5),
@@ -189,7 +189,7 @@ groups_and_capacity = st.integers(1, 60).flatmap(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(drawn=groups_and_capacity, ranks=st.integers(1, 4), strategy=st.sampled_from(sorted(STRATEGIES)))
 def test_groups_stay_in_one_pack(drawn: tuple[list[list[int]], int], ranks: int, strategy: str) -> None:
     sizes, capacity = drawn

@@ -248,7 +248,7 @@ def test_any_fsspec_url(tmp_path: Path) -> None:
         open_source("no-such-protocol://x/y")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_a_cut_tar_gives_the_samples_before_the_cut_and_one_bad_sample(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

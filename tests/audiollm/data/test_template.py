@@ -128,7 +128,7 @@ def codes_for(chat: list[Message], seed: int, books: int = 3) -> list[torch.Tens
 
 
 @given(chats, st.integers(0, 2**31), st.sampled_from(["llama3", "chatml"]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_any_chat(chat: list[Message], seed: int, style: str) -> None:
     """The length is known beforehand; targets are what the assistant says, with one EOS a codebook and part."""
     template = STYLES[style]

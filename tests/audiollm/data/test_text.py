@@ -112,7 +112,7 @@ def test_signs_are_read_by_name() -> None:
     assert [spoken_form(sign) for sign in "πΩº"] == ["pi", "omega", "degree"]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.text())
 def test_spoken_form_never_raises_and_leaves_no_digit(text: str) -> None:
     said = spoken_form(text, "en")

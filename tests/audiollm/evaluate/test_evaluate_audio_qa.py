@@ -115,7 +115,7 @@ def test_numbers_with_and_without_a_minus_are_two_options() -> None:
     st.lists(st.sampled_from(["cat", "dog", "a red car", "rain", "two bells"]), min_size=2, unique=True),
     st.data(),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_every_option_is_read_back_by_text_and_by_letter(choices: list[str], data: Any) -> None:
     place = data.draw(st.integers(0, len(choices) - 1))
     for form in (

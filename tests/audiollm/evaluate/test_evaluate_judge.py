@@ -79,7 +79,7 @@ def test_verdicts_that_do_not_count(answer: str, problem: str) -> None:
 
 
 @given(st.text(max_size=200))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_text_cannot_break_out_of_its_quotes(text: str) -> None:
     question = pair_question(text, "Emotions")
     (line,) = [line for line in question.split("\n") if line.startswith("The text, as a JSON string: ")]

@@ -90,7 +90,7 @@ def test_what_cannot_be_compared_has_its_reason() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 360), st.sampled_from("abc")), min_size=2, max_size=7), st.randoms())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_order_of_turns_has_no_effect(turns: list[tuple[float, str]], random: Any) -> None:
     shuffled = list(turns)
     random.shuffle(shuffled)

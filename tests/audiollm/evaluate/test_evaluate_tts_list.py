@@ -45,7 +45,7 @@ WORDS = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=7).map(" ".join
 
 
 @given(reference=WORDS.filter(bool), hypothesis=WORDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_errors_are_those_of_jiwer(reference: str, hypothesis: str) -> None:
     errors = count_errors(reference, hypothesis)
     assert (

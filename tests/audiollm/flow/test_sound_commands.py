@@ -81,6 +81,23 @@ def test_a_track_is_edited(operation: str, span: str, trained: Path, tmp_path: P
     assert np.array_equal(restored.samples_NC[: before.num_samples], before.samples_NC)
 
 
+def test_the_sample_format_of_an_edit_is_told_where_the_files_own_cannot_be_written_back(
+    trained: Path, tmp_path: Path
+) -> None:
+    save(tmp_path / "in.wav", tone(60, 1.0), RATE, "PCM_16")
+    samples, rate = soundfile.read(tmp_path / "in.wav")
+    soundfile.write(tmp_path / "telephone.wav", samples, rate, "ULAW")
+    told = sound(
+        "edit", trained, tmp_path / "telephone.wav", "inpaint", "--span", "0.4,0.7", "--caption", "a high tone",
+        "-o", tmp_path / "out.wav", *FAST,
+    )  # fmt: skip
+    assert "as 32-bit floating-point numbers (there they are ULAW)" in told
+    assert soundfile.info(tmp_path / "out.wav").subtype == "FLOAT"
+    assert "there they are" not in sound(
+        "edit", trained, tmp_path / "in.wav", "inpaint", "--span", "0.4,0.7", "-o", tmp_path / "b.wav", *FAST
+    )
+
+
 def test_the_sound_of_a_video_is_edited(trained: Path, encoded: Path, tmp_path: Path) -> None:
     sound("generate", trained, "--video", encoded / "3.mp4", "-o", tmp_path / "in.mp4", *FAST)
     told = sound(

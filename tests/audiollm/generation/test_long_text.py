@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from audiollm.generation.speaking.long_text import (
@@ -49,7 +49,6 @@ def test_where_a_text_is_cut(text: str, chunk_s: float, chunks: list[tuple[str, 
     assert [(chunk.text, chunk.pause_s) for chunk in split_text(text, chunk_s)] == chunks
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="ab .,!?。，你\n"), st.floats(0.2, 5))
 def test_nothing_but_white_space_is_lost_and_no_chunk_is_too_long(text: str, chunk_s: float) -> None:
     chunks = split_text(text, chunk_s)

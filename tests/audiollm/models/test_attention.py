@@ -60,7 +60,7 @@ def random_pack(
     return rows, SegmentLayout.of(lengths, order_S), sequence_S, place_S
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(1, 23), min_size=1, max_size=6),
     window=st.one_of(st.none(), st.integers(1, 25)),

@@ -109,7 +109,7 @@ def test_a_clip_alone_is_the_clip_among_others(padded: bool) -> None:
     assert (tower(packed(*others, shape=shape))[start : start + 25] - alone[4:29]).abs().max() < 1e-5
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     samples=st.integers(1, 40_000),
     stride=st.sampled_from([1, 2, 4, 5]),

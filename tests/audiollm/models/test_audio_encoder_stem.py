@@ -88,7 +88,7 @@ def test_the_stem_is_plain_convolutions_over_an_image(bins: int) -> None:
     torch.testing.assert_close(tower.stem(features), expected, atol=1e-9, rtol=0)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     positions=st.lists(st.integers(1, 12), min_size=1, max_size=5), order=st.randoms(use_true_random=False)
 )
@@ -122,7 +122,7 @@ def test_gradients_are_those_of_the_windows_alone() -> None:
             torch.testing.assert_close(gradient, alone[name], atol=1e-9, rtol=1e-9)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(samples=st.integers(1, 60_000), stride=st.sampled_from([1, 2, 3]), mean=st.booleans())
 def test_rows_are_those_of_the_duration(samples: int, stride: int, mean: bool) -> None:
     """12.5 a second with a stride of 1."""

@@ -76,7 +76,7 @@ def test_the_rules_compare_as_the_annotation_does() -> None:
     st.lists(st.tuples(st.floats(-1e12, 1e12), st.integers(0, 2)), min_size=1, max_size=60),
     st.lists(st.floats(-1e12, 1e12), max_size=2),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_histogram_holds_every_value(pairs: list[tuple[float, int]], limits: list[float]) -> None:
     values, fates = zip(*pairs, strict=True)
     svg = str(draw_histogram(values, fates, limits, "a <title>"))
@@ -133,7 +133,7 @@ WORDS = st.lists(st.sampled_from(["one", "two", "Three,", "four.", "don't"]), ma
 
 
 @given(WORDS, WORDS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_marking_loses_no_word(text: str, heard: str) -> None:
     parts = marked(text, heard, "en")
     assert "".join(part.text for part in parts if part.kind != "missing").split() == heard.split()
@@ -141,7 +141,7 @@ def test_marking_loses_no_word(text: str, heard: str) -> None:
 
 
 @given(st.permutations(range(30)), st.integers(1, 10))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_choice_of_rows_does_not_depend_on_their_order(order: list[int], most: int) -> None:
     def chosen(numbers: Any) -> list[str]:
         choice = RowSample(most)

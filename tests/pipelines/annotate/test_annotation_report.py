@@ -175,7 +175,7 @@ CONTENTS = st.dictionaries(
 
 
 @given(ROWS, ROWS, ROWS, ROWS, CONTENTS, CONTENTS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_whatever_the_files_hold_there_is_a_page(
     kept: Any, filtered: Any, files: Any, rules: Any, funnel: Any, timings: Any
 ) -> None:

@@ -181,7 +181,7 @@ def test_the_best_stays_then_the_longest_then_the_first() -> None:
     assert find_duplicates([row("d", sound), row("c", sound)]) == {"d": "c"}
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.permutations(range(24)))
 def test_the_order_of_the_rows_does_not_matter(order: list[int]) -> None:
     rows = [row(f"s{n}", damaged(some_bits(150, n // 4), 0.04, n)) for n in range(24)]

@@ -238,7 +238,6 @@ def test_balances_that_mean_nothing_are_refused(tmp_path: Path) -> None:
             ComposeConfig.model_validate({"segments": str(tmp_path / "s.jsonl"), "balance": balance})
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from("aabcdde"), max_size=80), st.floats(0.01, 1), st.integers(1, 30))
 def test_limits_hold_and_no_more_is_left_out_than_must_be(labels: list[str], share: float, most: int) -> None:
     groups = {f"id{n}": label for n, label in enumerate(labels)}
@@ -283,7 +282,7 @@ def context(tmp_path: Path) -> Context:
 PAIRS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 14)), min_size=2, max_size=50)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(PAIRS, st.floats(0.05, 0.6), st.integers(0, 3))
 def test_neither_a_speaker_nor_a_file_is_on_both_sides(
     tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[int, int]], share: float, seed: int
@@ -305,7 +304,6 @@ def test_neither_a_speaker_nor_a_file_is_on_both_sides(
     assert not files["train"] & files["test"] and not voices["train"] & voices["test"]
 
 
-@settings(deadline=None)
 @given(PAIRS, st.randoms())
 def test_groups_are_the_components_whatever_the_order(pairs: list[tuple[int, int]], random: Any) -> None:
     graph = networkx.Graph()

@@ -49,7 +49,7 @@ def problem(rows: int, books: int, vocabulary: int, dtype: torch.dtype = torch.f
     return hidden, weight, targets, weights
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=st.integers(1, 17), books=st.integers(1, 3), chunk=st.integers(1, 20))
 def test_chunked_equals_dense(rows: int, books: int, chunk: int) -> None:
     hidden, weight, targets, weights = problem(rows, books, 11)

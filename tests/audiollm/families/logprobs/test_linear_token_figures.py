@@ -84,7 +84,7 @@ def assert_same(ours: TokenFigures, theirs: TokenFigures, tolerance: float) -> N
             )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(rows=st.integers(1, 13), books=st.integers(1, 3), chunk=st.integers(1, 14))
 def test_values_and_gradients_are_those_of_dense_logits(rows: int, books: int, chunk: int) -> None:
     case = Case(rows, books, 11)

@@ -58,7 +58,7 @@ def _likeliest_path(log_probs_TV: torch.Tensor, tokens: list[int]) -> float:
     return best
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 1000), st.lists(st.integers(1, 2), min_size=1, max_size=3))
 def test_the_spans_are_those_of_the_likeliest_path(seed: int, tokens: list[int]) -> None:
     log_probs_TV = (3 * torch.randn(6, 3, generator=torch.Generator().manual_seed(seed))).log_softmax(-1)

@@ -72,7 +72,7 @@ def test_pitch_of_a_known_voice(base_hz: float, snr_db: float) -> None:
 
 
 @given(frequency_hz=st.floats(70, 480))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_pitch_of_a_tone_is_its_frequency(frequency_hz: float) -> None:
     tone_N = 0.3 * np.sin(2 * np.pi * frequency_hz * np.arange(RATE) / RATE)
     found_F, voiced_F = track_pitch(tone_N.astype(np.float32))
@@ -127,7 +127,7 @@ def test_syllables_as_counted_by_hand(text: str, language: str | None, syllables
 
 
 @given(st.text(max_size=60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_text_can_be_counted(text: str) -> None:
     assert count_syllables(text) >= 0
 

@@ -82,7 +82,7 @@ def noise(length: int, seed: int = 0) -> Signal:
     piece=st.integers(2, 400),
     share=st.floats(0, 0.5),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_pieces_that_are_left_alone_add_up_to_the_sound(
     length: int, sizes: list[int], piece: int, share: float
 ) -> None:
@@ -140,7 +140,7 @@ def test_mdx_channels_are_left_and_right(tmp_path: Path) -> None:
 
 
 @given(length=st.integers(1, 2000), sizes=st.lists(st.integers(0, 500), max_size=5))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_frames_carry_their_state(
     tmp_path_factory: pytest.TempPathFactory, length: int, sizes: list[int]
 ) -> None:

@@ -117,7 +117,7 @@ def test_blocks_and_a_bound_on_windows_change_nothing_that_matters(monkeypatch: 
     st.lists(st.tuples(st.floats(0.02, 2), st.floats(0.1, 4)), min_size=1, max_size=8),
     st.lists(st.integers(1, 40_000), min_size=0, max_size=12),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_windows_are_the_sound_at_their_times(pieces: list[tuple[float, float]], cuts: list[int]) -> None:
     clock_s, spans = 0.0, []
     for gap_s, length_s in pieces:
@@ -208,7 +208,7 @@ def test_speakers_are_counted(speakers: int, windows: int) -> None:
 
 
 @given(st.permutations(range(12)))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_link_joins_across_files_whatever_the_order(order: list[int]) -> None:
     voices = [
         FileSpeaker(
@@ -237,7 +237,7 @@ def test_link_never_joins_two_of_one_file() -> None:
 
 
 @given(st.integers(0, 10_000), st.floats(0.2, 0.9))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_link_is_average_linkage(seed: int, threshold: float) -> None:
     """With one voice a file and equal seconds nothing is forbidden: then it is scipy's average linkage."""
     from scipy.cluster.hierarchy import fcluster, linkage
