@@ -10,11 +10,8 @@ below 1,500 MB). Recordings are read speech of seconds each; the load of the mac
 
 from __future__ import annotations
 
-import argparse
-import ctypes
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -27,6 +24,7 @@ from statistics import median
 from typing import Any
 
 import psutil
+from measure import adopt_descendants, bench_parser, cpu_seconds, parse_options, print_row
 from rich.console import Console
 
 from audiollm.audio import load
@@ -40,22 +38,16 @@ SPEECH = ("librispeech_speakers", "ljspeech_32")
 LONG_S = 3 * 3600.0
 STEPS: dict[str, Any] = {"recognizers": ["pocketsphinx"], "steps": {"quality": {}}}
 """Beside those of the preset."""
-PR_SET_CHILD_SUBREAPER = 36
-"""Linux's prctl option by which a process adopts its orphaned descendants."""
 PLAIN = {"quality_sample": 0, "grammar": "open"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
-    parser.add_argument("--clips", type=int, default=96, help="recordings of a run")
-    parser.add_argument("--pairs", type=int, default=5, help="of one worker and two")
-    parser.add_argument(
-        "--long-s", type=float, default=LONG_S, help="seconds of the long file; 0: without it"
-    )
-    arguments = parser.parse_args()
+    parser.add_argument("--clips", type=int, default=48, help="recordings of a run")
+    parser.add_argument("--pairs", type=int, default=1, help="of one worker and two")
+    parser.add_argument("--long-s", type=float, default=900.0, help="seconds of the long file; 0: without it")
+    arguments = parse_options(parser, clips=96, pairs=5, long_s=LONG_S)
     clips = speech(arguments.data, arguments.clips)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -124,7 +116,7 @@ def report_workers(clips: Sequence[str], folder: Path, pairs: int) -> None:
 
 def side_by_side(runs: Sequence[tuple[Sequence[str], int]], folder: Path) -> tuple[float, float]:
     """Run several `audiollm annotate` at once; return the slowest run's wall-clock, and the CPU-seconds of all."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    adopt_descendants()
     used, processes = cpu_seconds(), []
     folders = [Path(f"{folder}-{number}") for number in range(len(runs))]
     for where, (clips, workers) in zip(folders, runs, strict=True):
@@ -166,7 +158,7 @@ def report_long_file(clips: Sequence[str], folder: Path, seconds: float) -> None
         annotate(folder / "long", {**settings, "missing_scorer": "skip"})
         took = time.monotonic() - began
     line(
-        "three hours", round(peak.megabytes), 1500, 1500 / peak.megabytes,
+        f"{seconds / 3600:g} hours", round(peak.megabytes), 1500, 1500 / peak.megabytes,
         f"MB at most, all processes together (peer: what is allowed); {took:.0f} s for {seconds:.0f} s of audio",
     )  # fmt: skip
 
@@ -177,12 +169,6 @@ def annotate(folder: Path, settings: dict[str, Any]) -> None:
     recipe = Recipe("benchmark", folder, "tiny", 0, folder, (), {})
     context = Context(folder, recipe, Console(stderr=True, quiet=True), {})
     STAGE.run(config, context)
-
-
-def cpu_seconds() -> float:
-    """Return the CPU-seconds of this process and of its descendants that have ended."""
-    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(used.ru_utime + used.ru_stime for used in both)
 
 
 class PeakMemory:
@@ -212,10 +198,7 @@ class PeakMemory:
 
 
 def line(case: str, ours: float, peer: float | None, ratio: float | None, unit: str) -> None:
-    entries = {"bench": "annotate", "case": case, "ours": ours, "peer": peer}
-    print(
-        json.dumps({**entries, "ratio": None if ratio is None else round(ratio, 3), "unit": unit}), flush=True
-    )
+    print_row("annotate", case, ours, peer, unit, ratio=ratio)
 
 
 if __name__ == "__main__":

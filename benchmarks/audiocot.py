@@ -6,23 +6,21 @@ The recordings are those of ESC-10 in the folder of real data; the tagger is YAM
 
 from __future__ import annotations
 
-import argparse
-import ctypes
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
 import torch
+from measure import adopt_descendants, bench_parser, cpu_seconds, in_turns, parse_options, print_row
 from rich.console import Console
 
 from audiollm.audio import load, save
@@ -48,25 +46,21 @@ BACKDROPS = ["rain", "sea waves"]
 NEAR_S = 0.25
 PATCHES, PATCH, WIDTH = 1_536, (2, 14, 14), 1_280
 """Patches of 16 clips of 12 frames of 56 x 56; the patch and the width of Qwen2.5-Omni 7B."""
-PR_SET_CHILD_SUBREAPER = 36
-"""Linux's prctl option by which a process adopts its orphaned descendants."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
-    parser.add_argument("--files", type=int, default=60, help="recordings of a run, two clips each")
+    parser.add_argument("--files", type=int, default=30, help="recordings of a run, two clips each")
     parser.add_argument(
         "--pair-files",
         type=int,
-        default=320,
+        default=48,
         help="recordings of each run of a pair: starts are a small part of it",
     )
-    parser.add_argument("--pairs", type=int, default=5, help="of one worker and two; 0: without them")
-    parser.add_argument("--scenes", type=int, default=200, help="composed scenes; 0: without them")
-    arguments = parser.parse_args()
+    parser.add_argument("--pairs", type=int, default=1, help="of one worker and two; 0: without them")
+    parser.add_argument("--scenes", type=int, default=40, help="composed scenes; 0: without them")
+    arguments = parse_options(parser, files=60, pair_files=320, pairs=5, scenes=200)
     settings = settings_of(arguments.data)
     report_patches()
     with tempfile.TemporaryDirectory() as temporary:
@@ -137,14 +131,15 @@ def report_patches() -> None:
     ours.load_state_dict(theirs.state_dict())
     patches = torch.randn(PATCHES, 3, *PATCH)
     torch.testing.assert_close(ours(patches), theirs(patches), atol=1e-4, rtol=1e-4)
-    took: dict[str, list[float]] = {"ours": [], "theirs": []}
-    for _ in range(6):
-        for name, layer in (("ours", ours), ("theirs", theirs)):
-            began = time.process_time()
-            layer(patches).square().mean().backward()
-            took[name].append(time.process_time() - began)
-    ours_s, peer = (median(took[name][1:]) for name in took)
+    layers = {"ours": ours, "theirs": theirs}
+    took = in_turns({name: partial(pass_through, layer, patches) for name, layer in layers.items()}, 5)
+    ours_s, peer = (median(seconds) for seconds in took.values())
     line("patches of a writer", round(ours_s, 4), round(peer, 4), peer / ours_s, "CPU-seconds, 1,536 patches")
+
+
+def pass_through(layer: torch.nn.Module, patches: torch.Tensor) -> None:
+    """Forward and backward."""
+    layer(patches).square().mean().backward()
 
 
 def report_workers(files: Sequence[str], settings: dict[str, Any], folder: Path, pairs: int) -> None:
@@ -224,7 +219,7 @@ def command(
     files: Sequence[str], settings: dict[str, Any], folder: Path, workers: int
 ) -> tuple[float, float]:
     """Run `audiollm audiocot`; return its wall-clock, and the CPU-seconds of all of its processes."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    adopt_descendants()
     used, known_pids = cpu_seconds(), {child.pid for child in psutil.Process().children()}
     listed, settings_path = folder.with_suffix(".csv"), folder.with_suffix(".yaml")
     listed.write_text("\n".join(["path", *files]))
@@ -256,17 +251,8 @@ def context_of(folder: Path) -> Context:
     return Context(folder, recipe, Console(stderr=True, quiet=True), {})
 
 
-def cpu_seconds() -> float:
-    """Return the CPU-seconds of this process and of its descendants that have ended."""
-    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(used.ru_utime + used.ru_stime for used in both)
-
-
 def line(case: str, ours: float, peer: float | None, ratio: float | None, unit: str) -> None:
-    entries = {"bench": "audiocot", "case": case, "ours": ours, "peer": peer}
-    print(
-        json.dumps({**entries, "ratio": None if ratio is None else round(ratio, 3), "unit": unit}), flush=True
-    )
+    print_row("audiocot", case, ours, peer, unit, ratio=ratio)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ busy process, `peer` alone, in turns; medians.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -21,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import yaml
+from measure import bench_parser, parse_options, print_row
 
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
 from audiollm.data.records.shards import ShardWriter
@@ -68,13 +67,11 @@ def cpu_seconds(recipe: Path, waiting: str, busy: bool) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=1)
     parser.add_argument("--waiting", nargs="+", default=["passive", "active"], choices=["passive", "active"])
-    options = parser.parse_args()
+    options = parse_options(parser, pairs=3)
     with tempfile.TemporaryDirectory() as folder:
         recipe = write_recipe(Path(folder), options.steps)
         for waiting in options.waiting:
@@ -83,11 +80,8 @@ def main() -> None:
                 for _ in range(options.pairs)
             ]
             alone, beside = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
-            row = {
-                "bench": "busy_neighbour", "case": f"{options.steps} steps, {waiting}", "ours": round(beside, 1),
-                "peer": round(alone, 1), "ratio": round(alone / beside, 3), "unit": "CPU-seconds beside / alone",
-            }  # fmt: skip
-            print(json.dumps(row), flush=True)
+            case, unit = f"{options.steps} steps, {waiting}", "CPU-seconds beside / alone"
+            print_row("busy_neighbour", case, beside, alone, unit, digits=1)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ interval when sentences (clips) are drawn anew.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import random
@@ -25,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from measure import bench_parser, parse_options
 
 from audiollm.audio import load
 from audiollm.data.text.forms import comparison_form
@@ -56,13 +56,11 @@ VOTES = {
 
 def main() -> None:
     data = Path(__file__).resolve().parents[2] / "shared" / "data"
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument("--data", type=Path, default=data)
-    parser.add_argument("--sentences", type=int, default=1000)
-    parser.add_argument("--clips", type=int, default=40, help="at most; 0: the simulation alone")
-    arguments = parser.parse_args()
+    parser.add_argument("--sentences", type=int, default=300)
+    parser.add_argument("--clips", type=int, default=10, help="at most; 0: the simulation alone")
+    arguments = parse_options(parser, sentences=1000, clips=40)
     torch.set_num_threads(1)
     sentences = read_sentences(arguments.data, arguments.sentences)
     for alike in (False, True):

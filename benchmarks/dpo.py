@@ -28,9 +28,7 @@ vocabulary of 151,936: ours, TRL's in tiles (as DPOTrainer calls it), and the de
 
 from __future__ import annotations
 
-import argparse
 import json
-import multiprocessing
 import statistics
 import tempfile
 import time
@@ -43,7 +41,7 @@ from typing import Any
 import datasets
 import torch
 import transformers
-from loss_memory import status_mb
+from measure import bench_parser, in_own_process, parse_options, peak_mb_of
 from packing import long_tail
 from task_steps import Step, TaskSteps
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -110,6 +108,8 @@ class Setting:
     """Whether both compute layers again in the backward pass."""
     peer_batch: int = 0
     """Pairs that TRL takes at a time, with accumulation; 0: all of a step."""
+    pairs: int = PAIRS
+    """Pairs of a step."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     precision: Precision = "fp32"
     """`fp32` or `bf16`, by autocast."""
@@ -119,27 +119,32 @@ class Setting:
         """Entries of a printed line."""
         return {
             "checkpointed": self.checkpointed,
+            "pairs": self.pairs,
             **({"peer batch": self.peer_batch} if self.peer_batch else {}),
         }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="steps of each side that are timed")
+    parser = bench_parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=1, help="steps of each side that are timed")
+    parser.add_argument("--pairs", type=int, default=4, help="pairs of a step")
     parser.add_argument("--only", default="time,memory,head", help="what is measured, of these three")
     parser.add_argument("--keep-activations", action="store_true", help="no activation checkpointing")
-    parser.add_argument("--peer-batch", type=int, default=0, help="pairs that TRL takes at a time; 0: all 16")
-    arguments = parser.parse_args()
+    parser.add_argument(
+        "--peer-batch", type=int, default=0, help="pairs that TRL takes at a time; 0: all of a step"
+    )
+    arguments = parse_options(parser, rounds=3, pairs=PAIRS)
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
     only = set(arguments.only.split(","))
-    setting = Setting(not arguments.keep_activations, arguments.peer_batch)
+    setting = Setting(not arguments.keep_activations, arguments.peer_batch, arguments.pairs)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        lengths = {"equal": [EQUAL_TOKENS] * 2 * PAIRS, "long tail": long_tail(2 * PAIRS, MAX_TOKENS)}
+        lengths = {
+            "equal": [EQUAL_TOKENS] * 2 * arguments.pairs,
+            "long tail": long_tail(2 * arguments.pairs, MAX_TOKENS),
+        }
         write_models(folder, Shape())
         for case, tokens in lengths.items():
             (folder / case).mkdir()
@@ -275,7 +280,7 @@ class Ours:
         set_aside = SetAside(records.parent / "set_aside.jsonl", "dpo", strict=True)
         usable = find_usable(sources, grouping, set_aside)
         steps: StepMaker[Any, Any, Any] = StepMaker(
-            policy, sources, usable, grouping, StepDraws(PAIRS, max_tokens=rule.max_tokens)
+            policy, sources, usable, grouping, StepDraws(setting.pairs, max_tokens=rule.max_tokens)
         )
         task = PreferenceTask(PreferenceParts(policy, steps, [term], set_aside))
         self.step = TaskSteps(task, LEARNING_RATE, setting.checkpointed, setting.device, setting.precision)
@@ -470,8 +475,7 @@ def compare_memory(folder: Path, case: str, setting: Setting) -> None:
     rows = rows_for_trl(folder, policy_of(folder, "ours"), records)
     peaks = {}
     for side in ("ours", "peer"):
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            peaks[side] = pool.apply(peak_memory, (folder, case, side, rows, setting))
+        peaks[side] = in_own_process(peak_memory, folder, case, side, rows, setting)
     line = {"bench": "dpo", "case": f"memory, {case}", **{side: round(mb) for side, mb in peaks.items()}}
     line |= {"ratio": round(peaks["peer"] / peaks["ours"], 2), "bar": round(1 / BARS[case], 2)}
     print(json.dumps({**line, "unit": "MB at the peak", **setting.printed_entries}), flush=True)
@@ -483,23 +487,23 @@ def peak_memory(
     """MB of models, optimizer and two steps, above what the imports take."""
     torch.set_num_threads(1)
     datasets.disable_progress_bars()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
-    held = status_mb("VmRSS")
-    if side == "ours":
+
+    def two_steps() -> None:
+        if side == "peer":
+            peer_of(folder, case, rows, 2, setting).train()
+            return
         ours = Ours(policy_of(folder, "ours"), folder / case / "records.jsonl", setting)
         for _ in range(2):
             ours.step()
-    else:
-        peer_of(folder, case, rows, 2, setting).train()
-    return status_mb("VmHWM") - held
+
+    return peak_mb_of(two_steps)
 
 
 def compare_heads(targets: int, hidden: int, vocabulary: int) -> None:
     """Measure the heads, each in a process of its own; their gradients must be equal."""
     costs: dict[str, tuple[float, float, list[float]]] = {}
     for side in HEADS:
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            costs[side] = pool.apply(head_cost, (side, targets, hidden, vocabulary))
+        costs[side] = in_own_process(head_cost, side, targets, hidden, vocabulary)
     for side, (_, _, norms) in costs.items():
         if any(abs(a - b) > TOLERANCE * b for a, b in zip(norms, costs["dense"][2], strict=True)):
             raise SystemExit(
@@ -525,10 +529,9 @@ def head_cost(side: str, targets: int, hidden: int, vocabulary: int) -> tuple[fl
     HEADS[side](*problem(4, 64)).sum().backward()  # what is allocated once does not count
     hidden_XC, weight_VC, target_X = problem(targets, vocabulary)
     upstream_X = torch.randn(targets, generator=generator)
-    Path("/proc/self/clear_refs").write_text("5")
-    held, started = status_mb("VmRSS"), time.process_time()
-    (HEADS[side](hidden_XC, weight_VC, target_X) * upstream_X).sum().backward()
-    seconds, peak = time.process_time() - started, status_mb("VmHWM") - held
+    started = time.process_time()
+    peak = peak_mb_of(lambda: (HEADS[side](hidden_XC, weight_VC, target_X) * upstream_X).sum().backward())
+    seconds = time.process_time() - started
     assert hidden_XC.grad is not None and weight_VC.grad is not None
     return peak, seconds, [float(hidden_XC.grad.norm()), float(weight_VC.grad.norm())]
 

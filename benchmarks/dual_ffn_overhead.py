@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from llm_train import (
+    FULL,
     Trained,
     add_common_arguments,
     in_order,
@@ -34,6 +35,7 @@ from llm_train import (
     speech,
     speech_template,
 )
+from measure import bench_parser, in_turns, parse_options
 
 from audiollm.data.chat.template import Template
 from audiollm.data.packing import PackedBatch
@@ -46,11 +48,9 @@ BAR = 1.10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_common_arguments(parser, rounds=5)
-    arguments = parser.parse_args()
+    parser = bench_parser(__doc__)
+    add_common_arguments(parser)
+    arguments = parse_options(parser, rounds=5, **FULL)
     torch.set_num_threads(arguments.threads)
     template = speech_template()
     groups = in_order(speech(read_durations(arguments.data), template))[: arguments.steps]

@@ -11,7 +11,6 @@ off. The peer compares all pairs at all shifts by `bit_errors`, on few rows; its
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import resource
@@ -23,6 +22,7 @@ from typing import Any
 import av
 import numpy as np
 import torch
+from measure import bench_parser, parse_options
 from numpy.typing import NDArray
 
 from audiollm.audio import Waveform, load, load_bytes
@@ -40,13 +40,11 @@ Bits = NDArray[np.uint16]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
-    parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--clips", type=int, default=30)
-    arguments = parser.parse_args()
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--clips", type=int, default=10)
+    arguments = parse_options(parser, rows=100_000, clips=30)
     torch.set_num_threads(1)
     speech = sorted(
         p for p in (arguments.data / "librispeech_speakers").rglob("*") if p.suffix in (".flac", ".wav")

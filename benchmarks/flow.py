@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -32,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measure import bench_parser, parse_options, peak_mb_of, print_row
 from torch import Tensor
 
 from audiollm.flow.model.mmdit import MMDiT, MMDiTConfig
@@ -50,17 +49,18 @@ DRAWS = 16
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument("--thinksound", type=Path, required=True)
-    parser.add_argument("--widths", default="128,1024")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--widths", default="128")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument(
+        "--draws", type=int, default=8, help="draws of conditions and dropout in `train real`"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cases", default=",".join(CASES))
-    parser.add_argument("--steps", type=int, default=STEPS, help="of the sampler")
+    parser.add_argument("--steps", type=int, default=4, help="of the sampler")
     parser.add_argument("--memory", choices=["ours", "peer"], help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parse_options(parser, widths="128,1024", rounds=3, draws=DRAWS, steps=STEPS)
     torch.set_num_threads(1)
     released = load_released(arguments.thinksound)
     for width in map(int, arguments.widths.split(",")):
@@ -90,10 +90,12 @@ def compare(released: Any, width: int, arguments: argparse.Namespace) -> None:
         model.to(device)
     full = full_batch(clips, device)
     check_velocity(peer, ours, full)
-    real = [real_conditions(index) for index in range(DRAWS)]
+    real = [real_conditions(index) for index in range(arguments.draws)]
     dropout, dice = ConditionDropout(), torch.Generator().manual_seed(0)
     hidden = [hide(conditions, dropout.draw(conditions, dice)) for conditions in real]
-    packs = [pack_conditions(hidden[first : first + clips], device) for first in range(0, DRAWS, clips)]
+    packs = [
+        pack_conditions(hidden[first : first + clips], device) for first in range(0, arguments.draws, clips)
+    ]
     unhidden = pack_conditions(real[:clips], device)
     latents = rows_of([LATENTS] * clips, device)
     sampled: Any = native
@@ -120,15 +122,11 @@ def compare(released: Any, width: int, arguments: argparse.Namespace) -> None:
                 seconds[side].append(seconds_of(work, device))
         steps = len(packs) if name == "train real" else 1
         medians = {side: statistics.median(rounds[1:]) / steps for side, rounds in seconds.items()}
-        tell(f"{name} {width}", medians["ours"], medians["peer"], "CPU-s" if device.type == "cpu" else "s")
+        unit = "CPU-s" if device.type == "cpu" else "s"
+        print_row("flow", f"{name} {width}", medians["ours"], medians["peer"], unit)
     if device.type == "cpu" and "memory" in arguments.cases.split(","):
         peaks = {side: peak_elsewhere(arguments, width, side) for side in ("ours", "peer")}
-        tell(f"memory {width}", peaks["ours"], peaks["peer"], "MiB")
-
-
-def tell(name: str, ours: float, peer: float, unit: str) -> None:
-    row = {"bench": "flow", "case": name, "ours": round(ours, 4), "peer": round(peer, 4)}
-    print(json.dumps({**row, "ratio": round(peer / ours, 3), "unit": unit}), flush=True)
+        print_row("flow", f"memory {width}", peaks["ours"], peaks["peer"], "MiB")
 
 
 def models_of(released: Any, width: int) -> tuple[Any, ThinkSound, MMDiT]:
@@ -286,9 +284,7 @@ def peak_of_a_step(released: Any, width: int, side: str) -> float:
     peer, ours, _ = models_of(released, width)
     full = full_batch(SHAPES[width][3], torch.device("cpu"))
     step = trainer(ours, full) if side == "ours" else peer_trainer(peer, full, 0.0)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return peak_mb_of(step)
 
 
 def peak_elsewhere(arguments: argparse.Namespace, width: int, side: str) -> float:

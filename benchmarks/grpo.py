@@ -25,9 +25,7 @@ only; needs TRL 1.16 (extra `test`).
 
 from __future__ import annotations
 
-import argparse
 import json
-import multiprocessing
 import statistics
 import tempfile
 import time
@@ -44,7 +42,7 @@ import soundfile
 import torch
 import transformers
 from dpo import END_OF_TEXT, END_OF_TURN, around
-from loss_memory import status_mb
+from measure import bench_parser, in_own_process, in_turns, parse_options, peak_mb_of
 from rich.console import Console
 from task_steps import TaskSteps
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -118,15 +116,14 @@ class Shape:
 SHAPES = (Shape(64, 2, 512), Shape(256, 4, 2000))
 
 
+ALL_CASES = "time,memory,group,audio,ahead"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=6, help="steps of each side that are timed")
-    parser.add_argument(
-        "--only", default="time,memory,group,audio,ahead", help="what is measured, of these five"
-    )
-    arguments = parser.parse_args()
+    parser = bench_parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=2, help="steps of each side that are timed")
+    parser.add_argument("--only", default="time,memory,group,audio", help=f"what is measured, of {ALL_CASES}")
+    arguments = parse_options(parser, rounds=6, only=ALL_CASES)
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
@@ -472,8 +469,7 @@ def compare_memory(folder: Path, shape: Shape) -> None:
     """Measure both sides, each in a process of its own."""
     peaks = {}
     for side in ("ours", "peer"):
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            peaks[side] = pool.apply(peak_memory, (folder, side))
+        peaks[side] = in_own_process(peak_memory, folder, side)
     line: dict[str, Any] = {"bench": "grpo", "case": f"memory, {shape.name}"}
     line |= {side: round(mb, 1) for side, mb in peaks.items()}
     line |= {"ratio": round(peaks["peer"] / peaks["ours"], 2), "bar": round(1 / BARS["memory"], 2)}
@@ -484,15 +480,16 @@ def peak_memory(folder: Path, side: str) -> float:
     """MB of models, optimizer and two steps, above what the imports take."""
     torch.set_num_threads(1)
     datasets.disable_progress_bars()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
-    held = status_mb("VmRSS")
-    if side == "ours":
+
+    def two_steps() -> None:
+        if side == "peer":
+            Peer(folder, 2).train()
+            return
         step = steps_of(folder, "ours")
         for _ in range(2):
             step()
-    else:
-        Peer(folder, 2).train()
-    return status_mb("VmHWM") - held
+
+    return peak_mb_of(two_steps)
 
 
 @torch.no_grad()
@@ -520,14 +517,9 @@ def compare_group(folder: Path, shape: Shape, rounds: int) -> None:
 def measure_audio(folder: Path, shape: Shape, rounds: int) -> None:
     """Time steps whose prompt has a recording; TRL does not hear it."""
     sides = {"ours": steps_of(folder, "hearing", "audio"), "adapter": steps_of(folder, "adapter", "audio")}
-    seconds: dict[str, list[float]] = {side: [] for side in sides}
-    for _ in range(rounds + 1):
-        for name, side in sides.items():
-            began = time.process_time()
-            side()
-            seconds[name].append(time.process_time() - began)
+    seconds = in_turns(sides, rounds)
     line: dict[str, Any] = {"bench": "grpo", "case": f"audio of {SECONDS_HEARD} s, {shape.name}"}
-    line |= {name: round(statistics.median(values[1:]), 3) for name, values in seconds.items()}
+    line |= {name: round(statistics.median(values), 3) for name, values in seconds.items()}
     print(json.dumps({**line, "unit": "CPU-s a step"}), flush=True)
 
 

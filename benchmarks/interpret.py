@@ -28,7 +28,6 @@ once the slowest chunk is still done within its time.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -38,6 +37,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from measure import bench_parser, parse_options
 from torch import Tensor
 
 from audiollm.data.chat.template import Template
@@ -83,17 +83,15 @@ SYSTEM = [Message(role="system", content=[TextPart(text="Interpret what you hear
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--chunks", type=int, default=24, help="chunks of each live case and round")
+    parser = bench_parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--chunks", type=int, default=8, help="chunks of each live case and round")
     parser.add_argument("--cases", default="live text,live speech,rollout,ppo")
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
         "--smoke", action="store_true", help="small models and a window of 2 s: all cases run"
     )
-    arguments = parser.parse_args()
+    arguments = parse_options(parser, rounds=5, chunks=24)
     if arguments.device != "cpu":
         on_device(torch.device(arguments.device))
         return

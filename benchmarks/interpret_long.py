@@ -17,7 +17,6 @@ then memory and CPU are told, and nothing is right.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -28,6 +27,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+from measure import bench_parser, parse_options
 from torch import Tensor
 
 from audiollm.audio import load
@@ -55,15 +55,13 @@ BARS = {"memory growth": 1.01, "CPU per chunk": 1.05, "right groups": -0.02}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--model", type=Path, help="a stage of training on streams of digits")
     parser.add_argument("--codec", type=Path)
     parser.add_argument("--prompt", help="the system message; by default that of its training")
-    parser.add_argument("--minutes", type=float, default=120.0)
-    arguments = parser.parse_args()
+    parser.add_argument("--minutes", type=float, default=10.0)
+    arguments = parse_options(parser, minutes=120.0)
     torch.set_num_threads(1)
     generator, chunk_frames, instruction = untrained(), 8, arguments.prompt
     if arguments.model is not None:

@@ -19,7 +19,6 @@ cuda`, with the shape of a 1 B model in bf16 besides (where codes may differ at 
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -28,6 +27,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from measure import bench_parser, parse_options
 from torch import Tensor
 
 from audiollm.data.chat.template import Template
@@ -57,15 +57,13 @@ BILLION = DualFFNConfig(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--frames", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = bench_parser(__doc__)
+    parser.add_argument("--frames", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--sizes", default="256x6,1024x8", help="of 256x6, 1024x8 and 1b")
-    arguments = parser.parse_args()
+    parser.add_argument("--sizes", default="256x6", help="of 256x6, 1024x8 and 1b")
+    arguments = parse_options(parser, frames=100, rounds=5, sizes="256x6,1024x8")
     torch.set_num_threads(arguments.threads)
     shapes = {
         "256x6": (SMALL, torch.float32),

@@ -38,6 +38,7 @@ from typing import Any
 
 import torch
 from llm_generate import BILLION, SMALL, WIDE, transformers_model
+from measure import bench_parser, parse_options
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -62,6 +63,8 @@ STEP_TOKENS = 4096
 COMPARISONS = (("packed", "padded", 2.0), ("packed", "sorted", None), ("sorted", "padded", None))
 """The way that is ours, the peer's, and the least ratio that is asked for."""
 TOLERANCE = 1e-4
+FULL: Mapping[str, Any] = {"sizes": "256x6,1024x8", "precisions": "fp32,bf16", "steps": 4}
+"""Options with `--full`."""
 FOLDERS = ("librispeech_speakers", "ljspeech_32", "read_speech_en")
 SUFFIXES = (".flac", ".wav", ".mp3", ".ogg")
 CHARACTERS_PER_SECOND, VOCABULARY = 15, 1024
@@ -70,11 +73,9 @@ PROSE = Path(__file__).parents[1] / "LICENSE"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_common_arguments(parser, rounds=3)
-    arguments = parser.parse_args()
+    parser = bench_parser(__doc__)
+    add_common_arguments(parser)
+    arguments = parse_options(parser, rounds=3, **FULL)
     torch.set_num_threads(arguments.threads)
     template = speech_template()
     streams = speech(read_durations(arguments.data), template)
@@ -86,14 +87,14 @@ def main() -> None:
     print(json.dumps({"samples": len(streams), "steps": len(steps), "padded, all steps": round(share, 2)}))
 
 
-def add_common_arguments(parser: argparse.ArgumentParser, rounds: int) -> None:
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, help="folder of recordings; without it lengths are drawn")
-    parser.add_argument("--sizes", default="256x6,1024x8", help=f"of {', '.join(SHAPES)}")
-    parser.add_argument("--precisions", default="fp32,bf16")
+    parser.add_argument("--sizes", default="256x6", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--precisions", default="fp32")
     parser.add_argument(
-        "--steps", type=int, default=4, help="optimizer steps of a round, each of other samples"
+        "--steps", type=int, default=1, help="optimizer steps of a round, each of other samples"
     )
-    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
 

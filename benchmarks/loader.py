@@ -12,10 +12,8 @@ with json line by line, a process of its own each.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
-import multiprocessing
 import statistics
 import tempfile
 import time
@@ -28,6 +26,7 @@ import psutil
 import soundfile
 import torch
 import webdataset
+from measure import bench_parser, in_own_process, parse_options, print_row
 
 from audiollm.audio import AudioError, encode_bytes, find_audio, load
 from audiollm.data.records.loader import Loader
@@ -45,13 +44,11 @@ LONGEST_S = 15.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument("--data", type=Path, help="folder of sound; by default tones are made")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--manifest-samples", type=int, default=1_000_000)
-    arguments = parser.parse_args()
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--manifest-samples", type=int, default=200_000)
+    arguments = parse_options(parser, rounds=7, manifest_samples=1_000_000)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "shards"
@@ -141,7 +138,9 @@ def compare_shards(folder: Path, rounds: int, case: str) -> None:
         if len(lengths) != 1:
             raise SystemExit(f"the two sides read different amounts of sound: {sorted(lengths)} samples")
     ours, peer = (count / statistics.median(times[name]) for name in ("ours", "peer"))
-    show(f"shards with FLAC, {case}", ours, peer, "samples per CPU-second")
+    print_row(
+        "loader", f"shards with FLAC, {case}", ours, peer, "samples per CPU-second", more_is_better=True
+    )
 
 
 # Manifest
@@ -151,12 +150,12 @@ def compare_manifests(path: Path, count: int) -> None:
     """Compare both readers as a user meets them: in a fresh process that opens the file."""
     write_manifest(path, count)
     (ours_s, ours_mb), (peer_s, peer_mb) = (
-        in_a_process(read, path) for read in (open_by_number, read_by_line)
+        in_own_process(_measured, read, path) for read in (open_by_number, read_by_line)
     )
-    thousand_s, _ = in_a_process(read_a_thousand, path)
-    show(f"manifest of {count} samples, to open", ours_s, peer_s, "CPU-seconds")
-    show(f"manifest of {count} samples, memory", ours_mb, peer_mb, "MB")
-    show(f"manifest of {count} samples, open and read 1000", thousand_s, peer_s, "CPU-seconds")
+    thousand_s, _ = in_own_process(_measured, read_a_thousand, path)
+    print_row("loader", f"manifest of {count} samples, to open", ours_s, peer_s, "CPU-seconds")
+    print_row("loader", f"manifest of {count} samples, memory", ours_mb, peer_mb, "MB")
+    print_row("loader", f"manifest of {count} samples, open and read 1000", thousand_s, peer_s, "CPU-seconds")
 
 
 def write_manifest(path: Path, count: int) -> None:
@@ -190,14 +189,8 @@ def read_by_line(path: Path) -> object:
         return [json.loads(line) for line in file]
 
 
-def in_a_process(read: Callable[[Path], object], path: Path) -> tuple[float, float]:
-    """CPU-seconds, and by how many MB the process has grown."""
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        return pool.apply(_measured, (read, path))
-
-
 def _measured(read: Callable[[Path], object], path: Path) -> tuple[float, float]:
+    """CPU-seconds, and by how many MB the process has grown."""
     process = psutil.Process()
     before, started = process.memory_info().rss, time.process_time()
     result = read(path)
@@ -205,13 +198,6 @@ def _measured(read: Callable[[Path], object], path: Path) -> tuple[float, float]
     grown = process.memory_info().rss - before
     del result
     return seconds, grown / 2**20
-
-
-def show(case: str, ours: float, peer: float, unit: str) -> None:
-    """`ratio`: how many times better ours is; more samples a second are better, less time and memory are."""
-    better = ours / peer if unit.startswith("samples") else peer / ours
-    row = {"bench": "loader", "case": case, "ours": round(ours, 3), "peer": round(peer, 3)}
-    print(json.dumps({**row, "ratio": round(better, 3), "unit": unit}), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,11 @@ decoded waveform against one pass over all of them: its largest difference withi
 
 from __future__ import annotations
 
-import argparse
-import json
-import multiprocessing
 import tempfile
 from pathlib import Path
 
 import torch
+from measure import bench_parser, in_own_process, parse_options, print_row, status_mb
 from safetensors.torch import load_file, save_file
 
 from audiollm.audio.streams import save_stream, stream_mono
@@ -28,30 +26,21 @@ PART_S = 120
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument("--codec", type=Path, help="a trained tokenizer's folder")
-    parser.add_argument("--minutes", type=float, default=60)
-    arguments = parser.parse_args()
+    parser.add_argument("--minutes", type=float, default=10)
+    arguments = parse_options(parser, minutes=60)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         codec = arguments.codec or _untrained(folder / "codec")
         _write_sound(folder / "in.flac", arguments.minutes)
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            used_mb = pool.apply(through, (codec, folder))
-        _print_long_audio_line(
-            "peak memory", used_mb, MEMORY_LIMIT_MB, MEMORY_LIMIT_MB / used_mb, "MB, limit as peer"
-        )
+        used_mb = in_own_process(through, codec, folder)
+        print_row("long_audio", "peak memory", used_mb, MEMORY_LIMIT_MB, "MB, limit as peer", digits=1)
         same, border, elsewhere = seams(AudioTokenizer.from_pretrained(codec), folder)
-        _print_long_audio_line("codes of a part equal to the part's alone", same, 1.0, same, "share")
-        _print_long_audio_line(
-            "decoding error at borders, elsewhere",
-            border,
-            elsewhere,
-            elsewhere / border,
-            "largest difference",
-        )
+        equal = "codes of a part equal to the part's alone"
+        print_row("long_audio", equal, same, 1.0, "share", more_is_better=True)
+        error = "decoding error at borders, elsewhere"
+        print_row("long_audio", error, border, elsewhere, "largest difference", digits=9)
 
 
 def through(codec_folder: Path, folder: Path) -> float:
@@ -61,13 +50,7 @@ def through(codec_folder: Path, folder: Path) -> float:
     codes_KT = torch.cat(list(codec.encode_stream(stream_mono(folder / "in.flac", codec.sample_rate))), dim=1)
     save_file({"codes_KT": codes_KT.short()}, folder / "codes.safetensors")
     save_stream(folder / "out.flac", codec.decode_stream([codes_KT]), codec.sample_rate)
-    return peak_mb()
-
-
-def peak_mb() -> float:
-    """Peak resident memory of this process (getrusage would count that of the process that began it)."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+    return status_mb("VmHWM")
 
 
 @torch.no_grad()
@@ -107,11 +90,6 @@ def _write_sound(path: Path, minutes: float) -> None:
     swell_N = torch.sin(torch.arange(44_100 * 10) / 20_000).square()
     pieces = (0.1 * torch.randn(1, len(swell_N), generator=dice) * swell_N for _ in range(round(minutes * 6)))
     save_stream(path, pieces, 44_100)
-
-
-def _print_long_audio_line(case: str, ours: float, peer: float, ratio: float, unit: str) -> None:
-    figures = {"ours": float(f"{ours:.4g}"), "peer": float(f"{peer:.4g}"), "ratio": round(ratio, 2)}
-    print(json.dumps({"bench": "long_audio", "case": case, **figures, "unit": unit}), flush=True)
 
 
 if __name__ == "__main__":

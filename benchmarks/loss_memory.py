@@ -10,14 +10,13 @@ CPU-seconds of one thread. Linux only.
 
 from __future__ import annotations
 
-import argparse
 import json
-import multiprocessing
 import tempfile
 import time
 from pathlib import Path
 
 import torch
+from measure import bench_parser, in_own_process, print_row, status_mb
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
@@ -31,9 +30,7 @@ TOLERANCE = 1e-5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument("--rows", type=int, default=2048, help="positions with a target")
     parser.add_argument("--hidden", type=int, default=256)
     arguments = parser.parse_args()
@@ -46,12 +43,10 @@ def compare(case: str, rows: int, hidden: int, folder: Path) -> None:
     """Measure and print one case."""
     results = {}
     for side in ("chunked", "dense"):
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            results[side] = pool.apply(run, (case, side, rows, hidden, folder / f"{case}-{side}"))
+        results[side] = in_own_process(run, case, side, rows, hidden, folder / f"{case}-{side}")
     for place, unit in ((0, "MB at the peak"), (1, "CPU-s")):
         ours, peer = results["chunked"][place], results["dense"][place]
-        line = {"bench": "loss_memory", "case": f"{case}, {rows} rows", "ours": round(ours, 2)}
-        print(json.dumps({**line, "peer": round(peer, 2), "ratio": round(peer / ours, 2), "unit": unit}))
+        print_row("loss_memory", f"{case}, {rows} rows", ours, peer, unit, digits=2)
     gradients = [load_file(folder / f"{case}-{side}") for side in results]
     differences = {
         key: float((gradients[0][key] - gradients[1][key]).norm() / gradients[1][key].norm())
@@ -102,12 +97,6 @@ def dense(hidden_XC: Tensor, weight_VC: Tensor, targets_XK: Tensor, weights_XK: 
 
 
 SIDES = {"chunked": chunked, "dense": dense}
-
-
-def status_mb(field: str) -> float:
-    """Return a memory figure of this process alone (getrusage would count its parent)."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split(f"{field}:")[1].split()[0]) / 1024
 
 
 if __name__ == "__main__":

@@ -13,12 +13,12 @@ are computed as well. The losses of the three must be equal (to 1e-4, in fp32): 
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
 
 import torch
+from measure import bench_parser, print_row
 from torch import Tensor
 
 from audiollm.data.chat.delay import IGNORE
@@ -38,9 +38,7 @@ TIES = (("packed", "padded"), ("sorted", "padded"), ("packed", "sorted"))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--samples", type=int, default=48)
     arguments = parser.parse_args()
@@ -51,9 +49,8 @@ def main() -> None:
     seconds = measure(steps, arguments.rounds)
     rates = {name: tokens / statistics.median(times) for name, times in seconds.items()}
     for ours, peer in TIES:
-        line = {"bench": "packing", "case": f"{ours} against {peer}", "ours": round(rates[ours], 1)}
-        line |= {"peer": round(rates[peer], 1), "ratio": round(rates[ours] / rates[peer], 2)}
-        print(json.dumps({**line, "unit": "trained tokens per CPU-second"}), flush=True)
+        case, unit = f"{ours} against {peer}", "trained tokens per CPU-second"
+        print_row("packing", case, rates[ours], rates[peer], unit, more_is_better=True, digits=1)
     positions = {name: sum(len(batch.positions_S) for batch in packs) for name, packs in steps.items()}
     print(json.dumps({"samples": len(streams), "tokens": tokens, "positions computed": positions,
                       "packs": {name: len(packs) for name, packs in steps.items()}}))  # fmt: skip

@@ -12,7 +12,6 @@ against 1 GB.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import multiprocessing
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from measure import bench_parser, parse_options
 from numpy.typing import NDArray
 
 from audiollm.audio import load
@@ -52,16 +52,14 @@ class Case(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "shared" / "data")
-    parser.add_argument("--mixtures", type=int, default=20)
+    parser.add_argument("--mixtures", type=int, default=6)
     parser.add_argument(
         "--tuning", action="store_true", help="score the mixtures that the settings were tuned on"
     )
     parser.add_argument("--hours", type=float, default=0.0, help="a long file as well")
-    arguments = parser.parse_args()
+    arguments = parse_options(parser, mixtures=20)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message=".*'uem' was approximated.*")
     if arguments.tuning:

@@ -9,8 +9,6 @@ needs gradio, playwright (pip install playwright) and Debian's chromium.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import resource
 import shutil
@@ -30,6 +28,7 @@ import numpy as np
 import psutil
 import soundfile
 import torch
+from measure import bench_parser, parse_options, print_row
 
 from audiollm.autoencoder import load_autoencoder
 from audiollm.flow.generator import SoundGenerator
@@ -46,15 +45,13 @@ CODE = "import sys; from audiollm.commands.cli import main; sys.argv[0] = 'audio
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--clicks", type=int, default=5, help="sounds of either way")
-    parser.add_argument("--edits", type=int, default=50, help="edits for the memory; 0: without them")
+    parser = bench_parser(__doc__)
+    parser.add_argument("--clicks", type=int, default=2, help="sounds of either way")
+    parser.add_argument("--edits", type=int, default=10, help="edits for the memory; 0: without them")
     parser.add_argument(
-        "--minutes", type=float, default=60.0, help="of the waveform that is drawn; 0: without it"
+        "--minutes", type=float, default=10.0, help="of the waveform that is drawn; 0: without it"
     )
-    arguments = parser.parse_args()
+    arguments = parse_options(parser, clicks=5, edits=50, minutes=60.0)
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         raise SystemExit("no chromium: apt-get install chromium")
@@ -71,18 +68,13 @@ def main() -> None:
             clicks = [click_to_sound(page, process) for _ in range(arguments.clicks)]
             commands = [new_process(run, folder / "made.wav") for _ in range(arguments.clicks)]
             ours, peer = (median(cpu for _, cpu in costs) - sampler_cpu_s for costs in (clicks, commands))
-            show("click_to_sound", ours, peer, peer / ours, "CPU-s")
+            print_row("studio", "click_to_sound", ours, peer, "CPU-s")
             ours, peer = (median(wall for wall, _ in costs) - sampler_s for costs in (clicks, commands))
-            show("click_to_sound_waited", ours, peer, peer / ours, "s", sampler_s=round(sampler_s, 3))
+            print_row("studio", "click_to_sound_waited", ours, peer, "s", sampler_s=round(sampler_s, 3))
             if arguments.edits:
                 show_memory(page, process, arguments.edits)
             if arguments.minutes:
                 show_hour(page, folder, arguments.minutes)
-
-
-def show(case: str, ours: float, peer: float | None, ratio: float | None, unit: str, **more: Any) -> None:
-    row = {"bench": "studio", "case": case, "ours": round(ours, 4), "peer": peer and round(peer, 4), **more}
-    print(json.dumps({**row, "ratio": ratio and round(ratio, 3), "unit": unit}), flush=True)
 
 
 def write_run(run: Path) -> Path:
@@ -224,14 +216,8 @@ def show_memory(page: Any, process: subprocess.Popen[bytes], edits: int) -> None
         page.wait_for_function(f"document.querySelectorAll('.st-version').length > {count}")
         if number in (5, edits):
             memory_mb[number] = psutil.Process(process.pid).memory_info().rss / 1e6
-    show(
-        f"memory_after_{edits}_edits",
-        memory_mb[edits],
-        memory_mb[5],
-        None,
-        "MB",
-        growth=round(memory_mb[edits] / memory_mb[5], 3),
-    )
+    growth = round(memory_mb[edits] / memory_mb[5], 3)
+    print_row("studio", f"memory_after_{edits}_edits", memory_mb[edits], memory_mb[5], "MB", growth=growth)
 
 
 def show_hour(page: Any, folder: Path, minutes: float) -> None:
@@ -249,8 +235,8 @@ def show_hour(page: Any, folder: Path, minutes: float) -> None:
     page.evaluate("delete document.getElementById('st-wave').dataset.drawn")
     page.click("#st-zoom-in")
     page.wait_for_function("document.getElementById('st-wave').dataset.drawn", polling=10)
-    show(
-        f"waveform_of_{minutes:g}_minutes", time.perf_counter() - began, None, None, "s",
+    print_row(
+        "studio", f"waveform_of_{minutes:g}_minutes", time.perf_counter() - began, None, "s",
         measured_s=round(measured_s, 3), opened_s=round(opened_s, 3),
     )  # fmt: skip
 

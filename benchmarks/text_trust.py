@@ -11,7 +11,6 @@ text: every word that is heard is kept.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import os
@@ -22,6 +21,8 @@ from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from measure import bench_parser, parse_options
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -77,23 +78,24 @@ class Group(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     data = Path(__file__).resolve().parents[2] / "shared" / "data"
     parser.add_argument("--data", type=Path, default=data)
     parser.add_argument("--half", choices=["choose", "report", "both"], default="both")
     parser.add_argument(
         "--recognizer", action="append", default=[], help="kind=FOLDER; skipped where it is absent"
     )
+    parser.add_argument("--clips", type=int, default=12, help="of each group, evenly picked; 0: all")
     parser.add_argument("--groups", default="", help="titles, separated by semicolons; empty: all")
-    arguments = parser.parse_args()
+    arguments = parse_options(parser, clips=0)
     if not (arguments.data / _READ).is_dir():
         parser.error(f"no {_READ} under {arguments.data}: give --data")
     titles = [title.strip() for title in arguments.groups.split(";") if title.strip()]
     halves = [half for half in ("choose", "report") if arguments.half in (half, "both")]
     with tempfile.TemporaryDirectory() as folder:
         packs = groups(arguments.data, Path(folder) / "made")
+        if arguments.clips:
+            packs = [group._replace(files=evenly_picked(group.files, arguments.clips)) for group in packs]
         for recognizer in recognizers(arguments.recognizer):
             for number, half in enumerate(halves):
                 target = Path(folder) / f"{recognizer.title}-{number}"
@@ -103,6 +105,12 @@ def main() -> None:
                     if not titles or group.title in titles
                 ]
                 print_sounds(half, recognizer, [rows for rows in silent if rows is not None])
+
+
+def evenly_picked(files: Sequence[Path], count: int) -> list[Path]:
+    """At most so many of the files."""
+    count = min(count, len(files))
+    return [files[number * len(files) // count] for number in range(count)]
 
 
 class RecognizerCase(NamedTuple):

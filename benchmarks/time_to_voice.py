@@ -8,10 +8,10 @@ which do not depend on what else the machine does. The judges' time is not count
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
+from measure import bench_parser, parse_options
 from rich.console import Console
 
 from audiollm.files.atomic import read_json
@@ -24,18 +24,22 @@ MAKING = ("annotate", "compose", "train_tokenizer", "tokenize", "train", "genera
 
 def main() -> None:
     here = Path(__file__).resolve().parents[1]
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = bench_parser(__doc__)
     parser.add_argument(
         "--audio", type=Path, help="folder of recordings; without it the embedded synthesizer speaks"
     )
     parser.add_argument("--transcripts", help="a table, or a pattern such as '{text}_{speaker}_{take}.wav'")
     parser.add_argument("--test", help="which recordings are held out, for example 'take<5'")
-    parser.add_argument("--steps", type=int, nargs="+", default=[500, 1200], help="training budgets to try")
+    parser.add_argument("--steps", type=int, nargs="+", default=[150], help="training budgets to try")
+    tokenizer_help = "steps of the tokenizer; 0: those of the recipe"
+    parser.add_argument("--tokenizer-steps", type=int, default=150, help=tokenizer_help)
     parser.add_argument("--name", default="time-to-voice")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
-    arguments = parser.parse_args()
+    arguments = parse_options(parser, steps=[500, 1200], tokenizer_steps=0)
     options = {key: getattr(arguments, key) for key in ("audio", "transcripts", "test")}
     overrides = [f"{key}={json.dumps(str(value))}" for key, value in options.items() if value is not None]
+    if arguments.tokenizer_steps:
+        overrides.append(f"train_tokenizer.steps={arguments.tokenizer_steps}")
     best, minutes = 0.0, None
     for steps in arguments.steps:
         recipe = load_recipe(

@@ -10,9 +10,7 @@ Prints the peak memory of each side as well (a process of its own each).
 
 from __future__ import annotations
 
-import argparse
 import json
-import multiprocessing
 import statistics
 import tempfile
 import time
@@ -21,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from measure import bench_parser, in_own_process, parse_options, print_row, status_mb
 from torch import Tensor
 from transformers import HiggsAudioV2TokenizerModel, MimiConfig, MimiModel
 
@@ -52,13 +51,11 @@ def build(name: str, higgs_folder: Path) -> Side:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=8.0, help="length of a clip")
+    parser = bench_parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of a clip")
     parser.add_argument("--case", choices=list(CASES), action="append", help="by default all")
-    arguments = parser.parse_args()
+    arguments = parse_options(parser, rounds=5, seconds=8.0)
     torch.set_num_threads(1)
     cases = {name: CASES[name] for name in arguments.case or CASES}
     with tempfile.TemporaryDirectory() as name:
@@ -80,10 +77,18 @@ def compare(cases: dict[str, tuple[str, str]], higgs_folder: Path, seconds: floa
                 ours_s, peer_s = (
                     statistics.median(times[name, work]) / (batch * seconds) for name in (ours, peer)
                 )
-                _print_speed_line(f"{case} {work} batch {batch}", ours_s, peer_s, "CPU-s per audio-s")
-        memory = {name: peak_memory_mb(name, higgs_folder, batch, length) for name in names}
+                print_row(
+                    "tokenizer_speed", f"{case} {work} batch {batch}", ours_s, peer_s, "CPU-s per audio-s"
+                )
+        memory = {name: in_own_process(peak_memory_mb, name, higgs_folder, batch, length) for name in names}
         for case, (ours, peer) in cases.items():
-            _print_speed_line(f"{case} memory batch {batch}", memory[ours], memory[peer], "MB at the peak")
+            print_row(
+                "tokenizer_speed",
+                f"{case} memory batch {batch}",
+                memory[ours],
+                memory[peer],
+                "MB at the peak",
+            )
     if "higgs-preset" in cases:
         codes = [sides[name].encode(speech_like(2, length)) for name in cases["higgs-preset"]]
         same = float((codes[0] == codes[1]).float().mean())
@@ -111,22 +116,11 @@ def measure(sides: dict[str, Side], audio: Tensor, rounds: int) -> dict[tuple[st
 
 
 def peak_memory_mb(name: str, higgs_folder: Path, batch: int, length: int) -> float:
-    """Peak resident memory of a process that encodes and decodes once."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_peak, (name, higgs_folder, batch, length))
-
-
-def _peak(name: str, higgs_folder: Path, batch: int, length: int) -> float:
+    """Peak resident memory of this process, which encodes and decodes once."""
     torch.set_num_threads(1)
     side = build(name, higgs_folder)
     side.decode(side.encode(speech_like(batch, length)))
-    return peak_mb()
-
-
-def peak_mb() -> float:
-    """Peak resident memory of this process (getrusage would count that of the process that began it)."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+    return status_mb("VmHWM")
 
 
 def speech_like(batch: int, length: int) -> Tensor:
@@ -224,11 +218,6 @@ def write_higgs(folder: Path) -> None:
 
 def _count(model: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _print_speed_line(case: str, ours: float, peer: float, unit: str) -> None:
-    line = {"bench": "tokenizer_speed", "case": case, "ours": round(ours, 4), "peer": round(peer, 4)}
-    print(json.dumps({**line, "ratio": round(peer / ours, 2), "unit": unit}), flush=True)
 
 
 if __name__ == "__main__":
