@@ -35,7 +35,7 @@ from llm_train import (
     speech,
     speech_template,
 )
-from measure import bench_parser, in_turns, parse_options
+from measure import bench_parser, parse_options
 
 from audiollm.data.chat.template import Template
 from audiollm.data.packing import PackedBatch
