@@ -7,210 +7,165 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from audiollm.evaluate.report.clips import Gallery
-from audiollm.evaluate.report.formats import duration, megabytes, percent_or_dash, without_home
-from audiollm.evaluate.report.page import render_template
-from audiollm.evaluate.report.spectrograms import DYNAMIC_RANGE_DB
-from audiollm.files.atomic import write_json, write_text
-from audiollm.recipe.runner import Context
-from pipelines.report.answers import answers_section
-from pipelines.report.codec import TOKENIZER_STAGES, tokenizer_section
-from pipelines.report.headline import headline, warnings_of
-from pipelines.report.material import Material, Row
-from pipelines.report.policies.history import KINDS as FRESH
-from pipelines.report.policies.interpretations import KIND as INTERPRETED
-from pipelines.report.policies.interpretations import interpretations_section
-from pipelines.report.policies.section import policies_section
-from pipelines.report.policies.written_thoughts import KIND as WRITTEN
-from pipelines.report.policies.written_thoughts import thoughts_section
-from pipelines.report.preferences.history import POLICIES, REWARD_MODELS
-from pipelines.report.preferences.section import preferences_section, rewards_section
-from pipelines.report.recordings import recordings_section
-from pipelines.report.samples import samples_section
-from pipelines.report.scores import scores_section
-from pipelines.report.settings import ReportConfig
-from pipelines.report.sounds import SOUND_STAGES, sounds_section
-from pipelines.report.summary import seconds_and_memory, summarize_run
-from pipelines.report.training import training_section
+from markupsafe import Markup
 
-FOLDER = Path(__file__).parent
-TITLES = {
-    "recordings": "Recordings",
-    "tokenizer": "Tokenizer",
-    "training": "Training",
-    "preferences": "Preferences",
-    "rewards": "Reward models",
-    "policies": "Policies",
-    "interpretations": "Interpretation",
-    "thoughts": "Chains of thought",
-    "answers": "Answers",
-    "samples": "Samples",
-    "sounds": "Sounds",
-    "scores": "Scores",
-}
-"""Titles of the sections, in their order; the section on the run itself comes last."""
-KINDS = {
-    "recordings": ("annotate", "compose"),
-    "tokenizer": TOKENIZER_STAGES,
-    "training": ("train",),
-    "preferences": (POLICIES,),
-    "rewards": (REWARD_MODELS,),
-    "policies": FRESH,
-    "interpretations": (INTERPRETED,),
-    "thoughts": (WRITTEN,),
-    "answers": ("evaluate_listening",),
-    "samples": ("generate", "evaluate"),
-    "sounds": SOUND_STAGES,
-    "scores": ("evaluate",),
-}
-"""Kinds of stages by section: a section is shown if the recipe has a stage of one of its kinds."""
+from audiollm.files.atomic import write_json
+from audiollm.pages.blocks import (
+    Content,
+    cell,
+    configuration,
+    element,
+    facts,
+    heading,
+    join,
+    note,
+    share_bar,
+    small,
+    table,
+)  # fmt: skip
+from audiollm.pages.clips import Gallery
+from audiollm.pages.formats import duration, flat_settings, megabytes, without_home
+from audiollm.pages.page import Page, Section, Tile, build_section
+from audiollm.pages.run_record import Row, RunRecord
+from audiollm.pages.sections import ReportContext, load_sections
+from audiollm.recipe.runner import Context
+from pipelines.report.settings import ReportConfig
+from pipelines.report.summary import seconds_and_memory, summarize_run
+
+TILE_ORDER = (
+    "scores",
+    "preferences",
+    "rewards",
+    "policies",
+    "interpretations",
+    "thoughts",
+    "sounds",
+    "answers",
+)
+"""Sections in the order of their figures at the top of the page; others follow."""
 PACKAGES = ("audiollm", "torch", "torchaudio", "transformers", "numpy", "librosa", "pocketsphinx")
 
 
 def write_run_report(config: ReportConfig, context: Context) -> dict[str, Any]:
     """Write both files into the stage's folder; returns the numbers of clips and bytes."""
     started = time.monotonic()
-    material = Material(context.recipe, context.results)
-    gallery = Gallery(config.players)
-    builders: dict[str, Callable[[], Row]] = {
-        "recordings": lambda: recordings_section(material, gallery),
-        "tokenizer": lambda: tokenizer_section(material, gallery),
-        "training": lambda: training_section(material, gallery),
-        "preferences": lambda: preferences_section(material, gallery),
-        "rewards": lambda: rewards_section(material, gallery),
-        "policies": lambda: policies_section(material, gallery),
-        "interpretations": lambda: interpretations_section(material, gallery),
-        "thoughts": lambda: thoughts_section(material, gallery),
-        "answers": lambda: answers_section(material, gallery),
-        "samples": lambda: samples_section(material, gallery, config.samples),
-        "sounds": lambda: sounds_section(material, gallery),
-        "scores": lambda: scores_section(material),
-    }
-    with context.progress("drawing", len(builders)) as bar:
-        sections = {}
-        for name, builder in builders.items():
-            sections[name] = _build_section(name, builder, context)
-            bar.advance(bar.task_ids[0])
-    visible_sections = {
-        name: section for name, section in sections.items() if _has_place(name, section, material)
-    }
-    figures = seconds_and_memory(material, context.folder.name, time.monotonic() - started)
-    summary = summarize_run(material, *figures)
-    html = render_page(material, summary, visible_sections, gallery)
-    for path, problem in material.damage.items():
-        context.say(f"{path}: {problem}")
-    write_text(context.folder / "report.html", html)
+    run = RunRecord(context.recipe, context.results)
+    report = ReportContext(run, Gallery(config.players), config.samples)
+    sections = build_sections(config.sections, report, context)
+    figures = seconds_and_memory(run, context.folder.name, time.monotonic() - started)
+    summary = summarize_run(run, *figures)
+    path = run_page(report, summary, sections).write(context.folder / "report.html")
+    for damaged_path, problem in run.damage.items():
+        context.say(f"{damaged_path}: {problem}")
     write_json(context.folder / "summary.json", summary)
-    return {"clips": gallery.num_clips, "bytes": len(html.encode())}
+    return {"clips": report.gallery.num_clips, "bytes": path.stat().st_size}
 
 
-def _build_section(name: str, builder: Callable[[], Row], context: Context) -> Row:
-    """A section, or the reason why it failed: a page with a gap is worth more than none."""
-    try:
-        return builder()
-    except Exception as error:
-        problem = without_home(f"{type(error).__name__}: {error}")
-        context.say(f"the report's section {name} could not be made: {problem}")
-        return {"absent": f"This section could not be made: {problem}"}
+def build_sections(names: Sequence[str], report: ReportContext, context: Context) -> list[Section]:
+    """The sections of these names that the run has something for."""
+    builders = load_sections(names)
+    sections = []
+    with context.progress("drawing", len(builders)) as progress:
+        for name, builder in builders.items():
+            sections.append(build_section(name, partial(builder, report), context.say))
+            progress.advance(progress.task_ids[0])
+    return [section for section in sections if section is not None]
 
 
-def _has_place(name: str, section: Row, material: Material) -> bool:
-    """Whether a section is shown: a stage of its kind, or recordings that other stages set aside."""
-    return material.has(*KINDS[name]) or bool((section.get("set_aside") or {}).get("rows"))
-
-
-def render_page(material: Material, summary: Row, sections: Mapping[str, Row], gallery: Gallery) -> str:
-    """The page as text. Whatever comes from a run is escaped.
-
-    Args:
-        sections: by name, of `TITLES`; the others are left out of the page.
-    """
-    return render_template(
-        "run.html",
-        folders=[FOLDER],
-        filters={"percent": percent_or_dash, "duration": duration, "megabytes": megabytes},
-        page_kind="audiollm report",
-        name=material.recipe.name,
-        about=_describe_run(material),
-        failed=summary["failed"],
-        tiles=headline(material, summary),
-        warnings=warnings_of(material),
-        titles={name: title for name, title in TITLES.items() if name in sections} | {"run": "Run"},
-        num_silent=gallery.num_silent,
-        dynamic_range=f"{DYNAMIC_RANGE_DB:g}",
-        stages=_stages(material, summary),
-        total_s=summary["seconds"]["total"],
-        configuration=_configuration(material),
-        versions=_versions(),
-        **{name: sections.get(name) for name in TITLES},
+def run_page(report: ReportContext, summary: Row, sections: Sequence[Section]) -> Page:
+    """The page. Whatever comes from a run is escaped."""
+    run, silent = report.run, report.gallery.num_silent
+    names = [*TILE_ORDER, *(section.name for section in sections)]
+    tiles = [
+        tile for section in sorted(sections, key=lambda of: names.index(of.name)) for tile in section.tiles
+    ]
+    return Page(
+        "audiollm report",
+        run.recipe.name,
+        [*sections, Section("run", "Run", _run_content(run, summary), "The run")],
+        [*tiles, *_time_tiles(summary)],
+        summary["warnings"],
+        about=_describe_run(run, summary["failed"]),
+        notes=note(f"{silent} clips of this page are without sound, to keep it small.")
+        if silent
+        else Markup(),
     )
 
 
-def _describe_run(material: Material) -> list[str]:
-    recipe = material.recipe
-    return [
+def _describe_run(run: RunRecord, failed: Row | None) -> Markup:
+    recipe = run.recipe
+    parts = [
         f"recipe {recipe.path.name}",
         f"size {recipe.size}",
         f"seed {recipe.seed}",
         f"{len(recipe.stages)} stages",
     ]
+    about = element("p", [element("span", part) for part in parts], class_="about")
+    if failed is None:
+        return about
+    title = element("h2", f"✗ The stage {failed['stage']} failed")
+    return join(
+        about, element("div", title, element("pre", failed["message"]), class_="failure", role="alert")
+    )
 
 
-def _stages(material: Material, summary: Row) -> list[Row]:
+def _time_tiles(summary: Mapping[str, Any]) -> list[Tile]:
+    seconds, memory = dict(summary["seconds"]), summary["memory_mb"]
+    total = seconds.pop("total")
+    longest, largest = max(seconds, key=seconds.__getitem__), max(memory, key=memory.__getitem__)
+    return [
+        Tile(duration(total), "total time", f"longest: {longest}, {duration(seconds[longest])}"),
+        Tile(megabytes(summary["peak_memory_mb"]), "peak memory", f"in {largest}"),
+    ]
+
+
+def _run_content(run: RunRecord, summary: Row) -> Markup:
+    """Time and memory of the stages, their settings, and versions."""
+    about = f"{duration(summary['seconds']['total'])} in all; the memory of this process and its children"
+    return join(
+        heading("Time and memory", about),
+        table(("stage", "time", "peak memory"), _cost_rows(run, summary), "stages"),
+        heading("Configuration"),
+        configuration(
+            (
+                [stage.name, [" ", small(stage.stage.kind)] if stage.stage.kind != stage.name else None],
+                [(key, _format_setting(run, value)) for key, value in flat_settings(stage.settings())],
+            )
+            for stage in run.recipe.stages
+        ),
+        heading("Versions"),
+        facts(_versions()),
+    )
+
+
+def _cost_rows(run: RunRecord, summary: Row) -> list[list[Content]]:
     """One row per stage of the recipe: its state, and its seconds and memory beside the largest."""
     seconds, memory = dict(summary["seconds"]), summary["memory_mb"]
     seconds.pop("total")
     longest, largest = max(seconds.values()) or 1.0, max(memory.values()) or 1.0
-    rows = []
-    for stage in material.recipe.stages:
-        result = material.results.get(stage.name)
-        state = result.state if result is not None else "" if stage.name in seconds else "not run"
+    rows: list[list[Content]] = []
+    for stage in run.recipe.stages:
+        name, result = [stage.name, " ", small(stage.stage.help)], run.results.get(stage.name)
         time_s, memory_mb = seconds.get(stage.name), memory.get(stage.name)
+        if time_s is None or memory_mb is None:
+            state = result.state if result is not None else "not run"
+            rows.append([name, cell(state, colspan=2, class_="small")])
+            continue
+        failed = element("span", "✗ failed", class_="badge") if result and result.state == "failed" else None
+        drawn_time = [share_bar(100 * time_s / longest), " ", duration(time_s), failed and [" ", failed]]
         rows.append(
-            {
-                "name": stage.name,
-                "help": stage.stage.help,
-                "state": state,
-                "seconds": time_s,
-                "seconds_percent": 100 * (time_s or 0.0) / longest,
-                "memory_mb": memory_mb,
-                "memory_percent": 100 * (memory_mb or 0.0) / largest,
-            }
+            [name, drawn_time, [share_bar(100 * memory_mb / largest, "second"), " ", megabytes(memory_mb)]]
         )
     return rows
 
 
-def _configuration(material: Material) -> list[Row]:
-    return [
-        {
-            "name": stage.name,
-            "kind": stage.stage.kind,
-            "settings": [
-                (key, _format_setting(material, value)) for key, value in flat_settings(stage.settings())
-            ],
-        }
-        for stage in material.recipe.stages
-    ]
-
-
-def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested settings as `outer.inner`, which is how they are written on the command line."""
-    pairs: list[tuple[str, Any]] = []
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            pairs += flat_settings(value, f"{prefix}{key}.")
-        else:
-            pairs.append((f"{prefix}{key}", value))
-    return pairs
-
-
-def _format_setting(material: Material, value: Any) -> str:
+def _format_setting(run: RunRecord, value: Any) -> str:
     if isinstance(value, str):
-        return material.shorten_paths(value)
+        return run.shorten_paths(value)
     return without_home(json.dumps(value, ensure_ascii=False))
 
 

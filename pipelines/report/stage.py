@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from audiollm.recipe.plug_ins import plug_in_facts
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan
 from pipelines.report.settings import ReportConfig
@@ -25,6 +26,10 @@ def plan_report(config: ReportConfig, plans: Mapping[str, StagePlan]) -> StagePl
     )
 
 
+def _section_facts(config: ReportConfig) -> list[str]:
+    return plug_in_facts(config.sections)
+
+
 STAGE = Stage(
     kind="report",
     config=ReportConfig,
@@ -33,5 +38,6 @@ STAGE = Stage(
     help="write the report of the run",
     plan=plan_report,
     reads_run=True,
+    facts=_section_facts,
     publish=("report", "summary"),
 )

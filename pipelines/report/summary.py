@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from audiollm.evaluate.report.formats import without_home
-from pipelines.report.headline import warnings_of
-from pipelines.report.material import Material, plain
+from audiollm.pages.formats import without_home
+from audiollm.pages.run_record import Row, RunRecord, plain
 
 SCORES = (
     "judge",
@@ -43,9 +42,7 @@ SECTIONS = {
 }
 
 
-def summarize_run(
-    material: Material, seconds: dict[str, float], memory_mb: dict[str, float]
-) -> dict[str, Any]:
+def summarize_run(run: RunRecord, seconds: dict[str, float], memory_mb: dict[str, float]) -> dict[str, Any]:
     """The figures of a run for programs, with sorted keys.
 
     A section holds what its stage returned, None where that is not done. In a recipe with several stages of the kind
@@ -54,16 +51,16 @@ def summarize_run(
     Args:
         seconds, memory_mb: by stage; apart from these the result depends on the run's content alone.
     """
-    recipe, failed = material.recipe, material.failed
-    evaluated = material.stages("evaluate")
+    recipe, failed = run.recipe, run.failed
+    evaluated = run.stages("evaluate")
     scores = (evaluated[0].figures or {}) if len(evaluated) == 1 else {}
     summary: dict[str, Any] = {key: scores.get(key) for key in SCORES}
-    summary |= {key: _collect_kind_figures(material, kind) for key, kind in SECTIONS.items()}
+    summary |= {key: _collect_kind_figures(run, kind) for key, kind in SECTIONS.items()}
     summary |= {
         "name": recipe.name,
         "size": recipe.size,
         "seed": recipe.seed,
-        "warnings": warnings_of(material),
+        "warnings": _warnings_of(run),
         "failed": {"stage": failed.name, "message": without_home(failed.error)} if failed else None,
         "seconds": {**_round_values(seconds), "total": round(sum(seconds.values()), 1)},
         "memory_mb": _round_values(memory_mb),
@@ -75,21 +72,30 @@ def summarize_run(
 
 
 def seconds_and_memory(
-    material: Material, report_name: str, report_s: float
+    run: RunRecord, report_name: str, report_s: float
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds and peak memory in MB by stage; those of the stage `report` itself are measured up to now."""
     import psutil
 
-    seconds = {name: result.seconds for name, result in material.results.items()}
-    memory_mb = {name: result.peak_memory_mb for name, result in material.results.items()}
+    seconds = {name: result.seconds for name, result in run.results.items()}
+    memory_mb = {name: result.peak_memory_mb for name, result in run.results.items()}
     seconds[report_name] = report_s
     memory_mb[report_name] = psutil.Process().memory_info().rss / 2**20
     return seconds, memory_mb
 
 
-def _collect_kind_figures(material: Material, kind: str) -> dict[str, Any] | None:
+def _warnings_of(run: RunRecord) -> list[Row]:
+    """The warnings of all stages: a model that is worse than its start, a training that was stopped."""
+    return [
+        {"stage": name, "text": str(text)}
+        for name, result in run.results.items()
+        for text in (result.figures or {}).get("warnings") or ()
+    ]
+
+
+def _collect_kind_figures(run: RunRecord, kind: str) -> dict[str, Any] | None:
     """The figures of the only stage of a kind, or of each stage by its name."""
-    stages = material.stages(kind)
+    stages = run.stages(kind)
     if len(stages) > 1:
         return {stage.name: stage.figures for stage in stages}
     return stages[0].figures if stages else None

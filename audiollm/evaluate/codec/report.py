@@ -5,59 +5,70 @@ Shapes: K codebooks, T frames, N samples.
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from audiollm.audio import AudioError, Waveform, load
 from audiollm.codec import Codec
 from audiollm.evaluate.codec.evaluation import COMPARISON_RATE, EvaluationClip, match_reference
 from audiollm.evaluate.codec.scores import METRICS
-from audiollm.evaluate.report.clips import Gallery, PageClip
-from audiollm.evaluate.report.page import MAX_SOUND_BYTES, render_template
 from audiollm.evaluate.report.remedies import with_remedy
-from audiollm.evaluate.report.spectrograms import DYNAMIC_RANGE_DB, mel_decibels
-from audiollm.files.atomic import write_text
+from audiollm.pages.blocks import (
+    Cell,
+    Chart,
+    bold,
+    cell,
+    charts,
+    element,
+    example,
+    heading,
+    join,
+    named_clips,
+    note,
+    notice,
+    reasons_table,
+    small,
+    table,
+)  # fmt: skip
+from audiollm.pages.charts import DISTINCT_COLOURS, bar_chart, line_chart
+from audiollm.pages.clips import Gallery, PageClip
+from audiollm.pages.page import MAX_SOUND_BYTES, Page, Section
+from audiollm.pages.spectrograms import mel_decibels
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
+ABOUT_SCORES = (
+    "Means over clips, compared at 24 kHz; the best codec is underlined. Where a metric has no value for a clip, the "
+    "clip is left out of its mean and the reason is counted. The original is heard by what needs no reference. Word "
+    "errors are over all words."
+)
+ABOUT_CODEBOOKS = (
+    "Share of the codes of each codebook that occur at all, and exp of the entropy of their use. Over few frames both "
+    "are bounded by the number of frames."
+)
 EXAMPLE_S = 8.0
-COLOURS = 6
-"""Number of distinct codec colours; further codecs reuse them."""
-_INK, _LINE = "#010203", "#010204"
-_SERIES = tuple(f"#0105{index:02d}" for index in range(COLOURS))
-_PAGE_COLOURS = {_INK: "currentColor", _LINE: "var(--line)"} | {
-    stand_in: f"var(--c{index})" for index, stand_in in enumerate(_SERIES)
-}
-_STYLE: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "audiollm",
-    "font.family": "DejaVu Sans",
-    "font.size": 9.5,
-    "text.parse_math": False,  # names are shown as they are written: `$\\x$` is no formula
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "axes.edgecolor": _LINE,
-    "axes.facecolor": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": _LINE,
-    "grid.linewidth": 0.6,
-    "xtick.color": _LINE,
-    "ytick.color": _LINE,
-    "xtick.labelcolor": _INK,
-    "ytick.labelcolor": _INK,
-    "figure.facecolor": "none",
-}
+
+
+@dataclass(frozen=True)
+class _Dots:
+    """The codecs with their colours."""
+
+    names: Sequence[str]
+
+    def dot(self, name: str) -> Markup:
+        if name not in self.names:
+            return Markup()
+        colour = DISTINCT_COLOURS[list(self.names).index(name) % len(DISTINCT_COLOURS)]
+        return element("span", class_="dot", style=f"background:{colour}")
+
+    def dotted_names(self) -> list[Markup]:
+        return [join(self.dot(name), name) for name in self.names]
+
+    def legend(self) -> Markup:
+        return element("ul", [element("li", name) for name in self.dotted_names()], class_="legend")
 
 
 def write_codec_report(
@@ -73,41 +84,45 @@ def write_codec_report(
         result: what `evaluate_codec` returned.
         clips: those that were scored; up to `num_examples` of them are coded again, 8 s of each.
     """
-    colours = {name: f"var(--c{index % COLOURS})" for index, name in enumerate(codecs)}
+    dots = _Dots(list(codecs))
     gallery = Gallery(most_bytes=MAX_SOUND_BYTES, lossless=True)
-    examples = _codec_examples(codecs, clips, num_examples, gallery)
+    sections = [
+        Section("codecs", "Codecs", _codec_table(result, dots), "The codecs"),
+        Section("scores", "Scores", _codec_scores(result, dots)),
+        Section(
+            "codebooks", "Codebooks", join(note(ABOUT_CODEBOOKS), dots.legend(), codebook_charts(result))
+        ),
+    ]
+    if prefixes := prefix_charts(result):
+        content = join(dots.legend(), prefixes)
+        sections.insert(2, Section("prefixes", "Fewer codebooks", content, "With fewer codebooks"))
+    examples = _codec_examples(codecs, clips, num_examples, gallery, dots)
+    if examples:
+        about = note(f"The first {EXAMPLE_S:g} s, FLAC. {gallery.about_spectrograms(' of the original')}")
+        sections.append(Section("examples", "Listen", join(about, examples)))
     set_aside = [(item["path"], item["reason"]) for item in result["set_aside"]]
-    prefixes = prefix_charts(result)
-    titles = {
-        "codecs": "Codecs",
-        "scores": "Scores",
-        **({"prefixes": "Fewer codebooks"} if prefixes else {}),
-        "codebooks": "Codebooks",
-        **({"examples": "Listen"} if examples else {}),
-        **({"set_aside": "Set aside"} if set_aside else {}),
-    }
-    page = render_template(
-        "codec_report.html",
-        page_kind="audiollm evaluation",
-        name="Codecs side by side",
-        tiles=(),
-        warnings=(),
-        titles=titles,
-        codec_rows=_codec_rows(result),
-        dynamic_range=f"{DYNAMIC_RANGE_DB:g}",
-        num_silent=gallery.num_silent,
-        result=result,
-        colours=colours,
-        tables=[score_table(result, kind) for kind in result["clips"]],
-        metric_charts=metric_charts(result),
-        codebook_charts=codebook_charts(result),
-        prefix_charts=prefixes,
-        examples=examples,
-        seconds=EXAMPLE_S,
-        set_aside=set_aside,
-    )
-    write_text(path, page)
-    return path
+    if set_aside:
+        sections.append(Section("set_aside", "Set aside", reasons_table("file", set_aside)))
+    page = Page("audiollm evaluation", "Codecs side by side", sections, about=note(_describe_clips(result)))
+    return page.write(path)
+
+
+def _describe_clips(result: Mapping[str, Any]) -> str:
+    sizes = [
+        f"{size['clips']} clips of {kind}, {size['seconds']:.0f} s" for kind, size in result["clips"].items()
+    ]
+    if "judges" in result:
+        judges = result["judges"]
+        sizes += [
+            f"recognizer: {judges['recognizer'] or 'none'}",
+            f"speaker judge: {judges['speaker'] or 'none'}",
+        ]
+    return " · ".join(sizes)
+
+
+def _codec_table(result: Mapping[str, Any], dots: _Dots) -> Markup:
+    rows = [(title, *texts) for title, texts in _codec_rows(result)]
+    return table(["codec", *dots.dotted_names()], rows, "measured upright")
 
 
 def _codec_rows(result: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
@@ -136,7 +151,12 @@ def _codec_rows(result: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     return [(title, texts) for title, texts in rows.items() if any(texts)]
 
 
-def score_table(result: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def _codec_scores(result: Mapping[str, Any], dots: _Dots) -> Markup:
+    tables = [_kind_scores(result, kind, dots) for kind in result["clips"]]
+    return join(note(ABOUT_SCORES), tables, dots.legend(), metric_charts(result))
+
+
+def _kind_scores(result: Mapping[str, Any], kind: str, dots: _Dots) -> Markup:
     """A row per metric that has a value for this kind of clip, a cell per codec; the others with their reasons."""
     of_codecs = [scores["kinds"].get(kind, {}) for scores in result["codecs"].values()]
     original = result["original"].get(kind, {})
@@ -154,11 +174,15 @@ def score_table(result: Mapping[str, Any], kind: str) -> dict[str, Any]:
         best = _best_mean(tables, name)
         cells = [_page_cell(original.get(name), name)] if has_original else []
         cells += [_page_cell(table, name, best) for table in tables]
-        rows.append(
-            {"title": metric.title, "higher": metric.higher_is_better, "unit": metric.unit, "cells": cells}
-        )
-    sizes = result["clips"][kind]
-    return {"kind": kind, **sizes, "has_original": has_original, "rows": rows, "absent": absent}
+        title = f"{metric.title} {'↑' if metric.higher_is_better else '↓'}"
+        rows.append([join(title, metric.unit and [" ", small(metric.unit)]), *cells])
+    size = result["clips"][kind]
+    headings = ["metric", *(["original"] if has_original else []), *dots.dotted_names()]
+    return join(
+        heading(kind, f"{size['clips']} clips, {size['seconds']:.0f} s"),
+        rows and table(headings, rows, "measured upright"),
+        [notice(small(f"n/a: {', '.join(titles)} ({why})")) for why, titles in absent.items()],
+    )
 
 
 def _best_mean(tables: Sequence[Mapping[str, Any] | None], metric: str) -> float | None:
@@ -168,86 +192,72 @@ def _best_mean(tables: Sequence[Mapping[str, Any] | None], metric: str) -> float
     return max(means) if METRICS[metric].higher_is_better else min(means)
 
 
-def _page_cell(table: Mapping[str, Any] | None, metric: str, best: float | None = None) -> dict[str, Any]:
+def _page_cell(table: Mapping[str, Any] | None, metric: str, best: float | None = None) -> Cell:
     if table is None:
-        return {"text": "", "note": "", "best": False, "missing": ""}
+        return cell(bold())
     digits = METRICS[metric].digits
     missing = "; ".join(f"{count} × {with_remedy(reason)}" for reason, count in table["reasons"].items())
     if table["mean"] is None:
-        return {"text": "n/a", "note": "", "best": False, "missing": missing}
-    return {
-        "text": f"{table['mean']:.{digits}f}",
-        "note": f"median {table['median']:.{digits}f}",
-        "best": table["mean"] == best,
-        "missing": f"n {table['n']}; n/a: {missing}" if missing else "",
-    }
+        return cell(bold("n/a"), missing and element("small", missing, class_="missing"))
+    return cell(
+        bold(f"{table['mean']:.{digits}f}"),
+        small(f"median {table['median']:.{digits}f}", tag="small"),
+        missing and element("small", f"n {table['n']}; n/a: {missing}", class_="missing"),
+        class_="best" if table["mean"] == best else "",
+    )
 
 
 # ------------------------------------------------------------------------------------------------- charts
 
 
-def metric_charts(result: Mapping[str, Any]) -> list[Markup]:
+def metric_charts(result: Mapping[str, Any]) -> Markup:
     """For each metric that has a value, its mean by kind of clip, a bar for each codec."""
-    charts = []
+    drawn = []
     for metric in result["metrics"]:
-        kinds = [
-            kind
-            for kind in result["clips"]
-            if any(
-                _metric_mean(scores["kinds"], kind, metric) is not None
-                for scores in result["codecs"].values()
-            )
-        ]
-        if not kinds:
-            continue
-        bars = {
-            name: [_metric_mean(scores["kinds"], kind, metric) for kind in kinds]
+        means = {
+            name: {kind: _metric_mean(scores["kinds"], kind, metric) for kind in result["clips"]}
             for name, scores in result["codecs"].items()
         }
-        charts.append(
-            _chart(_metric_title(metric), lambda axes, bars=bars, kinds=kinds: _draw_bars(axes, bars, kinds))
-        )
-    return charts
+        kinds = [kind for kind in result["clips"] if any(of[kind] is not None for of in means.values())]
+        if kinds:
+            bars = {name: [by_kind[kind] for kind in kinds] for name, by_kind in means.items()}
+            title = _metric_title(metric)
+            drawn.append(Chart(title, bar_chart(bars, kinds, title)))
+    return charts(drawn)
 
 
-def codebook_charts(result: Mapping[str, Any]) -> list[Markup]:
+def codebook_charts(result: Mapping[str, Any]) -> Markup:
     """Share of used codes and perplexity, by codebook."""
-    charts = []
+    drawn = []
     for key, title in (("usage", "share of codes used"), ("perplexity", "perplexity")):
         lines = {
             name: list(enumerate(scores["codebooks"][key], start=1))
             for name, scores in result["codecs"].items()
         }
-        charts.append(
-            _chart(title, lambda axes, lines=lines: _draw_lines(axes, lines, "codebook", floor=True))
-        )
-    return charts
+        drawn.append(Chart(title, line_chart(lines, "codebook", title, is_counted=True)))
+    return charts(drawn)
 
 
-def prefix_charts(result: Mapping[str, Any]) -> list[Markup]:
+def prefix_charts(result: Mapping[str, Any]) -> Markup:
     """Each metric against the bitrate, by kind of clip, for codecs that were scored with fewer codebooks, too."""
-    charts = []
     if all(len(scores["prefixes"]) < 2 for scores in result["codecs"].values()):
-        return []
+        return Markup()
+    drawn = []
     for metric in result["metrics"]:
         for kind in result["clips"]:
-            lines = {}
-            for name, scores in result["codecs"].items():
-                points = [
+            points_by_name = {
+                name: [
                     (scores["prefix_bitrates_bps"][number] / 1000, mean)
                     for number, kinds in scores["prefixes"].items()
                     if (mean := _metric_mean(kinds, kind, metric)) is not None
                 ]
-                if points:
-                    lines[name] = points
+                for name, scores in result["codecs"].items()
+            }
+            lines = {name: points for name, points in points_by_name.items() if points}
             if lines:
-                charts.append(
-                    _chart(
-                        f"{_metric_title(metric)}, {kind}",
-                        lambda axes, lines=lines: _draw_lines(axes, lines, "kbps"),
-                    )
-                )
-    return charts
+                title = f"{_metric_title(metric)}, {kind}"
+                drawn.append(Chart(title, line_chart(lines, "kbps", title)))
+    return charts(drawn)
 
 
 def _metric_mean(kinds: Mapping[str, Any], kind: str, metric: str) -> float | None:
@@ -261,63 +271,14 @@ def _metric_title(metric: str) -> str:
     return f"{definition.title}{unit} {'↑' if definition.higher_is_better else '↓'}"
 
 
-def _draw_bars(axes: Axes, bars: Mapping[str, Sequence[float | None]], kinds: Sequence[str]) -> None:
-    width = 0.8 / len(bars)
-    for index, values in enumerate(bars.values()):
-        places = [at - 0.4 + (index + 0.5) * width for at in range(len(kinds))]
-        heights = [0.0 if value is None else value for value in values]
-        axes.bar(places, heights, width * 0.9, color=_SERIES[index % COLOURS])
-    axes.set_xticks(range(len(kinds)), kinds)
-    axes.tick_params(length=0)
-
-
-def _draw_lines(
-    axes: Axes, lines: Mapping[str, Sequence[tuple[float, float]]], x_label: str, floor: bool = False
-) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    for index, points in enumerate(lines.values()):
-        x, y = zip(*points, strict=True)
-        axes.plot(x, y, color=_SERIES[index % COLOURS], marker="o", markersize=3.4, linewidth=1.5)
-    if floor:
-        axes.set_ylim(bottom=0)
-    axes.set_xlabel(x_label)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=x_label == "codebook"))
-    axes.tick_params(length=3, width=0.6)
-
-
-def _chart(title: str, draw: Any) -> Markup:
-    """An inline SVG that takes the page's colours, under its title."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(3.3, 2.2), layout="constrained")
-        draw(figure.add_subplot())
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    svg = buffer.getvalue().decode()
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    view_box = re.search(r'viewBox="([^"]*)"', svg)
-    assert view_box is not None
-    head = f'<svg class="chart" viewBox="{view_box.group(1)}" role="img" aria-label="{escape(title)}">'
-    svg = head + svg[svg.index(">") + 1 :]
-    # ids are local to a figure and would clash on one page
-    prefix = re.sub(r"\W", "", title)
-    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
-    for stand_in, colour in _PAGE_COLOURS.items():
-        svg = svg.replace(stand_in, colour)
-    return Markup(f'<figure class="card"><figcaption>{escape(title)}</figcaption>{svg}</figure>')
-
-
 # ----------------------------------------------------------------------------------------------- examples
 
 
 def _codec_examples(
-    codecs: Mapping[str, Codec], clips: Sequence[EvaluationClip], number: int, gallery: Gallery
-) -> list[dict[str, Any]]:
+    codecs: Mapping[str, Codec], clips: Sequence[EvaluationClip], number: int, gallery: Gallery, dots: _Dots
+) -> list[Markup]:
     """Clips with the sound and the spectrogram of the original and of each codec, up to the page's limit of sound."""
-    examples: list[dict[str, Any]] = []
+    examples: list[Markup] = []
     for clip in _alternate_kinds(clips):
         if len(examples) == number or gallery.num_silent:
             break
@@ -329,10 +290,11 @@ def _codec_examples(
         except AudioError:  # named among those set aside
             continue
         sounds = _original_and_decoded_sounds(recording, codecs, gallery)
-        span = f"{recording.duration_s:.1f} s from {clip.start_s:.1f} s"
-        examples.append(
-            {"name": clip.path.name, "kind": clip.kind, "text": clip.text, "span": span, "sounds": sounds}
-        )
+        about = f"{clip.kind} · {recording.duration_s:.1f} s from {clip.start_s:.1f} s"
+        about += f" · “{clip.text}”" if clip.text else ""
+        named_sounds = [(join(dots.dot(name), name), sound) for name, sound in sounds]
+        title = [clip.path.name, " ", small(about)]
+        examples.append(example(title, named_clips(named_sounds, clip.path.name)))
     return examples
 
 

@@ -23,7 +23,6 @@ from audiollm.evaluate.interpret.pictures import QualityPoint, quality_over_late
 from audiollm.evaluate.interpret.quality import HeardOutput, corpus_quality, in_form
 from audiollm.evaluate.interpret.resegment import ReferenceSegment, resegment
 from audiollm.evaluate.judges.text_scorers import TextScorer, Translation
-from audiollm.evaluate.report.formats import format_number
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import metric_table
 from audiollm.evaluate.report.store import Row
@@ -34,9 +33,10 @@ from audiollm.evaluate.report.suite import (
     Sound,
     SuiteResult,
     reasons_of,
-    tile,
 )
 from audiollm.evaluate.report.text_errors import TextForm
+from audiollm.pages.formats import format_number
+from audiollm.pages.page import Tile
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def evaluate_interpretation(
     )
 
 
-def _tiles(system: str, scores: Mapping[str, Any], unit: str) -> list[dict[str, str]]:
+def _tiles(system: str, scores: Mapping[str, Any], unit: str) -> list[Tile]:
     """Quality and lag of a system; what it has no value of is left out."""
     note = f"{scores['outputs']:,} outputs"
     figures = (
@@ -164,7 +164,7 @@ def _tiles(system: str, scores: Mapping[str, Any], unit: str) -> list[dict[str, 
         ("LAAL", scores["latency"]["LAAL"]["mean"], f", {unit}"),
     )
     return [
-        tile(format_number(value, 2), f"{name}{of}, {system}", note)
+        Tile(format_number(value, 2), f"{name}{of}, {system}", note)
         for name, value, of in figures
         if value is not None
     ]
@@ -358,7 +358,7 @@ def _output_table(scores: Mapping[str, Mapping[str, Any]]) -> ScoreTable:
 
 
 def _verdict_table(verdicts: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> ScoreTable:
-    from audiollm.evaluate.report.formats import with_interval
+    from audiollm.pages.formats import with_interval
 
     rows = [
         [system, name.upper(), with_interval(proportion, "accuracy"), str(proportion["n"])]

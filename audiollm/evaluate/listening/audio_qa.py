@@ -17,11 +17,11 @@ from audiollm.data.chat.question_prompts import LETTERS, MAX_WORDS, PLAIN, quest
 from audiollm.evaluate.listening.answer_parts import THINK, AnswerParts, read_answer
 from audiollm.evaluate.listening.choices import read_choice
 from audiollm.evaluate.listening.replies import Inquiry, Reply
-from audiollm.evaluate.report.formats import percent, with_interval
 from audiollm.evaluate.report.lists import need_unique, read_records
 from audiollm.evaluate.report.statistics import mean_of_normal, metric_table, share
 from audiollm.evaluate.report.store import Row
 from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult, share_tiles
+from audiollm.pages.formats import percent, with_interval
 
 GROUPS = ("task", "difficulty", "category", "sub_category")
 REPLY_KEYS = ("model_output", "model_prediction", "reply")

@@ -8,16 +8,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from markupsafe import Markup
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from audiollm.evaluate.report.formats import format_number, percent
 from audiollm.evaluate.report.remedies import with_remedy
+from audiollm.pages.blocks import (
+    definitions,
+    element,
+    example,
+    figure,
+    heading,
+    join,
+    named_clips,
+    note,
+    reasons_table,
+    scrolled,
+    table,
+)  # fmt: skip
+from audiollm.pages.formats import format_number, percent
+from audiollm.pages.page import MAX_SOUND_BYTES, Page, Section, Tile
 from audiollm.progress import COLUMNS, progress_bar
 from audiollm.terminal import print_table
 
 if TYPE_CHECKING:
-    from audiollm.evaluate.report.clips import Gallery, PageClip
+    from audiollm.pages.clips import Gallery, PageClip
 
 Item = TypeVar("Item")
 EXAMPLE_S = 12.0
@@ -86,23 +101,18 @@ class SuiteResult:
     """Title and SVG of each picture; texts of the SVG are escaped already."""
     order: str = "Worst first"
     """Heading of the examples: how they are chosen."""
-    tiles: Sequence[Mapping[str, str]] = ()
-    """The figures at the top of the page; see `tile`."""
+    tiles: Sequence[Tile] = ()
+    """The figures at the top of the page."""
 
 
-def tile(value: str, title: str, note: str = "") -> dict[str, str]:
-    """A figure at the top of a page: its value, what it is, and how sure or on how much it is."""
-    return {"value": value, "title": title, "note": note}
-
-
-def share_tiles(title: str, table: Mapping[str, Any], key: str = "accuracy") -> list[dict[str, str]]:
+def share_tiles(title: str, table: Mapping[str, Any], key: str = "accuracy") -> list[Tile]:
     """A share with its 95 % interval as a figure at the top of a page; none where the table has no value."""
     if table.get(key) is None:
         return []
     interval = ""
     if table.get("low") is not None:
         interval = f"{percent(table['low'], 1)} to {percent(table['high'], 1)}, "
-    return [tile(percent(table[key], 1), title, f"{interval}n = {table['n']:,}")]
+    return [Tile(percent(table[key], 1), title, f"{interval}n = {table['n']:,}")]
 
 
 def conclude(outcome: SuiteResult, out: Path, num_examples: int, console: Console) -> None:
@@ -113,11 +123,11 @@ def conclude(outcome: SuiteResult, out: Path, num_examples: int, console: Consol
     write_jsonl(out / "rows.jsonl", ({k: v for k, v in row.items() if k != "key"} for row in outcome.rows))
     for line in outcome.about:
         console.print(line, style="dim", highlight=False, markup=False)
-    for table in outcome.tables:
-        filled_table = table.without_empty_columns()
+    for scores in outcome.tables:
+        filled_table = scores.without_empty_columns()
         print_table(console, filled_table.headings, filled_table.rows, filled_table.title)
-        if table.note:
-            console.print(f"  {table.note}", style="dim", highlight=False, markup=False)
+        if scores.note:
+            console.print(f"  {scores.note}", style="dim", highlight=False, markup=False)
     missing = list(dict.fromkeys(outcome.missing))
     for name, reason in missing[:5]:
         console.print(f"n/a  {name}: {reason}", style="yellow", highlight=False, markup=False, soft_wrap=True)
@@ -130,45 +140,43 @@ def conclude(outcome: SuiteResult, out: Path, num_examples: int, console: Consol
 
 def write_page(path: Path, outcome: SuiteResult, num_examples: int) -> Path:
     """Write the page of an outcome, self-contained, with the sound of up to `num_examples` cases."""
-    from audiollm.evaluate.report.clips import Gallery
-    from audiollm.evaluate.report.page import MAX_SOUND_BYTES, render_template
-    from audiollm.evaluate.report.spectrograms import DYNAMIC_RANGE_DB
-    from audiollm.files.atomic import write_text
+    from audiollm.pages.clips import Gallery
 
     gallery = Gallery(most_bytes=MAX_SOUND_BYTES, lossless=True)
-    examples = [
-        {
-            "title": example.title,
-            "lines": example.lines,
-            "picture": example.picture,
-            "sounds": [(sound.name, _load_page_clip(sound, gallery)) for sound in example.sounds],
-        }
-        for example in outcome.examples[:num_examples]
+    sections = [
+        Section("scores", "Scores", join(map(_score_table, outcome.tables), _suite_pictures(outcome)))
     ]
-    missing = [
-        (name, with_remedy(reason)) for name, reason in list(dict.fromkeys(outcome.missing))[:MAX_MISSING]
-    ]
-    titles = {"scores": "Scores", "examples": outcome.order, "missing": "Without a value"}
-    present = {"scores": True, "examples": examples, "missing": missing}
-    page = render_template(
-        "suite.html",
-        page_kind="audiollm evaluation",
-        name=outcome.title,
-        about=outcome.about,
-        tiles=outcome.tiles,
-        warnings=(),
-        titles={id: title for id, title in titles.items() if present[id]},
-        tables=[table.without_empty_columns() for table in outcome.tables],
-        pictures=outcome.pictures,
-        order=outcome.order,
-        examples=examples,
-        missing=missing,
-        seconds=EXAMPLE_S,
-        num_silent=gallery.num_silent,
-        dynamic_range=f"{DYNAMIC_RANGE_DB:g}",
+    examples = [_suite_example(example, gallery) for example in outcome.examples[:num_examples]]
+    if examples:
+        about = note(
+            f"The first {EXAMPLE_S:g} s of each, FLAC. {gallery.about_spectrograms(' of each sound')}"
+        )
+        sections.append(Section("examples", outcome.order, join(about, examples)))
+    missing = list(dict.fromkeys(outcome.missing))[:MAX_MISSING]
+    if missing:
+        reasons = [(name, with_remedy(reason)) for name, reason in missing]
+        sections.append(Section("missing", "Without a value", reasons_table("what", reasons)))
+    about = join(map(note, outcome.about))
+    return Page("audiollm evaluation", outcome.title, sections, outcome.tiles, about=about).write(path)
+
+
+def _score_table(scores: ScoreTable) -> Markup:
+    filled = scores.without_empty_columns()
+    below = element("p", filled.note, class_="small note") if filled.note else None
+    return join(heading(filled.title), table(filled.headings, filled.rows, "measured"), below)
+
+
+def _suite_pictures(outcome: SuiteResult) -> list[Markup]:
+    return [figure(scrolled(Markup(svg)), title, style="picture") for title, svg in outcome.pictures]
+
+
+def _suite_example(case: Example, gallery: Gallery) -> Markup:
+    return example(
+        case.title,
+        definitions(case.lines, "steps"),
+        case.picture and scrolled(Markup(case.picture)),
+        named_clips([(sound.name, _load_page_clip(sound, gallery)) for sound in case.sounds], case.title),
     )
-    write_text(path, page)
-    return path
 
 
 def metric_cells(table: Mapping[str, Any], digits: int = 3) -> list[str]:
@@ -189,8 +197,8 @@ def not_available(table: Mapping[str, Any]) -> str:
 def reasons_of(tables: Iterable[Mapping[str, Any]]) -> str:
     """The most frequent reasons for missing values, for a note."""
     counts: dict[str, int] = {}
-    for table in tables:
-        for reason, count in table["reasons"].items():
+    for metric in tables:
+        for reason, count in metric["reasons"].items():
             counts[reason] = counts.get(reason, 0) + count
     frequent_reasons = sorted(counts.items(), key=lambda item: -item[1])
     text = "; ".join(f"{count} × {with_remedy(reason)}" for reason, count in frequent_reasons[:4]) + (

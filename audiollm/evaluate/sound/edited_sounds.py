@@ -19,7 +19,6 @@ from torch import Tensor
 from audiollm.audio import AudioError, Waveform, load
 from audiollm.audio.mixing import mix, mono_channel
 from audiollm.errors import ConfigError
-from audiollm.evaluate.report.formats import with_interval
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import share
 from audiollm.evaluate.report.suite import Example, ScoreTable, Sound
@@ -34,6 +33,7 @@ from audiollm.evaluate.sound.sound_measures import (
 )
 from audiollm.files.atomic import read_jsonl
 from audiollm.flow.editing.tracks import read_track
+from audiollm.pages.formats import with_interval
 
 UNTOUCHED = "outside of the span unchanged"
 DONE = "the sound is heard, or gone"

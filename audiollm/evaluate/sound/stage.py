@@ -53,7 +53,6 @@ def run_evaluate_sound(config: EvaluateSoundConfig, context: Context) -> dict[st
     Raises:
         ConfigError: a list or a judge that cannot be read.
     """
-    from audiollm.evaluate.report.formats import with_interval
     from audiollm.evaluate.report.suite import conclude, spread_items
     from audiollm.evaluate.sound.commands import load_judges, training_sounds
     from audiollm.evaluate.sound.edited_sounds import judge_edits, read_edited
@@ -61,6 +60,7 @@ def run_evaluate_sound(config: EvaluateSoundConfig, context: Context) -> dict[st
     from audiollm.evaluate.sound.generated_sounds import read_generated
     from audiollm.evaluate.sound.sound_judges import OwnClasses
     from audiollm.evaluate.sound.suite import evaluate_sounds, with_edits
+    from audiollm.pages.formats import with_interval
 
     sounds = spread_items(read_generated(config.sounds), config.max_sounds)
     training_paths = training_sounds(config.training, "training") if config.training is not None else []

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from audiollm.audio import AudioError, Waveform, load
-from audiollm.evaluate.report.formats import format_number, with_interval
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.remedies import with_remedy
 from audiollm.evaluate.report.statistics import metric_table, share
@@ -23,7 +22,6 @@ from audiollm.evaluate.report.suite import (
     metric_cells,
     reasons_of,
     share_tiles,
-    tile,
 )
 from audiollm.evaluate.sound.edited_sounds import EditsOutcome
 from audiollm.evaluate.sound.generated_sounds import GeneratedSound, TargetEvent
@@ -46,6 +44,8 @@ from audiollm.evaluate.sound.sound_measures import (
     match_onsets,
     nearest_distances,
 )
+from audiollm.pages.formats import format_number, with_interval
+from audiollm.pages.page import Tile
 
 FAR_FROM_REAL = "far from the real sound"
 _MATCH_WITHIN_S = 1.0
@@ -387,7 +387,7 @@ def _compose_outcome(
     tiles = share_tiles("asked sounds recognized", result["recognized"])
     for name in ("Fréchet distance", "inception score"):
         if result["whole"].get(name) is not None:
-            tiles.append(tile(format_number(result["whole"][name], 2), name, f"{len(sounds):,} sounds"))
+            tiles.append(Tile(format_number(result["whole"][name], 2), name, f"{len(sounds):,} sounds"))
     return SuiteResult("Generated sounds", about, result, page_tables, examples, missing, rows, tiles=tiles)
 
 

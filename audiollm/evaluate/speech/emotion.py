@@ -24,7 +24,6 @@ from audiollm.evaluate.judges.judging import (
     digest,
     value_of,
 )
-from audiollm.evaluate.report.formats import with_interval
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import confusion, metric_table, share, shares_by
 from audiollm.evaluate.report.store import Row
@@ -41,6 +40,7 @@ from audiollm.evaluate.speech.esd import EMOTIONS, Utterance
 from audiollm.evaluate.speech.scoring import Bench, error_summary, rate_of, word_errors
 from audiollm.evaluate.speech.tts import error_rows, judge_names, judged_by
 from audiollm.failures import failed_calls
+from audiollm.pages.formats import with_interval
 
 VERSION = 1
 _STEMS = {"neu": "Neutral", "hap": "Happy", "joy": "Happy", "ang": "Angry", "sad": "Sad", "sur": "Surprise"}

@@ -29,7 +29,6 @@ from audiollm.evaluate.judges.judging import (
     digest,
     value_of,
 )
-from audiollm.evaluate.report.formats import with_interval
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import metric_table, share
 from audiollm.evaluate.report.store import Row
@@ -38,6 +37,7 @@ from audiollm.evaluate.speech.dialogues import Dialogue
 from audiollm.evaluate.speech.scoring import Bench, error_summary, rate_of, transcript_errors, word_errors
 from audiollm.evaluate.speech.tts import error_rows, judge_names, judged_by
 from audiollm.failures import failed_calls
+from audiollm.pages.formats import with_interval
 
 VERSION = 1
 SCORES = {

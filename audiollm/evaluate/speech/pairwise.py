@@ -18,7 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from audiollm.evaluate.judges.judging import SpeechClip, digest, load_clip
 from audiollm.evaluate.judges.ticketed_answers import VerdictError
-from audiollm.evaluate.report.formats import percent, with_interval
 from audiollm.evaluate.report.lists import read_records
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import mean_of_shares
@@ -26,6 +25,7 @@ from audiollm.evaluate.report.store import Row, RowStore
 from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult, share_tiles
 from audiollm.evaluate.speech.clips import Advance, SpeechRequest
 from audiollm.evaluate.speech.verdicts import PairJudge, Verdict, pair_question
+from audiollm.pages.formats import percent, with_interval
 
 VERSION = 1
 

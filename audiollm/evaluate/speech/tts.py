@@ -15,7 +15,6 @@ from typing import Any
 from audiollm.data.tables.text_lines import read_lines
 from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.judging import FileEmbeddings, SpeechClip, cosine, digest, value_of
-from audiollm.evaluate.report.formats import percent, with_interval
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import metric_table
 from audiollm.evaluate.report.store import Row
@@ -32,6 +31,7 @@ from audiollm.evaluate.report.suite import (
 from audiollm.evaluate.speech.clips import SpeechRequest
 from audiollm.evaluate.speech.scoring import Bench, error_summary, rate_of, word_errors
 from audiollm.failures import failed_calls
+from audiollm.pages.formats import percent, with_interval
 
 VERSION = 1
 """Version of the rows: raise it when a definition changes."""

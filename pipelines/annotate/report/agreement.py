@@ -9,11 +9,29 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+from markupsafe import Markup
+
 from audiollm.data.text.languages import language_of
+from audiollm.pages.blocks import (
+    Content,
+    details,
+    element,
+    facts,
+    heading,
+    heat,
+    isolated,
+    join,
+    note,
+    notice,
+    small,
+    table,
+)  # fmt: skip
+from audiollm.pages.formats import percent_or_dash
+from audiollm.pages.page import Section
 from pipelines.annotate.report.survey import AnnotationSurvey
 from pipelines.annotate.words.written_words import WrittenWord, written_words
 from pipelines.steps.page.folder import Row, clean_text, finite_number, named
-from pipelines.steps.page.numbers import Numbers
+from pipelines.steps.page.numbers import Numbers, histograms
 
 WORDS_SHOWN = 20
 MAX_RECOGNIZERS = 8
@@ -28,32 +46,81 @@ class Marked(NamedTuple):
     """`same`, `differs` or `missing`."""
 
 
-def agreement_section(survey: AnnotationSurvey, text_agreement: object) -> Row:
+def agreement_section(survey: AnnotationSurvey, text_agreement: object) -> Section:
     """The matrix, the words most argued about, and the histograms of what the consensus measured.
 
     Args:
         text_agreement: of `funnel.json`: how often the recognizers have the given text.
     """
-    rows = survey.compared.rows()
-    pairs, words = _Pairs(), _Argued()
-    for row in rows:
+    content = _agreement(survey, finite_number(text_agreement))
+    return Section("agreement", "Recognizers", content, "How far the recognizers agree")
+
+
+def _agreement(survey: AnnotationSurvey, text_agreement: float | None) -> Markup:
+    pairs, words = compare_recognizers(survey)
+    numbers = [survey.numbers.get(path) for path in ("consensus.pairwise_wer", "consensus.vote_share")]
+    listed = _list_agreement_facts(numbers, text_agreement)
+    if len(pairs.names) < 2 and not listed:
+        return notice("There is one recognizer, or none: nothing to agree with.")
+    charts = [of for of in numbers if of is not None]
+    beside = element("div", heading("By segment"), histograms(charts)) if charts else None
+    return join(
+        facts(listed),
+        element("div", _matrix(pairs, survey) if len(pairs.names) > 1 else None, beside, class_="pair"),
+        _argued_words(words.rows()),
+    )
+
+
+def compare_recognizers(survey: AnnotationSurvey) -> tuple[RecognizerPairs, ArguedWords]:
+    """Word errors of each pair of recognizers, and the words in whose place something else was heard."""
+    pairs, words = RecognizerPairs(), ArguedWords()
+    for row in survey.compared.rows():
         texts = _texts_by_recognizer(row)
         language = _row_language(row)
         forms = {name: _forms(_split_written_words(text, language)) for name, text in texts.items()}
         pairs.add(forms)
         words.add(forms, [name for name in texts if name != GIVEN_TEXT])
-    charts = [survey.numbers.get(path) for path in ("consensus.pairwise_wer", "consensus.vote_share")]
-    facts = _list_agreement_facts(charts, finite_number(text_agreement))
-    if len(pairs.names) < 2 and not facts:
-        return {"absent": "There is one recognizer, or none: nothing to agree with."}
-    return {
-        "facts": facts,
-        "matrix": pairs.matrix() if len(pairs.names) > 1 else None,
-        "charts": [chart.chart() for chart in charts if chart is not None],
-        "words": words.rows(),
-        "compared": len(rows),
-        "total": survey.compared.offered,
-    }
+    return pairs, words
+
+
+def _matrix(pairs: RecognizerPairs, survey: AnnotationSurvey) -> Markup:
+    """The error rates: one row per reference, one column per recognizer compared with it."""
+    names, rates = pairs.ordered_names(), pairs.rates()
+    rows = []
+    for first in names:
+        of_row = [rates.get((first, second)) if first != second else None for second in names]
+        cells = [
+            ("–" if rate is None else f"{100 * rate:.1f}", min(rate or 0.0, 1.0), False) for rate in of_row
+        ]
+        rows.append((first, cells))
+    count, total = len(survey.compared.rows()), survey.compared.offered
+    of = f"Of {count:,} of {total:,} segments with a recognizer's text."
+    if count >= total:
+        of = f"Of {total:,} segments with a recognizer's text, dropped ones among them."
+    return element(
+        "div",
+        heading("Word errors", "of the column by the words of the row, percent"),
+        heat(rows, ["", *names]),
+        note(f"{of} Words in their spoken form; characters where there are no spaces."),
+    )
+
+
+def _argued_words(rows: Sequence[Row]) -> Markup | None:
+    if not rows:
+        return None
+    listed = []
+    for row in rows:
+        instead: list[Content] = []
+        for word, count in row["instead"]:
+            instead += [", "] if instead else []
+            instead += [isolated(word) if word else small("nothing"), " ", small(f"{count:,}")]
+        listed.append((isolated(row["word"]), f"{row['times']:,}", percent_or_dash(row["share"]), instead))
+    return details(
+        f"Words most argued about ({len(rows)})",
+        table(("word", "times", "heard so by", "heard in its place"), listed, "words"),
+        note("Against the given text, or else the text nearest to all others."),
+        is_open=True,
+    )
 
 
 def marked(text: str, transcript: str, language: str) -> list[Marked]:
@@ -85,7 +152,7 @@ def marked(text: str, transcript: str, language: str) -> list[Marked]:
 
 
 @dataclass
-class _Pairs:
+class RecognizerPairs:
     """Edits between each two recognizers, and the number of words of the first."""
 
     names: list[str] = field(default_factory=list)
@@ -102,22 +169,17 @@ class _Pairs:
                     self.edits[first, second] += Levenshtein.distance(reference, hypothesis)
                     self.words[first, second] += len(reference)
 
-    def matrix(self) -> Row:
-        """The error rates: one row per reference, one column per recognizer compared with it."""
-        names = sorted(self.names, key=lambda name: (name != GIVEN_TEXT, name))[: MAX_RECOGNIZERS + 1]
-        rates = {pair: self.edits[pair] / words for pair, words in self.words.items() if words}
-        rows = [
-            {
-                "name": first,
-                "cells": [rates.get((first, second)) if first != second else None for second in names],
-            }
-            for first in names
-        ]
-        return {"names": names, "rows": rows}
+    def ordered_names(self) -> list[str]:
+        """The given text first, then the recognizers by name."""
+        return sorted(self.names, key=lambda name: (name != GIVEN_TEXT, name))[: MAX_RECOGNIZERS + 1]
+
+    def rates(self) -> dict[tuple[str, str], float]:
+        """The error rate of the second of a pair by the words of the first."""
+        return {pair: self.edits[pair] / words for pair, words in self.words.items() if words}
 
 
 @dataclass
-class _Argued:
+class ArguedWords:
     """Counts of the words in whose place something else was heard."""
 
     times: Counter[str] = field(default_factory=Counter)
@@ -159,7 +221,7 @@ class _Argued:
                 "times": self.times[word],
                 "share": 1 - self.against[word] / self.voices[word],
                 "instead": [
-                    {"word": named(replacement, 40), "count": count}
+                    (named(replacement, 40), count)
                     for replacement, count in sorted(
                         self.instead[word].items(), key=lambda item: (-item[1], item[0])
                     )[:4]

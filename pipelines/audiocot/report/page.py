@@ -10,48 +10,44 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from audiollm.evaluate.judges.audioset import branch_of, broader_classes
-from audiollm.evaluate.report.clips import Gallery, PageClip
-from audiollm.evaluate.report.formats import duration, percent_or_dash, without_home
-from audiollm.evaluate.report.page import render_template
-from audiollm.evaluate.report.spectrograms import DYNAMIC_RANGE_DB
-from audiollm.files.atomic import write_text
+from audiollm.pages.blocks import (
+    Content,
+    bold,
+    chips,
+    clip,
+    counted_reasons,
+    element,
+    facts,
+    heading,
+    isolated,
+    join,
+    label_bars,
+    note,
+    notice,
+    paragraph,
+    small,
+    table,
+)  # fmt: skip
+from audiollm.pages.clips import Gallery
+from audiollm.pages.formats import percent_or_dash, without_home
+from audiollm.pages.page import Section
+from audiollm.pages.run_record import pick_evenly
 from pipelines.audiocot.answers.evidence import name_words
 from pipelines.audiocot.answers.measured import is_named
 from pipelines.audiocot.answers.naming import whole_name
-from pipelines.report import page as run_page
-from pipelines.report.material import pick_evenly
-from pipelines.steps import page as steps_page
 from pipelines.steps.page.folder import Folder, Row, clean_text, file_name, finite_number, named, value_at
-from pipelines.steps.page.funnel import (
-    cost_section,
-    files_section,
-    funnel_section,
-    headline_figures,
-    read_counts,
-    read_files,
-)
-from pipelines.steps.page.numbers import NumberTally, format_value, read_rules
+from pipelines.steps.page.funnel import cost_section, files_section, funnel_section, read_counts, read_files
+from pipelines.steps.page.numbers import NumberTally, numbers_section, read_rules
+from pipelines.steps.page.parts import file_clip, read_timings, write_step_page
 from pipelines.steps.page.survey import PartSurvey, Reason
 
-FOLDERS = (Path(__file__).parent, Path(steps_page.__file__).parent, Path(run_page.__file__).parent)
-"""Folders of the page's templates."""
 MAX_SOUND_BYTES = 8_000_000
 KEPT_SHOWN, SHOWN_PER_REASON, MADE_SHOWN = 24, 3, 12
 SOUNDS_SHOWN = 20
 _STRIP_PICTURES, _STRIP_SIDE = 6, 96
-TITLES = {
-    "funnel": "Funnel",
-    "sounds": "Sounds",
-    "answers": "Answers",
-    "numbers": "Measures",
-    "clips": "Clips",
-    "made": "Pairs and edits",
-    "review": "Review",
-    "cost": "Cost",
-    "files": "Files",
-}
-"""Titles of the sections, in their order."""
 
 
 @dataclass
@@ -117,29 +113,25 @@ def write_audiocot_report(folder: Path) -> Path:
     Returns:
         the page's path.
     """
-    files = Folder(folder)
-    gallery = Gallery(most_bytes=MAX_SOUND_BYTES)
-    sections, tiles = _sections(files, gallery)
-    html = render_template(
-        "audiocot.html",
-        folders=FOLDERS,
-        filters={"percent": percent_or_dash, "duration": duration},
-        page_kind="audiollm audiocot",
-        name=named(folder.resolve().name) or "audiocot",
-        tiles=tiles,
-        warnings=(),
-        titles=TITLES,
-        num_silent=gallery.num_silent,
-        dynamic_range=f"{DYNAMIC_RANGE_DB:g}",
-        configuration=[
-            (named(key, 120), format_value(without_home(value) if isinstance(value, str) else value))
-            for key, value in run_page.flat_settings(files.yaml("config.yaml"))
-        ],
-        **sections,
-    )
-    page = folder / "report.html"
-    write_text(page, html.encode("utf-8", "backslashreplace").decode())
-    return page
+    source, gallery = Folder(folder), Gallery(most_bytes=MAX_SOUND_BYTES)
+    rules = read_rules(source.objects("rules.json"))
+    survey, files = survey_clips(source), read_files(source)
+    counts, is_given = read_counts(source, files, survey, rules, "clips.jsonl")
+    timings = read_timings(source)
+    builders: dict[str, Callable[[], Section]] = {
+        "funnel": lambda: funnel_section(source, files, counts, is_given, "clips"),
+        "sounds": lambda: Section("sounds", "Sounds", _sound_counts(survey), "Which sounds there are"),
+        "answers": lambda: Section(
+            "answers", "Answers", _disagreements(survey), "Where answers and measurements disagree"
+        ),
+        "numbers": lambda: numbers_section(survey.numbers, "clip"),
+        "clips": lambda: Section("clips", "Clips", _clip_cards(survey, gallery), "Clips to see and hear"),
+        "made": lambda: Section("made", "Pairs and edits", _pairs_and_edits(source, counts, gallery)),
+        "review": lambda: Section("review", "Review", _review(source), "Review by a person"),
+        "cost": lambda: cost_section(source, timings),
+        "files": lambda: files_section(files),
+    }
+    return write_step_page(folder, "audiocot", builders, (counts, timings, "clips"))
 
 
 def survey_clips(folder: Folder) -> CotSurvey:
@@ -154,36 +146,6 @@ def survey_clips(folder: Folder) -> CotSurvey:
 # Private
 
 
-def _sections(folder: Folder, gallery: Gallery) -> tuple[dict[str, Row], list[Row]]:
-    rules = read_rules(folder.objects("rules.json"))
-    survey, files = survey_clips(folder), read_files(folder)
-    counts, is_given = read_counts(folder, files, survey, rules, "clips.jsonl")
-    timings = folder.json("timings.json")
-    timings = timings if isinstance(timings, dict) else {}
-    builders: dict[str, Callable[[], Row]] = {
-        "funnel": lambda: funnel_section(folder, files, counts, is_given, "clips"),
-        "sounds": lambda: _sounds_section(survey),
-        "answers": lambda: _answers_section(survey),
-        "numbers": lambda: _make_clip_numbers(survey.numbers),
-        "clips": lambda: _clips_section(survey, gallery),
-        "made": lambda: _made_section(folder, counts, gallery),
-        "review": lambda: _review_section(folder),
-        "cost": lambda: cost_section(timings),
-        "files": lambda: files_section(files),
-    }
-    sections = {name: _built(builder) for name, builder in builders.items()}
-    top = _built(lambda: {"tiles": headline_figures(counts, timings, "clips")})
-    return sections, top.get("tiles", [])
-
-
-def _built(builder: Callable[[], Row]) -> Row:
-    """A section, or the reason why it failed: a page with a gap is worth more than none."""
-    try:
-        return {"absent": ""} | builder()
-    except Exception as error:
-        return {"absent": without_home(f"This section could not be made: {type(error).__name__}: {error}")}
-
-
 def _numbers(row: Row) -> Row:
     """The numbers of a row that are drawn: the steps' own, without the record and the curves."""
     measured = row.get("measured")
@@ -193,56 +155,81 @@ def _numbers(row: Row) -> Row:
     return {"measured": charted | ({"tags": {"kinds": kinds}} if isinstance(kinds, Mapping) else {})}
 
 
-def _make_clip_numbers(tally: NumberTally) -> Row:
-    groups = {"ruled": tally.ruled(), "known": tally.titled(), "others": tally.untitled()}
-    if not any(groups.values()):
-        return {"absent": "No clip has a measured number."}
-    return {name: [numbers.chart() for numbers in group] for name, group in groups.items()} | {"never": []}
+def _sound_counts(survey: CotSurvey) -> Markup:
+    kept = survey.kept_sum.segments
+    if not kept:
+        return notice("No clip was kept.")
+    counts = {"clips": kept, "with pictures": survey.with_pictures, "little evidence": survey.little_evidence}
+    sounds = [(isolated(name), count) for name, count in survey.sounds.most_common(SOUNDS_SHOWN)]
+    events = [
+        ([isolated(number), " event" if number == 1 else " events"], count)
+        for number, count in sorted(survey.event_counts.items())
+    ]
+    more = len(survey.sounds) - SOUNDS_SHOWN
+    little = (
+        "Little evidence: the tagger has no name for the loudest sound. These clips are in ",
+        element("code", "thinking.jsonl"),
+        " only with ",
+        element("code", "little_evidence=keep"),
+        ".",
+    )
+    return join(
+        facts((title, f"{count:,}") for title, count in counts.items()),
+        paragraph(little) if survey.little_evidence else None,
+        element(
+            "div",
+            element(
+                "div",
+                heading("Sounds", "by clips"),
+                _count_bars(sounds),
+                note(f"And {more:,} more.") if more > 0 else None,
+                class_="card",
+            ),
+            element("div", heading("Events in a clip"), _count_bars(events), class_="card"),
+            class_="pair",
+        ),
+    )
 
 
-def _sounds_section(survey: CotSurvey) -> Row:
-    if not survey.kept_sum.segments:
-        return {"absent": "No clip was kept."}
-    max_count = max(survey.sounds.values(), default=1)
-    return {
-        "rows": [
-            {"name": name, "count": count, "percent": 100 * count / max_count}
-            for name, count in survey.sounds.most_common(SOUNDS_SHOWN)
-        ],
-        "more": max(0, len(survey.sounds) - SOUNDS_SHOWN),
-        "events": _bars(sorted(survey.event_counts.items())),
-        "with_pictures": survey.with_pictures,
-        "little_evidence": survey.little_evidence,
-        "kept": survey.kept_sum.segments,
+def _count_bars(pairs: Sequence[tuple[Content, int]]) -> Markup:
+    """Bars of counts, the largest of which is full."""
+    max_count = max((count for _, count in pairs), default=1)
+    return label_bars((name, count, 100 * count / max_count, False) for name, count in pairs)
+
+
+def _disagreements(survey: CotSurvey) -> Markup:
+    asks = [(step, asks, f"{count:,}") for (step, asks), count in sorted(survey.asks.items())]
+    requests: Content = paragraph("No model was asked: all records are written from measurements.")
+    if asks:
+        requests = [
+            heading("Requests until an answer could be used"),
+            table(("step", "requests", "answers"), asks, ""),
+        ]
+    titles = {
+        "Heard by the tagger, not in the record": survey.unnamed,
+        "In the record, not heard by the tagger": survey.unheard,
     }
+    beside = []
+    for title, counter in titles.items():
+        pairs = [(isolated(name), count) for name, count in counter.most_common(SOUNDS_SHOWN)]
+        beside.append(element("div", heading(title), counted_reasons(pairs) if pairs else paragraph("None.")))
+    return join(requests, element("div", beside, class_="pair"))
 
 
-def _answers_section(survey: CotSurvey) -> Row:
-    return {
-        "asks": [
-            {"step": step, "asks": asks, "count": count}
-            for (step, asks), count in sorted(survey.asks.items())
-        ],
-        "unnamed": survey.unnamed.most_common(SOUNDS_SHOWN),
-        "unheard": survey.unheard.most_common(SOUNDS_SHOWN),
-    }
-
-
-def _bars(pairs: Iterable[tuple[int, int]]) -> list[Row]:
-    listed = list(pairs)
-    max_count = max((count for _, count in listed), default=1)
-    return [{"name": f"{name}", "count": count, "percent": 100 * count / max_count} for name, count in listed]
-
-
-def _clips_section(survey: CotSurvey, gallery: Gallery) -> Row:
+def _clip_cards(survey: CotSurvey, gallery: Gallery) -> Markup:
     chosen_rows = survey.candidates.rows()
     chosen_rows = [chosen_rows[index] for index in pick_evenly(chosen_rows, KEPT_SHOWN, ("split", "file"))]
-    cards = [_make_clip_card(row, gallery, None) for row in chosen_rows]
+    cards = [_clip_card(row, gallery, None) for row in chosen_rows]
     for reason in sorted(survey.reasons.values(), key=lambda drop_reason: -drop_reason.dropped.segments):
-        cards += [_make_clip_card(row, gallery, reason) for row in _of_reason(reason)]
+        cards += [_clip_card(row, gallery, reason) for row in _of_reason(reason)]
     if not cards:
-        return {"absent": "There are no clips."}
-    return {"cards": cards, "kept": survey.kept_sum.segments, "dropped": survey.dropped_sum.segments}
+        return notice("There are no clips.")
+    kept, dropped = survey.kept_sum.segments, survey.dropped_sum.segments
+    about = f"A spread of the {kept:,} kept clips, then some of the {dropped:,} dropped ones by reason. "
+    return join(
+        paragraph(about, gallery.about_spectrograms(silent="sounds are left out")),
+        element("div", cards, class_="segments"),
+    )
 
 
 def _of_reason(reason: Reason) -> list[Row]:
@@ -253,45 +240,46 @@ def _of_reason(reason: Reason) -> list[Row]:
     return [*nearest, *other_rows][:SHOWN_PER_REASON]
 
 
-def _make_clip_card(row: Row, gallery: Gallery, reason: Reason | None) -> Row:
-    record = row.get("record") if isinstance(row.get("record"), Mapping) else {}
+def _clip_card(row: Row, gallery: Gallery, reason: Reason | None) -> Markup:
+    record: Mapping[str, Any] = row["record"] if isinstance(row.get("record"), Mapping) else {}
     start_s, end_s = finite_number(row.get("start_s")) or 0.0, finite_number(row.get("end_s"))
-    drop = row.get("dropped") if isinstance(row.get("dropped"), Mapping) else {}
-    return {
-        "name": file_name(row),
-        "where": f"{start_s:.2f} to {end_s:.2f} s" if end_s is not None else "",
-        "caption": clean_text(row.get("caption") or row.get("text")),
-        "thought": clean_text(row.get("thought"), 1200),
-        "events": [
-            _make_event_row(event)
-            for event in (record or {}).get("events") or ()
-            if isinstance(event, Mapping)
-        ],
-        "background": [named(sound, 80) for sound in (record or {}).get("background") or ()],
-        "avoid": [named(sound, 80) for sound in (record or {}).get("avoid") or ()],
-        "clip": _make_file_clip(str(row.get("path") or ""), start_s, end_s, gallery),
-        "strip": _make_picture_strip(row.get("video"), start_s, end_s),
-        "dropped": reason.title if reason is not None else "",
-        "little_evidence": row.get("little_evidence") is True,
-        "why": clean_text(without_home(str((drop or {}).get("reason") or "")), 300),
-    }
+    name, caption = file_name(row), clean_text(row.get("caption") or row.get("text"))
+    thought, why = clean_text(row.get("thought"), 1200), value_at(row, "dropped.reason")
+    why = clean_text(without_home(str(why or "")), 300)
+    state = "✓ kept" + (", little evidence" if row.get("little_evidence") is True else "")
+    strip = _make_picture_strip(row.get("video"), start_s, end_s)
+    path = str(row.get("path") or "")
+    sounds = [
+        f"{word}: {named(sound, 80)}"
+        for word, key in (("behind", "background"), ("not", "avoid"))
+        for sound in record.get(key) or ()
+    ]
+    where = f" {start_s:.2f} to {end_s:.2f} s" if end_s is not None else ""
+    return element(
+        "article",
+        element("p", state if reason is None else f"✗ {reason.title}", class_="state"),
+        element("p", why, class_="why") if why else None,
+        element("h4", isolated(caption)) if caption else None,
+        element("img", class_="strip", src=strip, alt=f"pictures of {name}") if strip else None,
+        clip(file_clip(path, Path(path).name, start_s, end_s, gallery), caption or name),
+        element("p", isolated(thought), class_="said") if thought else None,
+        _events_table(record.get("events") or ()),
+        chips(sounds),
+        element("p", isolated(name), where, class_="file small"),
+        class_="card" if reason is None else "card gone",
+    )
 
 
-def _make_event_row(event: Mapping[str, Any]) -> Row:
-    start_s, end_s = finite_number(event.get("start_s")), finite_number(event.get("end_s"))
-    about = [named(event.get(key), 80) for key in ("manner", "source", "place") if event.get(key)]
-    times = f"{start_s:.2f}–{end_s:.2f}" if start_s is not None and end_s is not None else ""
-    return {"sound": named(event.get("sound"), 80), "times": times, "about": ", ".join(about)}
-
-
-def _make_file_clip(path: str, start_s: float, end_s: float | None, gallery: Gallery) -> PageClip:
-    """A sound, read from a plain file only: reading a device or a pipe might never end."""
-    try:
-        if not path or not Path(path).is_file():
-            return PageClip(problem=f"{Path(path).name}: no such file")
-        return gallery.clip(Path(path), max(0.0, start_s), end_s)
-    except Exception as error:  # whatever a decoder does with a damaged file, the other clips are shown
-        return PageClip(problem=named(without_home(f"{Path(path).name}: {type(error).__name__}: {error}")))
+def _events_table(events: Iterable[Any]) -> Markup | None:
+    """The sounds of a record with their times."""
+    rows = []
+    for event in events:
+        if isinstance(event, Mapping):
+            start_s, end_s = finite_number(event.get("start_s")), finite_number(event.get("end_s"))
+            about = [named(event.get(key), 80) for key in ("manner", "source", "place") if event.get(key)]
+            times = f"{start_s:.2f}–{end_s:.2f}" if start_s is not None and end_s is not None else ""
+            rows.append((isolated(named(event.get("sound"), 80)), times, isolated(", ".join(about))))
+    return table(("sound", "seconds", "how, what, where"), rows, "events") if rows else None
 
 
 def _make_picture_strip(video: Any, start_s: float, end_s: float | None) -> str:
@@ -313,60 +301,73 @@ def _make_picture_strip(video: Any, start_s: float, end_s: float | None) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _made_section(folder: Folder, counts: Row, gallery: Gallery) -> Row:
-    counts_by_operation = counts.get("made")
+def _pairs_and_edits(folder: Folder, counts: Row, gallery: Gallery) -> Markup:
+    by_operation, not_made = (
+        sorted(of.items()) if isinstance(of, Mapping) else ()
+        for of in (counts.get("made"), counts.get("not_made"))
+    )
     rows = [row for name in ("cot.jsonl", "edits.jsonl") for row in folder.rows(name) if _is_made(row)]
-    unique = {str(row.get("id")): row for row in rows}
-    indices = pick_evenly(list(unique.values()), MADE_SHOWN, ("operation",))
-    return {
-        "counts": sorted(counts_by_operation.items()) if isinstance(counts_by_operation, Mapping) else [],
-        "not_made": sorted(counts["not_made"].items()) if isinstance(counts.get("not_made"), Mapping) else [],
-        "cards": [_made_card(folder.path, list(unique.values())[index], gallery) for index in indices],
-    }
+    unique = list({str(row.get("id")): row for row in rows}.values())
+    cards = [
+        _made_card(folder.path, unique[index], gallery)
+        for index in pick_evenly(unique, MADE_SHOWN, ("operation",))
+    ]
+    return join(
+        facts(by_operation),
+        [notice(bold(f"{count:,}"), f" {reason}") for reason, count in not_made],
+        None if cards else paragraph("None."),
+        element("div", cards, class_="segments"),
+    )
 
 
 def _is_made(row: Row) -> bool:
     return isinstance(value_at(row, "metadata.operation"), str)
 
 
-def _made_card(folder: Path, row: Row, gallery: Gallery) -> Row:
+def _made_card(folder: Path, row: Row, gallery: Gallery) -> Markup:
     paths = {
         message.get("role"): content_part.get("path")
         for message in row.get("messages") or ()
         for content_part in message.get("content") or ()
         if content_part.get("type") == "audio"
     }
-    sounds = [("input", paths.get("user")), ("output", paths.get("assistant"))]
     span = value_at(row, "metadata.span")
     span_s: Sequence[float] = span if isinstance(span, list) and len(span) == 2 else (0.0, 0.0)
-    return {
-        "id": named(row.get("id"), 120),
-        "operation": named(value_at(row, "metadata.operation"), 20),
-        "instruction": clean_text(value_at(row, "metadata.instruction")),
-        "thought": clean_text(value_at(row, "metadata.thought"), 1200),
-        "span": f"{span_s[0]:.2f} to {span_s[1]:.2f} s",
-        "sounds": [
-            (name, _make_file_clip(str(folder / str(path)), 0.0, None, gallery)) for name, path in sounds
-        ],
-    }
+    id, operation = named(row.get("id"), 120), named(value_at(row, "metadata.operation"), 20)
+    sounds = []
+    for name, role in (("input", "user"), ("output", "assistant")):
+        path = folder / str(paths.get(role))
+        sounds += [note(name), clip(file_clip(str(path), path.name, 0.0, None, gallery), f"{name} of {id}")]
+    return element(
+        "article",
+        element("p", f"{operation} ", small(f"{span_s[0]:.2f} to {span_s[1]:.2f} s"), class_="state"),
+        element("h4", isolated(clean_text(value_at(row, "metadata.instruction")))),
+        element("p", isolated(clean_text(value_at(row, "metadata.thought"), 1200)), class_="said"),
+        sounds,
+        element("p", isolated(id), class_="file small"),
+        class_="card",
+    )
 
 
-def _review_section(folder: Folder) -> Row:
+def _review(folder: Folder) -> Markup:
     rows = list(folder.rows("review.jsonl"))
     if not rows:
-        return {"absent": "No clip is listed for review."}
+        return notice("No clip is listed for review.")
     verdicts = Counter(named(row.get("verdict") or "open", 20) for row in rows)
     judged = verdicts["accepted"] + verdicts["rejected"]
-    return {
-        "listed": len(rows),
-        "verdicts": sorted(verdicts.items()),
-        "agreement": verdicts["accepted"] / judged if judged else None,
-        "notes": [
-            (named(row.get("id"), 120), clean_text(row.get("note"), 300))
+    accepted = bold(percent_or_dash(verdicts["accepted"] / judged)) if judged else None
+    how = [f"{len(rows):,} clips are listed in review.jsonl: set ", element("code", "verdict"), " to "]
+    how += [element("code", "accepted"), " or ", element("code", "rejected"), ", and run again."]
+    return join(
+        paragraph(how),
+        facts(sorted(verdicts.items())),
+        paragraph("Accepted: ", accepted, " of those that were judged.") if accepted else None,
+        [
+            notice(bold(named(row.get("id"), 120)), f" {clean_text(row.get('note'), 300)}")
             for row in rows
             if row.get("verdict") == "rejected"
         ],
-    }
+    )
 
 
 def _agree(label: str, name: str) -> bool:

@@ -56,8 +56,8 @@ def outcome_of(
     Args:
         missing: questions that the model could not take, and why.
     """
-    from audiollm.evaluate.report.formats import with_interval
     from audiollm.evaluate.report.suite import ScoreTable, SuiteResult, share_tiles
+    from audiollm.pages.formats import with_interval
     from pipelines.audiocot.writer.scores import score_tables
 
     tables = score_tables(scores)

@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from audiollm.evaluate.report.formats import duration, percent_or_dash, without_home
-from pipelines.steps.page.folder import Folder, Row, clean_text, file_name, finite_number, named, value_at
+from markupsafe import Markup
+
+from audiollm.pages.blocks import (
+    Content,
+    bold,
+    cell,
+    configuration,
+    counted_reasons,
+    details,
+    element,
+    facts,
+    heading,
+    isolated,
+    join,
+    note,
+    notice,
+    paragraph,
+    set_aside_table,
+    share_bar,
+    small,
+    table,
+)  # fmt: skip
+from audiollm.pages.formats import duration, flat_settings, percent_or_dash, without_home
+from audiollm.pages.page import Section, Tile
+from pipelines.steps.page.folder import (
+    Folder,
+    Row,
+    clean_text,
+    file_name,
+    finite_number,
+    named,
+    value_at,
+)
 from pipelines.steps.page.numbers import Comparison, format_value
 from pipelines.steps.page.survey import PartSurvey
 
 FILES_SHOWN = 200
+FEW_FILES = 12
+"""So many filtered files are shown without a click."""
 ASIDE_SHOWN = 100
 _SECONDS = {
     "seconds_seen": "came in",
@@ -29,10 +62,10 @@ class Files:
     counts: dict[str, int] = field(default_factory=dict)
     """Numbers of files by status."""
     seconds: float = 0.0
-    failed: list[Row] = field(default_factory=list)
-    filtered: list[Row] = field(default_factory=list)
+    failed: list[list[Content]] = field(default_factory=list)
+    filtered: list[list[Content]] = field(default_factory=list)
     """Names and reasons, at most `FILES_SHOWN` of each."""
-    not_whole: list[Row] = field(default_factory=list)
+    not_whole: list[list[Content]] = field(default_factory=list)
     """Files whose length differs from their headers, at most `FILES_SHOWN`."""
     num_not_whole: int = 0
     aside: list[Row] = field(default_factory=list)
@@ -70,14 +103,17 @@ def read_files(folder: Folder) -> Files:
                 key: named(without_home(str(row.get(key) or "")))
                 for key in ("place", "id", "reason", "stage")
             }
-            files.aside.append({**texts, "kind": kind})
+            reason = texts["reason"] if texts["reason"] != kind else ""
+            files.aside.append({**texts, "kind": kind, "reason": reason})
     return files
 
 
-def _list_file(row: Row, key: str) -> Row:
+def _list_file(row: Row, key: str) -> list[Content]:
     """A file of `files.jsonl` in a list of the page, with the text under `key` as its reason."""
     reason = clean_text(without_home(str(row.get(key) or "")), 300)
-    return {"name": file_name(row), "reason": reason, "duration_s": finite_number(row.get("duration_s"))}
+    duration_s = finite_number(row.get("duration_s"))
+    length = "" if duration_s is None else duration(duration_s)
+    return [cell(isolated(file_name(row)), class_="file"), length, reason]
 
 
 def read_counts(
@@ -114,128 +150,173 @@ def read_counts(
     return counted | recorded, bool(recorded)
 
 
-def headline_figures(counts: Row, timings: Row, unit: str) -> list[Row]:
+def headline_figures(counts: Row, timings: Row, unit: str) -> list[Tile]:
     """The big figures: hours in, hours kept, files, segments, cost and wall time; those that are known."""
     seen_s, kept_s = finite_number(counts.get("seconds_seen")), finite_number(counts.get("seconds"))
     tiles = []
     if kept_s is not None:
         share = percent_or_dash(kept_s / seen_s) if seen_s else ""
-        tiles.append(_tile(duration(kept_s), "kept", f"{share} of what came in" if share else "of audio"))
+        tiles.append(Tile(duration(kept_s), "kept", f"{share} of what came in" if share else "of audio"))
     if seen_s is not None:
         found_s = finite_number(counts.get("seconds_found"))
         note = f"{duration(found_s)} of it in {unit}" if found_s is not None else "of audio"
-        tiles.append(_tile(duration(seen_s), "came in", note))
+        tiles.append(Tile(duration(seen_s), "came in", note))
     if counts.get("files_kept") is not None:
         parts = [f"{count_of(counts, f'files_{status}'):,} {status}" for status in ("filtered", "failed")]
-        tiles.append(_tile(f"{count_of(counts, 'files_kept'):,}", "files kept", ", ".join(parts)))
+        tiles.append(Tile(f"{count_of(counts, 'files_kept'):,}", "files kept", ", ".join(parts)))
     if counts.get("segments") is not None:
         of = counts.get("segments_found")
         note = f"of {count_of(counts, 'segments_found'):,} found" if of is not None else f"in {unit}.jsonl"
-        tiles.append(_tile(f"{count_of(counts, 'segments'):,}", f"{unit} kept", note))
+        tiles.append(Tile(f"{count_of(counts, 'segments'):,}", f"{unit} kept", note))
     return tiles + _cost_tiles(timings)
 
 
-def funnel_section(folder: Folder, files: Files, counts: Row, is_given: bool, unit: str) -> Row:
-    """Bars of files, of seconds and of segments; reasons; thresholds that were not applied."""
+def funnel_section(
+    folder: Folder, files: Files, counts: Row, is_given: bool, unit: str, beside: Content = None
+) -> Section:
+    """Bars of files, of seconds and of segments; reasons; thresholds that were not applied.
+
+    Args:
+        beside: what follows the reasons.
+    """
     groups = [_file_bars(counts), _second_bars(counts, unit), _part_bars(counts, unit)]
-    return {
-        "note": "" if is_given else "There is no funnel.json: these figures are counted from the rows.",
-        "groups": [group for group in groups if group["bars"]],
-        "facts": [("duplicates", f"{count_of(counts, 'duplicates'):,}")] if counts.get("duplicates") else [],
-        "reasons": ranked(counts.get("reasons")),
-        "errors": ranked(counts.get("errors")),
-        "not_applied": [
-            {
-                "threshold": named(row.get("threshold")),
-                "value": format_value(row.get("value")),
-                "scorer": named(row.get("scorer")),
-                "reason": clean_text(without_home(str(row.get("reason") or "")), 300),
-            }
-            for row in folder.objects("not_applied.json")
-        ],
-    }
+    groups = [group for group in groups if group is not None]
+    duplicates = [("duplicates", f"{count_of(counts, 'duplicates'):,}")] if counts.get("duplicates") else []
+    reasons, errors = ranked(counts.get("reasons")), ranked(counts.get("errors"))
+    not_applied = [_not_applied(row) for row in folder.objects("not_applied.json")]
+    content = join(
+        None if is_given else notice("There is no funnel.json: these figures are counted from the rows."),
+        None if groups else notice("There is nothing to count: no funnel.json, no rows and no files.jsonl."),
+        element("div", groups, class_="bars"),
+        facts(duplicates),
+        reason_list("Set aside, by reason", reasons),
+        beside,
+        reason_list("Values that could not be had", errors, "of segments that were kept, by step"),
+        [heading("Thresholds that were not applied"), not_applied] if not_applied else None,
+    )
+    return Section("funnel", "Funnel", content, "What came in, what was kept")
 
 
-def files_section(files: Files) -> Row:
+def reason_list(title: str, pairs: Sequence[tuple[str, int]], about: str = "") -> Markup | None:
+    """Counts by reason below their heading; None without any."""
+    return join(heading(title, about), counted_reasons(pairs)) if pairs else None
+
+
+def _not_applied(row: Row) -> Markup:
+    scorer = named(row.get("scorer"))
+    reason = clean_text(without_home(str(row.get("reason") or "")), 300) or "it was not measured"
+    about = f" ({format_value(row.get('value'))}): {reason}"
+    return notice(bold(named(row.get("threshold"))), about, [" ", small(scorer)] if scorer else None)
+
+
+def files_section(files: Files) -> Section:
     """The lists of failed files, of filtered files, and of everything else that was set aside."""
+    return Section("files", "Files", _files(files), "Files that were not kept, or are not whole")
+
+
+def _files(files: Files) -> Markup:
     if not (files.counts or files.aside):
-        return {"absent": "There is no files.jsonl and no set_aside.jsonl."}
-    return {
-        "counts": files.counts,
-        "failed": files.failed,
-        "filtered": files.filtered,
-        "not_whole": files.not_whole,
-        "aside": files.aside,
-        "aside_total": sum(files.aside_kinds.values()),
-        "more": files.more,
-    }
+        return notice("There is no files.jsonl and no set_aside.jsonl.")
+    more = files.more
+    aside = set_aside_table(files.aside, max(more["aside"], 0))
+    total = sum(files.aside_kinds.values())
+    return join(
+        _file_list("Failed", files.failed, more["failed"]),
+        _file_list("Filtered", files.filtered, more["filtered"], len(files.filtered) <= FEW_FILES),
+        None if files.failed or files.filtered else paragraph("None."),
+        _file_list("Not as long as their headers promise", files.not_whole, more["not_whole"]),
+        details(f"All that was set aside, and why ({total:,})", aside) if files.aside else None,
+    )
 
 
-def cost_section(timings: Row) -> Row:
-    """One row per step: seconds of one core, and hours of audio per hour of one core."""
+def _file_list(title: str, rows: Sequence[list[Content]], more: int, is_open: bool = True) -> Markup | None:
+    if not rows:
+        return None
+    listed = table(("file", "length", "reason"), rows, "list", has_row_headings=False)
+    below = note(f"And {more:,} more in files.jsonl.") if more else None
+    return details(f"{title} ({len(rows) + more:,})", listed, below, is_open=is_open)
+
+
+def cost_section(folder: Folder, timings: Row) -> Section:
+    """One row per step: seconds of one core, and hours of audio per hour of one core; and the settings of the run."""
+    settings = [
+        (named(key, 120), format_value(without_home(value) if isinstance(value, str) else value))
+        for key, value in flat_settings(folder.yaml("config.yaml"))
+    ]
+    shown = [heading("Settings"), configuration([("config.yaml", settings)])] if settings else None
+    return Section("cost", "Cost", join(_cost_table(timings), shown), "What it cost")
+
+
+def _cost_table(timings: Row) -> Markup:
     steps = timings.get("steps")
     if not isinstance(steps, Mapping) or not steps:
-        return {"absent": "There is no timings.json, or it names no step."}
+        return notice("There is no timings.json, or it names no step.")
     seconds = {name: finite_number(value_at(step, "seconds")) or 0.0 for name, step in steps.items()}
     longest, total = max(seconds.values()) or 1.0, sum(seconds.values())
-    rows = []
+    rows: list[list[Content]] = []
     for name in sorted(steps, key=lambda name: (-seconds[name], name)):
-        audio_s, calls = (
-            finite_number(value_at(steps[name], "audio_s")) or 0.0,
-            finite_number(value_at(steps[name], "calls")),
-        )
+        audio_s = finite_number(value_at(steps[name], "audio_s")) or 0.0
+        calls = finite_number(value_at(steps[name], "calls"))
+        speed = audio_s / seconds[name] if seconds[name] > 0 and audio_s > 0 else None
+        share = [" ", small(percent_or_dash(seconds[name] / total))] if total else None
+        of_audio = None if speed is None else [" ", small(f"{duration(audio_s)} of audio")]
         rows.append(
-            {
-                "name": named(name, 80),
-                "seconds": seconds[name],
-                "percent": 100 * seconds[name] / longest,
-                "share": seconds[name] / total if total else None,
-                "calls": None if calls is None else int(calls),
-                "audio_s": audio_s,
-                "speed": audio_s / seconds[name] if seconds[name] > 0 and audio_s > 0 else None,
-            }
+            [
+                named(name, 80),
+                [share_bar(100 * seconds[name] / longest), " ", duration(seconds[name]), share],
+                "–" if calls is None else f"{int(calls):,}",
+                [_format_speed(speed), of_audio],
+            ]
         )
-    return {"rows": rows, "total_s": total, "speed": _measure_speed(timings)}
+    speed = _measure_speed(timings)
+    shown_speed = "–" if speed is None else bold(_format_speed(speed))
+    rows.append(["all steps", duration(total), None, shown_speed])
+    headings = ("step", "seconds of one core", "calls", "hours of audio an hour of one core")
+    return table(headings, rows, "stages")
+
+
+def _format_speed(speed: float | None) -> str:
+    return "–" if speed is None else f"{speed:,.0f}" if speed >= 100 else f"{speed:.1f}"
 
 
 # ---------------------------------------------------------------------------------------------------- bars
 
 
-def _file_bars(counts: Row) -> Row:
+def _file_bars(counts: Row) -> Markup | None:
     num_seen = count_of(counts, "files_seen")
     bars = []
     if "files_seen" in counts:
-        bars.append(_build_funnel_bar("seen", num_seen, num_seen, ""))
+        bars.append(_funnel_bar("seen", num_seen, num_seen, ""))
     if "audio_files" in counts:
         note = f"{count_of(counts, 'not_audio'):,} not audio"
-        bars.append(_build_funnel_bar("audio", count_of(counts, "audio_files"), num_seen, note))
+        bars.append(_funnel_bar("audio", count_of(counts, "audio_files"), num_seen, note))
     if "files_kept" in counts:
         parts = [f"{count_of(counts, f'files_{status}'):,} {status}" for status in ("filtered", "failed")]
-        bars.append(_build_funnel_bar("kept", count_of(counts, "files_kept"), num_seen, ", ".join(parts)))
-    return {"title": "Files", "unit": "files", "bars": bars}
+        bars.append(_funnel_bar("kept", count_of(counts, "files_kept"), num_seen, ", ".join(parts)))
+    return _bar_group("Files", bars)
 
 
-def _second_bars(counts: Row, unit: str) -> Row:
+def _second_bars(counts: Row, unit: str) -> Markup | None:
     seconds_seen = finite_number(counts.get("seconds_seen")) or 0.0
     bars = []
     for key, title in _SECONDS.items():
         seconds = finite_number(counts.get(key))
         if seconds is not None and seconds_seen:
-            title = title.format(unit=unit)
+            share = seconds / seconds_seen
             bars.append(
-                _build_funnel_bar(
-                    title, duration(seconds), seconds_seen, percent_or_dash(seconds / seconds_seen), seconds
+                _funnel_bar(
+                    title.format(unit=unit), seconds, seconds_seen, percent_or_dash(share), duration(seconds)
                 )
             )
-    return {"title": "Audio", "unit": "audio", "bars": bars}
+    return _bar_group("Audio", bars)
 
 
-def _part_bars(counts: Row, unit: str) -> Row:
+def _part_bars(counts: Row, unit: str) -> Markup | None:
     """Parts found, what each rule left of them, and those kept."""
     total = count_of(counts, "segments_found") or count_of(counts, "segments")
     bars = []
     if "segments_found" in counts:
-        bars.append(_build_funnel_bar("found", total, total, ""))
+        bars.append(_funnel_bar("found", total, total, ""))
     stages = counts.get("stages")
     for stage in stages if isinstance(stages, list) else ():
         if isinstance(stage, Mapping):
@@ -243,8 +324,14 @@ def _part_bars(counts: Row, unit: str) -> Row:
     if "segments" in counts and total:
         seconds = finite_number(counts.get("seconds"))
         note = f"{duration(seconds)} of audio" if seconds is not None else ""
-        bars.append(_build_funnel_bar("kept", count_of(counts, "segments"), total, note))
-    return {"title": unit.capitalize(), "unit": unit, "bars": bars}
+        bars.append(_funnel_bar("kept", count_of(counts, "segments"), total, note))
+    return _bar_group(unit.capitalize(), bars)
+
+
+def _bar_group(title: str, bars: Sequence[Markup]) -> Markup | None:
+    if not bars:
+        return None
+    return element("div", heading(title), element("div", bars, class_="funnel long"), class_="card")
 
 
 def ranked(counts: Any) -> list[tuple[str, int]]:
@@ -254,21 +341,18 @@ def ranked(counts: Any) -> list[tuple[str, int]]:
     return sorted(ranked, key=lambda item: (-item[1], item[0]))
 
 
-def _stage_bar(stage: Row, total: int) -> Row:
+def _stage_bar(stage: Row, total: int) -> Markup:
     before, after = count_of(stage, "segments_in"), count_of(stage, "segments_out")
+    lost, limit = before - after, stage.get("threshold")
     lost_s = (finite_number(stage.get("seconds_in")) or 0.0) - (
         finite_number(stage.get("seconds_out")) or 0.0
     )
     title = named(stage.get("title") or stage.get("rule") or stage.get("step") or "", 80)
-    limit = stage.get("threshold")
-    lost = before - after
     note = f"{lost:,} dropped, {duration(max(lost_s, 0.0))}" if lost else "none dropped"
-    bar = _build_funnel_bar(title, after, total, note)
-    return bar | {
-        "lost_percent": max(0.0, min(100.0 - bar["percent"], 100.0 * lost / total)) if total else 0.0,
-        "limit": "" if limit is None else format_value(limit),
-        "step": named(stage.get("step") or "", 60),
-    }
+    step = named(stage.get("step") or "", 60)
+    beside = step + ("" if limit is None else f" · limit {format_value(limit)}")
+    shown = [title, [" ", small(beside)] if beside else None]
+    return _funnel_bar(shown, after, total, note, lost=lost)
 
 
 def _counted_stages(survey: PartSurvey, rules: list[Comparison]) -> list[Row]:
@@ -296,19 +380,20 @@ def _counted_stages(survey: PartSurvey, rules: list[Comparison]) -> list[Row]:
     return stages
 
 
-def _build_funnel_bar(title: str, value: Any, of: float, note: str, size: float | None = None) -> Row:
-    size = value if size is None else size
-    text = f"{value:,}" if isinstance(value, int) else value
-    width = max(0.0, min(100.0, 100.0 * size / of)) if of else 0.0
-    return {
-        "title": title,
-        "value": text,
-        "percent": width,
-        "note": note,
-        "lost_percent": 0.0,
-        "limit": "",
-        "step": "",
-    }
+def _funnel_bar(
+    title: Content, size: float, of: float, note: str, text: str = "", lost: float = 0.0
+) -> Markup:
+    """A bar that is `size` of `of` wide, and after it what was lost.
+
+    Args:
+        text: the size in words, where it is no count.
+    """
+    percent = max(0.0, min(100.0, 100.0 * size / of)) if of else 0.0
+    lost_percent = max(0.0, min(100.0 - percent, 100.0 * lost / of)) if of else 0.0
+    drawn = share_bar(percent, digits=2, lost_percent=lost_percent)
+    return element(
+        "div", element("span", title, class_="what"), bold(text or f"{size:,}"), drawn, small(note)
+    )
 
 
 # ------------------------------------------------------------------------------------------------- headline
@@ -327,13 +412,13 @@ def _cpu_note(steps_s: float, timings: Row) -> str:
     return f"{note}, {duration(command_s if is_alone else steps_s + command_s)} in all"
 
 
-def _cost_tiles(timings: Row) -> list[Row]:
+def _cost_tiles(timings: Row) -> list[Tile]:
     tiles = []
     speed = _measure_speed(timings)
     if speed is not None:
         cpu_s = sum(finite_number(value_at(step, "seconds")) or 0.0 for step in timings["steps"].values())
         value = f"{speed:,.0f} h" if speed >= 100 else f"{speed:.1f} h"
-        tiles.append(_tile(value, "of audio an hour of one core", _cpu_note(cpu_s, timings)))
+        tiles.append(Tile(value, "of audio an hour of one core", _cpu_note(cpu_s, timings)))
     wall_s = finite_number(timings.get("wall_s"))
     if wall_s is not None:
         workers = finite_number(timings.get("workers"))
@@ -342,7 +427,7 @@ def _cost_tiles(timings: Row) -> list[Row]:
             note = f"{note}, engine {named(timings['engine'], 30)}".strip(", ")
         if finite_number(timings.get("known")):
             note += f"; {timings['known']:,} answers were known"
-        tiles.append(_tile(duration(wall_s), "wall time", note))
+        tiles.append(Tile(duration(wall_s), "wall time", note))
     return tiles
 
 
@@ -354,10 +439,6 @@ def _measure_speed(timings: Row) -> float | None:
         return None
     total = sum(finite_number(value_at(step, "seconds")) or 0.0 for step in steps.values())
     return audio_s / total if total > 0 else None
-
-
-def _tile(value: str, title: str, note: str) -> Row:
-    return {"value": value, "title": title, "note": note}
 
 
 def count_of(counts: Row, key: str) -> int:

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from markupsafe import Markup
+
+from audiollm.pages.blocks import (
+    bold,
+    details,
+    element,
+    file_label,
+    heading,
+    join,
+    label_bars,
+    note,
+    notice,
+    small,
+)  # fmt: skip
+from audiollm.pages.formats import percent_or_dash
+from audiollm.pages.histogram import draw_histogram
+from audiollm.pages.page import Section
 from pipelines.steps.page.folder import Row, finite_number, measured, named
-from pipelines.steps.page.histogram import draw_histogram
 
 MAX_HELD_VALUES = 20_000
 """Values held of one number; of more values, every second, fourth, ... is held."""
@@ -172,8 +188,8 @@ class Numbers:
                     2 * self._stride,
                 )
 
-    def chart(self) -> Row:
-        """The content of the page: title, histogram, and the effect of the rules on it."""
+    def chart(self) -> Markup:
+        """A histogram or counts of words, with the effect of the rules."""
         title, unit = title_of(self.path), unit_of(self.path)
         if self.rules and len(self.rules[0].unit) <= _SHORT_UNIT:
             unit = self.rules[0].unit or unit
@@ -181,32 +197,32 @@ class Numbers:
             limit for limit in (finite_number(rule.threshold) for rule in self.rules) if limit is not None
         ]
         count = len(self._values)
-        middle = median(self._values) if count else None
-        return {
-            "path": self.path,
-            "title": title,
-            "unit": unit,
-            "svg": draw_histogram(self._values, self._fates, limits, f"histogram of {title}") if count else None,
-            "labels": [
-                {"name": name or "nothing", "count": n, "percent": 100 * n / self.count, "out": self._out(name)}
-                for name, n in self.labels.most_common(12)
-            ],
-            "n": self.count,
-            "sampled": count if self._stride > 1 else None,
-            "median": None if middle is None else format_value(middle, unit),
-            "range": None if middle is None else f"{format_value(self.low)} to {format_value(self.high, unit)}",
-            "rules": [
-                {
-                    "demand": rule.demand,
-                    "beyond": beyond,
-                    "asked": applicable,
-                    "share": beyond / applicable if applicable else None,
-                    "sounds": rule.sounds,
-                    "name": rule.name,
-                }
-                for rule, beyond, applicable in zip(self.rules, self.beyond, self.applicable, strict=True)
-            ],
-        }  # fmt: skip
+        drawn = draw_histogram(self._values, self._fates, limits, f"histogram of {title}") if count else None
+        about = f"n = {self.count:,}" + (f" (drawn from {count:,})" if self._stride > 1 else "")
+        if count:
+            about += f", median {format_value(median(self._values), unit)}"
+            about += f", {format_value(self.low)} to {format_value(self.high, unit)}"
+        labels = [
+            (name or "nothing", n, 100 * n / self.count, self._out(name))
+            for name, n in self.labels.most_common(12)
+        ]
+        return element(
+            "figure",
+            element("figcaption", title, [" ", small(unit)] if unit else None),
+            drawn,
+            label_bars(labels),
+            map(self._effect, self.rules, self.beyond, self.applicable),
+            note(about),
+            class_="card",
+        )
+
+    def _effect(self, rule: Comparison, beyond: int, applicable: int) -> Markup:
+        """How many segments a rule drops, or would drop."""
+        share = None
+        if applicable:
+            share = [", ", element("b", percent_or_dash(beyond / applicable), class_="whole")]
+        free = None if rule.sounds else "; sounds without speech are free of it"
+        return note("asked for ", bold(rule.demand), f": {beyond:,} of {applicable:,} beyond it", share, free)
 
     def _out(self, label: str) -> bool:
         return any(rule.broken_by(label) for rule in self.rules)
@@ -264,6 +280,44 @@ class NumberTally:
     def never_measured(self) -> list[Comparison]:
         """Rules whose value no segment has."""
         return [rule for path, rules in self._rules.items() if path not in self._numbers for rule in rules]
+
+
+def numbers_section(tally: NumberTally, unit: str, never: Iterable[Comparison] = ()) -> Section:
+    """Histograms of all measured numbers with the thresholds of the rules.
+
+    Args:
+        unit: what a bar counts.
+        never: rules whose value no row has.
+    """
+    known, others = tally.titled(), tally.untitled()
+    if not (tally.ruled() or known or others):
+        return Section(
+            "numbers", "Measures", notice(f"No {unit} has a measured number."), "What was measured"
+        )
+    names = {
+        "": "kept",
+        "dropped": "dropped by this rule",
+        "other": "dropped for another reason",
+        "line": "threshold",
+    }
+    legend = [element("span", element("i", class_=style), name) for style, name in names.items()]
+    about = f"A bar is a number of {unit}s. What was dropped is not measured any further."
+    content = join(
+        element("p", legend, element("span", about), class_="legend"),
+        [heading("Compared with a threshold"), histograms(tally.ruled())] if tally.ruled() else None,
+        [
+            notice(f"{rule.title or rule.name}: no row has ", file_label(named(rule.value)), " to be drawn.")
+            for rule in never
+        ],
+        [heading("Without a threshold"), histograms(known)] if known else None,
+        details(f"All other measured numbers ({len(others)})", histograms(others)) if others else None,
+    )
+    return Section("numbers", "Measures", content, "What was measured")
+
+
+def histograms(listed: Iterable[Numbers]) -> Markup:
+    """Numbers side by side."""
+    return element("div", [numbers.chart() for numbers in listed], class_="charts histograms")
 
 
 def title_of(path: str) -> str:

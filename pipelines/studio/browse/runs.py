@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from audiollm.evaluate.report.formats import duration
 from audiollm.files.atomic import read_whole_lines
-from pipelines.report.figures import curve_chart, series_of
+from audiollm.pages.charts import curve_chart, series_of
+from audiollm.pages.formats import duration
 from pipelines.studio.browse.files import ShownClip, ShownFiles, audio_html
 from pipelines.studio.browse.run_state import StageStatus, stage_statuses
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audiollm.files.atomic import write_jsonl
-from pipelines.annotate.report.agreement import agreement_section, marked
+from audiollm.pages.histogram import draw_histogram
+from pipelines.annotate.report.agreement import agreement_section, compare_recognizers, marked
 from pipelines.annotate.report.survey import survey_annotation
 from pipelines.steps.page.folder import Folder, measured, named
 from pipelines.steps.page.funnel import headline_figures
-from pipelines.steps.page.histogram import draw_histogram
 from pipelines.steps.page.numbers import MAX_HELD_VALUES, Comparison, Numbers, read_rules
 from pipelines.steps.page.survey import RowSample
 from tests.pipelines.annotate.annotation_report_run import (
@@ -24,7 +24,7 @@ from tests.pipelines.annotate.annotation_report_run import (
     rules_json,
     segment,
 )
-from tests.pipelines.report.report_run import Page
+from tests.pipelines.report.report_run import Page, tree
 
 
 def test_shares_beyond_a_threshold_are_counted_over_all_rows(tmp_path: Path) -> None:
@@ -32,10 +32,9 @@ def test_shares_beyond_a_threshold_are_counted_over_all_rows(tmp_path: Path) -> 
     tally = survey_annotation(Folder(tmp_path), read_rules(rules_json())).numbers
     level, errors = tally.get("signal.level_dbfs"), tally.get("consensus.pairwise_wer")
     assert level is not None and errors is not None
-    assert level.chart()["rules"][0]["beyond"] == sum(-60 + n % 50 < -45 for n in range(1_000))
-    assert errors.chart()["rules"][0]["share"] == pytest.approx(
-        sum(n % 10 / 20 > 0.4 for n in range(1_000)) / 1_000
-    )
+    assert level.beyond[0] == sum(-60 + n % 50 < -45 for n in range(1_000))
+    assert errors.beyond[0] == sum(n % 10 / 20 > 0.4 for n in range(1_000)) and errors.applicable[0] == 1_000
+    assert f"{errors.beyond[0]} of 1,000 beyond it" in Page(str(errors.chart())).text
     assert [rule.name for rule in tally.never_measured()] == ["min_utmos"]
 
 
@@ -90,10 +89,12 @@ def test_many_values_are_thinned_evenly() -> None:
     numbers = Numbers("x.y")
     for value in range(5 * MAX_HELD_VALUES):
         numbers.add(value, value % 2)
-    chart = numbers.chart()
-    assert chart["n"] == 5 * MAX_HELD_VALUES and chart["sampled"] <= MAX_HELD_VALUES
-    assert float(chart["median"].replace(",", "")) == pytest.approx(2.5 * MAX_HELD_VALUES, rel=0.01)
-    assert chart["range"] == f"0 to {5 * MAX_HELD_VALUES - 1:,}"
+    text = Page(str(numbers.chart())).text
+    match = re.search(r"n = ([\d,]+) \(drawn from ([\d,]+)\), median ([\d,]+), 0 to ([\d,]+)", text)
+    assert match is not None
+    count, sampled, median, highest = (int(number.replace(",", "")) for number in match.groups())
+    assert count == 5 * MAX_HELD_VALUES and sampled <= MAX_HELD_VALUES and highest == count - 1
+    assert median == pytest.approx(2.5 * MAX_HELD_VALUES, rel=0.01)
 
 
 def test_word_errors_between_recognizers_are_those_of_jiwer(tmp_path: Path) -> None:
@@ -101,21 +102,22 @@ def test_word_errors_between_recognizers_are_those_of_jiwer(tmp_path: Path) -> N
     rows[0] |= {"text": "The cat sat on THE mat.", "text_source": "given"}
     rows[0]["heard"] = {"first": "the cat sat", "second": "a cat sat on the hat", "third": ""}
     write_jsonl(tmp_path / "segments.jsonl", rows)
-    section = agreement_section(survey_annotation(Folder(tmp_path), []), 0.5)
-    names = section["matrix"]["names"]
+    survey = survey_annotation(Folder(tmp_path), [])
+    pairs, argued = compare_recognizers(survey)
+    names = pairs.ordered_names()
     assert names == ["given text", "first", "second", "third"]
     heard = {name: [row["heard"][name] for row in rows] for name in names[1:]}
-    rates = {row["name"]: dict(zip(names, row["cells"], strict=True)) for row in section["matrix"]["rows"]}
-    assert rates["first"]["second"] == pytest.approx(jiwer.wer(heard["first"], heard["second"]))
-    assert rates["second"]["first"] == pytest.approx(jiwer.wer(heard["second"], heard["first"]))
-    assert rates["given text"]["second"] == pytest.approx(
-        jiwer.wer("the cat sat on the mat", heard["second"][0])
-    )
-    assert rates["first"]["first"] is None
-    words = {row["word"]: row for row in section["words"]}
+    rates = pairs.rates()
+    assert rates["first", "second"] == pytest.approx(jiwer.wer(heard["first"], heard["second"]))
+    assert rates["second", "first"] == pytest.approx(jiwer.wer(heard["second"], heard["first"]))
+    given = jiwer.wer("the cat sat on the mat", heard["second"][0])
+    assert rates["given text", "second"] == pytest.approx(given)
+    (matrix,) = tree(str(agreement_section(survey, 0.5).content)).all("table", "heat")
+    assert matrix.rows()[0][:2] == ["given text", "–"] and matrix.rows()[0][3] == f"{100 * given:.1f}"
+    words = {row["word"]: row for row in argued.rows()}
     # of "the" in the given text twice, and once in no other: once "a", once in place, and the rest is not there
     assert words["the"]["times"] == 2 and words["the"]["share"] == pytest.approx(1 - 4 / 6)
-    assert words["the"]["instead"] == [{"word": "", "count": 3}, {"word": "a", "count": 1}]
+    assert words["the"]["instead"] == [("", 3), ("a", 1)]
 
 
 def test_differing_words_are_marked() -> None:
@@ -181,5 +183,5 @@ def test_values_are_found_below_measured_and_in_the_row() -> None:
 )
 def test_the_cpu_seconds_of_a_run_are_those_of_its_steps_and_of_all(run: dict[str, Any], note: str) -> None:
     timings = {"steps": {"tags": {"seconds": 6.3, "audio_s": 700.0}}, "audio_s": 700.0, **run}
-    notes = {tile["title"]: tile["note"] for tile in headline_figures({}, timings, "clips")}
+    notes = {tile.title: tile.note for tile in headline_figures({}, timings, "clips")}
     assert notes["of audio an hour of one core"] == note

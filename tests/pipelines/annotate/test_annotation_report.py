@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audiollm.audio import save
-from audiollm.evaluate.report.formats import duration
 from audiollm.files.atomic import write_jsonl
+from audiollm.pages.formats import duration
 from pipelines.annotate.report import page as page_module
 from pipelines.annotate.report import survey as survey_module
 from pipelines.annotate.report import write_annotation_report

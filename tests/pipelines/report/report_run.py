@@ -17,6 +17,9 @@ from audiollm.evaluate.report.statistics import confusion, lengths, share, share
 from audiollm.evaluate.report.text_errors import word_error_rate
 from audiollm.files.atomic import read_json, write_json, write_jsonl
 from audiollm.files.set_aside import set_aside_row
+from audiollm.pages.clips import Gallery
+from audiollm.pages.run_record import RunRecord
+from audiollm.pages.sections import ReportContext, SectionBuilder
 from audiollm.recipe.runner import Context, StageResult
 from audiollm.recipe.stages import Recipe, load_recipe
 from pipelines.report.settings import ReportConfig
@@ -260,3 +263,66 @@ class Page(HTMLParser):
         self.text += data
         if self.details and not self.details[-1][0]:
             self.details[-1] = (data.strip(), self.details[-1][1])
+
+
+class Node:
+    """An element of a page: its tag, attributes, and what is in it."""
+
+    def __init__(self, tag: str, attributes: dict[str, str]) -> None:
+        self.tag, self.attributes = tag, attributes
+        self.children: list[Node | str] = []
+
+    @property
+    def text(self) -> str:
+        """All text, with single spaces."""
+        return " ".join(
+            " ".join(part if isinstance(part, str) else part.text for part in self.children).split()
+        )
+
+    def all(self, tag: str, style: str = "") -> list[Node]:
+        """The elements of a tag below this one, those of a class where one is asked for."""
+        below = [part for part in self.children if isinstance(part, Node)]
+        own = [
+            part
+            for part in below
+            if part.tag == tag and (not style or style in part.attributes.get("class", "").split())
+        ]
+        return [found for part in below for found in ([part] if part in own else []) + part.all(tag, style)]
+
+    def rows(self) -> list[list[str]]:
+        """The texts of a table's cells, without its head."""
+        lines = [row for row in self.all("tr") if row.all("td")]
+        return [[part.text for part in row.children if isinstance(part, Node)] for row in lines]
+
+
+class _Tree(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.path = [Node("root", {})]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        node = Node(tag, {key: value or "" for key, value in attrs})
+        self.path[-1].children.append(node)
+        if tag not in VOID:
+            self.path.append(node)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.path.pop().tag == tag, tag
+
+    def handle_data(self, data: str) -> None:
+        self.path[-1].children.append(data)
+
+
+def tree(html: str) -> Node:
+    """A page, or a part of one, as a tree."""
+    parser = _Tree()
+    parser.feed(html)
+    assert len(parser.path) == 1, parser.path[-1].tag
+    return parser.path[0]
+
+
+def section_of(run: Run, build: SectionBuilder, players: bool = False, **options: Any) -> Node:
+    """What a section shows of a run."""
+    section = build(ReportContext(RunRecord(run.recipe, run.results), Gallery(players), **options))
+    assert section is not None
+    return tree(str(section.content))

@@ -17,17 +17,19 @@ import pytest
 from audiollm.evaluate.codec.report import write_codec_report
 from audiollm.evaluate.codec.scores import METRICS
 from audiollm.evaluate.report.statistics import metric_table
-from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult, tile, write_page
+from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult, write_page
 from audiollm.evaluate.sound.edited_sounds import MEASURES
 from audiollm.files.atomic import write_json, write_jsonl
+from audiollm.pages import page
+from audiollm.pages.histogram import draw_histogram
+from audiollm.pages.page import Tile
 from pipelines.annotate.report import write_annotation_report
 from pipelines.audiocot.report import write_audiocot_report
-from pipelines.steps.page.histogram import draw_histogram
 from tests.pipelines.annotate.annotation_report_run import annotated
 from tests.pipelines.report.report_run import Page, Run, beep, whole_run
 from tests.pipelines.report.test_report_sounds import SOUNDS, sounds_made
 
-STYLE = Path(write_page.__code__.co_filename).parent / "base.css"
+STYLE = Path(page.__file__).parent / "page.css"
 AXE = Path(os.environ.get("PAGES_AXE") or "build/axe/node_modules/axe-core/axe.min.js")
 """The file axe.min.js of npm's axe-core."""
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -120,7 +122,7 @@ def suite_page(path: Path, sound: Path) -> Path:
     )
     outcome = SuiteResult(
         "Generated sounds", ["24 sounds"], {}, [whole, edits], [example], [("a", "KL softmax: no real sound")],
-        tiles=[tile("75.0 %", "asked sounds recognized", "35.6 to 95.5, n = 8"), tile("1,234,567.89", "distance")],
+        tiles=[Tile("75.0 %", "asked sounds recognized", "35.6 to 95.5, n = 8"), Tile("1,234,567.89", "distance")],
     )  # fmt: skip
     return write_page(path, outcome, 4)
 

@@ -131,7 +131,7 @@ def test_a_section_that_breaks_does_not_take_the_page_with_it(
     def broken(*_: Any) -> Any:
         raise KeyError("sets")
 
-    monkeypatch.setattr(page_module, "scores_section", broken)
+    monkeypatch.setattr("audiollm.evaluate.speech.report_section.scores_section", broken)
     run, output = Run(tmp_path), io.StringIO()
     context = Context(run.folder("report"), run.recipe, Console(file=output), {})
     page_module.write_run_report(ReportConfig(), context)

@@ -9,7 +9,7 @@ import pytest
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.evaluate.interpret.logged_outputs import LOG_NAME, LoggedOutput, write_log
 from audiollm.files.atomic import write_jsonl
-from pipelines.report.policies.interpretations import stream_timeline
+from audiollm.interpret.report_section import stream_timeline
 from tests.pipelines.report.report_run import HOSTILE, Page, Run, beep
 
 RECIPE = """

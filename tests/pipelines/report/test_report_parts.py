@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from audiollm.audio import save
-from audiollm.evaluate.report.clips import Gallery
-from audiollm.evaluate.report.formats import without_home
-from audiollm.evaluate.report.spectrograms import draw_spectrogram, mel_decibels
-from pipelines.report.figures import Series, curve_chart, running_means, series_of
-from pipelines.report.material import pick_evenly, plain
-from pipelines.report.samples import choose_samples, is_wrong
+from audiollm.pages.charts import Series, curve_chart, running_means, series_of
+from audiollm.pages.clips import Gallery
+from audiollm.pages.formats import without_home
+from audiollm.pages.run_record import pick_evenly, plain
+from audiollm.pages.spectrograms import draw_spectrogram, mel_decibels
+from audiollm.synthesis.report_section import choose_samples, is_wrong
 
 
 def test_plain_values_are_strict_json() -> None:

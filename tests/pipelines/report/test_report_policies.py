@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import io
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import save_file
 
-from audiollm.evaluate.report.clips import Gallery
+from audiollm.errors import ConfigError
+from audiollm.evaluate.listening.report_section import group_by_question
 from audiollm.evaluate.report.statistics import share
-from audiollm.files.atomic import write_jsonl
+from audiollm.files.atomic import read_jsonl, write_jsonl
 from audiollm.files.set_aside import set_aside_row
-from pipelines.report.answers import _by_question
-from pipelines.report.material import Material
-from pipelines.report.policies import section as policies
-from pipelines.report.policies.browser import NO_ROLLOUTS, AnswerSounds, signed
-from pipelines.report.policies.history import FreshTraining
-from pipelines.report.policies.section import policies_section
-from pipelines.report.recordings import recordings_section
+from audiollm.pages.run_record import RunRecord
+from audiollm.pages.sections import section_names
+from audiollm.recipe.catalogs import load_catalog
+from audiollm.recipe.runner import run_recipe
+from audiollm.recipe.stages import load_recipe
+from audiollm.rl.online.report import section as policies
+from audiollm.rl.online.report.browser import NO_ROLLOUTS, AnswerSounds, signed
+from audiollm.rl.online.report.history import FreshTraining
+from audiollm.rl.online.report.section import policies_section
+from audiollm.rl.report import comparison
+from pipelines.compose.report_section import recordings_section
 from tests.audiollm.rl.online.prompt_records import OWN
-from tests.pipelines.report.report_run import HOSTILE, Page, Run, beep
+from tests.pipelines.report.report_run import HOSTILE, Node, Page, Run, beep, section_of, tree
 
 OWN_REWARD = f"{OWN}brevity"
 STAGE = f'{{samples: "${{compose.samples}}", start: AUDIO, rewards: {{accuracy: 2.0, "{OWN_REWARD}": 0.5}}, kl: KL}}'
@@ -96,7 +104,7 @@ def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Charts take most of the time: they are drawn where a test looks at them."""
     if request.node.name != "test_curves_name_what_they_show":
         monkeypatch.setattr(policies, "policy_training_charts", lambda training: [])
-        monkeypatch.setattr(policies, "compared_chart", lambda *given: None)
+        monkeypatch.setattr(comparison, "compared_chart", lambda *given: None)
 
 
 @pytest.fixture
@@ -111,24 +119,35 @@ def whole(tmp_path: Path) -> Run:
     return run
 
 
-def section(run: Run) -> dict[str, Any]:
-    return policies_section(Material(run.recipe, run.results), Gallery(players=False))
+def stages_of(run: Run) -> list[Node]:
+    """The parts of the stages in the section."""
+    return section_of(run, policies_section).all("details", "stage")
+
+
+def reward_rows(stage: Node) -> dict[str, list[str]]:
+    """The cells of the table of rewards before and after, by name."""
+    return {row[0]: row[1:] for row in stage.all("table", "scores")[0].rows()}
+
+
+def facts_in(stage: Node) -> dict[str, str]:
+    """Titles and values of the facts of a stage."""
+    pairs = stage.all("dl", "facts")[0].all("div")
+    return {pair.all("dt")[0].text: pair.all("dd")[0].text for pair in pairs}
 
 
 def test_rewards_before_and_after_have_intervals(whole: Run) -> None:
-    first, other = section(whole)["stages"]
-    accuracy, total = first["scores"]  # the other reward has no value
-    before, after = (cell["share"] for cell in accuracy["cells"])
+    first, other = map(reward_rows, stages_of(whole))
+    before, after, gain = first["accuracy"]
     wilson = share([True] * 6 + [False] * 2)
-    assert (before["value"], after["value"]) == (0.25, 0.75)
-    assert (after["low"], after["high"], after["n"]) == (wilson["low"], wilson["high"], 8)
+    assert before.startswith("25.0 %")
+    assert after == f"75.0 % {100 * wilson['low']:.1f} % to {100 * wilson['high']:.1f} %, n = 8"
     # 4 of 8 answers became right: mean 0.5, standard deviation sqrt(2/7), 1.96 sd / sqrt(8)
     half = 196 * (2 / 7) ** 0.5 / 8**0.5
-    assert accuracy["gain"] == f"+50.0 points (+{50 - half:.1f} to +{50 + half:.1f})"
-    assert total["name"] == "weighted sum" and other["scores"][0]["gain"] == "+0.0 points (+0.0 to +0.0)"
-    evaluated = first["evaluated"]
-    assert [cell["value"] for when in ("before", "after") for cell in evaluated[when]] == [0.4, 0.8]
-    assert not other["evaluated"]["after"]
+    assert gain == f"+50.0 points (+{50 - half:.1f} to +{50 + half:.1f})"
+    assert "weighted sum" in first and other["accuracy"][2] == "+0.0 points (+0.0 to +0.0)"
+    (evaluated,) = (row for name, row in first.items() if name.startswith("right answers"))
+    assert [cell[:6] for cell in evaluated[:2]] == ["40.0 %", "80.0 %"]
+    assert not any(name.startswith("right answers") for name in other)
 
 
 def test_the_model_that_is_handed_over_has_the_figure_of_its_step(whole: Run) -> None:
@@ -136,9 +155,8 @@ def test_the_model_that_is_handed_over_has_the_figure_of_its_step(whole: Run) ->
     figures = whole.results["first"].figures
     assert figures is not None
     figures["best_step"] = 0
-    accuracy = section(whole)["stages"][0]["scores"][0]
-    assert [cell["share"]["value"] for cell in accuracy["cells"]] == [0.25, 0.25]
-    assert accuracy["gain"] == "+0.0 points (+0.0 to +0.0)"
+    before, after, gain = reward_rows(stages_of(whole)[0])["accuracy"]
+    assert before == after and before.startswith("25.0 %") and gain == "+0.0 points (+0.0 to +0.0)"
 
 
 def test_a_model_that_is_worse_than_its_start_is_at_the_head_of_the_page(whole: Run) -> None:
@@ -158,52 +176,58 @@ def test_what_a_policy_set_aside_is_named(whole: Run) -> None:
         "train_policy", "questions.jsonl [3]", "cannot be read", "no such file: door.wav", "q3"
     )
     write_jsonl(whole.folder("first") / "set_aside.jsonl", [aside])
-    rows = recordings_section(Material(whole.recipe, whole.results), Gallery(players=False))["set_aside"][
-        "rows"
-    ]
-    assert [(row["id"], row["stage"], row["reason"]) for row in rows] == [
-        ("q3", "train_policy", "no such file: door.wav")
-    ]
+    (row,) = section_of(whole, recordings_section).all("table", "list")[0].rows()
+    assert row == ["questions.jsonl [3] q3", "cannot be read", "no such file: door.wav", "train_policy"]
 
 
 def test_curves_name_what_they_show(whole: Run) -> None:
-    first, other = section(whole)["stages"]
-    titles = [chart["title"] for chart in first["charts"]]
-    assert titles == [
+    first, other = stages_of(whole)
+    shown, of_other = (
+        {chart.all("figcaption")[0].text: chart.text for chart in stage.all("figure")}
+        for stage in (first, other)
+    )
+    assert list(shown) == [
         "Reward", "Reward by function, training", "Reward by function, held out", "KL from the reference",
         "Weight of the KL", "Entropy", "Length of answers", "Clipped ratios", "Groups and answers",
         "Sampling against training", "Gradient norm", "Time by phase",
     ]  # fmt: skip
-    shown = {chart["title"]: str(chart["svg"]) for chart in first["charts"]}
     assert "target" in shown["KL from the reference"] and "rollout" in shown["Time by phase"]
-    assert "target" not in str(
-        {chart["title"]: chart["svg"] for chart in other["charts"]}["KL from the reference"]
-    )
-    assert dict(first["facts"])["rewards, by weight"] == "accuracy 2, brevity 0.5"
-    assert dict(first["facts"])["method"] == "grpo"
+    assert "target" not in of_other["KL from the reference"]
+    assert facts_in(first)["rewards, by weight"] == "accuracy 2, brevity 0.5"
+    assert facts_in(first)["method"] == "grpo"
 
 
 def test_the_browser_shows_best_and_worst_with_the_advantage_of_each_token(whole: Run) -> None:
-    browser = section(whole)["stages"][0]["browser"]
-    assert [step["step"] for step in browser["steps"]] == [0, 4, 9] and browser["num_steps"] == 10
-    varied, flat = browser["steps"][0]["groups"]
-    assert (varied["id"], flat["id"]) == ("varied", "flat")
-    best, worst = varied["ends"]
-    assert (best["number"], best["reward"], worst["number"], worst["reward"]) == (2, 2.0, 1, -1.0)
-    assert [piece["share"] for piece in best["pieces"]] == [1.0, 1.0, 0.5]  # against the largest of the step
-    assert [piece["up"] for piece in worst["pieces"]] == [False] * 3
-    assert "advantage +2.00, log-probability when sampled −1.00" in best["pieces"][0]["title"]
-    assert best["advantage"] == "+1.00 to +2.00 by token" and varied["key"]["text"] == "low"
-    assert [line["number"] for line in varied["all"]] == [2, 0, 1] and len(flat["ends"]) == 1
-    assert varied["asked"]["clips"][0].duration_s == pytest.approx(0.1)
+    stage = stages_of(whole)[0]
+    steps = stage.all("section", "rollout-step")
+    assert [step.attributes["data-step"] for step in steps] == [
+        "0",
+        "4",
+        "9",
+    ] and "3 of 10 steps" in stage.text
+    varied, flat = steps[0].all("article", "card")
+    assert [card.all("span", "file")[0].text for card in (varied, flat)] == ["varied", "flat"]
+    best, worst = varied.all("div", "answer")
+    assert "best of 3 reward 2.00" in best.text and "worst of 3 reward −1.00" in worst.text
+    pieces = [piece.attributes for piece in best.all("span", "piece")]
+    assert [piece["style"] for piece in pieces] == [  # against the largest of the step
+        "--share:1.00", "--share:1.00", "--share:0.50",
+    ]  # fmt: skip
+    assert ["down" in piece.attributes["class"] for piece in worst.all("span", "piece")] == [True] * 3
+    assert "advantage +2.00, log-probability when sampled −1.00" in pieces[0]["title"]
+    assert "advantage +1.00 to +2.00 by token" in best.text
+    assert varied.all("p", "key")[0].text == "right answer low" and len(flat.all("div", "answer")) == 1
+    rows = varied.all("table", "lines")[0].rows()
+    assert [row[1] for row in rows] == ["2.00", "0.50", "−1.00"]
+    assert "0.10 s" in varied.text  # the recording of the question
 
 
 def test_a_step_without_variance_gives_way_to_one_before_it(whole: Run) -> None:
     clip = whole.audio / "heard.wav"
     rows = [answer(clip, "flat", n, 1.0, step=9) for n in range(3)]
     write_jsonl(whole.folder("first") / "rollouts" / "000009.jsonl", rows)
-    browser = section(whole)["stages"][0]["browser"]
-    assert [step["step"] for step in browser["steps"]] == [0, 4, 8]
+    steps = stages_of(whole)[0].all("section", "rollout-step")
+    assert [step.attributes["data-step"] for step in steps] == ["0", "4", "8"]
 
 
 def test_the_page_is_whole_and_escaped(whole: Run) -> None:
@@ -219,8 +243,8 @@ def test_the_page_is_whole_and_escaped(whole: Run) -> None:
     assert [value for tag, key, value in page.attributes if (tag, key) == ("a", "href")] == [
         "#recordings", "#policies", "#answers", "#run",
     ]  # fmt: skip
-    rows = section(whole)["compared"]["rows"]
-    assert rows[0]["cells"][0] == ("accuracy", "25.0 %", "75.0 %") and rows[1]["kl"] == 0.5
+    rows = section_of(whole, policies_section).all("table", "methods")[0].rows()
+    assert "accuracy 25.0 % → 75.0 %" in rows[0][2] and rows[1][3] == "0.500"
 
 
 def test_missing_and_damaged_files_leave_sentences(whole: Run) -> None:
@@ -247,20 +271,19 @@ def test_spoken_answers_are_decoded(whole: Run, monkeypatch: pytest.MonkeyPatch)
     write_jsonl(folder / "000009.jsonl", rows)
     monkeypatch.setattr(AnswerSounds, "_codec", Doubling())
     save_file({"1": torch.ones(2, 5, dtype=torch.int32)}, folder / "000009.safetensors")
-    (group,) = section(whole)["stages"][0]["browser"]["steps"][-1]["groups"]
-    best, worst = group["ends"]
-    assert best["clips"][0].duration_s == pytest.approx(0.2) and best["pieces"][0]["speech"] == 11
-    assert "no longer there" in worst["clips"][0].problem
+    (group,) = stages_of(whole)[0].all("section", "rollout-step")[-1].all("article")
+    best, worst = group.all("div", "answer")
+    assert "0.20 s" in best.text and "♪ speech, 11 codes" in best.text
+    assert "no longer there" in worst.text
 
 
 def test_speech_between_the_first_and_the_last_evaluation_is_named_without_its_sound(whole: Run) -> None:
     clip, folder = whole.audio / "heard.wav", whole.folder("first")
     rows = [answer(clip, "held0", 0, 1.0, step=step, answer="", speech=str(step)) for step in (0, 5, 10)]
     write_jsonl(folder / "answers.jsonl", rows)
-    (prompt,) = section(whole)["stages"][0]["prompts"]
-    first, between, last = prompt["answers"]
-    assert "no longer there" in first["clips"][0].problem and len(last["clips"]) == 1
-    assert between["clips"] == [] and between["speaks"] and not between["text"]
+    first, between, last = stages_of(whole)[0].all("dl", "steps")[0].all("dd")
+    assert "no longer there" in first.text and "no longer there" in last.text
+    assert between.text.startswith("speech") and "no longer there" not in between.text
 
 
 def test_signs_are_read_as_they_are_written() -> None:
@@ -268,11 +291,11 @@ def test_signs_are_read_as_they_are_written() -> None:
 
 
 def test_a_reward_that_is_no_share_has_a_mean(whole: Run) -> None:
-    training = FreshTraining(Material(whole.recipe, whole.results).stages("train_policy")[0])
+    training = FreshTraining(RunRecord(whole.recipe, whole.results).stages("train_policy")[0])
     rows = [{**row, "reward": 3.0 * index} for index, row in enumerate(training.answers)]
     write_jsonl(whole.folder("first") / "answers.jsonl", rows)
-    total = section(whole)["stages"][0]["scores"][-1]
-    assert total["cells"][0]["text"] == "10.500" and total["gain"].startswith("+24.00 (+24.00")
+    before, _, gain = reward_rows(stages_of(whole)[0])["weighted sum"]
+    assert before.startswith("10.500") and gain.startswith("+24.00 (+24.00")
 
 
 def test_questions_that_list_their_options_are_counted_by_domain_and_difficulty() -> None:
@@ -283,10 +306,49 @@ def test_questions_that_list_their_options_are_counted_by_domain_and_difficulty(
         }
         for n in range(12)
     ]  # fmt: skip
-    found = _by_question(rows)
-    assert [(row["question"], row["cell"]["n"], row["cell"]["value"]) for row in found] == [
+    found = group_by_question(rows)
+    assert [(row["question"], row["score"]["n"], row["score"]["accuracy"]) for row in found] == [
         ("music", 8, 0.5), ("speech", 4, 0.5), ("easy", 6, 0.5), ("hard", 6, 0.5),
     ]  # fmt: skip
-    assert [row["question"] for row in _by_question([{**row, "question": "Which?"} for row in rows])] == [
-        "Which?"
-    ]
+    assert [
+        row["question"] for row in group_by_question([{**row, "question": "Which?"} for row in rows])
+    ] == ["Which?"]
+
+
+# ----------------------------------------------------------------------------------- sections of a user's own
+
+
+def test_a_section_of_a_users_own_is_on_the_page(whole: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of `docs/extending.md`."""
+    guide = (Path(__file__).parents[3] / "docs" / "extending.md").read_text(encoding="utf-8")
+    (code,) = (
+        block for block in re.findall(r"```python\n(.*?)```", guide, flags=re.S) if "ReportContext" in block
+    )
+    (whole.audio / "own_sections.py").write_text(code)
+    monkeypatch.chdir(whole.audio)
+    page = tree(whole.report(players=False, sections=["all", "own_sections:longest_answers"])[0])
+    links = [link.attributes["href"] for link in page.all("a")]
+    assert links == ["#recordings", "#policies", "#answers", "#longest_answers", "#run"]
+    tokens = max(row["tokens"] for row in read_jsonl(whole.folder("first") / "answers.jsonl"))
+    assert f"{tokens} tokens longest answer" in page.all("div", "tiles")[0].text
+    page = tree(whole.report(players=False, sections=["own_sections:longest_answers"])[0])
+    assert [section.attributes["id"] for section in page.all("section")] == ["longest_answers", "run"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("polices", "sections.*'polices' is none of all, recordings, tokenizer"),
+        ("no_such_module:one", "no module 'no_such_module'"),
+    ],
+)
+def test_an_unknown_section_is_refused_before_any_work(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / "recipe.yaml").write_text(f"name: r\nstages:\n  - report: {{sections: ['{name}']}}\n")
+    with pytest.raises(ConfigError, match=reason):
+        run_recipe(load_recipe(tmp_path / "recipe.yaml", runs=tmp_path / "runs"), Console(file=io.StringIO()))
+    assert not (tmp_path / "runs" / "r" / "report").exists()
+
+
+def test_sections_are_listed() -> None:
+    catalog = load_catalog("sections")
+    assert list(catalog.entries) == sorted(section_names()) and "package.module:name" in catalog.own

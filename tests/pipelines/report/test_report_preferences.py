@@ -12,17 +12,16 @@ import yaml
 from rich.console import Console
 
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
-from audiollm.evaluate.report.clips import Gallery
 from audiollm.files.atomic import read_json, read_jsonl, write_json, write_jsonl
+from audiollm.pages.charts import MAX_COMPARED, Series, compared_chart, line_style, reliability_chart
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
-from pipelines.report.figures import MAX_COMPARED, Series, compared_chart, line_style, reliability_chart
-from pipelines.report.material import Material
-from pipelines.report.preferences.cases import NO_PAIRS
-from pipelines.report.preferences.section import preferences_section, rewards_section
+from audiollm.rl.preference.report_section import preferences_section
+from audiollm.rl.report.cases import NO_PAIRS
+from audiollm.rl.reward.report_section import rewards_section
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.preference.records import write_records
-from tests.pipelines.report.report_run import HOSTILE, Page, Run, beep
+from tests.pipelines.report.report_run import HOSTILE, Node, Page, Run, beep, section_of
 
 SCRIPT = "<script>alert(1)</script>"
 STAGE = '{samples: "${compose.samples}", start: AUDIO, objective: OBJECTIVE}'
@@ -144,6 +143,14 @@ def test_answers_are_escaped(real: tuple[Path, str]) -> None:
 # ------------------------------------------------------------------------------------------ several methods
 
 
+def titles_of(figures: list[Node]) -> list[str]:
+    return [figure.all("figcaption")[0].text for figure in figures]
+
+
+def pairs_in(part: Node) -> list[Node]:
+    return [card for card in part.all("article", "card") if card.all("div", "answers")]
+
+
 @pytest.fixture
 def compared(tmp_path: Path) -> Run:
     run = Run(tmp_path, recipe=COMPARING)
@@ -161,20 +168,21 @@ def test_several_methods_share_pictures_and_a_table(compared: Run) -> None:
     html, summary = compared.report()
     page = Page(html)
     assert HOSTILE not in html and SCRIPT not in html
-    section = preferences_section(Material(compared.recipe, compared.results), Gallery(players=False))
-    assert [chart["title"] for chart in section["compared"]["charts"]] == [
+    section = section_of(compared, preferences_section)
+    pictures = section.all("div", "two")[0].all("figure")
+    assert titles_of(pictures) == [
         "Length of its own answers", "In the right order", "Margin", "Implicit reward, chosen",
         "Implicit reward, rejected", "KL from the reference", "Gradient norm",
     ]  # fmt: skip
-    margin = str(section["compared"]["charts"][2]["svg"])
-    assert all(f"var(--m{place})" in margin for place in range(3)) and "var(--m3)" not in margin
-    start, plain, short, thumbs = section["compared"]["rows"]
-    assert start["objective"] == "before the training" and start["answered"][0]["value"] == 0.4
-    assert (plain["objective"], short["objective"]) == ("dpo (beta 0.2)", "0.5 r_dpo + 1 sft")
-    assert (plain["accuracy"], short["accuracy"], thumbs["accuracy"]) == (0.875, 0.75, None)
-    assert [row["margin"] for row in (plain, short, thumbs)] == [1.5, 1.5, 1.5]  # 0.5 less −1.0 for thumbs
-    assert plain["length"] == (10, 19) and plain["kl"] == 0.25
-    assert [cell["value"] for cell in plain["answered"]] == [0.8] and not short["answered"]
+    styles = " ".join(path.attributes.get("style", "") for path in pictures[2].all("path"))
+    assert all(f"var(--m{place})" in styles for place in range(3)) and "var(--m3)" not in styles
+    start, plain, short, thumbs = section.all("table", "methods")[0].rows()
+    assert start[1] == "before the training" and start[-1].startswith("40.0 %")
+    assert (plain[1], short[1]) == ("dpo (beta 0.2)", "0.5 r_dpo + 1 sft")
+    assert (plain[2], short[2], thumbs[2]) == ("87.5 %", "75.0 %", "–")
+    assert [row[3] for row in (plain, short, thumbs)] == ["1.500"] * 3  # 0.5 less −1.0 for thumbs
+    assert plain[5] == "10.0 → 19.0" and plain[4] == "0.2500"
+    assert plain[-1].startswith("80.0 %") and short[-1] == "–"
     assert "80.0 %" in page.text and "10.0 → 19.0" in page.text and "40.0 %" in page.text
     assert "plain, the best of 2 trainings" in page.text  # of the third no share is known
     assert page.tags["svg"] == 7 + 8 + 8 + 6  # single answers have no share in order, and no length
@@ -182,20 +190,21 @@ def test_several_methods_share_pictures_and_a_table(compared: Run) -> None:
 
 
 def test_each_method_answers_the_same_prompts(compared: Run) -> None:
-    material = Material(compared.recipe, compared.results)
-    prompts = preferences_section(material, Gallery(players=False))["compared"]["prompts"]
-    assert [prompt["id"] for prompt in prompts] == ["a", "b"]
-    names = [(answer["name"], answer["tokens"]) for answer in prompts[0]["answers"]]
-    assert names == [("before", 10), ("plain", 19), ("short", 19), ("thumbs", 19)]
-    assert prompts[0]["asked"]["clips"][0].duration_s == pytest.approx(0.1)
+    prompts = section_of(compared, preferences_section).all("div", "wide-cards")[0].all("article")
+    assert [prompt.all("span", "file")[0].text for prompt in prompts] == ["a", "b"]
+    answers = prompts[0].all("dl", "steps")[0].all("div")
+    names = [(answer.all("dt")[0].text, answer.all("span")[0].text[:9]) for answer in answers]
+    assert names == [("before", "10 tokens"), *((name, "19 tokens") for name in ("plain", "short", "thumbs"))]
+    assert "0.10 s" in prompts[0].text
 
 
 def test_the_worst_pairs_come_first_and_are_shared_out(compared: Run) -> None:
-    section = preferences_section(Material(compared.recipe, compared.results), Gallery(players=False))
-    assert [len(stage["pairs"]) for stage in section["stages"]] == [4, 4, 4]
-    assert [pair["id"] for pair in section["stages"][0]["pairs"]] == ["p0", "p1", "p2", "p3"]
-    assert [pair["right"] for pair in section["stages"][0]["pairs"]] == [False, False, True, True]
-    assert (section["stages"][0]["wrong"], section["stages"][0]["num_pairs"]) == (2, 20)
+    stages = section_of(compared, preferences_section).all("details", "stage")
+    pairs = [pairs_in(stage) for stage in stages]
+    assert [len(of_stage) for of_stage in pairs] == [4, 4, 4]
+    assert [pair.all("span", "file")[0].text for pair in pairs[0]] == ["p0", "p1", "p2", "p3"]
+    assert ["✗ wrong order" in pair.text for pair in pairs[0]] == [True, True, False, False]
+    assert "4 of 20 that were kept; 2 of these are in the wrong order" in stages[0].text
 
 
 def test_missing_files_leave_sentences(compared: Run) -> None:
@@ -266,11 +275,9 @@ def test_a_recording_in_a_shard_is_heard_from_the_manifest(compared: Run) -> Non
     result = compared.results["thumbs"]
     told = {**result.settings, "samples": [{"path": manifest}]}
     compared.results["thumbs"] = replace(result, settings=told)
-    section = preferences_section(Material(compared.recipe, compared.results), Gallery(players=False))
-    (pair,) = section["stages"][2]["pairs"]
-    assert pair["asked"]["clips"][0].duration_s == pytest.approx(0.3, abs=0.01)
-    chosen, rejected = (answer["clips"][0] for answer in pair["answers"])
-    assert chosen.duration_s == pytest.approx(0.45, abs=0.01) and "2.flac" in rejected.problem
+    (pair,) = pairs_in(section_of(compared, preferences_section).all("details", "stage")[2])
+    chosen, rejected = pair.all("div", "answer")
+    assert "0.30 s" in pair.text and "0.45 s" in chosen.text and "2.flac" in rejected.text
 
 
 # ------------------------------------------------------------------------------------------- reward models
@@ -289,15 +296,13 @@ def test_a_reward_model_has_its_ranking_and_its_reliability(compared: Run) -> No
     as_reward_models(compared, "plain")
     bins = [{"confidence": 0.05 + 0.1 * n, "accuracy": 0.1 * n, "count": 10 * (n % 4)} for n in range(5, 10)]
     write_json(compared.folder("plain") / "reliability.json", {"bins": [*bins, "broken"], "error": 0.0625})
-    section = rewards_section(Material(compared.recipe, compared.results), Gallery(players=False))
-    (stage,) = section["stages"]
-    assert [chart["title"] for chart in stage["charts"]] == [
-        "In the right order", "Margin", "Loss", "Gradient norm",
+    section = section_of(compared, rewards_section)
+    assert titles_of(section.all("figure")) == [
+        "In the right order", "Margin", "Loss", "Gradient norm", "Reliability",
     ]  # fmt: skip
-    assert [chart["title"] for chart in stage["reliability"]] == ["Reliability"]
-    facts = dict(stage["facts"])
-    assert facts["calibration error"] == "0.062" and facts["in order, held out"] == "87.5 %"
-    assert facts["margin, held out"] == "1.500" and len(stage["pairs"]) == 12
+    facts = section.all("dl", "facts")[0].text
+    assert "calibration error 0.062" in facts and "in order, held out 87.5 %" in facts
+    assert "margin, held out 1.500" in facts and len(pairs_in(section)) == 12
     page = Page(compared.report()[0])
     assert "reward model: held-out pairs in order" in page.text and "calibration error 0.062" in page.text
     assert "Reward models" in page.text and "as often right as sure" in page.text
@@ -312,9 +317,9 @@ def test_a_reward_model_has_its_ranking_and_its_reliability(compared: Run) -> No
 def test_reward_models_are_compared(compared: Run) -> None:
     as_reward_models(compared, "plain", "short")
     write_json(compared.folder("short") / "reliability.json", {"bins": [], "error": 0.125})
-    section = rewards_section(Material(compared.recipe, compared.results), Gallery(players=False))
-    assert [row["error"] for row in section["compared"]["rows"]] == [None, 0.125]
-    assert [chart["title"] for chart in section["compared"]["charts"]] == [
+    section = section_of(compared, rewards_section)
+    assert [row[4] for row in section.all("table", "methods")[0].rows()] == ["–", "0.125"]
+    assert titles_of(section.all("div", "two")[0].all("figure")) == [
         "In the right order", "Margin", "Gradient norm",
     ]  # fmt: skip
     assert "calibration error" in Page(compared.report()[0]).text

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from audiollm.evaluate.report.clips import PageClip
-from audiollm.evaluate.report.spectrograms import draw_spectrogram, mel_decibels
 from audiollm.evaluate.report.statistics import share
 from audiollm.evaluate.sound.edited_sounds import DONE, MEASURES, UNTOUCHED, VERDICT, WHY
 from audiollm.files.atomic import write_jsonl
 from audiollm.files.set_aside import set_aside_row
-from pipelines.report.sounds import with_span
+from audiollm.flow.report_section import with_span
+from audiollm.pages.clips import PageClip
+from audiollm.pages.spectrograms import draw_spectrogram, mel_decibels
 from tests.pipelines.report.report_run import HOSTILE, Page, Run, beep
 
 SOUNDS = """

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from audiollm.evaluate.listening.asr import TranscribedRecording, evaluate_asr
 from audiollm.evaluate.listening.audio_qa import Question, evaluate_audio_qa
 from audiollm.evaluate.listening.replies import Reply
+from audiollm.evaluate.listening.report_section import answers_section
 from audiollm.evaluate.listening.stage import listening_figures
-from audiollm.evaluate.report.clips import Gallery, shares
 from audiollm.files.atomic import write_json, write_jsonl
-from pipelines.report.answers import answers_section
-from pipelines.report.material import Material
-from pipelines.report.samples import samples_section
+from audiollm.pages.clips import Gallery, shares
+from audiollm.pages.run_record import RunRecord
+from audiollm.pages.sections import ReportContext
+from audiollm.synthesis.report_section import samples_section
 from tests.pipelines.report.report_run import (
     HOSTILE,
     Page,
@@ -25,8 +26,10 @@ from tests.pipelines.report.report_run import (
     beep,
     judged,
     model_trained,
+    section_of,
     spoken,
     tokenizer_trained,
+    tree,
 )
 
 SPEAKING = """
@@ -237,8 +240,13 @@ def test_where_the_page_has_its_fill_of_sound_the_last_stage_is_heard(tmp_path: 
         spoken(run, stage=stage)
 
     def heard(gallery: Gallery) -> list[list[int]]:
-        stages = samples_section(Material(run.recipe, run.results), gallery, 4)["stages"]
-        return [[len(sample["clip"].audio) for sample in stage["samples"]] for stage in stages]
+        section = samples_section(ReportContext(RunRecord(run.recipe, run.results), gallery, 4))
+        assert section is not None
+        stages = tree(str(section.content)).all("details", "stage")
+        cards = [stage.all("article") for stage in stages]
+        return [
+            [sum(len(audio.attributes["src"]) for audio in card.all("audio")) for card in of] for of in cards
+        ]
 
     _, last = heard(Gallery())
     assert heard(Gallery(most_bytes=sum(last))) == [[0, 0], last]
@@ -280,11 +288,11 @@ def test_answers_are_scored_by_word_by_question_and_by_answer(tmp_path: Path) ->
 def test_counts_of_what_was_answered_in_place_of_what(tmp_path: Path) -> None:
     run = Run(tmp_path, recipe=ONE_LISTENING)
     answered(run, "before", REPLIES)
-    section = answers_section(Material(run.recipe, run.results), Gallery(players=False))
-    (question,) = section["stages"][0]["questions"]
-    counts = {row["asked"]: [cell["count"] for cell in row["cells"]] for row in question["matrix"]["rows"]}
-    assert question["matrix"]["heard"] == [HOSTILE, "ann", "bob", "(none or several)"]
-    assert counts == {"ann": [0, 1, 1, 0], "bob": [0, 0, 1, 0], HOSTILE: [0, 0, 0, 1]}
+    (matrix,) = section_of(run, answers_section).all("table", "heat")
+    assert [heading.text for heading in matrix.all("th")[1:5]] == [HOSTILE, "ann", "bob", "(none or several)"]
+    assert {row[0]: row[1:] for row in matrix.rows()} == {
+        "ann": ["", "1", "1", ""], "bob": ["", "", "1", ""], HOSTILE: ["", "", "", "1"],
+    }  # fmt: skip
 
 
 def test_several_listening_stages_each_have_a_place(tmp_path: Path) -> None:
@@ -321,10 +329,10 @@ def test_answers_that_name_no_option_are_a_list_below_the_question_of_the_sample
     answered(run, "before", REPLIES)
     row = {"answer": "ann", "choices": 3, "reply": "a wall of text", "right": False, "problem": ""}
     write_jsonl(run.folder("before") / "audio-qa" / "rows.jsonl", [{**row, "id": "who0"}])
-    section = answers_section(Material(run.recipe, run.results), Gallery(players=False))
-    (question,) = section["stages"][0]["questions"]
-    assert question["question"] == WHO and question["matrix"] is None
-    assert [(answer, cell["value"], cell["n"]) for answer, cell in question["answers"]] == [("ann", 0.0, 1)]
+    (listed,) = section_of(run, answers_section).all("details")
+    assert listed.all("summary")[0].text == f"By answer: {WHO}" and not listed.all("table", "heat")
+    ((name, score),) = listed.all("table", "scores")[0].rows()
+    assert name == "ann" and score.startswith("0.0 %") and score.endswith("n = 1")
 
 
 def test_answers_without_samples_or_cases_leave_gaps(tmp_path: Path) -> None:
