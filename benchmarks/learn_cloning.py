@@ -10,7 +10,7 @@ codes, the next word. The tokenizer is trained on other speech alone and hears n
 A model first learns to look words up, on codes drawn at random that are nobody's voice (`cloning_codes.py`): which
 word is which, from words of a frame or two, then to repeat longer ones. From there six models go on, each on the
 voices of all but one speaker and on random codes still, two side by side, a core each. Each of the six speakers then
-says 30 texts, each with a reference that no model heard.
+says 30 texts, each with a reference that no model heard. proofs/learn_cloning*.yaml has all settings.
 
 Judged by Resemblyzer (GE2E; trained on LibriSpeech and VoxCeleb): a clone counts as right where the mean of its own
 speaker's test recordings is nearer (cosine) than those of the five others. Beside it the same for recordings of the
@@ -19,9 +19,9 @@ speaker that are none of these, and the words, as Pocketsphinx hears them with a
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from cloning_codes import RandomCodes, write_codes
 from cloning_voices import DIGITS, SAMPLE_RATE, WORDS, speakers, write_group, write_speech, write_synthetic
+from proof import Proof, check_data, proof_parser
 from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
@@ -41,95 +41,40 @@ from audiollm.audio import load, resample, to_mono
 from audiollm.evaluate.judges.recognizers import PocketsphinxRecognizer
 from audiollm.evaluate.report.statistics import share
 from audiollm.files.atomic import read_jsonl
-from audiollm.recipe.runner import run_recipe
-from audiollm.recipe.stages import load_recipe
 from tokenizer.native.model import AudioTokenizer
 
+BENCH, RECORDINGS = "learn_cloning", "fsdd/recordings"
+CHAINS = tuple(f"{BENCH}{part}" for part in ("_tokenizer", "_codes", "_lookup", ""))
 REAL_CLIPS = 30
 """Real recordings per speaker, whose scores are the judge's upper bound."""
-CLONE = {
-    "clone": {
-        "about": "say a text word by word in the voice of a recording, of which the words are known",
-        "audio": ["reference", "spoken"],
-        "phrasings": [
-            [
-                {"system": "{reference}"},
-                {"user": " {text}"},  # a space before every word, so that it is the same token everywhere
-                {"assistant": "{spoken}"},
-            ]
-        ],
-    }
-}
 NUM_CODEBOOKS = 3
 """Leading codebooks used: the others refine details that the judge hardly hears, and are hard to learn."""
-TRAINING: dict[str, Any] = {
-    "batch_size": 16,
-    "learning_rate": 1e-3,
-    "warmup_steps": 20,
-    "text_weight": 1.0,
-    # words and codes are looked up: what hides or changes them is in the way, and so are heads that learn each one
-    "text_dropout": 0.0,
-    "speaker_dropout": 0.0,
-    "corrupt_codes": 0.0,
-    "rules": [
-        {"pattern": "*embed_audio_tokens*", "rate_factor": 0.1},
-        {"pattern": "*audio_lm_head*", "rate_factor": 0.1},
-        {"pattern": "*_proj.weight", "optimizer": "muon", "rate_factor": 10},
-    ],
-}
-MODEL = {
-    "code_heads": "embeddings",
-    "qk_norm": True,
-    "dropout": 0.0,
-    "num_layers": 2,
-    # the first one joins a name and the codes after it, two and three rows on
-    "sliding_window": 4,
-    "sliding_window_layers": [0],
-    "num_heads": 3,
-    "intermediate_size": 192,
-}
-
-
-STEPS = {"names": 600, "words": 800, "voices": 600}
 CODES = {
-    "names": RandomCodes(
-        STEPS["names"] * TRAINING["batch_size"], (4, 4), num_spoken=8, frames=(1, 2), by_heart=0.3
-    ),
-    "words": RandomCodes(
-        STEPS["words"] * TRAINING["batch_size"], (1, len(WORDS)), num_spoken=DIGITS, frames=(3, 30)
-    ),
+    "names": RandomCodes(600 * 16, (4, 4), num_spoken=8, frames=(1, 2), by_heart=0.3),
+    "words": RandomCodes(800 * 16, (1, len(WORDS)), num_spoken=DIGITS, frames=(3, 30)),
 }
-TEMPERATURE = 0.3
-"""Set beforehand: what is looked up leaves little to draw."""
-TOKENIZER_MINUTES = 36
-"""Training budget of the tokenizer in minutes of CPU time."""
+"""Random codes of each training that looks words up: a sample for each of its steps' samples."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="has fsdd and other speech")
-    parser.add_argument("--runs", type=Path, default=Path("runs"))
-    arguments = parser.parse_args()
-    recordings = arguments.data / "fsdd" / "recordings"
-    if not recordings.is_dir():
-        raise SystemExit(f"no spoken digits in {recordings}: give the folder of recordings with --data")
-    folder = arguments.runs / "learn_cloning"
-    names = write_corpus(arguments.data, folder)
-    train_tokenizer(folder)
+    options = proof_parser(__doc__, seeds=None).parse_args()
+    check_data(options.data, RECORDINGS)
+    folder = options.runs / BENCH
+    proof = Proof(folder, (), options.overrides, CHAINS, threads=None)
+    names = write_corpus(options.data, proof.folder)
+    train_tokenizer(proof)
     with ProcessPoolExecutor(2, get_context("spawn")) as processes:
-        for _ in processes.map(partial(encode_group, folder), [*names, "synthetic"]):
+        for _ in processes.map(partial(encode_group, proof.folder, options.overrides), [*names, "synthetic"]):
             pass
-        learn_to_look_up(folder, names[0])
-        for _ in processes.map(partial(train_without, folder, names), names):
+        learn_to_look_up(proof.folder, options.overrides, names[0])
+        for _ in processes.map(partial(train_without, proof.folder, options.overrides, names), names):
             pass
-        report(folder, names, processes)
+        report(proof.folder, names, processes)
 
 
 def write_corpus(data: Path, folder: Path) -> list[str]:
     """All voices and the tokenizer's training audio; the names of the real speakers."""
-    recordings_by_name = speakers(data / "fsdd" / "recordings")
+    recordings_by_name = speakers(data / RECORDINGS)
     with Progress() as bar, ProcessPoolExecutor(mp_context=get_context("spawn")) as processes:
         work = [processes.submit(write_synthetic, folder / "voices" / "synthetic")]
         for name, recordings in recordings_by_name.items():
@@ -140,94 +85,52 @@ def write_corpus(data: Path, folder: Path) -> list[str]:
     return list(recordings_by_name)
 
 
-def train_tokenizer(folder: Path) -> None:
+def train_tokenizer(proof: Proof) -> None:
     """Train the tokenizer on other speech; its first codebooks are the codec of all later steps."""
-    settings = {
-        "audio": str(folder / "speech"),
-        "preset": "native",
-        "teacher": "own",
-        "adversary_share": 1,
-        "batch_size": 8,
-        "quantizer_dropout": 0.15,
-        "cpu_minutes": TOKENIZER_MINUTES,
-    }
-    run([{"train_tokenizer": settings}], folder, Console(stderr=True))
-    trained, codec = folder / "train_tokenizer", folder / "codec"
+    proof.run(f"{BENCH}_tokenizer")
+    trained, codec = proof.folder / "train_tokenizer", proof.folder / "codec"
     # written again, it would be another one for what was made with it
     if not codec.is_dir() or codec.stat().st_mtime < (trained / "stage.json").stat().st_mtime:
         AudioTokenizer.from_pretrained(trained, NUM_CODEBOOKS).save_pretrained(codec)
 
 
-def encode_group(folder: Path, group: str) -> None:
+def encode_group(folder: Path, overrides: Sequence[str], group: str) -> None:
     """The codes of a group of voices; in a process of its own."""
-    torch.set_num_threads(1)
-    group_folder = folder / "groups" / group
-    group_folder.mkdir(parents=True, exist_ok=True)
-    tasks = group_folder / "tasks.yaml"
-    if not tasks.exists():
-        tasks.write_text(yaml.safe_dump(CLONE))
-    segments = str(folder / "voices" / group / "segments.jsonl")
-    compose: dict[str, Any] = {"segments": segments, "tasks_file": str(tasks), "tasks": {"clone": 1.0}}
+    segments = folder / "voices" / group / "segments.jsonl"
+    values: dict[str, Any] = {"voices": segments, "codec": folder / "codec"}
     # nothing of the synthetic voices is asked for: a few held out, to see when training has done its work
-    if group == "synthetic":
-        compose |= {"split": "file", "test_share": 0.03}
-    tokenize = {"samples": "${compose.samples}", "codec": str(folder / "codec"), "encodings": 1}
-    run(
-        [{"compose": compose}, {"tokenize": tokenize}],
-        group_folder,
-        Console(stderr=True, force_terminal=False),
-    )
+    values |= {"split": "file", "test_share": 0.03} if group == "synthetic" else {}
+    _quiet_proof(folder / "groups" / group, overrides).run(f"{BENCH}_codes", **values)
 
 
-def learn_to_look_up(folder: Path, group: str) -> None:
+def learn_to_look_up(folder: Path, overrides: Sequence[str], group: str) -> None:
     """A model that repeats the codes of its reference's words, from codes that are nobody's voice."""
-    torch.set_num_threads(1)
-    like = folder / "groups" / group / "tokenize" / "shards"
     for name, codes in CODES.items():
-        write_codes(folder / "codes" / name, like, codes)
-    stages: list[dict[str, Any]] = []
-    begun: dict[str, Any] = {"shape": MODEL}
-    for name in CODES:
-        shards = str(folder / "codes" / name)
-        train = {"samples": shards, "steps": STEPS[name], "schedule": "constant", **begun, **TRAINING}
-        stages.append({"name": name, "train": train})
-        begun = {"start": f"${{{name}.checkpoint}}"}
-    run(stages, folder / "look_up", Console(stderr=True))
+        write_codes(folder / "codes" / name, folder / "groups" / group / "tokenize" / "shards", codes)
+    proof = Proof(folder / "look_up", (), overrides, CHAINS)
+    proof.run(f"{BENCH}_lookup", codes=folder / "codes")
 
 
-def train_without(folder: Path, names: list[str], left_out: str) -> None:
+def train_without(folder: Path, overrides: Sequence[str], names: list[str], left_out: str) -> None:
     """A model that never heard a speaker, and what it says for him; in a process of its own."""
-    torch.set_num_threads(1)
     trained_names = [name for name in [*names, "synthetic"] if name != left_out]
     voices = [
         {"path": str(folder / "groups" / name / "tokenize" / "shards"), "weight": 1} for name in trained_names
     ]
-    train = {
-        # half of a step are random codes still, so that no voice is learned by heart
-        "samples": [*voices, {"path": str(folder / "codes" / "words"), "weight": len(voices)}],
-        "steps": STEPS["voices"],
-        "schedule": "wsd",
-        "start": str(folder / "look_up" / "words" / "model"),
-        **TRAINING,
-    }
-    speak = {
-        "model": "${train.checkpoint}",
-        "codec": str(folder / "codec"),
-        "samples": str(folder / "groups" / left_out / "compose" / "samples.jsonl"),
-        "takes": 1,
-        "temperature": TEMPERATURE,
-    }
-    console = Console(stderr=True, force_terminal=False)
-    run([{"train": train}, {"generate": speak}], folder / f"without_{left_out}", console)
+    _quiet_proof(folder / f"without_{left_out}", overrides).run(
+        BENCH,
+        samples=[*voices, {"path": str(folder / "codes" / "words"), "weight": len(voices)}],
+        lookup=folder / "look_up" / "words" / "model",
+        codec=folder / "codec",
+        texts=folder / "groups" / left_out / "compose" / "samples.jsonl",
+    )
 
 
-def run(stages: list[dict[str, Any]], folder: Path, console: Console) -> None:
-    """The stages as a recipe in that folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    recipe = folder / "recipe.yaml"
-    full_recipe = {"name": folder.name, "size": "tiny", "seed": 0, "stages": stages}
-    recipe.write_text(yaml.safe_dump(full_recipe, sort_keys=False))
-    run_recipe(load_recipe(recipe, name=folder.name, runs=folder.parent), console)
+def _quiet_proof(folder: Path, overrides: Sequence[str]) -> Proof:
+    """A proof beside another one: its progress is written line by line."""
+    proof = Proof(folder, (), overrides, CHAINS)
+    proof.console = Console(stderr=True, force_terminal=False)
+    return proof
 
 
 def report(folder: Path, names: list[str], processes: ProcessPoolExecutor) -> None:

@@ -15,11 +15,7 @@ after a third of the steps.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -29,9 +25,10 @@ import torch
 from encodec_baseline import RESTRIDED_RATIOS, STOCK_RATIOS, EncodecBaseline
 from learning_data import Recording, read_recordings
 from learning_scores import score_side
+from proof import print_table
 from rich.console import Console
-from rich.table import Table
 from safetensors.torch import load_file, save_file
+from sides import parse_side_options, train_sides
 
 from audiollm.codec import FRAME_SAMPLES
 from audiollm.files.atomic import read_json, read_jsonl, write_json
@@ -62,51 +59,18 @@ CPU = torch.device("cpu")
 
 
 def main() -> None:
-    arguments = _parse_tokenizer_arguments()
-    if not arguments.data.is_dir():
-        raise SystemExit(
-            f"no data in {arguments.data}: give the folder of real recordings with --data (DATA= in make)"
-        )
+    options = parse_side_options(__doc__, Path("runs/learn_tokenizer"), 30.0, [*SIDES, *ALONE])
     torch.set_num_threads(1)
-    console = Console()
-    out = arguments.out / f"{arguments.minutes:g}-minutes"
-    if not arguments.side:
-        _train_all(arguments, out, console)
-    recordings = read_recordings(arguments.data)
-    if arguments.side:
-        train_side(arguments.side, recordings, out / arguments.side, arguments.minutes, console)
+    console, out = Console(), options.out / f"{options.minutes:g}-minutes"
+    if not options.side:
+        train_sides(__file__, SIDES, options, out, 2 * options.minutes, console)
+    recordings = read_recordings(options.data)
+    if options.side:
+        train_side(options.side, recordings, out / options.side, options.minutes, console)
     else:
         rows = {side: _score_tokenizer(side, recordings, out / side, console) for side in SIDES}
-        report(rows, arguments.minutes, console)
+        report(rows, options.minutes, console)
         _tell_alarms(out, console)
-
-
-def _train_all(arguments: argparse.Namespace, out: Path, console: Console) -> None:
-    """Two sides at a time, a process and a thread each: no time is lost to threads that wait for each other."""
-    for pair in (SIDES[:2], SIDES[2:]):
-        running = {}
-        for side in pair:
-            (out / side).mkdir(parents=True, exist_ok=True)
-            log = (out / side / "log.txt").open("w")
-            command = [
-                sys.executable,
-                "-W",
-                "ignore",
-                __file__,
-                "--data",
-                str(arguments.data),
-                "--side",
-                side,
-            ]
-            command += ["--out", str(arguments.out), "--minutes", str(arguments.minutes)]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            running[side] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
-        with console.status(
-            f"training {' and '.join(pair)}: about {2 * arguments.minutes:g} minutes; logs in {out}"
-        ):
-            failed = [side for side, process in running.items() if process.wait()]
-        if failed:
-            raise SystemExit(f"{', '.join(failed)} failed: see {out / failed[0] / 'log.txt'}")
 
 
 def train_side(
@@ -222,16 +186,12 @@ def _score_tokenizer(
 def report(rows: dict[str, dict[str, Any]], minutes: float, console: Console) -> None:
     """The table for people, and a JSON line for every figure of `native` against the re-strided EnCodec."""
     means = {side: _means(row, rows) for side, row in rows.items()}
-    table = Table(title=f"{minutes:g} minutes of two cores each, held-out audio")
-    for column in ("", *rows):
-        table.add_column(column)
-    for name in means["native"]:
-        table.add_row(name, *(f"{side[name]:.3f}" for side in means.values()))
+    cells = [[name, *(side[name] for side in means.values())] for name in means["native"]]
     for name, text in (("codes_used", "{:.0%}"), ("perplexity", "{:.0f}")):
-        table.add_row(name, *(" ".join(text.format(v) for v in row[name]) for row in rows.values()))
-    table.add_row("CPU minutes", *(f"{_cpu_minutes(row):.1f}" for row in rows.values()))
-    table.add_row("steps", *(str(row["trained"]["steps"]) for row in rows.values()))
-    console.print(table)
+        cells.append([name, *(" ".join(text.format(v) for v in row[name]) for row in rows.values())])
+    cells.append(["CPU minutes", *(f"{_cpu_minutes(row):.1f}" for row in rows.values())])
+    cells.append(["steps", *(str(row["trained"]["steps"]) for row in rows.values())])
+    print_table(console, f"{minutes:g} minutes of two cores each, held-out audio", ("", *rows), cells)
     for name in means["native"]:
         ours, peer = means["native"][name], means["encodec-25hz"][name]
         line: dict[str, Any] = {"bench": "learn_tokenizer", "case": name}
@@ -264,19 +224,6 @@ def _means(row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> dict[str, fl
 def _cpu_minutes(row: dict[str, Any]) -> float:
     trained = row["trained"]
     return float(trained["cpu_seconds"] + trained["teacher_cpu_seconds"]) / 60
-
-
-def _parse_tokenizer_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--data", type=Path, required=True, help="folder of real recordings (see learning_data.py)"
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/learn_tokenizer"))
-    parser.add_argument("--minutes", type=float, default=30.0, help="of two cores, for each side")
-    parser.add_argument("--side", choices=[*SIDES, *ALONE], help="train this one only, without scores")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ BARS = {TEXT: 0.97, VOICE: 0.92}
 def main() -> None:
     options = proof_parser(__doc__, seeds=None).parse_args()
     check_data(options.data, RECORDINGS)
-    proof = Proof(options.runs / BENCH, SEEDS, options.overrides, [BENCH])
+    proof = Proof(options.runs / BENCH, SEEDS, options.overrides, [BENCH], threads=None)
     proof.run(BENCH, recordings=(options.data / RECORDINGS).resolve())
     report(proof)
 

@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--fold", type=int, default=1, help="of ESC-10, held out")
     options = parser.parse_args()
     check_data(options.data, RECORDINGS, SOUNDS)
-    proof = Proof(options.runs / BENCH, (), options.overrides, [BENCH])
+    proof = Proof(options.runs / BENCH, (), options.overrides, [BENCH], threads=None)
     segments, rows = proof.folder / "sounds.jsonl", sound_segments(options.data / SOUNDS, options.fold)
     write_changed(segments, json_lines(rows))
     held_out = sum(row["split"] == "test" for row in rows)

@@ -11,20 +11,17 @@ scores one alone.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from learning_data import Recording, read_recordings
+from proof import print_table
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+from sides import parse_side_options, train_sides
 from torch import Tensor
 from torch.nn import functional
 
@@ -63,39 +60,17 @@ CPU = torch.device("cpu")
 
 
 def main() -> None:
-    arguments = _parse_vae_arguments()
-    if not arguments.data.is_dir():
-        raise SystemExit(
-            f"no data in {arguments.data}: give the folder of real recordings with --data (DATA= in make)"
-        )
+    options = parse_side_options(__doc__, Path("runs/learn_vae"), 10.0, list(SIDES))
     torch.set_num_threads(1)
-    console, out = Console(), arguments.out / f"{arguments.minutes:g}-minutes"
-    recordings = read_recordings(arguments.data)
-    if arguments.side:
-        train_side(arguments.side, recordings, out / arguments.side, arguments.minutes, console)
-        _score_vae(out / arguments.side, recordings)
+    console, out = Console(), options.out / f"{options.minutes:g}-minutes"
+    recordings = read_recordings(options.data)
+    if options.side:
+        train_side(options.side, recordings, out / options.side, options.minutes, console)
+        _score_vae(out / options.side, recordings)
         return
-    for pair in (list(SIDES)[:2], list(SIDES)[2:]):
-        _train_together(pair, arguments, out, console)
+    train_sides(__file__, list(SIDES), options, out, options.minutes, console)
     scores = {side: _score_vae(out / side, recordings) for side in SIDES}
     report(scores, {side: read_json(out / side / "trained.json") for side in SIDES}, console)
-
-
-def _train_together(sides: list[str], arguments: argparse.Namespace, out: Path, console: Console) -> None:
-    running = {}
-    for side in sides:
-        (out / side).mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-W", "ignore", __file__, "--data", str(arguments.data), "--side", side]
-        command += ["--out", str(arguments.out), "--minutes", str(arguments.minutes)]
-        with (out / side / "log.txt").open("w") as log:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            running[side] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
-    with console.status(
-        f"training {' and '.join(sides)}: about {arguments.minutes:g} minutes; logs in {out}"
-    ):
-        failed = [side for side, process in running.items() if process.wait()]
-    if failed:
-        raise SystemExit(f"{', '.join(failed)} failed: see {out / failed[0] / 'log.txt'}")
 
 
 def train_side(
@@ -186,14 +161,12 @@ def _measures(real_CN: Tensor, made_CN: Tensor, rate: int, highest_hz: float | N
 
 def report(scores: dict[str, dict[str, float]], trained: dict[str, dict[str, Any]], console: Console) -> None:
     """The table for people, and a JSON line for every figure of `phase` against `source`."""
-    table = Table(title="held-out audio")
-    for column in ("", *scores):
-        table.add_column(column)
-    for name in sorted(scores["phase"]):
-        table.add_row(name, *(f"{row.get(name, float('nan')):.3f}" for row in scores.values()))
-    table.add_row("CPU minutes", *(f"{row['cpu_seconds'] / 60:.1f}" for row in trained.values()))
-    table.add_row("steps", *(str(row["steps"]) for row in trained.values()))
-    console.print(table)
+    rows = [
+        [name, *(row.get(name, float("nan")) for row in scores.values())] for name in sorted(scores["phase"])
+    ]
+    rows.append(["CPU minutes", *(f"{row['cpu_seconds'] / 60:.1f}" for row in trained.values())])
+    rows.append(["steps", *(str(row["steps"]) for row in trained.values())])
+    print_table(console, "held-out audio", ("", *scores), rows)
     for name, ours in sorted(scores["phase"].items()):
         peer = scores["source"].get(name, 0.0)
         line: dict[str, Any] = {"bench": "learn_vae", "case": name}
@@ -201,19 +174,6 @@ def report(scores: dict[str, dict[str, float]], trained: dict[str, dict[str, Any
         if min(ours, peer) > 0 and "share" not in name:
             line["ratio"] = round(peer / ours if "distance" in name else ours / peer, 3)
         print(json.dumps({**line, "unit": "score"}))
-
-
-def _parse_vae_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--data", type=Path, required=True, help="folder of real recordings (see learning_data.py)"
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/learn_vae"))
-    parser.add_argument("--minutes", type=float, default=10.0, help="of one core, for each side")
-    parser.add_argument("--side", choices=list(SIDES), help="train and score this one only")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ class Proof:
         seeds: of the chains' blocks.
         overrides: settings of stages, by the user.
         chains: those that are run, for the names that overrides may have.
+        threads: of torch; None: as many as it takes by itself.
 
     Raises:
         SystemExit: an override names a setting of no chain.
@@ -86,10 +87,12 @@ class Proof:
         seeds: Sequence[int] = (),
         overrides: Sequence[str] = (),
         chains: Sequence[str] = (),
+        threads: int | None = 1,
     ) -> None:
         self.folder, self.seeds, self.console = folder.resolve(), tuple(seeds), Console(stderr=True)
         self._overrides = overrides
-        torch.set_num_threads(1)
+        if threads is not None:
+            torch.set_num_threads(threads)
         names = set[str]()
         for chain in chains:
             names |= _setting_names(chain, self._block_overrides(chain, {}, None))

@@ -16,6 +16,8 @@ import proof as proofs
 VALUES: dict[str, Any] = {
     "recordings": "digits", "source": "learn_tts", "segments": "sounds.jsonl", "events": [], "backdrops": [],
     "cpu_minutes": 2.0, "judged": "says_first_1/generated.jsonl", "codec": "codec", "autoencoder": "autoencoder",
+    "voices": "segments.jsonl", "codes": "codes", "samples": [{"path": "shards", "weight": 1}], "lookup": "model",
+    "texts": "samples.jsonl",
 }  # fmt: skip
 """A value of each key that a program gives a chain."""
 BY_SEED = {seed: {"cpu_minutes": 2.0, "flow": "flow"} for seed in (1, 2)}
