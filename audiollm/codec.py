@@ -13,7 +13,7 @@ from torch import Tensor
 
 from audiollm.errors import ConfigError, suggestion
 from audiollm.files.json_files import config_folder, read_json_file
-from audiollm.recipe.catalogs import Catalog, entry_point_catalog
+from audiollm.recipe.plug_ins import Catalog, entry_point_catalog
 
 SAMPLE_RATE = 24_000
 """Samples per second of the default codec, as of Higgs Audio V2's."""

@@ -52,7 +52,7 @@ from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
 from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import TokenStream
-from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.manifest import ManifestSource
 from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.sample import Message, RatedAnswer, Sample, TextPart, write_samples
 from audiollm.data.text.tokenizer import add_special_tokens
@@ -67,7 +67,7 @@ from audiollm.rl.preference.batches import StepMaker
 from audiollm.rl.preference.records import Grouping, find_usable
 from audiollm.rl.preference.settings import SIZES
 from audiollm.rl.preference.task import PreferenceParts, PreferenceTask
-from audiollm.train.options import Precision
+from audiollm.train.settings import Precision
 
 PAIRS, PROMPT_TOKENS, EQUAL_TOKENS, MAX_TOKENS = 16, 12, 256, 960
 LEARNING_RATE = 1e-6

@@ -49,7 +49,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from trl import GRPOConfig, GRPOTrainer
 
 from audiollm.data.packing import pack
-from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.manifest import ManifestSource
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.data.text.tokenizer import add_special_tokens
 from audiollm.devices import default_device
@@ -67,7 +67,7 @@ from audiollm.rl.online import run
 from audiollm.rl.online.settings import PolicyTrainingConfig
 from audiollm.rl.rewards.batch import RewardBatch
 from audiollm.train.loop.task import Task
-from audiollm.train.options import Precision
+from audiollm.train.settings import Precision
 
 GROUP, NEW_TOKENS, BETA, LEARNING_RATE = 8, 64, 0.01, 1e-6
 PROMPTS, LONG_PROMPT_WORDS, SECONDS_HEARD = 64, 100, 2

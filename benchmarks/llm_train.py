@@ -56,7 +56,7 @@ from audiollm.models.dual_ffn import DualFFN
 from audiollm.supervised.corpus.batches import ROWS_MULTIPLE
 from audiollm.train.loop.monitor import peak_flops
 from audiollm.train.loop.optim import autocast, build_optimizer
-from audiollm.train.options import Precision
+from audiollm.train.settings import Precision
 
 SHAPES: Mapping[str, DualFFNConfig] = {"256x6": SMALL, "1024x8": WIDE, "1b": BILLION}
 STEP_TOKENS = 4096

@@ -12,8 +12,8 @@ from audiollm.recipe.ranks import ALONE
 from audiollm.train.loop.modules import announce_weights, checkpoint_activations
 from audiollm.train.loop.optim import autocast, build_optimizer
 from audiollm.train.loop.task import Task
-from audiollm.train.options import LoopConfig, Precision
 from audiollm.train.parallel.strategy import choose_strategy
+from audiollm.train.settings import LoopConfig, Precision
 
 
 class Step(NamedTuple):

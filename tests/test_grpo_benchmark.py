@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import grpo as bench
 
-from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.manifest import ManifestSource
 from audiollm.families.dual_ffn.policy import DualFFNPolicy
 from audiollm.families.dual_ffn.start import start_model, start_template
 from audiollm.families.logprobs.token_figures import TokenRequest

@@ -26,10 +26,10 @@ from audiollm.flow.model.rows import rows_of
 from audiollm.flow.model.thinksound import ThinkSound
 from audiollm.flow.sound_model import SoundModel, SoundModelConfig, condition_facts
 from audiollm.onnx_models import package_file
-from audiollm.rl.critic.loading import CriticModel
+from audiollm.rl.critic.model import CriticModel
 from audiollm.rl.critic.settings import CriticStart
 from audiollm.rl.reward.model import RewardModel, Scored, load_reward_model
-from audiollm.train.options import LoRASettings
+from audiollm.train.settings import LoRASettings
 from tests.audiollm.evaluate.sound.test_evaluate_sound import save_clap
 from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.flow import test_mmdit, test_thinksound

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from audiollm.recipe.catalogs import catalog_kinds, load_catalog
+from audiollm.recipe.plug_ins import catalog_kinds, load_catalog
 
 
 def list_kind(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
-from audiollm.recipe.catalogs import Catalog, documented
+from audiollm.recipe.plug_ins import Catalog, documented
 
 PREFIX = "evaluate."
 

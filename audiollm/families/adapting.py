@@ -9,7 +9,7 @@ from typing import Literal
 from torch import nn
 
 from audiollm.errors import ConfigError, suggestion
-from audiollm.train.options import LoRASettings
+from audiollm.train.settings import LoRASettings
 
 TrainedPart = Literal["all", "adapter"] | Sequence[str]
 """All parameters, an adapter alone, or the parameters whose names fit one of these patterns (`*`, `?`)."""

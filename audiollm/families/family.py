@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from audiollm.data.records.video_clips import PictureSettings
-from audiollm.train.options import LoRASettings, Trained
+from audiollm.train.settings import LoRASettings, Trained
 
 if TYPE_CHECKING:
     from audiollm.data.inspection import StreamRow

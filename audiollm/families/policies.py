@@ -12,7 +12,7 @@ from audiollm.data.records.video_clips import PictureSettings
 from audiollm.families.family import MAX_TOKENS, PolicySettings
 from audiollm.families.policy import Policy
 from audiollm.families.registry import open_model_folder
-from audiollm.train.options import LoRASettings, Trained
+from audiollm.train.settings import LoRASettings, Trained
 
 
 def load_policy(

@@ -11,7 +11,7 @@ from audiollm.errors import ConfigError
 from audiollm.families.family import InterpreterFolder, ModelFamily, ModelFolder, PackedFamily
 from audiollm.files.json_files import read_json_file
 from audiollm.models.pretrained import model_folder
-from audiollm.recipe.catalogs import Catalog, entry_point_catalog
+from audiollm.recipe.plug_ins import Catalog, entry_point_catalog
 
 if TYPE_CHECKING:
     from audiollm.families.interpreting import InterpretingModel

@@ -13,8 +13,7 @@ from pydantic import (
 )
 
 from audiollm.recipe.stages import InputPath, InputSource, StageConfig, required
-from audiollm.train.options import OptimizerSettings
-from audiollm.train.settings import ModelTrainingConfig, TrainingConfig
+from audiollm.train.settings import ModelTrainingConfig, OptimizerSettings, TrainingConfig
 
 
 class EncodersConfig(BaseModel):

@@ -10,8 +10,7 @@ from itertools import chain
 from audiollm.pages.clips import Gallery
 from audiollm.pages.page import Section
 from audiollm.pages.run_record import RunRecord, StageRecord
-from audiollm.recipe.catalogs import Catalog, entry_point_catalog
-from audiollm.recipe.plug_ins import import_named
+from audiollm.recipe.plug_ins import Catalog, entry_point_catalog, import_named
 
 GROUP = "audiollm.sections"
 ALL = "all"

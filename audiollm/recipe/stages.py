@@ -21,7 +21,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Val
 from pydantic_core import ErrorDetails, InitErrorDetails
 
 from audiollm.errors import ConfigError, suggestion
-from audiollm.recipe.catalogs import Catalog
 from audiollm.recipe.config import (
     Document,
     KeyPath,
@@ -34,7 +33,7 @@ from audiollm.recipe.config import (
     split_stage,
 )
 from audiollm.recipe.other_names import our_name
-from audiollm.recipe.plug_ins import is_import_path
+from audiollm.recipe.plug_ins import Catalog, is_import_path
 from audiollm.recipe.repeat import expand, override_targets
 
 HERE = "here"

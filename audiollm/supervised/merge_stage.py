@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from audiollm.errors import ConfigError, StageError
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
-from audiollm.train.options import MergeMethod
+from audiollm.train.settings import MergeMethod
 
 
 class MergedModel(BaseModel):

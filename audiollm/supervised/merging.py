@@ -16,7 +16,7 @@ from torch import Tensor
 from audiollm.errors import ConfigError
 from audiollm.files.json_files import read_json_file
 from audiollm.models.pretrained import StoredWeights, model_folder, save_shards
-from audiollm.train.options import MergeMethod
+from audiollm.train.settings import MergeMethod
 
 SHARD_SIZE = "4GB"
 VOCABULARY = "tokenizer.json"

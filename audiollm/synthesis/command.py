@@ -17,8 +17,7 @@ from audiollm.errors import ConfigError
 
 if TYPE_CHECKING:
     from audiollm.generation.engine.defaults import Defaults
-    from audiollm.generation.speaking.speak import Speech
-    from audiollm.generation.speaking.speech_stream import SpeechStream
+    from audiollm.generation.speaking.speak import Speech, SpeechStream
 
 STDIO = Path("-")
 BAR_AFTER_S = 3.0
@@ -177,8 +176,7 @@ def generate(
 
     from audiollm.families.registry import load_speech_generator
     from audiollm.generation.speaking.dialogue import converse, converse_together, parse_script
-    from audiollm.generation.speaking.speak import speak
-    from audiollm.generation.speaking.speech_stream import SpeechStream
+    from audiollm.generation.speaking.speak import SpeechStream, speak
 
     generator = load_speech_generator(model, codec)
     defaults = generator.defaults.over(
@@ -282,7 +280,7 @@ def _references(
     references: Sequence[str], texts: Sequence[str], script: str | None
 ) -> dict[str, tuple[str, str | None]]:
     """Map each speaker's name to (file, its words); the one reference of a text has the name ""."""
-    from audiollm.data.text.characters import settle_characters
+    from audiollm.data.text.words import settle_characters
     from audiollm.generation.speaking.dialogue import parse_script
 
     if len(texts) > len(references):

@@ -20,8 +20,7 @@ from pydantic import (
 from audiollm.data.hearing.augmentation import Augmentation
 from audiollm.data.records.storage import is_url
 from audiollm.recipe.stages import InputPath, check_input
-from audiollm.train.options import LoopSettings
-from audiollm.train.settings import ModelTrainingConfig
+from audiollm.train.settings import LoopSettings, ModelTrainingConfig
 
 
 def _check_source(address: str, info: ValidationInfo) -> str:

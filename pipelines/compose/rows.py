@@ -14,9 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from audiollm.data.chat.scene import dialogue_text, voices
 from audiollm.data.chat.tasks import FieldValue, TaskTemplate
 from audiollm.data.records.sample import AudioPart, ContentPart
-from audiollm.data.text.characters import settle_characters
-from audiollm.data.text.forms import prompt_form
-from audiollm.data.text.sound_tags import without_sound_tags
+from audiollm.data.text.forms import prompt_form, without_sound_tags
+from audiollm.data.text.words import settle_characters
 from audiollm.errors import BadSample, first_problem
 from pipelines.compose.facts import Facts
 

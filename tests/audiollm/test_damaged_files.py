@@ -27,7 +27,7 @@ from audiollm.files.atomic import (
 from audiollm.files.disk_errors import disk_error
 from audiollm.train.loop.budget import steps_of_budget
 from audiollm.train.loop.guard import LeftOut
-from audiollm.train.options import LoopConfig
+from audiollm.train.settings import LoopConfig
 from tests.audiollm.supervised.train_samples import write_shards
 from tests.forked import run_command
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig

@@ -33,7 +33,7 @@ from audiollm.audio.streams import stream_mono
 from audiollm.codec import Codec, codec_digest, load_codec
 from audiollm.data.records.sample import AudioPart, Sample
 from audiollm.data.records.shards import ShardWriter
-from audiollm.data.records.silent_samples import silent_part, teaches_words
+from audiollm.data.records.source import silent_part, teaches_words
 from audiollm.devices import one_thread
 from audiollm.errors import BadSample, ConfigError, StageError
 from audiollm.failures import note_failure, note_success, shared_watch

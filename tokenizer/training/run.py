@@ -18,7 +18,7 @@ from audiollm.codec import Codec, codec_digest, load_codec
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import AudioPart, ContentPart, Sample
 from audiollm.data.records.shards import ShardWriter
-from audiollm.data.records.silent_samples import silent_part, teaches_words
+from audiollm.data.records.source import silent_part, teaches_words
 from audiollm.data.tables.splits import is_of_split
 from audiollm.devices import default_device, one_thread
 from audiollm.errors import BadSample, StageError
@@ -31,7 +31,7 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.train.loop.loop import step_generator, train
 from audiollm.train.loop.monitor import Monitor
-from audiollm.train.options import LoopConfig
+from audiollm.train.settings import LoopConfig
 from tokenizer.clips import DITHER, ClipStore, augment_waveform, find_training_clips
 from tokenizer.corpus.encoding import (
     begin_set_aside,

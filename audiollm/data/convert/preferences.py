@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from audiollm.data.convert.implicit_prompt import split_prompt
+from audiollm.data.convert.chats import as_turn, messages_of, num_marks, parts_of, role_of
 from audiollm.data.convert.preference_forms import (
     ANSWER_COLUMNS,
     COMMON_COLUMNS,
@@ -22,6 +22,7 @@ from audiollm.data.convert.preference_forms import (
     WrongField,
     cell_value,
     plain_number,
+    split_prompt,
 )
 from audiollm.data.convert.question_rows import (
     QuestionRow,
@@ -39,7 +40,6 @@ from audiollm.data.convert.request import (
     bad_rows_sample,
     known_split,
 )
-from audiollm.data.convert.turns import as_turn, messages_of, num_marks, parts_of, role_of
 from audiollm.data.records.sample import ContentPart, RatedAnswer, Sample, find_equal, problem_with_remedy
 from audiollm.data.tables.columns import columns_note, find_columns, is_missing
 from audiollm.data.tables.rows import TABLE_ENDINGS

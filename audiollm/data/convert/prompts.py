@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from audiollm.data.convert.chats import messages_of
 from audiollm.data.convert.preference_forms import COMMON_COLUMNS, WrongField, cell_value
 from audiollm.data.convert.question_rows import (
     QuestionRow,
@@ -22,7 +23,6 @@ from audiollm.data.convert.question_rows import (
     source_rows,
 )
 from audiollm.data.convert.request import ConversionRequest, SourceRows, bad_rows_sample, known_split
-from audiollm.data.convert.turns import messages_of
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, problem_with_remedy
 from audiollm.data.tables.columns import NAME_FIELDS, columns_note, find_columns, is_missing
 from audiollm.data.tables.rows import TABLE_ENDINGS

@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from audiollm.data.convert.chats import SourceTurn, as_turn
 from audiollm.data.convert.huggingface import column_names, named_rows, open_splits, row_label
 from audiollm.data.convert.preference_forms import WrongField
 from audiollm.data.convert.recordings import is_recording, recording_part
 from audiollm.data.convert.request import ConversionRequest, row_id
-from audiollm.data.convert.turns import SourceTurn, as_turn
 from audiollm.data.records.sample import AudioPart
 from audiollm.data.tables.rows import read_rows
 from audiollm.data.tables.table import BadRow

@@ -22,8 +22,7 @@ from torch.nn import functional
 
 from audiollm.audio.samples import SILENCE_DBFS, peak_dbfs
 from audiollm.data.records.sample import AudioPart, Sample
-from audiollm.data.records.silent_samples import silent_part, teaches_words
-from audiollm.data.records.source import AudioClip, LoadedSample
+from audiollm.data.records.source import AudioClip, LoadedSample, silent_part, teaches_words
 from audiollm.data.records.storage import is_url
 from audiollm.errors import BadSample
 

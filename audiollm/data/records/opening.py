@@ -10,7 +10,7 @@ from audiollm.errors import ConfigError
 
 if TYPE_CHECKING:
     pass
-from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.manifest import ManifestSource
 from audiollm.data.records.shards import Shards
 from audiollm.data.records.source import Source
 

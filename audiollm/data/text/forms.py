@@ -1,4 +1,4 @@
-"""The two forms of a text that others compare: as it is spoken, and as a recognizer would write it."""
+"""The two forms of a text that others compare: as it is spoken, and as a recognizer would write it; tags of sounds in it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from functools import cache
 
 from audiollm.data.text import normalize, numerals
 from audiollm.data.text.abbreviations import read_titles
-from audiollm.data.text.characters import settle_characters
 from audiollm.data.text.languages import language_code, language_of
-from audiollm.data.text.sound_tags import sound_tags
+from audiollm.data.text.words import settle_characters
 
 _NUMBER = re.compile(
     r"(?P<sign>(?<![\w-])-)?(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?P<fraction>\.[0-9]+)?"
@@ -112,3 +111,33 @@ def _say(number: str, to: str = "cardinal") -> str:
     from num2words import num2words
 
     return str(num2words(number, lang="en", to=to))
+
+
+_EVENTS = {
+    "applause": "Applause",
+    "cheering": "Cheering",
+    "cough": "Cough",
+    "humming": "Humming",
+    "laugh": "Laughter",
+    "music": "Music",
+    "sing": "Singing",
+}
+
+_SHORT = re.compile(rf"\[({'|'.join(_EVENTS)})( start| end)?\](?!</SE)", re.IGNORECASE)
+
+_MARKUP = re.compile(r"</?SE(_[se])?>|\[(" + "|".join(_EVENTS.values()) + r")\](?=</SE(_[se])?>)")
+
+
+def sound_tags(text: str) -> str:
+    """`[laugh]` as `<SE>[Laughter]</SE>`, `[music start]` as `<SE_s>[Music]</SE_s>`, its end with `SE_e`."""
+
+    def tag(match: re.Match[str]) -> str:
+        mark = {"": "SE", " start": "SE_s", " end": "SE_e"}[(match[2] or "").lower()]
+        return f"<{mark}>[{_EVENTS[match[1].lower()]}]</{mark}>"
+
+    return _SHORT.sub(tag, text)
+
+
+def without_sound_tags(text: str) -> str:
+    """The words alone: what a recognizer is to hear. Knows both ways of writing a sound."""
+    return " ".join(_MARKUP.sub(" ", sound_tags(text)).split()) if "[" in text else text

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from audiollm.data.text.characters import settle_characters
 from audiollm.data.text.forms import recognition_form
+from audiollm.data.text.words import settle_characters
 
 OPENING, CLOSING = "\"'([*`", "\"')]*`.,:;!?"
 """Characters around a word that are no part of it."""

@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from audiollm.data.text.characters import settle_characters
 from audiollm.data.text.forms import comparison_form
 from audiollm.data.text.languages import language_code
+from audiollm.data.text.words import settle_characters
 from audiollm.errors import ConfigError, suggestion
 from audiollm.evaluate.report.statistics import bootstrap_ratio
 from audiollm.files.atomic import read_json

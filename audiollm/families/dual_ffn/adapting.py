@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from audiollm.train.options import LoRASettings, Trained
+from audiollm.train.settings import LoRASettings, Trained
 
 if TYPE_CHECKING:
     from peft import PeftModel

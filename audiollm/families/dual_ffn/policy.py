@@ -53,7 +53,7 @@ from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.model_card import ModelCard
 from audiollm.models.packed_decoder import GenerationDecoder
 from audiollm.models.pretrained import model_folder
-from audiollm.train.options import LoRASettings, Trained
+from audiollm.train.settings import LoRASettings, Trained
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -22,9 +22,8 @@ from audiollm.data.text import tokenizer as tokens
 from audiollm.families.dual_ffn.streams import PackedAnswers, bad_prompt, check_prompt, pack_answers
 from audiollm.families.logprobs.token_figures import ForbiddenTargets
 from audiollm.families.prompts import PromptedContents
-from audiollm.generation.engine.forbidden import forbidden_codes, forbidden_words
 from audiollm.generation.engine.request import AnswerKind, SampledTokens
-from audiollm.generation.engine.state import Marks
+from audiollm.generation.engine.state import Marks, forbidden_codes, forbidden_words
 
 
 @dataclass(frozen=True)

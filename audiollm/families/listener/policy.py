@@ -49,7 +49,7 @@ from audiollm.models.audio_llms.inputs import (
 )
 from audiollm.models.audio_llms.loading import load_audio_llm
 from audiollm.models.pretrained import model_folder
-from audiollm.train.options import LoRASettings
+from audiollm.train.settings import LoRASettings
 
 PROCESSOR_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 UNREACHED = ("*audio_bos_eos_token.*",)

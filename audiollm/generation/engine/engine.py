@@ -23,7 +23,6 @@ from audiollm.data.chat.conditions import without_conditions
 from audiollm.data.chat.template import Template, TokenStream
 from audiollm.data.packing import pack
 from audiollm.data.text.tokenizer import HEADER_STYLES
-from audiollm.generation.engine.forbidden import forbidden_words
 from audiollm.generation.engine.record import Logprobs, TokenRecord
 from audiollm.generation.engine.request import (
     Acted,
@@ -38,7 +37,7 @@ from audiollm.generation.engine.request import (
 )
 from audiollm.generation.engine.rows import Group, OpenStream, Running, StepPlan, batch_rows
 from audiollm.generation.engine.sampling import check_plain, guide, sample_codes, sample_plain
-from audiollm.generation.engine.state import AnswerState, Codes, Marks, SpeechState
+from audiollm.generation.engine.state import AnswerState, Codes, Marks, SpeechState, forbidden_words
 from audiollm.models.cache import Cache
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.packed_decoder import GenerationDecoder, PackedDecoder

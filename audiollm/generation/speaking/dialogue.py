@@ -20,7 +20,7 @@ from audiollm.data.chat.scene import dialogue_text, voices
 from audiollm.data.chat.tasks import FieldValue, fill_task, load_tasks
 from audiollm.data.hearing.features import PartAudio
 from audiollm.data.records.sample import AudioPart
-from audiollm.data.text.characters import settle_characters
+from audiollm.data.text.words import settle_characters
 from audiollm.errors import ConfigError, suggestion
 from audiollm.generation.engine.request import Limits, Request
 from audiollm.generation.speaking.long_text import Chunk, join_pieces, spoken_seconds

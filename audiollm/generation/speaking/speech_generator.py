@@ -18,8 +18,7 @@ from audiollm.codec import Codec
 from audiollm.data.hearing.features import SAMPLE_RATE as FEATURE_RATE
 from audiollm.data.hearing.features import FeatureShape, PartAudio, PartSize, mel_features, size_of
 from audiollm.data.records.sample import AudioPart, Message, TextPart
-from audiollm.data.text.characters import settle_characters
-from audiollm.data.text.words import words_of
+from audiollm.data.text.words import settle_characters, words_of
 from audiollm.errors import ConfigError
 from audiollm.generation.engine.defaults import Defaults
 from audiollm.generation.engine.request import Answer, Event, Frames, Limits, Request
@@ -28,8 +27,7 @@ from audiollm.generation.speaking import dialogue as dialogues
 from audiollm.generation.speaking import speak as speaking
 from audiollm.generation.speaking.manner import Manner, Recording, SpeakOptions, TakeOptions, check_one_voice
 from audiollm.generation.speaking.protocol import GenerationEngine
-from audiollm.generation.speaking.speak import Speech
-from audiollm.generation.speaking.speech_stream import SpeechStream
+from audiollm.generation.speaking.speak import Speech, SpeechStream
 from audiollm.generation.speaking.voice import LEVEL_DBFS, Voice, read_voice
 
 LONGEST_HEARD_S = 600.0

@@ -23,9 +23,8 @@ from audiollm.families.rollout import Rollout
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.interpret.rewards import action_rewards, sequence_rewards
 from audiollm.interpret.rewards.action_rewards import similarity_by
-from audiollm.interpret.rewards.combining import GateChoice, gated, grouped, seqpo, sum_z
+from audiollm.interpret.rewards.combining import GateChoice, gated, grouped, seqpo, sum_z, table_moments
 from audiollm.interpret.rewards.sentence_scores import lagging_latency, sentence_scores
-from audiollm.interpret.rewards.standardizing import table_moments
 from audiollm.interpret.rewards.stream_actions import (
     ChunkAction,
     InterpretedStream,

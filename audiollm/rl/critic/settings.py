@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from audiollm.recipe.stages import InputPath
 from audiollm.rl.policy_gradient.settings import ValueLossSettings
-from audiollm.train.options import LoRASettings, ParameterRule
+from audiollm.train.settings import LoRASettings, ParameterRule
 
 CRITIC_PATTERN = "policy.critic.*"
 """Fits the names of the critic's parameters; those of the policy are then like `policy.actor.*`."""

@@ -18,13 +18,11 @@ from audiollm.families.logprobs.answers import (
     Singles,
     StepScores,
 )
-from audiollm.recipe.catalogs import Catalog, documented
-from audiollm.recipe.plug_ins import import_of_class, is_import_path
-from audiollm.rl.objectives.audio import opa_dpo
+from audiollm.recipe.plug_ins import Catalog, documented, import_of_class, is_import_path
 from audiollm.rl.objectives.catalog import OWN_REMEDY, GroupKind, ObjectiveTerm, OwnObjective, WhatIsRead
 from audiollm.rl.objectives.figures import StepFigures
-from audiollm.rl.objectives.length import ld_dpo, r_dpo, sampo
 from audiollm.rl.objectives.lists import d2o, dpo_plackett_luce, lipo_lambda, pro, rrhf, sppo_soft
+from audiollm.rl.objectives.pair_variants import cringe, ld_dpo, opa_dpo, r_dpo, sampo, tdpo1, tdpo2
 from audiollm.rl.objectives.pairs import (
     aot,
     aot_unpaired,
@@ -46,9 +44,7 @@ from audiollm.rl.objectives.pairs import (
 )
 from audiollm.rl.objectives.reference_free import cpo, orpo, simpo
 from audiollm.rl.objectives.reward_models import bradley_terry, plackett_luce, process, regression
-from audiollm.rl.objectives.sft import sft
-from audiollm.rl.objectives.singles import apo_zero_unpaired, bco, dro, kto, npo
-from audiollm.rl.objectives.tokens import cringe, tdpo1, tdpo2
+from audiollm.rl.objectives.singles import apo_zero_unpaired, bco, dro, kto, npo, sft
 
 ObjectiveFunction = Callable[..., ItemLosses]
 

@@ -1,4 +1,4 @@
-"""Objectives on one answer at a time: KTO, BCO, NPO, DRO.
+"""Objectives on one answer at a time: cross entropy (SFT), KTO, BCO, NPO, DRO.
 
 Notation: r = log policy(y) - log reference(y), summed over the answer's tokens; s the logistic function; b = `beta`.
 """
@@ -9,9 +9,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from audiollm.families.logprobs.answers import AnswerLogprobs, ItemLosses, Singles
+from audiollm.families.logprobs.answers import (
+    AnswerGroups,
+    AnswerLogprobs,
+    ItemLosses,
+    LabelledSteps,
+    Lists,
+    Pairs,
+    Singles,
+)
 from audiollm.rl.objectives.figures import StepFigures
-from audiollm.rl.objectives.settings import DROSettings, KTOSettings, NPOSettings, ReferencedSettings
+from audiollm.rl.objectives.settings import (
+    DROSettings,
+    KTOSettings,
+    NPOSettings,
+    ReferencedSettings,
+    SFTSettings,
+)
 from audiollm.rl.objectives.terms import cross_entropy_of
 
 
@@ -102,3 +116,41 @@ def single_metrics(answers: AnswerLogprobs, singles: Singles, reward_N: Tensor) 
         metrics["reward_desirable"] = reward_N.masked_fill(~singles.desirable_N, torch.nan)
         metrics["reward_undesirable"] = reward_N.masked_fill(singles.desirable_N, torch.nan)
     return metrics
+
+
+def sft(
+    answers: AnswerLogprobs, groups: AnswerGroups, settings: SFTSettings, figures: StepFigures
+) -> ItemLosses:
+    """Cross entropy: of chosen answers of pairs, of the best of lists, of single answers that are not undesirable.
+
+    Step figure, with `average: token`: `tokens_per_answer` of these answers. Undesirable answers cost 0. Needs no
+    reference. Default: mean over tokens (TRL's DPO `sft`).
+    """
+    answer_I, is_trained_I = good_answers(groups)
+    trained = torch.nonzero(is_trained_I).flatten()
+    entropy = cross_entropy_of(answers, answer_I[trained], settings.average, figures)
+    loss_I = answers.policy_T.new_zeros(len(answer_I)).index_add(0, trained, entropy)
+    metrics = {
+        "nll_per_token": (-answers.means_A[answer_I]).detach().masked_fill(~is_trained_I, torch.nan),
+        "length": answers.lengths_A[answer_I],
+    }
+    return ItemLosses(loss_I, metrics)
+
+
+def good_answers(groups: AnswerGroups) -> tuple[Tensor, Tensor]:
+    """Return an answer per item, and whether it is trained.
+
+    Raises:
+        ValueError: labelled steps, which are for process reward models.
+    """
+    if isinstance(groups, LabelledSteps):
+        raise ValueError("sft takes pairs, lists or singles, not labelled steps")
+    if isinstance(groups, Pairs):
+        answer_I = groups.chosen_P
+    elif isinstance(groups, Lists):
+        answer_I = groups.answer_L[groups.entries_at(0)]
+    elif groups.desirable_N is not None:
+        return groups.answer_N, groups.desirable_N
+    else:
+        answer_I = groups.answer_N
+    return answer_I, torch.ones_like(answer_I, dtype=torch.bool)

@@ -1,10 +1,13 @@
-"""The plan of `train_policy`: what its settings, and the files of its models, tell `rl.placement.planning`."""
+"""The plan of `train_policy`: who is where, memory of each device, seconds of a step by phase.
+
+Everything is an estimate, from sizes, settings and the files of models alone. Its rules stand beside the constants.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,7 @@ from audiollm.files.atomic import read_json
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.stages import StagePlan, planned_fact, required
 from audiollm.rl.online.settings import PolicyTrainingConfig
-from audiollm.rl.placement import planning
-from audiollm.rl.placement.settings import PlacementChoice
+from audiollm.rl.placement.settings import ActorShare, PlacementChoice
 from audiollm.rl.preference.planning import ADAPTER_SHARE
 from audiollm.rl.rewards.settings import ModelSettings
 
@@ -48,32 +50,32 @@ def plan_policy_training(config: PolicyTrainingConfig, plans: Mapping[str, Stage
     if model is None:
         return StagePlan(seconds=seconds, note=f"{note}; its model is not there yet")
     planned = _planned(config, model, plans)
-    rates = planning.CPU if config.size == "tiny" else planning.GPU
+    rates = CPU if config.size == "tiny" else GPU
     timed = planned
     if config.size == "tiny" and config.answer == "text":
         timed = replace(planned, answer_length=math.ceil(TEXT_ANSWER_SHARE * planned.answer_length))
 
     def seconds_on(devices: int, tflops: float) -> float:
         """Seconds of all steps."""
-        return (steps or 0) * sum(planning.step_seconds(timed, devices, tflops, rates).values())
+        return (steps or 0) * sum(step_seconds(timed, devices, tflops, rates).values())
 
-    states = planning.MOMENT_BYTES * model.parameters * planned.trained_share
+    states = MOMENT_BYTES * model.parameters * planned.trained_share
     return StagePlan(
         parameters=model.parameters,
         tokens=(steps or 0) * planned.trained_positions,
-        memory_mb=planning.memory_mb(planned, 1),
-        memory_mb_on=partial(planning.memory_mb, planned),
-        disk_mb=(planning.WEIGHT_BYTES * model.parameters + 2 * states) / 2**20,
+        memory_mb=memory_mb(planned, 1),
+        memory_mb_on=partial(memory_mb, planned),
+        disk_mb=(WEIGHT_BYTES * model.parameters + 2 * states) / 2**20,
         seconds=seconds,
         seconds_on=None if seconds or not steps else seconds_on,
         note=note,
-        details=partial(planning.described, timed, rates=rates),
+        details=partial(described, timed, rates=rates),
     )
 
 
 def _planned(
-    config: PolicyTrainingConfig, model: planning.PlannedModel, plans: Mapping[str, StagePlan]
-) -> planning.PlannedTraining:
+    config: PolicyTrainingConfig, model: PlannedModel, plans: Mapping[str, StagePlan]
+) -> PlannedTraining:
     opened = _opened(config.start)
     is_adapter = config.trained == "adapter"
     own_reference = config.needs_reference and (not is_adapter or config.refresh_reference is not None)
@@ -86,7 +88,7 @@ def _planned(
     if config.critic is not None:
         critic = _parameters(config.critic.start or config.start, plans)
     lengths = {"text": config.max_answer_tokens, "audio": config.max_frames + DELAY_ROWS}
-    return planning.PlannedTraining(
+    return PlannedTraining(
         model=model,
         trained_share=ADAPTER_SHARE if is_adapter else 1.0,
         prompts=required(config.batch_size),
@@ -121,7 +123,7 @@ def _clip_seconds(config: PolicyTrainingConfig, plans: Mapping[str, StagePlan]) 
     return seconds / clips if clips else ASSUMED_CLIP_S
 
 
-def _model(folder: Path, plans: Mapping[str, StagePlan]) -> planning.PlannedModel | None:
+def _model(folder: Path, plans: Mapping[str, StagePlan]) -> PlannedModel | None:
     """A model by the stage that makes it, or by its files; None: neither is there."""
     making_stage = _find_making_stage(folder, plans)
     if making_stage is not None:
@@ -150,15 +152,15 @@ def _opened(folder: Path) -> ModelFolder:
         return family_of("audiollm_dual_ffn", folder).open(folder)
 
 
-def _sized(parameters: int, config: Mapping[str, Any]) -> planning.PlannedModel:
+def _sized(parameters: int, config: Mapping[str, Any]) -> PlannedModel:
     """The sizes of the language model in a config.json, which audio LLMs keep one or two levels down."""
     inside = _language_model(config)
     if inside is None:
-        return planning.PlannedModel(parameters)
+        return PlannedModel(parameters)
     width, heads = int(inside["hidden_size"]), int(inside.get("num_attention_heads") or 1)
     head = int(inside.get("head_dim") or width // heads)
     cached = 2 * head * int(inside.get("num_key_value_heads") or heads)
-    return planning.PlannedModel(parameters, int(inside["num_hidden_layers"]), width, cached)
+    return PlannedModel(parameters, int(inside["num_hidden_layers"]), width, cached)
 
 
 def _language_model(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -166,3 +168,260 @@ def _language_model(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         if isinstance(config.get(key), Mapping):
             return _language_model(config[key])
     return config if {"hidden_size", "num_hidden_layers"} <= config.keys() else None
+
+
+OWN_MB = 700
+"""Python, torch, and the context of a device."""
+MOMENT_BYTES, WEIGHT_BYTES = 8, 4
+"""Bytes of a parameter in float32: the two moments of AdamW; the weight, and as many for its gradient."""
+GATHERED_SHARE = 0.1
+"""Assumed share of a model that FSDP2 and ZeRO 3 gather at a time."""
+KEPT_VALUES = 24
+"""Values that the backward pass keeps, per position and layer, in hidden sizes (as in the plan of `train`)."""
+SHARDED = ("fsdp2", "zero3")
+
+
+@dataclass(frozen=True)
+class DeviceRates:
+    """How fast a device does what is not products of large matrices."""
+
+    read_bytes: float
+    """Bytes of weights per second, read for the next token of all answers together."""
+    step_s: float
+    """Seconds that the engine takes for each next token beside that."""
+    sent_bytes: float
+    """Bytes of weights per second from a rank to its actors, or gathered over the ranks."""
+    basis: str
+
+
+# a DualFFN of 8.9 M parameters on one core of an AMD EPYC, 2026-11-24: 19 ms for a next token of 32 answers, of which
+# their products are 12 ms; 0.67 GB of weights per second through buckets, before Ray carries them
+CPU = DeviceRates(8e9, 6e-3, 0.4e9, "the last measured on a CPU, the first assumed")
+GPU = DeviceRates(1.7e12, 15e-3, 2e9, "assumed for an H100: half of its bandwidth, 2 GB/s to actors")
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """A model as far as its files tell."""
+
+    parameters: int
+    layers: int = 0
+    hidden_size: int = 0
+    """0 where config.json does not tell, or is not there yet."""
+    cached_size: int = 0
+    """Keys and values of a position and layer, together."""
+
+
+@dataclass(frozen=True)
+class PlannedTraining:
+    """A `train_policy` stage in numbers."""
+
+    model: PlannedModel
+    trained_share: float
+    """Share of the parameters that are trained."""
+    prompts: int
+    """Of a step, over all ranks."""
+    group_size: int
+    prompt_length: float
+    """Positions of a prompt, assumed."""
+    answer_length: int
+    """Positions of an answer, at its longest."""
+    updates: int
+    max_tokens: int
+    """Positions in memory at a time."""
+    shares_prompt: bool
+    """Whether the rows of a prompt are computed once for its group in training (a DualFFN)."""
+    slots: int
+    """Most answers that the engine samples at a time."""
+    reference: int = 0
+    """Parameters of a reference of its own; 0: none, or the policy with its adapter off."""
+    reads_reference: bool = False
+    critic: int = 0
+    """Parameters of the critic; 0: none."""
+    rewards: Mapping[str, int] = field(default_factory=dict)
+    """Parameters of the rewards' models by name; 0 for a rule."""
+    reward_parameters: int = 0
+    """Parameters of those that are on a training rank's device, where no actors have them."""
+    unknown_rewards: tuple[str, ...] = ()
+    """Rewards whose time is not known: functions of a user's own, judges, recognizers."""
+    value_bytes: int = 4
+    """Bytes of an activation."""
+    strategy: str = "auto"
+    samples_ahead: bool = False
+    """Whether a second process of each rank samples for the next step while the current one trains."""
+    placement: PlacementChoice = field(default_factory=PlacementChoice)
+
+    @property
+    def trained_positions(self) -> float:
+        """Positions of a step that go through the model in one pass, over all ranks."""
+        prompts = self.prompts * (1 if self.shares_prompt else self.group_size)
+        return prompts * self.prompt_length + self.prompts * self.group_size * self.answer_length
+
+
+def memory_mb(plan: PlannedTraining, devices: int) -> float:
+    """Estimate the memory of a training rank's device, in MB."""
+    total = _trained_bytes(plan, plan.model.parameters, plan.trained_share, devices)
+    if plan.critic:
+        total += _trained_bytes(plan, plan.critic, plan.trained_share, devices)
+    if "reference" not in plan.placement.shares:
+        total += WEIGHT_BYTES * plan.reference
+    if "reward" not in plan.placement.shares:
+        total += WEIGHT_BYTES * plan.reward_parameters
+    layers, width = plan.model.layers, plan.model.hidden_size
+    total += plan.max_tokens * layers * width * KEPT_VALUES * plan.value_bytes
+    if "rollout" not in plan.placement.shares:
+        total += _cache_bytes(plan, devices)
+        if plan.samples_ahead:
+            total += OWN_MB * 2**20 + WEIGHT_BYTES * plan.model.parameters  # the second process
+        if devices > 1 and plan.strategy in (*SHARDED, "zero2"):
+            total += WEIGHT_BYTES * plan.model.parameters  # the whole copy that samples
+    return OWN_MB + total / 2**20
+
+
+def actor_memory_mb(plan: PlannedTraining, role: str) -> float:
+    """Estimate the memory of an actor, in MB."""
+    share = plan.placement.shares[role]
+    if role == "rollout":
+        model_bytes = WEIGHT_BYTES * plan.model.parameters + _cache_bytes(plan, share.actors)
+    elif role == "reference":
+        model_bytes = WEIGHT_BYTES * (plan.reference or plan.model.parameters)
+    else:
+        model_bytes = WEIGHT_BYTES * max(plan.rewards.values(), default=0)
+    return OWN_MB + model_bytes / 2**20
+
+
+def step_seconds(plan: PlannedTraining, devices: int, tflops: float, rates: DeviceRates) -> dict[str, float]:
+    """Estimate the seconds of a step by phase; phases that do not occur are left out.
+
+    Args:
+        devices: training ranks.
+        tflops: operations per second of a device, in 10^12; an actor is taken to reach as many, times its share of a
+            GPU where it has less than one.
+    """
+    speed = 1e12 * tflops
+    passes = plan.trained_positions * 2 * plan.model.parameters
+    samplers = _count(plan, "rollout", devices)
+    seconds = {"rollout": _rollout_seconds(plan, samplers, speed * _device_share(plan, "rollout"), rates)}
+    scored = plan.prompts * plan.group_size * (plan.prompt_length + plan.answer_length)
+    if work := sum(2 * size * scored for size in plan.rewards.values()):
+        seconds["reward"] = work / (_count(plan, "reward", devices) * speed * _device_share(plan, "reward"))
+    old = passes / (devices * speed)
+    reference = 2 * (plan.reference or plan.model.parameters) * plan.trained_positions
+    beside = 0.0
+    if plan.reads_reference:
+        beside = reference / (_count(plan, "reference", devices) * speed * _device_share(plan, "reference"))
+    if "reference" in plan.placement.shares:
+        seconds["score"] = max(old, beside)  # at the same time
+    else:
+        seconds["score"] = old + beside
+    seconds["score"] += 2 * plan.critic * plan.trained_positions / (devices * speed)
+    # backward to the activations always; to the weights where they are trained
+    backward = 2 + plan.trained_share
+    seconds["update"] = plan.updates * passes * backward / (devices * speed)
+    seconds["update"] += (
+        plan.updates * 2 * plan.critic * plan.trained_positions * backward / (devices * speed)
+    )
+    sent = 0.0
+    if devices > 1 and plan.strategy in (*SHARDED, "zero2"):
+        sent += WEIGHT_BYTES * plan.model.parameters
+    if "rollout" in plan.placement.shares:
+        sent += WEIGHT_BYTES * plan.model.parameters * (samplers / devices)
+    if sent:
+        seconds["weights"] = sent / rates.sent_bytes
+    if plan.samples_ahead:
+        beside = sum(seconds.values()) - seconds["rollout"]
+        seconds["rollout"] = max(0.0, seconds["rollout"] - beside)  # what a step still waits for it
+    return seconds
+
+
+def described(plan: PlannedTraining, devices: int, tflops: float, rates: DeviceRates) -> list[str]:
+    """Describe layout, memory and the time of a step by phase, a line each."""
+    with_ranks = ["policy"]
+    if plan.critic:
+        with_ranks.append("critic")
+    if "rollout" not in plan.placement.shares:
+        with_ranks.append(
+            "rollouts (a step ahead, in a second process)" if plan.samples_ahead else "rollouts"
+        )
+    if plan.reads_reference and "reference" not in plan.placement.shares:
+        with_ranks.append("reference" if plan.reference else "reference (the policy with its adapter off)")
+    if "reward" not in plan.placement.shares:
+        with_ranks.append("rewards")
+    ranks = f"{devices} training rank{'s' * (devices > 1)}"
+    lines = [f"{ranks}: {', '.join(with_ranks)}; {_gigabytes(memory_mb(plan, devices))} a device"]
+    for role, share in plan.placement.shares.items():
+        lines.append(_actors(plan, role, share, devices))
+    seconds = step_seconds(plan, devices, tflops, rates)
+    phases = ", ".join(f"{phase} {_format_step_seconds(spent)}" for phase, spent in seconds.items())
+    lines.append(f"a step: {_format_step_seconds(sum(seconds.values()))} = {phases}")
+    if plan.unknown_rewards:
+        lines.append(f"not in it: the time of {', '.join(plan.unknown_rewards)}")
+    lines.append(
+        f"basis: {plan.prompts} prompts of {plan.prompt_length:.0f} positions (assumed), {plan.group_size} answers to "
+        f"each of {plan.answer_length} tokens (assumed); 2 operations per weight and position, 4 to 6 with gradients, "
+        f"at {tflops:.3g} TFLOP/s; a next token reads all weights ({rates.read_bytes / 1e9:g} GB/s) and takes "
+        f"{1e3 * rates.step_s:g} ms beside ({rates.basis})"
+    )
+    return lines
+
+
+def _actors(plan: PlannedTraining, role: str, share: ActorShare, devices: int) -> str:
+    cpus = f"{share.cpus:g} CPU{'s' * (share.cpus != 1)}"
+    gpus = f" and {share.gpus:g} GPU" if share.gpus else ""
+    text = f"{share.actors} {role} actor{'s' * (share.actors > 1)}, each {cpus}{gpus}: "
+    text += f"{_gigabytes(actor_memory_mb(plan, role))} each"
+    if 0 < share.gpus < 1:
+        max_actors = int(1 / share.gpus + 1e-6)
+        text += f", up to {max_actors} on a GPU"
+    if share.actors % devices:
+        text += f" (REFUSED: not a multiple of {devices} ranks)"
+    return text
+
+
+def _trained_bytes(plan: PlannedTraining, parameters: int, share: float, devices: int) -> float:
+    """Weights, gradients and moments of a model, as the strategy spreads them."""
+    weights = WEIGHT_BYTES * parameters
+    gradients, moments = WEIGHT_BYTES * parameters * share, MOMENT_BYTES * parameters * share
+    if devices == 1 or plan.strategy in ("auto", "ddp"):
+        return weights + gradients + moments
+    if plan.strategy == "zero2":
+        return weights + (gradients + moments) / devices
+    return (weights + gradients + moments) / devices + GATHERED_SHARE * weights
+
+
+def _cache_bytes(plan: PlannedTraining, samplers: int) -> float:
+    """Keys and values of the answers that are sampled at a time, in float32."""
+    answers = min(plan.slots, math.ceil(plan.prompts / samplers) * plan.group_size)
+    positions = answers * (plan.prompt_length + plan.answer_length)
+    return positions * plan.model.layers * plan.model.cached_size * 4
+
+
+def _rollout_seconds(plan: PlannedTraining, samplers: int, speed: float, rates: DeviceRates) -> float:
+    prompts = math.ceil(plan.prompts / samplers)
+    answers = prompts * plan.group_size
+    read = prompts * (1 if plan.shares_prompt else plan.group_size) * plan.prompt_length
+    prefill = 2 * plan.model.parameters * read / speed
+    together = min(plan.slots, answers)
+    token = max(
+        WEIGHT_BYTES * plan.model.parameters / rates.read_bytes, 2 * plan.model.parameters * together / speed
+    )
+    return prefill + math.ceil(answers / together) * plan.answer_length * (token + rates.step_s)
+
+
+def _count(plan: PlannedTraining, role: str, devices: int) -> int:
+    share = plan.placement.shares.get(role)
+    return devices if share is None else share.actors
+
+
+def _device_share(plan: PlannedTraining, role: str) -> float:
+    """The share of a device that an actor has; a training rank has a whole one."""
+    share = plan.placement.shares.get(role)
+    return 1.0 if share is None or not 0 < share.gpus < 1 else share.gpus
+
+
+def _gigabytes(mb: float) -> str:
+    return f"{mb * 2**20 / 1e9:.1f} GB"
+
+
+def _format_step_seconds(value: float) -> str:
+    return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s"

@@ -18,7 +18,7 @@ from audiollm.families.policy import Policy
 from audiollm.families.streams import check_stream
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.rl.preference.held_out_pairs import described_messages
+from audiollm.rl.preference.held_out import described_messages
 
 WINDOW_RUNS = 64
 """Runs of 64 records that are shuffled together; a smaller source is shuffled as a whole."""

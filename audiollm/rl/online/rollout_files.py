@@ -16,9 +16,9 @@ from torch import Tensor
 from audiollm.files.atomic import atomic_path, write_jsonl
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.recipe.ranks import Ranks
-from audiollm.rl.online.progress.held_out import StartMeasure
+from audiollm.rl.online.progress import StartMeasure
 from audiollm.rl.online.rollout_step import RolloutStep
-from audiollm.rl.preference.eval_answers import AnswersFile
+from audiollm.rl.preference.held_out import AnswersFile
 
 Pieces = Callable[[SampledTokens], list[str | int]]
 """The texts of the tokens of an answer: `Policy.pieces`."""

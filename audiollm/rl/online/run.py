@@ -23,29 +23,24 @@ from audiollm.families.rollout import RolloutEngine, RolloutSettings
 from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
-from audiollm.rl.critic.loading import CriticModel
-from audiollm.rl.critic.value_model import ActorCritic
-from audiollm.rl.online.ahead import SamplesAhead
-from audiollm.rl.online.progress.held_out import training_outcome
+from audiollm.rl.critic.model import ActorCritic, CriticModel
+from audiollm.rl.online.progress import training_outcome
 from audiollm.rl.online.prompts import PromptMaker
 from audiollm.rl.online.refill import SamplesSteps, maker_of
-from audiollm.rl.online.refresh import ReferenceRefresh
 from audiollm.rl.online.rollout_files import GreedyAnswerFiles, RolloutFiles
 from audiollm.rl.online.settings import KLChoice, PolicyTrainingConfig
 from audiollm.rl.online.task import PolicyParts, PolicyTask
-from audiollm.rl.placement.joining import Joined, joined_cluster
-from audiollm.rl.placement.reference_actors import ReferenceActors, ReferenceModel
-from audiollm.rl.placement.reward_actors import placed_rewards
+from audiollm.rl.online.weight_copies import ReferenceRefresh, SampledWeights, SamplesAhead
+from audiollm.rl.placement.pool import Joined, joined_cluster
 from audiollm.rl.placement.rollout_actors import RolloutActors, SampledModel
-from audiollm.rl.policy_gradient.controllers import kl_controller
+from audiollm.rl.placement.scoring_actors import ReferenceActors, ReferenceModel, placed_rewards
+from audiollm.rl.policy_gradient.kl import kl_controller
 from audiollm.rl.preference.ptx import supervised_maker
 from audiollm.rl.preference.run import errors_of_stage
-from audiollm.rl.rewards.checks import check_rewards
-from audiollm.rl.rewards.registry import load_rewards
+from audiollm.rl.rewards.registry import check_rewards, load_rewards
 from audiollm.rl.rewards.scoring import RewardSuite
 from audiollm.rl.rollouts.engines import import_engine, load_engine
 from audiollm.rl.rollouts.process import ProcessRollouts
-from audiollm.rl.rollouts.weights import SampledWeights
 from audiollm.supervised.corpus.sources import set_aside_of
 from audiollm.supervised.eval_audio import SHARDING
 from audiollm.train.loop.checkpoint import trained_weights

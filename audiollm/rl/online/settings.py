@@ -28,7 +28,7 @@ from audiollm.rl.policy_gradient.settings import (
     ReinforceSettings,
     VESPOSettings,
 )
-from audiollm.rl.preference.sources import PTXChoice, SourceList, weights_of
+from audiollm.rl.preference.settings import PTXChoice, SourceList, weights_of
 from audiollm.rl.rewards.catalog import RewardTerm, reward_terms, with_checked_folders
 from audiollm.train.settings import ModelTrainingConfig
 

@@ -25,23 +25,21 @@ from audiollm.families.logprobs.token_figures import TokenRequest
 from audiollm.families.policy import Policy
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.rl.critic.value_model import ActorCritic, Critic
-from audiollm.rl.online.ahead import SamplesAhead
+from audiollm.rl.critic.model import ActorCritic, Critic
 from audiollm.rl.online.entropies import mean_entropy, step_threshold
 from audiollm.rl.online.fresh_losses import PackLogprobs, StepLoss, fresh_loss
-from audiollm.rl.online.progress.entropy_bounds import EntropyBounds
-from audiollm.rl.online.progress.held_out import (
+from audiollm.rl.online.progress import (
     REWARD_PREFIX,
+    EntropyBounds,
     HeldOutChange,
+    SkippedSteps,
     StartMeasure,
     changes_since_start,
     collapse,
     reward_means,
 )
-from audiollm.rl.online.progress.skips import SkippedSteps
 from audiollm.rl.online.prompts import PromptMaker
 from audiollm.rl.online.refill import SamplesSteps
-from audiollm.rl.online.refresh import ReferenceRefresh
 from audiollm.rl.online.rollout_files import GreedyAnswerFiles, RolloutFiles
 from audiollm.rl.online.rollout_step import RolloutStep, failed_reward, group_numbers, selected_answers
 from audiollm.rl.online.scored_packs import (
@@ -53,9 +51,10 @@ from audiollm.rl.online.scored_packs import (
     sum_of,
 )
 from audiollm.rl.online.settings import PolicyTrainingConfig
-from audiollm.rl.placement.reference_actors import ReferenceActors
-from audiollm.rl.policy_gradient.controllers import KLController
+from audiollm.rl.online.weight_copies import ReferenceRefresh, SampledWeights, SamplesAhead
+from audiollm.rl.placement.scoring_actors import ReferenceActors
 from audiollm.rl.policy_gradient.corrections import ImportanceWeights
+from audiollm.rl.policy_gradient.kl import KLController
 from audiollm.rl.policy_gradient.losses import Regularizers, StepCounts
 from audiollm.rl.policy_gradient.reward_shaping import (
     groups_without_variance,
@@ -65,7 +64,6 @@ from audiollm.rl.policy_gradient.settings import (
     KLSettings,
 )
 from audiollm.rl.preference.ptx import SupervisedMaker, SupervisedPacks
-from audiollm.rl.rollouts.weights import SampledWeights
 from audiollm.train.loop.task import PHASE_PREFIX, Update
 
 MAX_START_PROMPTS = 16

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from audiollm.errors import ConfigError, suggestion
-from audiollm.recipe.catalogs import Catalog, documented
-from audiollm.recipe.plug_ins import import_of_class, is_import_path
+from audiollm.recipe.plug_ins import Catalog, documented, import_of_class, is_import_path
 from audiollm.rl.objectives.catalog import checked_settings
 from audiollm.rl.policy_gradient import settings as s
 

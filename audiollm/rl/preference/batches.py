@@ -22,7 +22,7 @@ from audiollm.families.policy import Batch, Encoded, Policy, Prompted
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.rl.groups import AnswerPair, AnswerSteps, JudgedAnswer, RankedAnswers, SampleGroup
 from audiollm.rl.objectives.catalog import GroupKind
-from audiollm.rl.objectives.length import answer_draws
+from audiollm.rl.objectives.pair_variants import answer_draws
 from audiollm.rl.preference.records import Grouping, UsableRecords
 
 WINDOW_RUNS = 64

@@ -19,7 +19,7 @@ from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.rl.policy_gradient.losses import ptx_loss
-from audiollm.rl.preference.sources import PTXChoice, weights_of
+from audiollm.rl.preference.settings import PTXChoice, weights_of
 from audiollm.supervised.answers.batches import AnswerBatches, AnswerBatchMaker
 
 

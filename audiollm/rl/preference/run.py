@@ -20,10 +20,9 @@ from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
-from audiollm.rl.critic.loading import CriticModel
-from audiollm.rl.critic.value_model import ActorCritic
+from audiollm.rl.critic.model import ActorCritic, CriticModel
 from audiollm.rl.preference.batches import BatchNeeds, StepMaker
-from audiollm.rl.preference.eval_answers import EvalAnswers
+from audiollm.rl.preference.held_out import EvalAnswers
 from audiollm.rl.preference.ptx import supervised_maker
 from audiollm.rl.preference.records import Grouping, UsableRecords, find_usable
 from audiollm.rl.preference.settings import AnswerTrainingConfig, PreferenceConfig
@@ -32,7 +31,7 @@ from audiollm.supervised.corpus.sources import set_aside_of
 from audiollm.train.loop.checkpoint import trained_weights
 from audiollm.train.loop.loop import train
 from audiollm.train.loop.whole import WholeCopy
-from audiollm.train.parallel.frozen import place_frozen
+from audiollm.train.parallel.wrapping import place_frozen
 
 STAGE_NAME = "train_preference"
 

@@ -23,7 +23,7 @@ from audiollm.rl.objectives.figures import (
     transport_partners,
 )
 from audiollm.rl.objectives.pairs import aot_unpaired_values, aot_values
-from audiollm.rl.objectives.sft import good_answers
+from audiollm.rl.objectives.singles import good_answers
 from audiollm.rl.preference.batches import MicroBatch
 
 CENTER_MOMENTUM = 0.9

@@ -18,13 +18,12 @@ from audiollm.families.logprobs.token_figures import TokenRequest
 from audiollm.families.policy import Policy
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.rl.critic.value_model import ActorCritic, Critic
+from audiollm.rl.critic.model import ActorCritic, Critic
 from audiollm.rl.objectives.catalog import ObjectiveTerm
 from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.registry import mixed_losses
 from audiollm.rl.preference.batches import MicroBatch, PreferenceStep, StepMaker
-from audiollm.rl.preference.eval_answers import EvalAnswers
-from audiollm.rl.preference.held_out_pairs import WorstItems
+from audiollm.rl.preference.held_out import EvalAnswers, WorstItems
 from audiollm.rl.preference.ptx import SupervisedMaker
 from audiollm.rl.preference.statistics import StepStatistics
 from audiollm.train.loop.task import Update

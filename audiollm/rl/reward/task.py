@@ -1,12 +1,13 @@
-"""Training of a reward model on groups of answers: a `Task` of the training loop.
+"""Training of a reward model on groups of answers: a `Task` of the training loop; is its confidence right?
 
 Shapes: A answers, P pairs, L entries of lists, S steps.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,8 @@ from audiollm.rl.objectives.catalog import ObjectiveTerm
 from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.registry import mixed_losses
 from audiollm.rl.preference.batches import MicroBatch, StepMaker
-from audiollm.rl.preference.held_out_pairs import WorstItems
+from audiollm.rl.preference.held_out import WorstItems
 from audiollm.rl.preference.task import MetricSums, PreferenceParts, PreferenceTask
-from audiollm.rl.reward.calibration import reliability_of
 from audiollm.rl.reward.model import RewardModel
 
 
@@ -124,3 +124,62 @@ def decisions_of(scores: AnswerScores | StepScores, groups: AnswerGroups) -> tup
         better, worse = groups.better_LL.nonzero(as_tuple=True)
         logit_P = scores.score_A[groups.answer_L[better]] - scores.score_A[groups.answer_L[worse]]
     return logit_P, torch.ones_like(logit_P)
+
+
+BINS = 10
+
+
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """Decisions (pairs of answers, or steps) of about the same confidence."""
+
+    confidence: float
+    """Mean probability given to what the model decided, 0.5 to 1."""
+    accuracy: float
+    """Share of right decisions."""
+    count: int
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Bins that hold decisions, the least confident first."""
+
+    bins: list[ReliabilityBin]
+    error: float
+    """Expected calibration error: mean distance of accuracy and confidence, weighted by the bins' counts."""
+
+
+def reliability_of(
+    logits: Sequence[float], labels: Sequence[float] | None = None, bins: int = BINS
+) -> Reliability:
+    """Compare confidence with accuracy, in bins of equal width between 0.5 and 1.
+
+    The probability that an answer is better than another is the `sigmoid` of the difference of their scores (Bradley
+    and Terry 1952); that of a right step is the `sigmoid` of its score.
+
+    Args:
+        logits: score of the chosen answer minus that of the rejected one, of each pair; or the score of each step.
+        labels: probability that what the logit is of is true, of each; None: 1.
+
+    Source: Guo et al., "On Calibration of Modern Neural Networks" (arXiv 1706.04599), equation 3.
+    """
+    sorted_in: list[list[tuple[float, float]]] = [[] for _ in range(bins)]
+    for logit, label in zip(logits, labels or [1.0] * len(logits), strict=True):
+        confidence = 1 / (1 + math.exp(-min(abs(logit), 700.0)))
+        right = 0.5 if logit == 0 else label if logit > 0 else 1.0 - label
+        place = min(bins - 1, int((confidence - 0.5) * 2 * bins))
+        sorted_in[place].append((confidence, right))
+    reliability_bins = [
+        ReliabilityBin(
+            sum(confidence for confidence, _ in decisions) / len(decisions),
+            sum(right for _, right in decisions) / len(decisions),
+            len(decisions),
+        )
+        for decisions in sorted_in
+        if decisions
+    ]
+    error = sum(
+        abs(reliability_bin.accuracy - reliability_bin.confidence) * reliability_bin.count
+        for reliability_bin in reliability_bins
+    ) / max(1, len(logits))
+    return Reliability(reliability_bins, error)

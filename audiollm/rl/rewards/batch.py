@@ -1,4 +1,4 @@
-"""The batch that a reward function sees, and what such a function is."""
+"""The batch that a reward function sees, the steps of its thoughts, and what such a function is."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from audiollm.audio.samples import Waveform
     from audiollm.data.records.source import LoadedSample
+import re
+
+from audiollm.rl.rewards.settings import StepSplit
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,3 +113,39 @@ def called_reward(function: RewardFunction, batch: RewardBatch) -> Any:
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
+
+
+_ENDS: dict[StepSplit, re.Pattern[str]] = {
+    "sentences": re.compile(r"(?<=[.!?;。！？；])\s+|\n+|(?<=[。！？；])"),
+    "lines": re.compile(r"\n+"),
+    "numbered": re.compile(r"\n\s*(?=(?:step\s*)?\d+\s*[.):])", re.IGNORECASE),
+}
+"""What stands between two steps."""
+
+
+@dataclass(frozen=True)
+class ThoughtStep:
+    """A step of a thought: a sentence, a line, or a numbered item."""
+
+    text: str
+    end: int
+    """Characters of the answer's text through the end of the step."""
+
+
+def thought_steps(answer: SampledAnswer, split: StepSplit = "sentences") -> list[ThoughtStep]:
+    """Return the steps of an answer's thought, without the empty ones."""
+    parts = answer.parts
+    return [
+        ThoughtStep(text, parts.thought_start + end)
+        for text, end in _split_thought_steps(parts.thought, split)
+    ]
+
+
+def _split_thought_steps(thought: str, split: StepSplit) -> Iterator[tuple[str, int]]:
+    """Yield each part that is not empty, and the characters of the thought through its end."""
+    first = 0
+    for boundary in [*_ENDS[split].finditer(thought), None]:
+        segment = thought[first : len(thought) if boundary is None else boundary.start()]
+        if segment.strip():
+            yield segment.strip(), first + len(segment.rstrip())
+        first = len(thought) if boundary is None else boundary.end()

@@ -11,8 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from audiollm.errors import ConfigError, suggestion
-from audiollm.recipe.catalogs import Catalog, documented
-from audiollm.recipe.plug_ins import import_named, is_import_path, source_digest
+from audiollm.recipe.plug_ins import Catalog, documented, import_named, is_import_path, source_digest
 from audiollm.recipe.stages import checked_path
 from audiollm.rl.rewards import settings as s
 

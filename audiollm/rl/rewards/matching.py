@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
+import shlex
+import sys
+import threading
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
-from audiollm.data.text.forms import spoken_form
+from audiollm.data.text.forms import recognition_form, spoken_form
 from audiollm.data.text.languages import language_code
 from audiollm.data.text.option_forms import in_digits, loosest_form
 from audiollm.evaluate.listening.choices import read_choice
 from audiollm.evaluate.listening.reply_wording import answer_text, inner_answer
-from audiollm.rl.rewards.formulas import same_formula
+from audiollm.json_process import JsonProcess, ProcessFailed
 from audiollm.rl.rewards.settings import Match
 
 _NUMBER = re.compile(r"([-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\d\s].*)?")
@@ -128,3 +134,67 @@ def _same_formula(answer: str, key: str, tolerance: float) -> bool:
     if read_number(answer) and read_number(plain) and _same_number(answer, plain, tolerance):
         return True
     return same_formula(answer, plain, tolerance)
+
+
+MAX_FORMULA_CHARACTERS = 200
+TIMEOUT_S = 5.0
+START_TIMEOUT_S = 60.0
+_PROGRAM = "audiollm.rl.rewards.formula_process"
+_LOCK = threading.Lock()
+_WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+_NAMES = {
+    "sin",
+    "cos",
+    "tan",
+    "log",
+    "exp",
+    "sqrt",
+    "pi",
+    "degrees",
+    "degree",
+    "percent",
+    "inf",
+    "max",
+    "min",
+    "mod",
+}
+
+
+def same_formula(answer: str, key: str, tolerance: float) -> bool:
+    """Whether an answer is the key by value: `\\frac{\\sqrt{2}}{2}` and `1/\\sqrt{2}`, `5` and `x=5`, `(1,2)`, `12\\%`.
+
+    Words are compared as texts, and so is what is longer than `MAX_FORMULA_CHARACTERS`.
+
+    Args:
+        tolerance: largest relative error of a number.
+    """
+    if not answer.strip() or not key.strip():
+        return False
+    if _is_text(answer) or _is_text(key):
+        return recognition_form(answer) == recognition_form(key) != ""
+    return _compared(answer, key, tolerance)
+
+
+def _is_text(text: str) -> bool:
+    words = {word.lower() for word in _WORDS.findall(re.sub(r"\\[A-Za-z]+", " ", text))}
+    return len(text) > MAX_FORMULA_CHARACTERS or bool(words - _NAMES)
+
+
+@lru_cache(maxsize=10_000)
+def _compared(answer: str, key: str, tolerance: float) -> bool:
+    with _LOCK:
+        process = _process(os.getpid())
+        try:
+            return bool(json.loads(next(process.ask([(answer, key, tolerance)], TIMEOUT_S))))
+        except ProcessFailed:  # it is ended, and started again for the next formula
+            _process.cache_clear()
+            return False
+
+
+@lru_cache(maxsize=1)
+def _process(pid: int) -> JsonProcess:
+    """Start the process of this process, which has `pid`: a fork does not share that of its parent."""
+    process = JsonProcess(shlex.join([sys.executable, "-m", _PROGRAM]), START_TIMEOUT_S, "match: math")
+    for _ in process.ask([("1", "1", 0.0)]):
+        pass
+    return process

@@ -18,9 +18,8 @@ from audiollm.evaluate.judges.single_scores import read_points
 from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.subjects.chat import EndpointChat
 from audiollm.rl.reward.model import RewardModel, load_reward_model
-from audiollm.rl.rewards.batch import RewardBatch, SampledAnswer, ScoredStep
+from audiollm.rl.rewards.batch import RewardBatch, SampledAnswer, ScoredStep, thought_steps
 from audiollm.rl.rewards.settings import JudgeSettings, ModelSettings, StepModelSettings, StepSplit
-from audiollm.rl.rewards.steps import thought_steps
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from audiollm.data.text.languages import is_written_in, language_code, language_
 from audiollm.data.text.words import words_of
 from audiollm.evaluate.listening.answer_parts import answer_in_form
 from audiollm.rl.rewards import settings as s
-from audiollm.rl.rewards.batch import SampledAnswer, ScoredStep
+from audiollm.rl.rewards.batch import SampledAnswer, ScoredStep, thought_steps
 from audiollm.rl.rewards.matching import is_right
-from audiollm.rl.rewards.steps import thought_steps
 
 
 def accuracy(answer: SampledAnswer, settings: s.AccuracySettings) -> float | None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from audiollm.files.atomic import DamagedFile, read_record, write_json
 from audiollm.recipe.runner import Context
-from audiollm.train.options import LoopConfig
+from audiollm.train.settings import LoopConfig
 
 IMAGINED_STEPS = 1000
 TRIALS_PER_THIRD = 10

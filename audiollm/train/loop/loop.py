@@ -42,9 +42,9 @@ from audiollm.train.loop.task import (
     check_groups,
     step_generator,
 )
-from audiollm.train.options import LoopConfig
 from audiollm.train.parallel.deepspeed_internals import num_elements
 from audiollm.train.parallel.strategy import Optimizers, choose_strategy
+from audiollm.train.settings import LoopConfig
 
 STOPPED = "stopped"
 """Kind of the alarm of a training that its task ended before the last step."""

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import line_numbers, read_whole_lines, write_jsonl, write_text
-from audiollm.recipe.catalogs import Catalog, documented
-from audiollm.recipe.plug_ins import import_named
+from audiollm.recipe.plug_ins import Catalog, documented, import_named
 from audiollm.train.loop.task import PHASE_PREFIX, Board
 
 PEAK_FLOPS: Mapping[str, float] = {

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from audiollm.recipe.ranks import Ranks
-from audiollm.train.options import LoopConfig
+from audiollm.train.settings import LoopConfig
 
 Figures = dict[str, float | Tensor]
 

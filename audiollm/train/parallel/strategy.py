@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from audiollm.recipe.ranks import Ranks
-from audiollm.train.options import StrategyName
 from audiollm.train.parallel.pieces import Held, Piece, gather_pieces
 from audiollm.train.parallel.wrapping import Build, Optimizers, ddp, fsdp2, is_trained, refuse_several
 from audiollm.train.parallel.zero import ZeroStrategy
+from audiollm.train.settings import StrategyName
 
 
 class Strategy(Protocol):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from audiollm.recipe.catalogs import Catalog, documented
+from audiollm.recipe.plug_ins import Catalog, documented
 from pipelines.annotate.execution.rules import RULES, AnnotationRule, Thresholds
 from pipelines.annotate.recognizers.choice import RecognizerChoice, make_recognizer
 from pipelines.steps.chain import Missing, StepKeys, lacking_steps, settings_hash

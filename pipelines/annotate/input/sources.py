@@ -11,7 +11,7 @@ from pathlib import Path
 
 from audiollm.audio.discovery import looks_like_audio
 from audiollm.data.tables.splits import is_split, split_of
-from audiollm.data.text.characters import settle_characters
+from audiollm.data.text.words import settle_characters
 from audiollm.files.set_aside import Row, set_aside_row
 from pipelines.annotate.input.transcripts import (
     Condition,

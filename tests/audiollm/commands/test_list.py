@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from audiollm.commands.cli import build_app
 from audiollm.errors import ConfigError
-from audiollm.recipe.catalogs import catalog_kinds, load_catalog
+from audiollm.recipe.plug_ins import catalog_kinds, load_catalog
 from audiollm.rl.objectives.catalog import CATALOG
 from audiollm.rl.policy_gradient.catalog import ADVANTAGES
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from audiollm.audio import encode_bytes, save
 from audiollm.commands.cli import build_app
-from audiollm.data.convert.implicit_prompt import split_prompt
+from audiollm.data.convert.preference_forms import split_prompt
 from audiollm.data.convert.preferences import PREFERENCE_COLUMNS, preferences
 from audiollm.data.convert.request import ConversionRequest
 from audiollm.data.records.opening import open_source

@@ -13,7 +13,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from audiollm.data.records import storage
-from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.manifest import ManifestSource
 from audiollm.data.records.sample import Message, Sample, TextPart, write_samples
 from audiollm.data.records.shards import Shards, ShardWriter
 from audiollm.data.records.source import Source

@@ -15,7 +15,7 @@ from audiollm.data.chat.scene import dialogue_text, voices
 from audiollm.data.chat.tasks import fill_task, load_tasks
 from audiollm.data.chat.template import Kind, Template, TokenStream
 from audiollm.data.records.sample import AudioPart, ContentPart, Message, TextPart
-from audiollm.data.text.sound_tags import sound_tags, without_sound_tags
+from audiollm.data.text.forms import sound_tags, without_sound_tags
 from audiollm.data.text.tokenizer import train_text_tokenizer
 from tests.audiollm.data.test_delay import undelay
 

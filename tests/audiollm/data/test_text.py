@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from audiollm.data.text.characters import settle_characters
 from audiollm.data.text.forms import recognition_form, spoken_form
 from audiollm.data.text.normalize import MARKUP
 from audiollm.data.text.option_forms import OptionForm
-from audiollm.data.text.words import words_of
+from audiollm.data.text.words import settle_characters, words_of
 from audiollm.evaluate.report.text_errors import FORMS, choose_form
 
 SHARED = Path(

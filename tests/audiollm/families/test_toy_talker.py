@@ -26,7 +26,7 @@ from audiollm.families.prompts import PromptedContents
 from audiollm.families.rollout import RolloutSettings
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
-from audiollm.train.options import LoRASettings
+from audiollm.train.settings import LoRASettings
 from tests.audiollm.families.toy_families import TOYS, talker_installed
 
 __all__ = ["talker_installed"]

@@ -19,10 +19,9 @@ from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.families.dual_ffn.sampled_streams import SampledStream, encode_sampled_contents
 from audiollm.families.prompts import PromptedContents
 from audiollm.generation.engine.engine import Engine
-from audiollm.generation.engine.forbidden import forbidden_codes, forbidden_words
 from audiollm.generation.engine.request import Acted, Finished, Limits, OpenRequest, SampledTokens
 from audiollm.generation.engine.sampling import SamplingConfig
-from audiollm.generation.engine.state import Marks
+from audiollm.generation.engine.state import Marks, forbidden_codes, forbidden_words
 from audiollm.models.cache import Cache
 from audiollm.models.dual_ffn import DualFFN
 

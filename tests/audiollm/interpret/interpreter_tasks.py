@@ -8,22 +8,22 @@ from typing import Any
 
 import torch
 
-from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.manifest import ManifestSource
 from audiollm.data.records.mixture import StepDraws
 from audiollm.families.dual_ffn.policy import DualFFNPolicy
 from audiollm.families.dual_ffn.rollouts import DualFFNRollouts
 from audiollm.families.rollout import RolloutSettings
 from audiollm.files.atomic import write_json
 from audiollm.files.set_aside import SetAside
+from audiollm.interpret.training.run import StreamMaker
 from audiollm.interpret.training.settings import InterpreterTrainingConfig
-from audiollm.interpret.training.stream_maker import StreamMaker
 from audiollm.interpret.training.stream_rewarder import StreamRewarder
 from audiollm.recipe.ranks import Ranks
 from audiollm.rl.online.prompts import PromptMaker
 from audiollm.rl.online.rollout_files import RolloutFiles
 from audiollm.rl.online.settings import KLChoice
 from audiollm.rl.online.task import PolicyParts, PolicyTask
-from audiollm.rl.policy_gradient.controllers import kl_controller
+from audiollm.rl.policy_gradient.kl import kl_controller
 from tests.audiollm.rl.online.fresh_tasks import flat_gradient, load_critic
 
 ALL_REWARDS = {

@@ -19,7 +19,17 @@ from audiollm.interpret.rewards.action_rewards import (
     similarity_by,
     timing,
 )
-from audiollm.interpret.rewards.combining import GateChoice, gated, gated_latency, grouped, seqpo, sum_z
+from audiollm.interpret.rewards.combining import (
+    GateChoice,
+    gated,
+    gated_latency,
+    grouped,
+    seqpo,
+    standardized,
+    standardized_in_groups,
+    sum_z,
+    table_moments,
+)
 from audiollm.interpret.rewards.sentence_scores import lagging_latency, sentence_scores
 from audiollm.interpret.rewards.sequence_rewards import (
     lagging,
@@ -28,10 +38,9 @@ from audiollm.interpret.rewards.sequence_rewards import (
     stream_lagging,
     waits_of,
 )
-from audiollm.interpret.rewards.standardizing import standardized, standardized_in_groups, table_moments
 from audiollm.interpret.rewards.stream_actions import ChunkAction, InterpretedStream, RewardTable, StreamBatch
-from audiollm.rl.policy_gradient.controllers import kl_controller
-from audiollm.rl.policy_gradient.returns import action_credit, actions_of_tokens
+from audiollm.rl.policy_gradient.advantages import action_credit, actions_of_tokens
+from audiollm.rl.policy_gradient.kl import kl_controller
 
 SILENCE = ChunkAction()
 CHRF = similarity_by(choose_text_scorer("chrf", "de"))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from toy_streams import CHUNK, run_interpreter, save_toy_model, toy_stream, toy_template, write_streams
 
-from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.manifest import ManifestSource
 from audiollm.data.records.part_codes import save_part_codes
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.errors import ConfigError, StageError
@@ -23,8 +23,8 @@ from audiollm.families.rollout import Rollout, RolloutSettings
 from audiollm.files.atomic import read_jsonl
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.interpret.held_out_streams import read_streams
+from audiollm.interpret.training.run import StreamMaker
 from audiollm.interpret.training.settings import InterpreterTrainingConfig
-from audiollm.interpret.training.stream_maker import StreamMaker
 from audiollm.interpret.training.stream_rewarder import StreamRewarder, actions_of, check_streams
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.recipe.ranks import Ranks

@@ -19,7 +19,7 @@ from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.packed_decoder import GenerationDecoder
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.train.loop.loop import Update, train
-from audiollm.train.options import LoRASettings
+from audiollm.train.settings import LoRASettings
 from tests.audiollm.models.test_packed_decoder import BOOKS, SIZE, greedy_request, model_of, template
 from tests.audiollm.train.test_loop import config, context_of
 

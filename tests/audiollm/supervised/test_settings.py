@@ -9,7 +9,7 @@ import pytest
 
 from audiollm.supervised.corpus.batches import Batching
 from audiollm.supervised.run import _batching
-from audiollm.train.options import LoopConfig, OptimizerSettings, ParameterRule, RunSettings, TimeBudget
+from audiollm.train.settings import LoopConfig, OptimizerSettings, ParameterRule, RunSettings, TimeBudget
 from audiollm.train.supervised_settings import PackingSettings, TrainConfig
 
 CHANGED: dict[str, Any] = {

@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from audiollm.commands.cli import build_app
-from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.manifest import ManifestSource
 from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.errors import ConfigError

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from audiollm.recipe.ranks import ALONE
-from audiollm.train.parallel.frozen import place_frozen
+from audiollm.train.parallel.wrapping import place_frozen
 from tests.audiollm.train.two_ranks import TwoBranches
 
 

@@ -21,7 +21,7 @@ from audiollm.train.loop import monitor
 from audiollm.train.loop.guard import LOSS_EMA_DECAY, SETTLE_STEPS, Guard, LeftOut, RunningLoss
 from audiollm.train.loop.loop import Update, step_generator, train
 from audiollm.train.loop.monitor import Monitor, Speed
-from audiollm.train.options import ParameterRule
+from audiollm.train.settings import ParameterRule
 
 BAD = 23
 

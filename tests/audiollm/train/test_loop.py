@@ -27,7 +27,7 @@ from audiollm.recipe.stages import Recipe
 from audiollm.train.loop import loop as loop_module
 from audiollm.train.loop.budget import StepCost, steps_of_budget
 from audiollm.train.loop.loop import LoopConfig, Update, train
-from audiollm.train.options import ParameterRule
+from audiollm.train.settings import ParameterRule
 
 CPU = torch.device("cpu")
 

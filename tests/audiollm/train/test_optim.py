@@ -18,7 +18,7 @@ from audiollm.train.loop.optim import (
     parameter_groups,
     update_ema,
 )
-from audiollm.train.options import ParameterRule
+from audiollm.train.settings import ParameterRule
 
 CPU = torch.device("cpu")
 

@@ -19,7 +19,7 @@ from audiollm.files.atomic import read_jsonl, write_jsonl
 from audiollm.files.set_aside import set_aside_row
 from audiollm.pages.run_record import RunRecord
 from audiollm.pages.sections import section_names
-from audiollm.recipe.catalogs import load_catalog
+from audiollm.recipe.plug_ins import load_catalog
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
 from audiollm.rl.online.report import section as policies

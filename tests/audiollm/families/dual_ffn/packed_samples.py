@@ -16,7 +16,7 @@ from audiollm.families.prompts import AnswerContent, PromptedContents
 from audiollm.files.atomic import write_json
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.hub import save_pretrained
-from audiollm.train.options import LoRASettings, Trained
+from audiollm.train.settings import LoRASettings, Trained
 from tests.audiollm.supervised.heard_samples import BOOKS, CODES, SHAPE, small_model, small_template, sound
 
 TRAINED = {"longest_positions": 99, "text_dropout": 0.3, "speaker_dropout": 0.2, "codec_digest": "abc"}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from audiollm.families.adapters import save_adapter
 from audiollm.families.dual_ffn.adapting import adapt, add_lora, merge_adapter, train_only
 from audiollm.train.loop.modules import checkpoint_activations
-from audiollm.train.options import LoRASettings
+from audiollm.train.settings import LoRASettings
 
 
 class Layer(nn.Module):

@@ -17,7 +17,7 @@ from audiollm.families.dual_ffn.adapting import adapt, add_lora, merge_adapter
 from audiollm.families.dual_ffn.losses import linear_cross_entropy
 from audiollm.models.dual_ffn import DualFFN, through_head
 from audiollm.train.loop import loop
-from audiollm.train.options import LoRASettings
+from audiollm.train.settings import LoRASettings
 from tests.audiollm.supervised.heard_samples import (
     small_model,
     small_template,

@@ -24,7 +24,7 @@ from audiollm.families.prompts import AnswerContent, PromptedContents
 from audiollm.files.atomic import read_json
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.model_card import ModelCard
-from audiollm.train.options import Trained
+from audiollm.train.settings import Trained
 from tests.audiollm.families.dual_ffn.packed_samples import (
     LORA,
     TRAINED,

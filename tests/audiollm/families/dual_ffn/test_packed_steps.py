@@ -22,8 +22,8 @@ from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.rl.objectives.catalog import objective_term
 from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.registry import mixed_losses
-from audiollm.train.options import StrategyName
 from audiollm.train.parallel.strategy import choose_strategy
+from audiollm.train.settings import StrategyName
 from tests.audiollm.families.dual_ffn.packed_samples import heard, load, prompted, save_model, speech, text
 from tests.audiollm.train.two_ranks import let_zero3_take_float64, on_two_ranks
 

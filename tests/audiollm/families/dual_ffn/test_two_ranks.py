@@ -19,8 +19,8 @@ from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.rl.objectives.catalog import objective_term
 from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.registry import mixed_losses
-from audiollm.train.options import LoRASettings, StrategyName
 from audiollm.train.parallel.strategy import choose_strategy
+from audiollm.train.settings import LoRASettings, StrategyName
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.train.two_ranks import let_zero3_take_float64, on_two_ranks
 

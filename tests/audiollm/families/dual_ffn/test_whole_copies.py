@@ -20,8 +20,8 @@ from audiollm.families.rollout import RolloutSettings
 from audiollm.files.atomic import read_json, write_json
 from audiollm.recipe.ranks import Ranks
 from audiollm.train.loop.whole import WholeCopy, fill_whole
-from audiollm.train.options import StrategyName, Trained
 from audiollm.train.parallel.strategy import choose_strategy
+from audiollm.train.settings import StrategyName, Trained
 from tests.audiollm.families.dual_ffn.packed_samples import load, samples, save_model
 from tests.audiollm.train.two_ranks import on_two_ranks
 

@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from audiollm.commands.cli import build_app
-from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.manifest import ManifestSource
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.families.policies import load_policy
 from audiollm.families.prompts import with_last_message_as_answer

@@ -17,7 +17,7 @@ from audiollm.families.logprobs.token_figures import TokenRequest
 from audiollm.families.policy import PromptedAnswers
 from audiollm.families.rollout import RolloutSettings
 from audiollm.models.audio_llms.inputs import placeholder_ids
-from audiollm.train.options import LoRASettings
+from audiollm.train.settings import LoRASettings
 from tests.audiollm.models.tiny_audio_llms import TINY, save_tiny
 
 SETTINGS = RolloutSettings(seed=1, step=2, max_text_tokens=60)

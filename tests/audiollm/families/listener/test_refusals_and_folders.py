@@ -21,7 +21,7 @@ from audiollm.families.listener.scorer import AnswerScorer
 from audiollm.families.logprobs.token_figures import TokenFigures, TokenRequest
 from audiollm.families.policy import PromptedAnswers
 from audiollm.models.audio_llms.inputs import Turn, longest_recording_s, processor_inputs
-from audiollm.train.options import LoRASettings
+from audiollm.train.settings import LoRASettings
 from tests.audiollm.models.tiny_audio_llms import save_processor, save_tiny, tiny, voxtral
 
 

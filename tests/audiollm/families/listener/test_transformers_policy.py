@@ -20,7 +20,7 @@ from audiollm.families.logprobs.token_figures import TokenRequest
 from audiollm.families.policy import PromptedAnswers
 from audiollm.models.audio_llms.inputs import Turn, processor_inputs
 from audiollm.train.loop.modules import checkpoint_activations
-from audiollm.train.options import LoRASettings
+from audiollm.train.settings import LoRASettings
 from tests.audiollm.models.tiny_audio_llms import TINY, save_tiny
 
 LORA = LoRASettings(rank=2, alpha=4, dropout=0.5)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.manifest import ManifestSource
 from audiollm.data.records.sample import (
     AudioPart,
     Message,

@@ -19,7 +19,7 @@ from audiollm.families.logprobs.token_figures import (
     token_figures,
 )
 from audiollm.models.dual_ffn import Head, through_head
-from audiollm.train.options import LoRASettings
+from audiollm.train.settings import LoRASettings
 
 PLAIN = TokenRequest()
 EVERYTHING = TokenRequest(temperature=1.3, kl=True, collision=True, contrast_k=2, entropy=True)

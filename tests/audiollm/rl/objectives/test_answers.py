@@ -8,7 +8,7 @@ import torch
 from audiollm.families.logprobs.answers import AnswerLogprobs, Lists
 from audiollm.rl.objectives.catalog import objective_term
 from audiollm.rl.objectives.figures import StepFigures
-from audiollm.rl.objectives.length import answer_draws
+from audiollm.rl.objectives.pair_variants import answer_draws
 from audiollm.rl.objectives.registry import mixed_losses
 from tests.audiollm.rl.objectives.objective_cases import LENGTHS, groups_of, numbers
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.manifest import ManifestSource
 from audiollm.data.records.mixture import StepDraws
 from audiollm.families.dual_ffn.policy import DualFFNPolicy
 from audiollm.families.listener.policy import ListenerPolicy
@@ -17,14 +17,13 @@ from audiollm.families.rollout import RolloutSettings
 from audiollm.files.atomic import read_json, write_json
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.rl.critic.loading import CriticModel
-from audiollm.rl.critic.value_model import Critic
+from audiollm.rl.critic.model import Critic, CriticModel
 from audiollm.rl.online.prompts import PromptMaker
 from audiollm.rl.online.refill import maker_of
 from audiollm.rl.online.rollout_files import RolloutFiles
 from audiollm.rl.online.settings import KLChoice, PolicyTrainingConfig
 from audiollm.rl.online.task import PolicyParts, PolicyTask
-from audiollm.rl.policy_gradient.controllers import kl_controller
+from audiollm.rl.policy_gradient.kl import kl_controller
 from audiollm.rl.preference.ptx import SupervisedMaker
 from audiollm.rl.rewards.batch import RewardBatch, ScoredStep
 from audiollm.rl.rewards.registry import load_rewards

@@ -20,11 +20,11 @@ from rich.console import Console
 from audiollm.families.dual_ffn.policy import DualFFNPolicy
 from audiollm.families.listener.policy import ListenerPolicy
 from audiollm.files.atomic import read_json
-from audiollm.interpret.training.stream_maker import StreamMaker
+from audiollm.interpret.training.run import StreamMaker
 from audiollm.interpret.training.stream_rewarder import StreamRewarder
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
-from audiollm.rl.online import ahead, refresh, rollout_step, run
+from audiollm.rl.online import rollout_step, run, weight_copies
 from audiollm.rl.online.task import PolicyTask
 from audiollm.rl.rewards.scoring import RewardSuite
 from audiollm.train.loop import checkpoint, loop
@@ -74,8 +74,8 @@ def attempt(folder: Path, name: str, told: Connection) -> None:
     telling(DualFFNPolicy, "_of_reference", "reference")
     telling(ListenerPolicy, "_reference_logits", "reference")
     telling(loop, "announce_weights", "sync")
-    telling(ahead, "fill_tensors", "ahead")
-    telling(refresh, "fill_tensors", "refresh")
+    telling(weight_copies.SamplesAhead, "_fill", "ahead")
+    telling(weight_copies.ReferenceRefresh, "after", "refresh")
     telling(checkpoint, "save_file", "write", "written")
     telling(replay, "draw_replayed", "replay")
     telling(select, "_select", "select")

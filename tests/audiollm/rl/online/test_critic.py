@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.manifest import ManifestSource
 from audiollm.data.records.mixture import Mixture
 from audiollm.data.records.sample import RatedAnswer
 from audiollm.data.records.source import LoadedSample
@@ -19,7 +19,7 @@ from audiollm.families.policies import load_policy
 from audiollm.files.atomic import read_json, read_jsonl, write_json
 from audiollm.recipe.ranks import ALONE
 from audiollm.recipe.stages import load_recipe
-from audiollm.rl.critic.loading import CriticModel
+from audiollm.rl.critic.model import CriticModel
 from audiollm.rl.online.settings import PolicyTrainingConfig
 from audiollm.rl.reward.model import RewardModel
 from tests.audiollm.families.dual_ffn.packed_samples import save_model

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.manifest import ManifestSource
 from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.families.logprobs.token_figures import TokenRequest
 from audiollm.families.rollout import Rollout, RolloutSettings
 from audiollm.files.set_aside import SetAside
-from audiollm.rl.critic.value_model import ActorCritic
+from audiollm.rl.critic.model import ActorCritic
 from audiollm.rl.online.prompts import Prompt, PromptMaker
 from audiollm.rl.online.rollout_step import RolloutGroup, RolloutMaker, sampled_answers
 from audiollm.rl.online.settings import PolicyTrainingConfig

@@ -21,7 +21,7 @@ from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from audiollm.rl.online import task as online_task
-from audiollm.rl.online.progress.skips import SkippedSteps
+from audiollm.rl.online.progress import SkippedSteps
 from audiollm.rl.online.run import train_policy
 from audiollm.rl.online.settings import PolicyTrainingConfig
 from audiollm.rl.online.steps import StepRewarder, placed_steps

@@ -11,9 +11,9 @@ import torch
 
 from audiollm.files.atomic import read_json, read_jsonl
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.rl.online.progress.entropy_bounds import EntropyBounds
-from audiollm.rl.online.progress.held_out import (
+from audiollm.rl.online.progress import (
     ENTROPY_STEPS,
+    EntropyBounds,
     StartMeasure,
     changes_since_start,
     collapse,

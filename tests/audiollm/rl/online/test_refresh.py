@@ -11,7 +11,7 @@ from torch import nn
 
 from audiollm.families.adapters import merged_weights
 from audiollm.files.atomic import read_jsonl
-from audiollm.rl.online.refresh import ReferenceRefresh
+from audiollm.rl.online.weight_copies import ReferenceRefresh
 from audiollm.train.loop.checkpoint import open_part
 from tests.audiollm.families.dual_ffn.packed_samples import load, save_model
 from tests.audiollm.models.tiny_audio_llms import save_tiny

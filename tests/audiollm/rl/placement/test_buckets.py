@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from audiollm.rl.placement.buckets import buckets, bytes_of, tensor_hashes, write_bucket
+from audiollm.rl.placement.rollout_actors import buckets, bytes_of, tensor_hashes, write_bucket
 
 TENSORS: list[tuple[str, Tensor]] = [
     ("float", torch.randn(5, 7)),

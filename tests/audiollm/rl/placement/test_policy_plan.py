@@ -10,9 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from audiollm.commands.cli import build_app
-from audiollm.rl.online.planning import plan_policy_training
-from audiollm.rl.online.settings import PolicyTrainingConfig
-from audiollm.rl.placement.planning import (
+from audiollm.rl.online.planning import (
     CPU,
     GPU,
     OWN_MB,
@@ -21,8 +19,10 @@ from audiollm.rl.placement.planning import (
     actor_memory_mb,
     described,
     memory_mb,
+    plan_policy_training,
     step_seconds,
 )
+from audiollm.rl.online.settings import PolicyTrainingConfig
 from audiollm.rl.placement.settings import PlacementChoice
 from audiollm.rl.reward.model import RewardModel
 from tests.audiollm.families.dual_ffn.packed_samples import save_model

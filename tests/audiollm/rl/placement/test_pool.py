@@ -11,8 +11,7 @@ import pytest
 from audiollm.cluster import Cluster, ClusterError
 from audiollm.errors import StageError
 from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.rl.placement.joining import free_gpus, joined_cluster
-from audiollm.rl.placement.pool import ActorPool
+from audiollm.rl.placement.pool import ActorPool, free_gpus, joined_cluster
 from audiollm.rl.placement.settings import ActorShare, PlacementChoice
 from tests.audiollm.rl.placement.hosts import Host
 

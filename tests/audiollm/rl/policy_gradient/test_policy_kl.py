@@ -11,8 +11,7 @@ from torch import Tensor
 
 from audiollm.errors import ConfigError
 from audiollm.rl.policy_gradient.catalog import KL_CONTROLLERS, policy_term
-from audiollm.rl.policy_gradient.controllers import CONTROLLERS, kl_controller
-from audiollm.rl.policy_gradient.kl import kl_estimates, kl_loss
+from audiollm.rl.policy_gradient.kl import CONTROLLERS, kl_controller, kl_estimates, kl_loss
 from audiollm.rl.policy_gradient.losses import Regularizers, StepCounts, policy_loss
 from audiollm.rl.policy_gradient.rollout_batch import RolloutLogprobs
 from audiollm.rl.policy_gradient.settings import KLSettings

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from audiollm.rl.policy_gradient.advantages import raw_advantages
+from audiollm.rl.policy_gradient.advantages import discounted_sums, next_values, raw_advantages
 from audiollm.rl.policy_gradient.catalog import POLICY_OBJECTIVES, advantage_term, policy_term
 from audiollm.rl.policy_gradient.kl import kl_loss
 from audiollm.rl.policy_gradient.losses import Regularizers, StepCounts, entropy_threshold, policy_loss
-from audiollm.rl.policy_gradient.returns import discounted_sums, next_values
 from audiollm.rl.policy_gradient.rollout_batch import RolloutLogprobs, RolloutRewards, last_tokens
 from audiollm.rl.policy_gradient.settings import CorrectionSettings, KLSettings
 from audiollm.rl.policy_gradient.surrogates import ratios

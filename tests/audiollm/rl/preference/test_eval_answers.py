@@ -13,7 +13,7 @@ import yaml
 from rich.console import Console
 
 from audiollm.audio import load as load_audio
-from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.manifest import ManifestSource
 from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.evaluate.subjects.chat import FolderChat
@@ -29,7 +29,7 @@ from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
 from audiollm.rl.objectives.catalog import objective_term
 from audiollm.rl.preference.batches import StepMaker
-from audiollm.rl.preference.eval_answers import EvalAnswers
+from audiollm.rl.preference.held_out import EvalAnswers
 from audiollm.rl.preference.records import Grouping, find_usable
 from audiollm.rl.preference.task import PreferenceParts, PreferenceTask
 from tests.audiollm.families.dual_ffn.packed_samples import heard, prompted, save_model

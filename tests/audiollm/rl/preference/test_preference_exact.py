@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from audiollm.data.records.manifest import read_samples
-from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.manifest import ManifestSource, read_samples
 from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.sample import Message, write_samples
 from audiollm.families.listener.policy import ListenerPolicy
@@ -19,8 +18,7 @@ from audiollm.families.logprobs.token_figures import TokenRequest
 from audiollm.files.atomic import read_json, write_json
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.rl.critic.score_head import hidden_size
-from audiollm.rl.critic.value_model import Critic
+from audiollm.rl.critic.model import Critic, hidden_size
 from audiollm.rl.objectives.catalog import ObjectiveTerm, objective_term
 from audiollm.rl.preference.batches import BatchNeeds, StepMaker
 from audiollm.rl.preference.ptx import SupervisedMaker

@@ -13,14 +13,13 @@ import yaml
 from rich.console import Console
 from transformers import Qwen2AudioForConditionalGeneration
 
-from audiollm.data.records.manifest import read_samples
-from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.manifest import ManifestSource, read_samples
 from audiollm.data.records.sample import Message, TextPart, write_samples
 from audiollm.errors import ConfigError, StageError
 from audiollm.files.atomic import read_json
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import Recipe, load_recipe
-from audiollm.rl.critic.loading import CriticModel
+from audiollm.rl.critic.model import CriticModel
 from audiollm.rl.objectives.catalog import CATALOG
 from audiollm.rl.preference.settings import PreferenceConfig
 from tests.audiollm.families.dual_ffn.packed_samples import save_model

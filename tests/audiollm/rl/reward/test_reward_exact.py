@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
-from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.manifest import ManifestSource
 from audiollm.data.records.mixture import StepDraws
 from audiollm.families.logprobs.answers import Pairs
 from audiollm.files.atomic import read_json, write_json

@@ -16,7 +16,7 @@ from audiollm.data.records.source import AudioClip, LoadedSample
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import write_json
 from audiollm.rl.reward.model import RewardModel, Scored, load_reward_model
-from audiollm.train.options import LoRASettings, Trained
+from audiollm.train.settings import LoRASettings, Trained
 from tests.audiollm.families.dual_ffn.packed_samples import codes, save_model
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.preference.records import tone

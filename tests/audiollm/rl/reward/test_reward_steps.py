@@ -11,7 +11,7 @@ import yaml
 from rich.console import Console
 from torch.nn import functional
 
-from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.manifest import ManifestSource
 from audiollm.errors import BadSample
 from audiollm.families.dual_ffn.policy import DualFFNPolicy
 from audiollm.families.listener.policy import ListenerPolicy
@@ -19,8 +19,8 @@ from audiollm.families.policy import PromptedAnswers
 from audiollm.models.audio_llms import inputs
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
-from audiollm.rl.reward.calibration import reliability_of
 from audiollm.rl.reward.model import RewardModel, load_reward_model
+from audiollm.rl.reward.task import reliability_of
 from tests.audiollm.families.dual_ffn.packed_samples import codes, prompted, save_model, speech, text
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.reward.step_records import HELD_OUT, write_steps

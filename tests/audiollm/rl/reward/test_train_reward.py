@@ -13,14 +13,14 @@ import yaml
 from rich.console import Console
 from transformers import Qwen2AudioForConditionalGeneration
 
-from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.manifest import ManifestSource
 from audiollm.errors import ConfigError, StageError
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
-from audiollm.rl.reward.calibration import reliability_of
 from audiollm.rl.reward.model import RewardModel, load_reward_model
+from audiollm.rl.reward.task import reliability_of
 from audiollm.train.loop.checkpoint import trained_weights
-from audiollm.train.options import LoRASettings
+from audiollm.train.settings import LoRASettings
 from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.preference.records import write_lists, write_records

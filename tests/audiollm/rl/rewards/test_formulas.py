@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from audiollm.rl.rewards import formulas
+from audiollm.rl.rewards import matching
 from audiollm.rl.rewards.matching import is_right
 
 
@@ -49,8 +49,8 @@ def test_threads_may_ask() -> None:
 
 
 def test_a_formula_without_end_is_wrong_and_the_next_one_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formulas, "TIMEOUT_S", 1.0)
-    formulas.same_formula("2", "1 + 1", 1e-6)  # the program is there
+    monkeypatch.setattr(matching, "TIMEOUT_S", 1.0)
+    matching.same_formula("2", "1 + 1", 1e-6)  # the program is there
     start_s = time.monotonic()
     assert not is_right("9**9**9**9**9", "1", [], "math", 1e-6)
     assert time.monotonic() - start_s < 20

@@ -28,9 +28,8 @@ from audiollm.evaluate.listening.choices import read_choice
 from audiollm.recipe.stages import RecipeStage, Stage, StageConfig
 from audiollm.rl.rewards.batch import RewardBatch, RewardFunction, SampledAnswer
 from audiollm.rl.rewards.catalog import CATALOG, RewardTerm, reward_terms, source_facts
-from audiollm.rl.rewards.checks import check_rewards
 from audiollm.rl.rewards.matching import is_right
-from audiollm.rl.rewards.registry import load_rewards
+from audiollm.rl.rewards.registry import check_rewards, load_rewards
 from audiollm.rl.rewards.scoring import RewardScores, RewardSuite
 from audiollm.rl.rewards.settings import RewardSettings, StepsSettings, WordsSettings
 from audiollm.rl.rewards.speech import words_reward
@@ -618,7 +617,7 @@ def test_users_functions_and_their_source_in_the_fingerprint(
 
 
 def test_the_catalog_loads_no_torch() -> None:
-    check = "import sys, audiollm.rl.rewards.checks; assert 'torch' not in sys.modules"
+    check = "import sys, audiollm.rl.rewards.registry; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", check], check=True)
 
 

@@ -10,12 +10,11 @@ import torch
 
 from audiollm.data.records.sample import Message, Sample, TextPart
 from audiollm.errors import ConfigError
-from audiollm.rl.rewards.batch import RewardBatch, SampledAnswer, ScoredStep
+from audiollm.rl.rewards.batch import RewardBatch, SampledAnswer, ScoredStep, thought_steps
 from audiollm.rl.rewards.catalog import RewardTerm, reward_terms
 from audiollm.rl.rewards.registry import load_rewards
 from audiollm.rl.rewards.scoring import RewardScores, RewardSuite
 from audiollm.rl.rewards.settings import RewardSettings, StepSplit
-from audiollm.rl.rewards.steps import thought_steps
 
 
 def answer(text: str, num_tokens: int = 10, **metadata: Any) -> SampledAnswer:

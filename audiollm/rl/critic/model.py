@@ -1,4 +1,4 @@
-"""A scalar head on the hidden states of a policy's root, for reward models and critics, and its files.
+"""A critic beside a policy: the scalar head that reward models share, its files, and the root with both.
 
 Shapes: A answers, S steps, T answer tokens, X of any of these, C hidden size.
 """
@@ -14,8 +14,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from audiollm.errors import ConfigError
+from audiollm.families.logprobs.token_figures import TokenFigures, TokenRequest
+from audiollm.families.policies import load_policy
+from audiollm.families.policy import Policy
 from audiollm.files.atomic import atomic_path, read_json, write_json
 from audiollm.files.tensors import load_tensors
+from audiollm.models.pretrained import model_folder
+from audiollm.rl.critic.settings import CriticStart
+from audiollm.train.settings import LoRASettings, Trained
 
 HEAD_FILE = "score_head.safetensors"
 FACTS_FILE = "reward.json"
@@ -117,3 +123,90 @@ def hidden_size(scorer: Any) -> int:
     config = scorer.model.config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return int(text.hidden_size)
+
+
+class Critic(HeadedScorer):
+    """A policy's root with a scalar head, which reads the hidden states that the answer tokens are chosen from.
+
+    The codes of a frame are chosen from one state, so they have one value.
+    """
+
+    def forward(self, batch: Any) -> Tensor:
+        """Compute the values `[T]` of the answer tokens of a policy's batch."""
+        scorer: Any = self.scorer
+        return self.score_of(scorer.hidden_before(batch))
+
+
+class ActorCritic(nn.Module):
+    """A policy's root and a critic as one module: what a strategy wraps. Both read the batch in one forward pass."""
+
+    def __init__(self, actor: nn.Module, critic: Critic) -> None:
+        super().__init__()
+        self.actor, self.critic = actor, critic
+
+    def forward(self, batch: Any, request: TokenRequest | None, **passed: Any) -> Any:
+        """Compute what the actor gives, with values where `request.value` asks for them.
+
+        Args:
+            request, passed: as the policy's root takes them.
+        """
+        output = self.actor(batch, request, **passed)
+        if request is None or not request.value:
+            return output
+        assert isinstance(output, TokenFigures)
+        return output._replace(value_T=self.critic(batch))
+
+
+class HasCritic(Protocol):
+    """Settings of a training with a critic."""
+
+    @property
+    def start(self) -> Path:
+        """The model that the policy begins from."""
+
+    @property
+    def trained(self) -> Trained:
+        """The trained part of the policy."""
+
+    @property
+    def lora(self) -> LoRASettings:
+        """The policy's adapter."""
+
+    @property
+    def critic(self) -> CriticStart | None:
+        """The critic's settings."""
+
+
+class CriticModel:
+    """A critic with the policy around its model, which loads and writes it."""
+
+    def __init__(self, policy: Policy[Any, Any, Any], root: Critic) -> None:
+        self.policy, self.root = policy, root
+
+    @classmethod
+    def begin(cls, config: HasCritic, max_tokens: int) -> CriticModel:
+        """Load the critic that a training begins with, on the CPU: see `critic` among its settings.
+
+        A head that scores whole answers or tokens is taken over; a new one begins as that of a reward model does.
+
+        Raises:
+            ConfigError: the folder holds no model, or `trained` and `lora` do not fit it.
+            DamagedFile: the head is not whole.
+        """
+        choice = config.critic
+        assert choice is not None
+        folder = choice.start or config.start
+        policy = load_policy(
+            folder, choice.trained or config.trained, choice.lora or config.lora, max_tokens=max_tokens
+        )
+        scorer: Any = policy.root
+        scorer.freeze_head()
+        root = Critic(scorer, hidden_size(scorer), bias=True)
+        if weights := head_weights(model_folder(folder), ["answers", "tokens"]):
+            root.score.load_state_dict({"bias": torch.zeros(1), **weights})
+        return cls(policy, root)
+
+    def save(self, folder: Path) -> None:
+        """Write the model, adapter merged, with its head to `folder/model`; a later training begins from `folder`."""
+        self.policy.save(folder)
+        save_head(folder / "model", self.root, "tokens")

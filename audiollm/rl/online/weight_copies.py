@@ -1,8 +1,9 @@
-"""Sampling ahead: the answers of the next step are sampled while the present one trains.
+"""Copies of the policy's weights: those that engines sample from, those of the step ahead, the reference that follows.
 
-Step n trains on answers that were sampled by the weights from before the updates of step n - 1; those of the first step
-are sampled by the weights that it trains. The weights that sample are a state of the training: they are in its
-checkpoints, and a step that is done again, after a kill or a roll-back, samples the same answers from them again.
+Sampling ahead: step n trains on answers that were sampled by the weights from before the updates of step n - 1; those
+of the first step are sampled by the weights that it trains. The weights that sample are a state of the training: they
+are in its checkpoints, and a step that is done again, after a kill or a roll-back, samples the same answers from them
+again.
 """
 
 from __future__ import annotations
@@ -14,8 +15,67 @@ import torch
 from torch import Tensor, nn
 
 from audiollm.errors import BadSample
+from audiollm.families.rollout import RolloutEngine
 from audiollm.rl.rollouts.process import ProcessRollouts
-from audiollm.train.loop.whole import Read, SavedTensors, fill_tensors
+from audiollm.train.loop.whole import Read, SavedTensors, WholeCopy, fill_tensors
+
+
+class SampledWeights:
+    """The weights of a training's engine.
+
+    Args:
+        engine: is told whenever the weights are others.
+        whole: the copy of the weights that the engine reads, where a strategy spreads them over ranks; None: the
+            engine reads those that are trained.
+    """
+
+    def __init__(self, engine: RolloutEngine[Any], whole_copy: WholeCopy | None) -> None:
+        self._engine, self._whole_copy = engine, whole_copy
+
+    def read_by(self, read: Read) -> None:
+        """Take the strategy's way to read whole tensors."""
+        if self._whole_copy is not None:
+            self._whole_copy.read_by(read)
+
+    def fill(self) -> None:
+        """Bring the engine's weights up to those of now; all ranks must call it."""
+        if self._whole_copy is not None:
+            self._whole_copy.fill()
+        self._engine.weights_changed()
+
+
+class ReferenceRefresh:
+    """Mixes the policy's weights into the reference's, adapters merged.
+
+    Args:
+        policy: the plain model that is trained, with or without LoRA adapters inside.
+        reference: a frozen model of its own, whole on every rank.
+        every: steps of the training from one refresh to the next.
+        mix: the policy's share of the mixture; 1: the reference becomes the policy.
+    """
+
+    def __init__(self, policy: nn.Module, reference: nn.Module, every: int, mix: float) -> None:
+        self._policy, self._every, self._mix = policy, every, mix
+        self._weights = reference.state_dict(keep_vars=True)
+        self.saved = SavedTensors(self._weights)
+        """The reference's weights, for the checkpoint."""
+        self._read: Read = lambda tensor: tensor
+
+    def read_by(self, read: Callable[[Tensor], Tensor]) -> None:
+        """Take the strategy's way to read whole tensors."""
+        self._read = read
+
+    def after(self, step: int) -> bool:
+        """Refresh the reference where it is due after a step; return whether it was. All ranks must call it.
+
+        Args:
+            step: number of the step that is done, from 0.
+        """
+        is_due = (step + 1) % self._every == 0
+        if is_due:
+            fill_tensors(self._policy, self._read, self._weights, self._mix)
+        return is_due
+
 
 Prompts = tuple[list[Any], list[BadSample]]
 """The prompts of a step on this rank, and those that turned out bad."""

@@ -1,6 +1,6 @@
-"""Held-out rewards of a policy against those of its start: is the start fit to begin, and has the policy become worse?
+"""Whether a training on fresh answers goes well: held-out rewards against the start's, entropy, skipped steps.
 
-Everything is read from what the evaluations have written, so a resumed run comes to the same verdicts.
+Verdicts on rewards are read from what the evaluations have written, so a resumed run comes to the same ones.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import torch
+from torch import nn
+
+from audiollm.errors import StageError
 from audiollm.files.atomic import read_record, write_json
-from audiollm.rl.online.progress.entropy_bounds import EntropyBounds
 
 START_FILE = "start.json"
 MIN_SAMPLED_SHARE = 0.1
@@ -236,3 +239,81 @@ def training_outcome(
 
 def _format_reward(means: Mapping[str, float], name: str) -> str:
     return f"{means[name]:.3f}" if name in means else "none"
+
+
+ENTROPY_RISE, MIN_ENTROPY_RISE = 3.0, 0.5
+"""Factor on the first step's entropy, and nats above it, beyond which the entropy is at its ceiling."""
+ENTROPY_FALL = 0.02
+"""Factor on the first step's entropy below which the entropy is at its floor."""
+
+
+class EntropyBounds(nn.Module):
+    """The entropy of the sampled tokens against that of the first step. A module of buffers: checkpoints have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("first", torch.tensor(math.nan, dtype=torch.float64))
+        self.register_buffer("last", torch.tensor(math.nan, dtype=torch.float64))
+        self.register_buffer("in_a_row", torch.zeros((), dtype=torch.int64))
+
+    def add(self, entropy: float) -> None:
+        """Take notice of a step's mean entropy per token, in nats."""
+        if entropy != entropy:
+            return
+        first, last, row = (self.get_buffer(name) for name in ("first", "last", "in_a_row"))
+        if bool(first.isnan()):
+            first.fill_(entropy)
+        last.fill_(entropy)
+        row.copy_(row + 1 if self.bound else torch.zeros_like(row))
+
+    @property
+    def steps_at_bound(self) -> int:
+        """Steps in a row, up to the last one, at the floor or at the ceiling."""
+        return int(self.get_buffer("in_a_row"))
+
+    @property
+    def bound(self) -> str | None:
+        """`floor` or `ceiling`, where the last step's entropy is there."""
+        first, last = (float(self.get_buffer(name)) for name in ("first", "last"))
+        if last > max(ENTROPY_RISE * first, first + MIN_ENTROPY_RISE):
+            return "ceiling"
+        return "floor" if last < ENTROPY_FALL * first else None
+
+    def alarm(self) -> str | None:
+        """Return a sentence where the entropy is at a bound."""
+        bound, (first, last) = self.bound, (float(self.get_buffer(name)) for name in ("first", "last"))
+        if bound is None:
+            return None
+        values = f"{last:.3g} nats a token, {first:.3g} at the first step"
+        if bound == "floor":
+            return f"at its floor ({values}): all answers to a prompt become the same; raise entropy_weight or kl"
+        return f"at its ceiling ({values}): answers become random; lower the learning rate, or raise kl"
+
+
+class SkippedSteps(nn.Module):
+    """Counts the skipped steps in a row. A module of a buffer: the count is in every checkpoint.
+
+    Args:
+        most: number of skipped steps in a row that ends the run.
+    """
+
+    def __init__(self, max_skipped: int) -> None:
+        super().__init__()
+        self._max_skipped = max_skipped
+        self.register_buffer("in_a_row", torch.zeros((), dtype=torch.int64))
+
+    def count(self, is_skipped: bool) -> None:
+        """Take notice of a step.
+
+        Raises:
+            StageError: it is one skipped step too many.
+        """
+        row = self.get_buffer("in_a_row")
+        row.copy_(row + 1 if is_skipped else torch.zeros_like(row))
+        if int(row) >= self._max_skipped:
+            raise StageError(
+                f"{self._max_skipped} steps in a row had nothing to train on: no answer with a reward, or equal "
+                "rewards in every group",
+                "see rollouts/ and set_aside.jsonl; take other prompts or rewards, a higher temperature, refill, or "
+                "raise max_skipped_steps",
+            )
