@@ -66,6 +66,37 @@ def required(path: Path) -> list[str]:
     return [f"{key}=/not/there/{key}" for key, value in {**base, **data}.items() if value == "???"]
 
 
+METHODS = yaml.safe_load((RECIPES / "align" / "methods.yaml").read_text(encoding="utf-8"))["methods"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["tiny", "full"])
+def test_every_method_is_laid_over_the_recipes_of_preferences(name: str, method: str) -> None:
+    path, row = RECIPES / "align" / f"{name}.yaml", METHODS[method]
+    plain = load_recipe(path, required(path), absent=[])
+    recipe = load_recipe(path, [*required(path), f"method={method}"], absent=[])
+    assert recipe.name == f"{plain.name}-{method}"
+    assert [stage.name for stage in recipe.stages] == [stage.name for stage in plain.stages]
+    settings = {stage.name: stage.config for stage in recipe.stages}
+    choices = row.get("objective", plain.parameters["objective"])
+    choices = choices if isinstance(choices, list) else [choices]
+    expected = [choice if isinstance(choice, str) else choice["name"] for choice in choices]
+    assert [choice.name for choice in settings["train_preference"].objective] == expected
+    for entry in row.get("stages", []):
+        ((stage, values),) = entry.items()
+        for key, value in values.items():
+            assert key == "samples" or getattr(settings[stage], key) == value
+    table = (RECIPES / "align" / "README.md").read_text(encoding="utf-8")
+    assert f"| `{method}` |" in table
+
+
+def test_a_method_that_is_not_there_is_refused() -> None:
+    path = RECIPES / "align" / "tiny.yaml"
+    with pytest.raises(ConfigError, match="no such method: 'ipp'") as caught:
+        load_recipe(path, ["method=ipp"], absent=[])
+    assert "'ipo'" in str(caught.value)
+
+
 def rows_of(path: Path, overrides: list[str], devices: int = 1) -> dict[str, dict[str, str]]:
     """The plan's table: stage -> heading -> cell."""
     recipe = load_recipe(path, overrides, absent=[])

@@ -21,6 +21,8 @@ Targets = dict[str, tuple[dict[str, Any], KeyPath]]
 """Names that an override may begin with: the settings that it changes, and their place in the document."""
 
 REQUIRED = "???"
+METHOD, METHODS = "method", "methods"
+"""Keys of a recipe: the name of a row, and the table of rows that may be laid over the recipe."""
 BUDGETS = ("steps", "passes", "minutes", "cpu_minutes")
 """Settings of a training stage of which one may be given: on the command line, it takes the place of the recipe's."""
 _REFERENCE = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
@@ -48,6 +50,34 @@ def load_document(path: Path) -> Document:
         ConfigError: missing file, not YAML, doubled key, circular `base`, or not a mapping.
     """
     return _load_with_base(Path(path), ancestors=())
+
+
+def lay_method(document: Document, overrides: Sequence[str]) -> Document:
+    """Lay the row of `methods` that `method` names over the recipe, as a recipe's keys are over those of its `base`.
+
+    The run is then called `NAME-METHOD`.
+
+    Args:
+        overrides: of the command line: `method=ROW` among them comes before the recipe's own.
+
+    Raises:
+        ConfigError: there is no such row, with the nearest that there is.
+    """
+    rows = document.data.pop(METHODS, None)
+    if rows is None:
+        return document
+    names = [value for key, _, value in (text.partition("=") for text in overrides) if key == METHOD]
+    method = yaml.safe_load(names[-1]) if names else document.data.get(METHOD)
+    if method is None:
+        return document
+    where = "command line" if names else document.where((METHOD,))
+    if not isinstance(rows, dict) or not isinstance(rows.get(method), dict):
+        raise ConfigError(f"{METHOD}: no such method: {method!r}", where, suggestion(str(method), rows or ()))
+    row = Document(rows[method])
+    _copy_origins(document, (METHODS, method), row, ())
+    merged = _merge_documents(document, row)
+    merged.data["name"] = f"{merged.data['name']}-{method}"
+    return merged
 
 
 def apply_overrides(document: Document, overrides: Sequence[str], targets: Targets) -> None:

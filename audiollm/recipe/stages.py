@@ -22,9 +22,11 @@ from pydantic_core import ErrorDetails, InitErrorDetails
 
 from audiollm.errors import ConfigError, suggestion
 from audiollm.recipe.config import (
+    METHOD,
     Document,
     KeyPath,
     apply_overrides,
+    lay_method,
     load_document,
     referenced_keys,
     resolve,
@@ -320,7 +322,7 @@ def load_recipe(
     Raises:
         ConfigError: anything at all that is wrong with it.
     """
-    document = load_document(path)
+    document = lay_method(load_document(path), overrides)
     if HERE in document.data:
         raise ConfigError(f"{HERE}: is the recipe's folder", document.where((HERE,)), "call it otherwise")
     document.data[HERE] = str(path.parent)
@@ -332,7 +334,7 @@ def load_recipe(
     expand(document)
     _stage_entries(document)  # what an override cannot name is told first
     apply_overrides(document, [text for text in overrides if text not in early], override_targets(document))
-    used: set[str] = set()
+    used = {METHOD}
     top = resolve(document, used)
     recipe_name = _read_text_key(top, "name", path.stem) if name is None else name
     if not recipe_name.strip() or Path(recipe_name).name != recipe_name or recipe_name.startswith("."):

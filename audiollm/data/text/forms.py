@@ -1,4 +1,4 @@
-"""The two forms of a text that others compare: as it is spoken, and as a recognizer would write it; tags of sounds in it."""
+"""The two forms of a text that others compare: as spoken, and as a recognizer would write it; tags of sounds."""
 
 from __future__ import annotations
 

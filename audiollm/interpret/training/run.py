@@ -1,4 +1,4 @@
-"""The work of the stage `train_interpreter`: streams are sampled and rewarded action by action. Called on every rank."""
+"""The work of the stage `train_interpreter`: streams sampled and rewarded by actions. Called on every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules made ready for several ranks: DDP through Accelerate, FSDP2 by torch; where models live that are not trained."""
+"""Modules made ready for several ranks: DDP by Accelerate, FSDP2 by torch; the place of models that are not trained."""
 
 from __future__ import annotations
 
