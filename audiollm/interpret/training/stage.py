@@ -35,5 +35,5 @@ STAGE = Stage(
     help="train an interpreter on its own actions over streams (PPO), by rewards of actions and sequences",
     plan=_plan_train_interpreter,
     all_ranks=True,
-    facts=lambda config: config.engine_facts(),
+    facts=lambda config: config.own_part_facts(),
 )

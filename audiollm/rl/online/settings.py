@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from audiollm.errors import ConfigError
-from audiollm.recipe.plug_ins import is_import_path, source_digest
+from audiollm.recipe.plug_ins import is_import_path, plug_in_facts
 from audiollm.recipe.stages import InputPath, Size, required
 from audiollm.rl.critic.settings import CriticChoice
 from audiollm.rl.online.objectives import SELECTIONS, FreshObjective, fresh_objective
@@ -457,9 +457,13 @@ class PolicyTrainingConfig(ModelTrainingConfig):
         settings = self.advantage_term.settings
         return not isinstance(settings, ProcessAdvantageSettings) or settings.outcome
 
-    def engine_facts(self) -> list[str]:
-        """Return a user's engine with the digest of its source, for the fingerprint of a stage (`Stage.facts`)."""
-        return [] if self.rollouts is None else [f"{self.rollouts}={source_digest(self.rollouts)}"]
+    def own_part_facts(self) -> list[str]:
+        """Return a user's own engine, advantage, objective and KL controllers with the digests of their sources, for
+        the fingerprint of a stage (`Stage.facts`)."""
+        controllers = () if self.kl is None else (self.kl.controller, self.kl.audio)
+        choices = (self.advantage, self.objective, *controllers)
+        names = [choice.name for choice in choices if choice is not None]
+        return plug_in_facts([*([] if self.rollouts is None else [self.rollouts]), *names])
 
     @property
     def weights(self) -> list[float] | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from audiollm.recipe.plug_ins import plug_in_facts
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan
 from audiollm.rl.critic.settings import CRITIC_ARTIFACT
@@ -27,8 +26,7 @@ def _plan_policy_training(config: PolicyTrainingConfig, plans: Mapping[str, Stag
 
 
 def _policy_facts(config: PolicyTrainingConfig) -> list[str]:
-    own_parts = plug_in_facts([config.advantage_term.name])
-    return [*source_facts(config.reward_terms), *config.engine_facts(), *own_parts]
+    return [*source_facts(config.reward_terms), *config.own_part_facts()]
 
 
 def _critic_artifact(config: PolicyTrainingConfig) -> Mapping[str, str]:

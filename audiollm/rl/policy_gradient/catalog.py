@@ -35,8 +35,27 @@ class OwnAdvantage:
     """`(rewards, settings) -> RawAdvantages`, as those in `advantages`."""
 
 
-NOT_EXTENDED = "These are all: one of your own is an advantage or a reward."
+@dataclass(frozen=True)
+class OwnPolicyObjective:
+    """A policy objective of a user's own, named `package.module:name` in a recipe."""
+
+    settings: type[s.PolicyObjectiveSettings]
+    function: Callable[..., Any]
+    """`(tokens, settings) -> SurrogateLosses`, as those in `surrogates`."""
+
+
+@dataclass(frozen=True)
+class OwnKLController:
+    """A controller of the KL's weight of a user's own, named `package.module:name` in a recipe."""
+
+    settings: type[s.FixedKLSettings]
+    controller: Callable[[Any], Any]
+    """The class, a `KLController`, which is made of the settings."""
+
+
 OWN_ADVANTAGE_REMEDY = "give a `catalog.OwnAdvantage`: see docs/extending.md"
+OWN_OBJECTIVE_REMEDY = "give a `catalog.OwnPolicyObjective`: see docs/extending.md"
+OWN_CONTROLLER_REMEDY = "give a `catalog.OwnKLController`: see docs/extending.md"
 ADVANTAGES: dict[str, AdvantageEntry] = {
     "grpo": AdvantageEntry(s.GRPOAdvantageSettings, ("reward_A", "group_A")),
     "dr_grpo": AdvantageEntry(s.DrGRPOAdvantageSettings, ("reward_A", "group_A")),
@@ -77,12 +96,14 @@ KL_CONTROLLERS: dict[str, type[s.FixedKLSettings]] = {
 
 def policy_objective_catalog() -> Catalog:
     """Policy objectives of policy gradients."""
-    return Catalog(documented(POLICY_OBJECTIVES), NOT_EXTENDED)
+    return Catalog(
+        documented(POLICY_OBJECTIVES), "Your own: `package.module:name` of an `OwnPolicyObjective`."
+    )
 
 
 def kl_controller_catalog() -> Catalog:
     """Controllers of the KL's weight."""
-    return Catalog(documented(KL_CONTROLLERS), NOT_EXTENDED)
+    return Catalog(documented(KL_CONTROLLERS), "Your own: `package.module:name` of an `OwnKLController`.")
 
 
 @dataclass(frozen=True)
@@ -125,7 +146,10 @@ def advantage_term(
 
 def policy_term(name: str, values: Mapping[str, Any], where: str = "", key: str = "objective") -> PolicyTerm:
     """Check a policy objective's name and settings; arguments and errors are those of `advantage_term`."""
-    model = _entry(POLICY_OBJECTIVES, name, where, key)
+    if is_import_path(name):
+        model = import_of_class(name, OwnPolicyObjective, OWN_OBJECTIVE_REMEDY).settings
+    else:
+        model = _entry(POLICY_OBJECTIVES, name, where, key)
     return PolicyTerm(name, checked_settings(model, name, values, where, key))
 
 
@@ -133,7 +157,11 @@ def kl_controller_settings(
     name: str, values: Mapping[str, Any], where: str = "", key: str = "kl_controller"
 ) -> s.FixedKLSettings:
     """Check a KL controller's name and settings; arguments and errors are those of `advantage_term`."""
-    return checked_settings(_entry(KL_CONTROLLERS, name, where, key), name, values, where, key)
+    if is_import_path(name):
+        model = import_of_class(name, OwnKLController, OWN_CONTROLLER_REMEDY).settings
+    else:
+        model = _entry(KL_CONTROLLERS, name, where, key)
+    return checked_settings(model, name, values, where, key)
 
 
 def _advantage_entry(name: str, where: str = "", key: str = "advantage") -> AdvantageEntry:

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from audiollm.recipe.plug_ins import import_of_class, is_import_path
 from audiollm.rl.objectives.terms import MAX_EXPONENT
 from audiollm.rl.policy_gradient import settings as s
-from audiollm.rl.policy_gradient.catalog import kl_controller_settings
+from audiollm.rl.policy_gradient.catalog import OWN_CONTROLLER_REMEDY, OwnKLController, kl_controller_settings
 from audiollm.rl.policy_gradient.settings import Estimator, KLSettings
 
 
@@ -140,4 +141,9 @@ def kl_controller(name: str, values: Mapping[str, Any]) -> KLController:
         ConfigError: no such controller or setting, with the nearest that there is, or a value out of range.
     """
     settings = kl_controller_settings(name, values)
+    if is_import_path(name):
+        controller: KLController = import_of_class(name, OwnKLController, OWN_CONTROLLER_REMEDY).controller(
+            settings
+        )
+        return controller
     return CONTROLLERS[name](settings)

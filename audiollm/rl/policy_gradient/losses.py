@@ -113,7 +113,7 @@ def policy_loss(
         ValueError: a field or a count that the settings need is None.
     """
     added = regularizers or Regularizers()
-    losses = surrogate_losses(tokens, term.settings)
+    losses = surrogate_losses(term, tokens)
     acting_T = _acting_tokens(tokens, counts)
     total_T = torch.where(acting_T, _corrected(losses, tokens), 0.0)
     if added.kl is not None and added.kl.place == "loss":

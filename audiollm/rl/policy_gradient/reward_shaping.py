@@ -1,11 +1,9 @@
-"""Rewards before they become advantages: weighted sums, KL penalties, length penalties, groups that teach nothing.
+"""Rewards before they become advantages: KL penalties, length penalties, groups that teach nothing.
 
-Shapes: A answers, F reward functions, T tokens of all answers, G groups.
+Shapes: A answers, T tokens of all answers, G groups.
 """
 
 from __future__ import annotations
-
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,27 +11,6 @@ from torch import Tensor
 from audiollm.families.logprobs.answers import sum_by_index
 from audiollm.rl.policy_gradient.rollout_batch import last_tokens
 from audiollm.rl.policy_gradient.settings import TokenRewardSettings
-
-
-def combined_rewards(
-    reward_AF: Tensor,
-    weight_F: Tensor,
-    missing: Literal["all", "any"] = "all",
-    clip: tuple[float, float] | None = None,
-) -> Tensor:
-    """Return `[A]` weighted sums of the rewards by function.
-
-    Args:
-        reward_AF: NaN where a function gave None or NaN.
-        missing: an answer's reward is NaN if `all` functions gave none (TRL: the others count 0), or if `any` did.
-        clip: bounds of the sum (TRL's `reward_clip_range`).
-    """
-    absent_AF = reward_AF.isnan()
-    absent_A = absent_AF.all(1) if missing == "all" else absent_AF.any(1)
-    total_A = (torch.where(absent_AF, 0.0, reward_AF) * weight_F).sum(1)
-    if clip is not None:
-        total_A = total_A.clamp(*clip)
-    return total_A.masked_fill(absent_A, torch.nan)
 
 
 def penalized_rewards(

@@ -31,7 +31,7 @@ class RolloutRewards:
     """int64: the group of each answer."""
     num_groups: int = 0
     reward_A: Tensor | None = None
-    """Reward of each answer (`combined_rewards`)."""
+    """Reward of each answer: the weighted sum over its functions."""
     reward_AF: Tensor | None = None
     """Reward of each answer by each function (GDPO)."""
     weight_F: Tensor | None = None

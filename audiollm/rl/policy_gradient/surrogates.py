@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from audiollm.recipe.plug_ins import import_of_class, is_import_path
 from audiollm.rl.objectives.terms import MAX_EXPONENT
+from audiollm.rl.policy_gradient.catalog import OWN_OBJECTIVE_REMEDY, OwnPolicyObjective, PolicyTerm
 from audiollm.rl.policy_gradient.rollout_batch import RolloutLogprobs
 from audiollm.rl.policy_gradient.settings import (
     CISPOSettings,
@@ -144,6 +146,11 @@ SURROGATES: dict[type[PolicyObjectiveSettings], Callable[[RolloutLogprobs, Any],
 """Functions by the class of their settings; all other settings are those of `clipped_surrogate`."""
 
 
-def surrogate_losses(tokens: RolloutLogprobs, settings: PolicyObjectiveSettings) -> SurrogateLosses:
-    """Return the losses per token of the objective whose settings are given."""
-    return SURROGATES.get(type(settings), clipped_surrogate)(tokens, settings)
+def surrogate_losses(term: PolicyTerm, tokens: RolloutLogprobs) -> SurrogateLosses:
+    """Return the losses per token of an objective."""
+    if is_import_path(term.name):
+        function = import_of_class(term.name, OwnPolicyObjective, OWN_OBJECTIVE_REMEDY).function
+    else:
+        function = SURROGATES.get(type(term.settings), clipped_surrogate)
+    losses: SurrogateLosses = function(tokens, term.settings)
+    return losses

@@ -234,7 +234,7 @@ def test_plan_counts_the_model(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_parts_of_a_users_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of `docs/extending.md`: a reward, an objective, an advantage and a board."""
+    """Those of `docs/extending.md`: a reward, objectives, an advantage, a controller of the KL's weight and a board."""
     guide = (TOYS.parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", guide, flags=re.S)
     (folder / "my_parts.py").write_text("\n".join(blocks))
@@ -251,22 +251,30 @@ def test_parts_of_a_users_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     run(
         folder, "signs", "train_policy", start=str(folder / "model"), samples=str(folder / "spoken"), answer="audio",
         advantage="my_parts:signs", rewards={"my_parts:few_frames": 1.0}, group_size=8, steps=20, max_frames=12,
+        objective="my_parts:log_ratio", kl={"controller": {"name": "my_parts:decaying", "coefficient": 0.02}},
     )  # fmt: skip
     rewards = curve(folder, "signs", "train_policy", "reward")
     assert sum(rewards[-4:]) > sum(rewards[:4])
+    weights = curve(folder, "signs", "train_policy", "kl_weight")
+    assert weights == pytest.approx([0.02 * 0.99**step for step in range(len(weights))], rel=1e-4)
 
 
-def test_a_changed_objective_is_a_changed_stage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("train_preference", {"objective": "my_parts:gap"}),
+        ("train_policy", {"rewards": {"think": 1}, "objective": "my_parts:log_ratio"}),
+        ("train_policy", {"rewards": {"think": 1}, "kl": {"controller": "my_parts:decaying"}}),
+    ],
+)
+def test_a_changed_part_is_a_changed_stage(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, settings: dict[str, Any]
+) -> None:
     guide = (TOYS.parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
     code = "\n".join(re.findall(r"```python\n(.*?)```", guide, flags=re.S))
     monkeypatch.chdir(folder)
-    settings = {
-        **FAST,
-        "start": str(folder / "model"),
-        "samples": str(folder / "pairs"),
-        "objective": "my_parts:gap",
-    }
-    recipe = {"size": "tiny", "stages": [{"train_preference": {**settings, "steps": 10}}]}
+    paths = {"start": str(folder / "model"), "samples": str(folder / "pairs")}
+    recipe = {"size": "tiny", "stages": [{kind: {**FAST, **paths, **settings, "steps": 10}}]}
     (folder / "own.yaml").write_text(yaml.safe_dump(recipe))
     fingerprints = []
     for text in (code, code, f"{code}\n# changed\n"):
@@ -284,6 +292,16 @@ def test_a_changed_objective_is_a_changed_stage(folder: Path, monkeypatch: pytes
         ("train_preference", {"objective": {"name": "my_parts:gap", "gape": 1}}, "no setting 'gape'"),
         ("train_preference", {"objective": "dpo", "report_to": ["nowhere"]}, "'nowhere' is none of"),
         ("train_policy", {"advantage": "my_parts:gap", "rewards": {"think": 1}}, "and no OwnAdvantage"),
+        (
+            "train_policy",
+            {"objective": "my_parts:signs", "rewards": {"think": 1}},
+            "and no OwnPolicyObjective",
+        ),
+        (
+            "train_policy",
+            {"kl": {"controller": "my_parts:signs"}, "rewards": {"think": 1}},
+            "and no OwnKLController",
+        ),
     ],
 )
 def test_parts_that_are_none_are_refused_before_any_work(

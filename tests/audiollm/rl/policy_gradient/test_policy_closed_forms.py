@@ -16,7 +16,6 @@ from audiollm.rl.policy_gradient.kl import kl_estimates
 from audiollm.rl.policy_gradient.losses import Regularizers, entropy_threshold, ptx_loss, value_loss
 from audiollm.rl.policy_gradient.moments import Moments
 from audiollm.rl.policy_gradient.reward_shaping import (
-    combined_rewards,
     groups_without_variance,
     overlong_penalty,
     token_rewards,
@@ -382,14 +381,6 @@ def test_ptx_is_the_weighted_mean_cross_entropy() -> None:
     assert loss.item() == pytest.approx(27.8 * 3.5 / 3)
     loss.backward()
     assert logprobs.grad is not None and logprobs.grad.tolist() == pytest.approx([-27.8 / 3] * 3)
-
-
-def test_missing_rewards_of_functions() -> None:
-    reward_AF = torch.tensor([[1.0, 2.0], [math.nan, 3.0], [math.nan, math.nan]])
-    weights = torch.tensor([2.0, 0.5])
-    assert combined_rewards(reward_AF, weights).tolist() == pytest.approx([3.0, 1.5, math.nan], nan_ok=True)
-    strict = combined_rewards(reward_AF, weights, "any", (-1.0, 2.5))
-    assert strict.tolist() == pytest.approx([2.5, math.nan, math.nan], nan_ok=True)
 
 
 def test_the_overlong_penalty_of_dapo() -> None:

@@ -20,7 +20,7 @@ from audiollm.rl.policy_gradient.losses import (
     policy_loss,
 )
 from audiollm.rl.policy_gradient.moments import Moments
-from audiollm.rl.policy_gradient.reward_shaping import combined_rewards, penalized_rewards
+from audiollm.rl.policy_gradient.reward_shaping import penalized_rewards
 from audiollm.rl.policy_gradient.rollout_batch import RolloutLogprobs, RolloutRewards
 from audiollm.rl.policy_gradient.settings import CorrectionSettings, KLSettings
 from tests.audiollm.rl.policy_gradient.trl_policy_calls import (
@@ -198,6 +198,13 @@ def rewards_with_gaps(seed: int, gaps: bool) -> Tensor:
     return rewards
 
 
+def combined_rewards(reward_AF: Tensor, weight_F: Tensor, clip: tuple[float, float] | None = None) -> Tensor:
+    """TRL's sums of rewards: a function that gave none counts 0; NaN where all gave none."""
+    total_A = (reward_AF.nan_to_num(nan=0.0) * weight_F).sum(1)
+    total_A = total_A if clip is None else total_A.clamp(*clip)
+    return total_A.masked_fill(reward_AF.isnan().all(1), torch.nan)
+
+
 def our_advantages(name: str, values: dict[str, Any], rewards: RolloutRewards) -> Tensor:
     term = advantage_term(name, values)
     raw = raw_advantages(term, rewards)
@@ -213,7 +220,7 @@ def one_token_each(
         answers,
         torch.arange(answers) // GROUP,
         answers // GROUP,
-        combined_rewards(rewards, weights, clip=clip),
+        combined_rewards(rewards, weights, clip),
         reward_AF=rewards,
         weight_F=weights,
     )
