@@ -18,6 +18,7 @@ from audiollm.generation.engine.request import SampledTokens
 from audiollm.recipe.ranks import Ranks
 from audiollm.rl.online.progress import StartMeasure
 from audiollm.rl.online.rollout_step import RolloutStep
+from audiollm.rl.online.scored_packs import ScoredPack
 from audiollm.rl.preference.held_out import AnswersFile
 
 Pieces = Callable[[SampledTokens], list[str | int]]
@@ -69,6 +70,31 @@ class RolloutFiles:
             behaviour = rollout.tokens.logprob_A
             row["behaviour"] = [] if behaviour is None else [round(v, 4) for v in behaviour.tolist()]
         return coded
+
+
+def answer_token_figures(
+    scored: Sequence[ScoredPack], num_answers: int, has_advantages: bool
+) -> list[dict[str, list[float]]]:
+    """Figures of the tokens of each answer of this rank, by name.
+
+    Answers without a part in the loss have none.
+
+    Args:
+        has_advantages: False for an objective on pairs or single answers.
+    """
+    figures: list[dict[str, list[float]]] = [{"advantages": [], "old": []} for _ in range(num_answers)]
+    for scored_pack in scored:
+        columns = {"old": scored_pack.old_T}
+        if has_advantages:
+            columns["advantages"] = scored_pack.advantage_T.masked_fill(~scored_pack.kept_T, 0.0)
+        if scored_pack.reference_T is not None:
+            columns["reference"] = scored_pack.reference_T
+        if scored_pack.values is not None:
+            columns |= {"values": scored_pack.values.old_T, "returns": scored_pack.values.return_T}
+        for name, value_T in columns.items():
+            for value, answer in zip(value_T.tolist(), scored_pack.answer_T.tolist(), strict=True):
+                figures[scored_pack.pack.places[answer]].setdefault(name, []).append(value)
+    return figures
 
 
 class GreedyAnswerFiles:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from math import nan
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from audiollm.audio.samples import Waveform
 from audiollm.codec import Codec
 from audiollm.errors import BadSample
 from audiollm.families.rollout import Rollout, RolloutEngine, RolloutSettings
+from audiollm.recipe.stages import required
 from audiollm.rl.online.prompts import Prompt
 from audiollm.rl.online.steps import StepReward, StepRewarder
 from audiollm.rl.rewards.batch import RewardBatch, SampledAnswer
@@ -35,6 +36,19 @@ class RolloutGroup:
 
     prompt: Prompt
     rollouts: list[Rollout]
+
+
+class StepColumns(NamedTuple):
+    """What is known of each answer of a step, answer after answer."""
+
+    group_A: Tensor
+    reward_A: Tensor
+    kept_reward_AF: Tensor
+    greedy_reward_G: Tensor | None
+    truncated_A: Tensor
+    behaviour: list[Tensor]
+    """Log-probabilities of each answer's tokens, as they were sampled."""
+    steps: list[list[StepReward]]
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,21 @@ class RolloutStep:
     def sampled(self) -> RolloutStep:
         """All that was sampled: also the groups that were replaced."""
         return self if self.replaced is None else joined_steps([self, self.replaced])
+
+    def columns(self) -> StepColumns:
+        """All that the training reads of the answers."""
+        behaviour = [
+            required(rollout.tokens.logprob_A) for rollout in self.rollouts
+        ]  # temperature is above 0
+        return StepColumns(
+            group_numbers(self),
+            self.reward_A,
+            self.kept_reward_AF,
+            self.greedy_reward_G,
+            self.truncated_A,
+            behaviour,
+            self.steps,
+        )
 
     @property
     def rollouts(self) -> list[Rollout]:

@@ -185,9 +185,9 @@ def _train_policy(
             reference=_reference_actors(config, policy, joined),
         )
         task = PolicyTask(config, parts)
-        task.begin(context.say)
+        task.evaluations.begin(context.say)
         figures = train(task, loop, context.folder, context, task.device)
-        changes = task.changes(figures["steps"])
+        changes = task.evaluations.changes(figures["steps"])
     if ranks.first:
         _save_policy(config, context.folder)
     ranks.barrier()

@@ -1,4 +1,4 @@
-"""Packs of answers before the updates on them: advantages, importance weights, and the step's mismatch.
+"""Packs of answers before the updates on them: advantages, importance weights, counts, entropies, and the mismatch.
 
 Every sum over the step is over all packs and ranks before anything is divided by it.
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +16,13 @@ from torch import Tensor
 from audiollm.families.logprobs.answers import AnswerLogprobs, sum_by_index
 from audiollm.recipe.ranks import Ranks
 from audiollm.rl.online.fresh_losses import CriticTargets, FreshAnswers
+from audiollm.rl.online.rollout_packs import RolloutPack
 from audiollm.rl.online.settings import PolicyTrainingConfig
-from audiollm.rl.online.steps import StepReward, placed_steps
+from audiollm.rl.online.steps import placed_steps
 from audiollm.rl.policy_gradient.advantages import RawAdvantages, raw_advantages, scaled_advantages
 from audiollm.rl.policy_gradient.corrections import ImportanceWeights, MismatchFigures, importance_weights
 from audiollm.rl.policy_gradient.kl import kl_estimates
+from audiollm.rl.policy_gradient.losses import StepCounts, entropy_threshold
 from audiollm.rl.policy_gradient.moments import Moments
 from audiollm.rl.policy_gradient.reward_shaping import penalized_rewards, token_rewards
 from audiollm.rl.policy_gradient.rollout_batch import RolloutRewards
@@ -29,24 +30,6 @@ from audiollm.rl.policy_gradient.settings import CorrectionSettings, ReinforceSe
 
 MEASURED_ONLY = CorrectionSettings(level="token", mode="truncate", cap=None)
 """Weights that are looked at and not used: the mismatch is told in every run."""
-
-
-@dataclass(frozen=True)
-class RolloutPack:
-    """Whole groups of answers that go through the model together; none in an idle one."""
-
-    batch: Any
-    places: list[int]
-    """Numbers of its answers among those of this rank."""
-    group_A: Tensor
-    num_groups: int
-    reward_A: Tensor
-    reward_AF: Tensor
-    greedy_reward_G: Tensor | None
-    behaviour_T: Tensor
-    truncated_A: Tensor
-    steps: list[list[StepReward]]
-    """Rewards of the steps of each answer, where the advantage reads them."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +154,61 @@ def fresh_answers(scored_pack: ScoredPack) -> FreshAnswers:
 def counted_tokens(scored_pack: ScoredPack, correction: CorrectionSettings | None) -> Tensor:
     """Return bool `[T]`: tokens that count: kept, and not masked by the correction."""
     return scored_pack.kept_T & scored_pack.correction.kept_T if correction else scored_pack.kept_T
+
+
+def counted_entropies(scored: Sequence[ScoredPack], correction: CorrectionSettings | None) -> list[Tensor]:
+    """Return the entropies of the tokens that count, of each pack."""
+    return [scored_pack.entropy_T[counted_tokens(scored_pack, correction)] for scored_pack in scored]
+
+
+def step_counts(scored: Sequence[ScoredPack], config: PolicyTrainingConfig, ranks: Ranks) -> StepCounts:
+    """Count the tokens and answers of a whole step. Called on every rank."""
+    threshold = None
+    if config.top_entropy < 1:
+        threshold = step_threshold(counted_entropies(scored, config.correction), config.top_entropy, ranks)
+    parts = [
+        StepCounts.of(
+            counted_tokens(scored_pack, config.correction),
+            scored_pack.answer_T,
+            len(scored_pack.pack.places),
+            None,
+            scored_pack.entropy_T,
+            threshold,
+        ).sums
+        for scored_pack in scored
+    ]
+    max_length = config.max_frames if config.answer == "audio" else config.max_answer_tokens
+    return StepCounts(ranks.sum(sum_of(parts)), max_length, threshold)
+
+
+def mean_entropy(packs: Sequence[Tensor], ranks: Ranks) -> float:
+    """Return the mean entropy per token of the step; 0 without tokens. Called on every rank.
+
+    Args:
+        packs: entropies `[T]` of the tokens that count, pack by pack.
+    """
+    entropy_T = torch.cat([pack_T.double() for pack_T in packs])
+    sums = ranks.sum(torch.stack([entropy_T.sum(), entropy_T.new_tensor(float(len(entropy_T)))]))
+    return float(sums[0] / sums[1].clamp(min=1))
+
+
+def step_threshold(packs: Sequence[Tensor], share: float, ranks: Ranks) -> Tensor:
+    """Return the entropy above which the given share of the step's tokens lies. Called on every rank.
+
+    It lies halfway between the lowest entropy above and the highest below, so that a token is on the same side of it
+    whatever pack it is computed in: its entropy differs there by rounding.
+
+    Args:
+        packs: entropies `[T]` of the tokens that count, pack by pack.
+        share: share of the tokens, in (0, 1].
+    """
+    local_values = [value for pack_T in packs for value in pack_T.double().tolist()]
+    every = torch.tensor(
+        [value for rank_values in ranks.gather(local_values) for value in rank_values], dtype=torch.float64
+    )
+    threshold = entropy_threshold(every, share)
+    above_N, below_N = every[every >= threshold], every[every < threshold]
+    return (above_N.min() + below_N.max()) / 2 if len(below_N) else torch.zeros_like(threshold)
 
 
 def sum_of(parts: Sequence[Tensor]) -> Tensor:

@@ -433,6 +433,14 @@ class PolicyTrainingConfig(ModelTrainingConfig):
         return "group_A" in reads and "greedy_reward_G" not in reads
 
     @property
+    def learns_from_differences(self) -> bool:
+        """Whether a group whose answers have equal rewards teaches nothing."""
+        fresh = self.fresh_objective
+        if fresh is not None:
+            return fresh.kind == "pairs"
+        return self.compares_answers and "reward_A" in self.advantage_term.reads
+
+    @property
     def reads_values(self) -> bool:
         """Whether the advantage reads the values of a critic."""
         return "value_T" in self.advantage_term.reads

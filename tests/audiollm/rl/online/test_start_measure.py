@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -34,18 +33,19 @@ def task_with_files(folder: Path, out: Path, **settings: Any) -> PolicyTask:
     given = {"rewards": {f"{OWN}evenness": 1.0, "accuracy": 1.0}, "group_size": GROUP, **settings}
     task, _ = make_task(folder, "llm", given)
     out.mkdir(exist_ok=True)
-    task._parts = replace(task._parts, answers=GreedyAnswerFiles(out, ALONE))
+    task.evaluations._files = GreedyAnswerFiles(out, ALONE)
     return task
 
 
 def test_the_start_is_measured_once_by_greedy_and_by_sampled_answers(folder: Path, tmp_path: Path) -> None:
     task = task_with_files(folder, tmp_path / "run")
     messages: list[str] = []
-    task.begin(messages.append)
-    measure = task._parts.answers.start if task._parts.answers else None
+    task.evaluations.begin(messages.append)
+    measure = task.evaluations.start
     assert measure is not None and measure.is_held_out and measure.prompts == HELD_OUT
     prompts, _ = task._parts.prompts.held_out_prompts(HELD_OUT)
-    sampled, greedy = task._greedy_maker.sampled(prompts, 0), task._greedy_maker.greedy(prompts, 0)
+    maker = task._parts.maker
+    sampled, greedy = maker.sampled(prompts, 0), maker.greedy(prompts, 0)
     assert (len(sampled.rollouts), len(greedy.rollouts)) == (GROUP * HELD_OUT, HELD_OUT)
     rewards = [float(made.reward_A.mean()) for made in (greedy, sampled)]
     assert rewards[0] != rewards[1]
@@ -56,22 +56,22 @@ def test_the_start_is_measured_once_by_greedy_and_by_sampled_answers(folder: Pat
     assert measure.sampled["accuracy"] == 0.0
     assert len(messages) == 2 and "accuracy 0.000 greedy / 0.000 sampled" in messages[0]
     assert messages[1].startswith("the policy is not fit to begin: 0.0% of its sampled answers are right")
-    task_with_files(folder, tmp_path / "run").begin(messages.append)
+    task_with_files(folder, tmp_path / "run").evaluations.begin(messages.append)
     assert len(messages) == 2, "a run that goes on has measured its start"
 
 
 def test_an_evaluation_is_judged_by_its_own_rows(folder: Path, tmp_path: Path) -> None:
     task = task_with_files(folder, tmp_path / "run")
-    task.begin()
-    assert task.changes(0) == []
+    task.evaluations.begin()
+    assert task.evaluations.changes(0) == []
     root = task.modules()["policy"]
     with torch.no_grad():
         for parameter in root.parameters():
             parameter.mul_(1.5)
     task.evaluate(3)
-    (change,) = task.changes(3)
-    assert change.step == 3 and task.changes(2) == []
-    assert task.changes(9) == [change]
+    (change,) = task.evaluations.changes(3)
+    assert change.step == 3 and task.evaluations.changes(2) == []
+    assert task.evaluations.changes(9) == [change]
 
 
 def test_the_entropy_of_a_step_is_kept_for_its_bounds(folder: Path, tmp_path: Path) -> None:
