@@ -17,14 +17,13 @@ interval when sentences (clips) are drawn anew.
 from __future__ import annotations
 
 import csv
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from measure import bench_parser, parse_options
+from measure import bench_parser, parse_options, print_row
 
 from audiollm.audio import load
 from audiollm.data.text.forms import comparison_form
@@ -92,21 +91,13 @@ def compare(case: str, texts: Sequence[str], hypotheses: Sequence[Sequence[Hypot
         voted = [vote(together, "en", confidences) for together in zip(*hypotheses, strict=True)]
         errors_N = np.array([_errors(form, outcome.text) for form, outcome in zip(forms, voted, strict=True)])
         low, high = ratio_interval(best_N, errors_N)
-        line = {
-            "bench": "consensus",
-            "case": f"{case}, {method}",
-            "ours": round(errors_N.sum() / words_N.sum(), 4),
-            "peer": round(best_N.sum() / words_N.sum(), 4),
-            "ratio": round(best_N.sum() / max(errors_N.sum(), 1), 3),
-            "unit": "word error rate",
-            "low": round(low, 3),
-            "high": round(high, 3),
-            "singles": [round(float(errors.sum() / words_N.sum()), 4) for errors in singles_RN],
-            "pairwise_wer": round(float(np.mean([outcome.pairwise_wer or 0.0 for outcome in voted])), 4),
-            "texts": len(texts),
-            "words": int(words_N.sum()),
-        }
-        print(json.dumps(line), flush=True)
+        ours, peer = (float(errors.sum() / words_N.sum()) for errors in (errors_N, best_N))
+        print_row(
+            "consensus", f"{case}, {method}", ours, peer, "word error rate", low=round(low, 3), high=round(high, 3),
+            ratio=float(best_N.sum() / max(errors_N.sum(), 1)), texts=len(texts), words=int(words_N.sum()),
+            singles=[round(float(errors.sum() / words_N.sum()), 4) for errors in singles_RN],
+            pairwise_wer=round(float(np.mean([outcome.pairwise_wer or 0.0 for outcome in voted])), 4),
+        )  # fmt: skip
 
 
 def ratio_interval(peer_N: np.ndarray, ours_N: np.ndarray, draws: int = 2000) -> tuple[float, float]:

@@ -127,7 +127,7 @@ class Setting:
 def main() -> None:
     parser = bench_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=1, help="steps of each side that are timed")
-    parser.add_argument("--pairs", type=int, default=4, help="pairs of a step")
+    parser.add_argument("--pairs", type=int, default=2, help="pairs of a step")
     parser.add_argument("--only", default="time,memory,head", help="what is measured, of these three")
     parser.add_argument("--keep-activations", action="store_true", help="no activation checkpointing")
     parser.add_argument(

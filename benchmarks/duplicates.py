@@ -12,7 +12,6 @@ off. The peer compares all pairs at all shifts by `bit_errors`, on few rows; its
 from __future__ import annotations
 
 import io
-import json
 import resource
 import time
 from collections import Counter
@@ -22,7 +21,7 @@ from typing import Any
 import av
 import numpy as np
 import torch
-from measure import bench_parser, parse_options
+from measure import bench_parser, parse_options, print_row
 from numpy.typing import NDArray
 
 from audiollm.audio import Waveform, load, load_bytes
@@ -37,6 +36,8 @@ CODINGS = {
     "Opus 16 kbit/s": ("libopus", "ogg", 16_000, 48_000),
 }
 Bits = NDArray[np.uint16]
+
+BENCH = "duplicates"
 
 
 def main() -> None:
@@ -55,15 +56,18 @@ def main() -> None:
         ("spoken digits", [p for p in digits if p.stem.endswith("_1")]),
     ):
         for coding, (num_found, of) in rates(paths[:: max(1, len(paths) // arguments.clips)]).items():
-            report(f"{name}: {coding}", num_found / of, 1.0, "share of pairs found", pairs=of)
+            print_row(
+                BENCH,
+                f"{name}: {coding}",
+                num_found / of,
+                1.0,
+                "share of pairs found",
+                more_is_better=True,
+                pairs=of,
+            )
     takes = [row(path.stem, bits(load(path).mono())) for path in digits]
-    report(
-        "other takes of a digit by its speaker",
-        len(find_duplicates(takes)),
-        0,
-        "found, of none",
-        rows=len(takes),
-    )
+    case, num_found = "other takes of a digit by its speaker", len(find_duplicates(takes))
+    print_row(BENCH, case, num_found, 0, "found, of none", more_is_better=True, rows=len(takes))
     pieces = [bits(load(path).mono()) for path in speech]
     speed(np.concatenate(pieces), arguments.rows)
 
@@ -126,8 +130,8 @@ def speed(real_A: Bits, count: int) -> None:
     # the pairs grow with the square of the rows
     peer_s = (time.process_time() - started) * (len(rows) / PEER_ROWS) ** 2
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    report(
-        f"{len(rows)} rows", round(ours_s, 2), round(peer_s, 1), "CPU-seconds", ratio=peer_s / ours_s,
+    print_row(
+        BENCH, f"{len(rows)} rows", ours_s, peer_s, "CPU-seconds", digits=2,
         planted=len(planted), planted_found=right, others_found=len(matches) - right, peak_mb=round(peak),
         peer_measured_on_rows=PEER_ROWS,
     )  # fmt: skip
@@ -161,12 +165,6 @@ def bits(wave: Waveform) -> Bits:
 def row(id: str, bits_F: Bits) -> dict[str, Any]:
     text = bits_F.astype(">u2").tobytes().hex()
     return {"id": id, "duration_s": len(bits_F) * 0.016, "measured": {"fingerprint": {"bits": text}}}
-
-
-def report(case: str, ours: float, peer: float, unit: str, ratio: float | None = None, **more: Any) -> None:
-    line = {"bench": "duplicates", "case": case, "ours": round(ours, 4), "peer": peer}
-    rounded_ratio = None if ratio is None and not peer else round(ours / peer if ratio is None else ratio, 3)
-    print(json.dumps({**line, "ratio": rounded_ratio, "unit": unit, **more}), flush=True)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ BILLION = DualFFNConfig(
 def main() -> None:
     parser = bench_parser(__doc__)
     parser.add_argument("--frames", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--sizes", default="256x6", help="of 256x6, 1024x8 and 1b")

@@ -17,13 +17,14 @@ rooms of decaying noise.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import soxr
+from measure import print_row
 from numpy.typing import NDArray
 from scipy.signal import butter, fftconvolve, lfilter, sosfilt
 
@@ -47,6 +48,8 @@ ROOMS = {
     "hall": "audiomentations/demo/ir/stereo_impulse_response.wav",
     "simulated": "DeepFilterNet/assets/rir_sim_1001_w11.7_l2.6_h2.5_rt60_0.7919.wav",
 }
+
+_print_quality_line = partial(print_row, "quality", more_is_better=True)
 
 
 def main() -> None:
@@ -97,7 +100,7 @@ def noise(clean: list[Signal], data: Path, babble_paths: list[Path]) -> None:
                 estimates.append(ours)
                 peer.append(theirs)
         means = float(np.mean(errors)), float(np.mean(peer_errors))
-        _print_quality_line(f"snr, mean error, {name}", *means, "dB, WADA as peer", lower=True)
+        _print_quality_line(f"snr, mean error, {name}", *means, "dB, WADA as peer", more_is_better=False)
     ours_r, peer_r = (float(np.corrcoef(truth, values)[0, 1]) for values in (estimates, peer))
     _print_quality_line("snr, correlation", ours_r, peer_r, "r, WADA as peer")
 
@@ -119,7 +122,9 @@ def bandwidth(clean: list[Signal]) -> None:
         ("the same and hiss at -60 dBFS", noisy, 4000),
     ):
         error = float(np.mean(np.abs(np.array(values) - target)))
-        _print_quality_line(f"bandwidth, mean error, {case}", error, 0.0, f"Hz of {target}", lower=True)
+        _print_quality_line(
+            f"bandwidth, mean error, {case}", error, 0.0, f"Hz of {target}", more_is_better=False
+        )
 
 
 def rooms(speech: list[Signal], folder: Path) -> None:
@@ -141,10 +146,14 @@ def rooms(speech: list[Signal], folder: Path) -> None:
     truth_2, found_2 = np.array(truths), np.array(estimates)
     errors = np.abs(truth_2 - found_2).mean(axis=0)
     _print_quality_line(
-        "rt60, mean error", errors[0], float(truth_2[:, 0].mean()), "s, mean truth as peer", lower=True
+        "rt60, mean error",
+        errors[0],
+        float(truth_2[:, 0].mean()),
+        "s, mean truth as peer",
+        more_is_better=False,
     )
     _print_quality_line(
-        "c50, mean error", errors[1], float(np.ptp(truth_2[:, 1])), "dB, range as peer", lower=True
+        "c50, mean error", errors[1], float(np.ptp(truth_2[:, 1])), "dB, range as peer", more_is_better=False
     )
     for index, name in enumerate(("rt60", "c50")):
         correlation = float(np.corrcoef(truth_2[:, index], found_2[:, index])[0, 1])
@@ -192,12 +201,20 @@ def pitch() -> None:
                 gross[name].append(float((np.abs(pitch_hz_F / truth_F - 1)[voiced_F] > 0.2).mean()))
         share, peer_share = (float(np.mean(gross[name])) for name in ("ours", "theirs"))
         _print_quality_line(
-            f"pitch, gross errors at {snr_db} dB", share, peer_share, "share, pyin as peer", lower=True
+            f"pitch, gross errors at {snr_db} dB",
+            share,
+            peer_share,
+            "share, pyin as peer",
+            more_is_better=False,
         )
         seconds = 7 * 4.0
         ours_cost, peer = (cost[name] / seconds for name in ("ours", "theirs"))
         _print_quality_line(
-            f"pitch, cost at {snr_db} dB", ours_cost, peer, "real time factor, pyin as peer", lower=True
+            f"pitch, cost at {snr_db} dB",
+            ours_cost,
+            peer,
+            "real time factor, pyin as peer",
+            more_is_better=False,
         )
 
 
@@ -217,7 +234,11 @@ def speed(clean: list[Signal]) -> None:
         for samples_N in clean:
             work(samples_N)
         _print_quality_line(
-            f"cost, {name}", (time.process_time() - start) / seconds, 1.0, "real time factor", lower=True
+            f"cost, {name}",
+            (time.process_time() - start) / seconds,
+            1.0,
+            "real time factor",
+            more_is_better=False,
         )
 
 
@@ -350,12 +371,6 @@ def _c50_db(response_N: Signal) -> float:
     energy_N = response_N.astype(float) ** 2
     border = start + round(0.05 * SAMPLE_RATE)
     return float(10 * np.log10(energy_N[:border].sum() / max(energy_N[border:].sum(), 1e-12)))
-
-
-def _print_quality_line(case: str, ours: float, peer: float, unit: str, lower: bool = False) -> None:
-    better = peer / ours if lower and ours else ours / peer if peer else 1.0
-    figures = {"ours": float(f"{ours:.4g}"), "peer": float(f"{peer:.4g}"), "ratio": round(float(better), 2)}
-    print(json.dumps({"bench": "quality", "case": case, **figures, "unit": unit}), flush=True)
 
 
 if __name__ == "__main__":

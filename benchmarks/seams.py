@@ -11,14 +11,13 @@ waveform itself (`phase_band_hz: 1500`). A share is that of the edits whose spec
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from measure import bench_parser, print_row
 from torch import Tensor
 
 from audiollm.audio import AudioError, find_audio, load
@@ -160,9 +159,7 @@ def edited(true_CN: Tensor, operation: Operation, span: EditSpan, decoder: Decod
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--tracks", type=int, default=60)
     arguments = parser.parse_args()
@@ -183,16 +180,8 @@ def main() -> None:
     for case, values in smooth.items():
         table = share(values)
         untouched = share(smooth[f"{case.split(',')[0]}, untouched"])["accuracy"]
-        line = {
-            "bench": "seams",
-            "case": case,
-            "ours": round(table["accuracy"], 4),
-            "peer": round(untouched, 4),
-        }
-        line |= {"low": round(table["low"], 4), "high": round(table["high"], 4), "n": table["n"]}
-        print(
-            json.dumps({**line, "ratio": round(table["accuracy"] / max(untouched, 1e-9), 3), "unit": "share"})
-        )
+        bounds = {"low": round(table["low"], 4), "high": round(table["high"], 4), "n": table["n"]}
+        print_row("seams", case, table["accuracy"], untouched, "share", more_is_better=True, **bounds)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from measure import bench_parser, parse_options
+from measure import bench_parser, parse_options, print_row
 from numpy.typing import NDArray
 
 from audiollm.audio import load
@@ -49,6 +49,9 @@ class Turn(NamedTuple):
 class Case(NamedTuple):
     samples_N: NDArray[np.float32]
     turns: list[Turn]
+
+
+BENCH = "speaker_turns"
 
 
 def main() -> None:
@@ -78,11 +81,11 @@ def main() -> None:
             save_stream(path, pieces, RATE)
             spans = spans_of(repeated(cases, arguments.hours))
             used_mb, seconds, num_speakers = pool.apply(through, (path, spans))
-        _print_turns_line(
+        print_row(
+            BENCH,
             f"{arguments.hours:g} h",
             used_mb,
             MEMORY_LIMIT_MB,
-            MEMORY_LIMIT_MB / used_mb,
             "MB peak, limit as peer",
             minutes=round(seconds / 60, 2),
             real_time_factor=round(seconds / arguments.hours / 3600, 4),
@@ -108,49 +111,26 @@ def score(name: str, cases: list[Case]) -> None:
             error(truth, turns, collar_s) for turns in (turns_by_case, single_turns, oracle_turns)
         )
         for peer_name, peer in (("one speaker", single), ("number told", oracle)):
-            _print_turns_line(
-                f"{name}, collar {collar_s} s, peer: {peer_name}",
-                ours["error"],
-                peer["error"],
-                peer["error"] / ours["error"],
-                "diarization error",
-                parts=ours,
-                peer_parts=peer,
-            )
+            title, unit = f"{name}, collar {collar_s} s, peer: {peer_name}", "diarization error"
+            print_row(BENCH, title, ours["error"], peer["error"], unit, parts=ours, peer_parts=peer)
     precision, recall = overlap_scores(truth, turns_by_case)
     overlapped_s = float(sum(_overlapped(turns).sum() for turns in truth)) / 100
     if overlapped_s:
         base = overlapped_s / sum(end_s - start_s for span in spans for start_s, end_s in span)
-        _print_turns_line(
-            f"{name}, overlap, peer: all marked",
-            precision,
-            base,
-            precision / base,
-            "precision",
-            recall=round(recall, 4),
-            overlap_s=round(overlapped_s, 1),
-        )
+        print_row(
+            BENCH, f"{name}, overlap, peer: all marked", precision, base, "precision", more_is_better=True,
+            recall=round(recall, 4), overlap_s=round(overlapped_s, 1),
+        )  # fmt: skip
     counts = Counter(
         len({turn.speaker for turn in turns}) - len({turn.speaker for turn in case.turns})
         for case, turns in zip(cases, turns_by_case, strict=True)
     )
     share = counts[0] / len(cases)
-    _print_turns_line(
-        f"{name}, number of speakers",
-        share,
-        1.0,
-        share,
-        "share right",
-        off={f"{key:+d}": counts[key] for key in sorted(counts)},
-    )
-    _print_turns_line(
-        f"{name}, speed",
-        sound_s / spent_s,
-        1.0,
-        sound_s / spent_s,
-        "times real time, one core, without VAD",
-        real_time_factor=round(spent_s / sound_s, 4),
-    )
+    off = {f"{key:+d}": counts[key] for key in sorted(counts)}
+    print_row(BENCH, f"{name}, number of speakers", share, 1.0, "share right", more_is_better=True, off=off)
+    unit, factor = "times real time, one core, without VAD", round(spent_s / sound_s, 4)
+    speed = sound_s / spent_s
+    print_row(BENCH, f"{name}, speed", speed, 1.0, unit, more_is_better=True, real_time_factor=factor)
 
 
 def turns_of(case: Case, spans: list[list[float]], config: SpeakersConfig) -> list[Turn]:
@@ -338,11 +318,6 @@ def _overlapped(turns: list[Turn]) -> NDArray[np.bool_]:
 def _load_speech(path: Path) -> NDArray[np.float32]:
     samples_N: NDArray[np.float32] = load(path, sample_rate=RATE, mono=True).samples_CN[0].numpy()
     return samples_N
-
-
-def _print_turns_line(case: str, ours: float, peer: float, ratio: float, unit: str, **more: Any) -> None:
-    figures = {"ours": round(ours, 4), "peer": round(peer, 4), "ratio": round(ratio, 2), "unit": unit}
-    print(json.dumps({"bench": "speaker_turns", "case": case, **figures, **more}), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,11 +18,12 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from measure import bench_parser, parse_options
+from measure import bench_parser, parse_options, print_row
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -63,6 +64,8 @@ _SINGING = ("vocadito", "Karissa_Hobbs")
 _WITHOUT_SPEECH = ("sound events", "music, noises")
 _KINDS = ("pocketsphinx", "faster_whisper", "transformers")
 _SPEECH_AMONG_NOISES = ("clean_freesound", "noisy_snr0", "speech.wav", "speech_bab_0dB")
+
+_print_trust_line = partial(print_row, "text_trust", more_is_better=True)
 
 
 class Group(NamedTuple):
@@ -317,13 +320,6 @@ def _write_synthetic_sounds(folder: Path) -> list[Path]:
     for name, samples_N in sounds.items():
         soundfile.write(folder / f"{name}.wav", samples_N.clip(-1, 1), rate)
     return sorted(folder.iterdir())
-
-
-def _print_trust_line(case: str, ours: float, peer: float | None, unit: str, **more: float) -> None:
-    peer_shown = None if peer is None else round(peer, 4)
-    ratio = round(ours / peer, 3) if peer else None
-    print(json.dumps({"bench": "text_trust", "case": case, "ours": round(ours, 4), "peer": peer_shown,
-                      "ratio": ratio, "unit": unit, **more}), flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ Prints the peak memory of each side as well (a process of its own each).
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import tempfile
@@ -28,7 +29,6 @@ from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 from tokenizer.training.settings import SIZES
 
 SAMPLE_RATE = 24_000
-BATCHES = (1, 4)
 CASES = {"mimi": ("native", "mimi"), "higgs": ("native", "higgs"), "higgs-preset": ("higgs-preset", "higgs")}
 """Ours and the peer."""
 
@@ -53,25 +53,26 @@ def build(name: str, higgs_folder: Path) -> Side:
 def main() -> None:
     parser = bench_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1], help="clips at a time")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a clip")
     parser.add_argument("--case", choices=list(CASES), action="append", help="by default all")
-    arguments = parse_options(parser, rounds=5, seconds=8.0)
+    arguments = parse_options(parser, rounds=5, seconds=8.0, batches=[1, 4])
     torch.set_num_threads(1)
     cases = {name: CASES[name] for name in arguments.case or CASES}
     with tempfile.TemporaryDirectory() as name:
         if any("higgs" in pair for pair in cases.values()):
             write_higgs(Path(name))
-        compare(cases, Path(name), arguments.seconds, arguments.rounds)
+        compare(cases, Path(name), arguments)
 
 
-def compare(cases: dict[str, tuple[str, str]], higgs_folder: Path, seconds: float, rounds: int) -> None:
+def compare(cases: dict[str, tuple[str, str]], higgs_folder: Path, options: argparse.Namespace) -> None:
     """Measure and print the cases."""
     names = sorted({name for pair in cases.values() for name in pair})
     sides = {name: build(name, higgs_folder) for name in names}
-    length = int(seconds * SAMPLE_RATE)
-    for batch in BATCHES:
+    seconds, length = options.seconds, int(options.seconds * SAMPLE_RATE)
+    for batch in options.batches:
         audio = speech_like(batch, length)
-        times = measure(sides, audio, rounds)
+        times = measure(sides, audio, options.rounds)
         for case, (ours, peer) in cases.items():
             for work in ("encode", "decode"):
                 ours_s, peer_s = (
