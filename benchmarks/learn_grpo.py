@@ -78,9 +78,9 @@ def write_data(folder: Path, data: Path) -> list[Question]:
 
 def report(proof: Proof, scores: dict[str, dict[str, Any]]) -> None:
     """The table for people, and the JSON lines."""
-    kinds = list(scores["first"]["policy_task"])
+    kinds = list(scores["first"]["by_task"])
     rows = [
-        [stage, row["accuracy"], *(row["policy_task"][kind]["accuracy"] for kind in kinds),
+        [stage, row["accuracy"], *(row["by_task"][kind]["accuracy"] for kind in kinds),
          f"{proof.figures(stage)['cpu_seconds']:.0f}"]
         for stage, row in scores.items()
     ]  # fmt: skip
