@@ -38,7 +38,7 @@ from pipelines.annotate.measurements.acoustics import (
     reverberation,
     signal_to_noise_db,
 )
-from pipelines.annotate.measurements.quality import Dnsmos
+from pipelines.annotate.steps.quality import Dnsmos
 
 Signal = NDArray[np.float32]
 CLEAN = ("1624-142933", "19-198", "118-121721", "1447-130550", "1183-124566", "254-12312")

@@ -206,7 +206,7 @@ def embed_sound(folder: Path) -> Any:
 
 
 def gate_description(folder: Path) -> Any:
-    from pipelines.annotate.measurements.description_gate import ClapGate
+    from pipelines.annotate.steps.description import ClapGate
 
     values = {"events": {"events": [{"label": "dog", "score": 0.9, "start_s": 0.0, "end_s": 1.0}]}}
     result = ClapGate(folder, 3).judge(SOUND, (), "rain", values)

@@ -73,3 +73,28 @@ class Segment:
     def samples(self, sample_rate: int) -> NDArray[np.float32]:
         """Mono at `sample_rate`, `[N]`, read-only; decoded and resampled once for all steps."""
         return self.listener.samples(self.start_s, self.end_s, sample_rate)
+
+
+class SegmentSpan(NamedTuple):
+    """Part of a recording that is a segment; see `step.Segment`."""
+
+    start_s: float
+    end_s: float
+    kind: Literal["speech", "sound"]
+    speaker: str | None
+
+
+class WorkItem(NamedTuple):
+    """One item for a worker: where the sound is, the values that the step needs, and a segment's `span`."""
+
+    path: str
+    metadata: RecordingMetadata
+    span: SegmentSpan | None
+    values: Mapping[str, Value]
+
+    def opened(self, listener: Listener) -> Recording | Segment:
+        """See `StepItem.opened`."""
+        if self.span is None:
+            return Recording(self.path, self.metadata, self.values, listener)
+        start_s, end_s, kind, speaker = self.span
+        return Segment(self.path, start_s, end_s, kind, speaker, self.metadata, self.values, listener)

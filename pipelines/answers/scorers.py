@@ -25,9 +25,8 @@ from audiollm.evaluate.judges.choosing import (
     choose_recognizer,
     choose_speaker_judge,
 )
-from audiollm.evaluate.judges.judging import Recognizer, VoiceJudge, cosine, embed, load_clip
+from audiollm.evaluate.judges.judging import Recognizer, VoiceJudge, cosine, embed, load_clip, words_score
 from audiollm.evaluate.judges.recognizers import choose_grammar
-from audiollm.evaluate.judges.single_scores import words_score
 from audiollm.evaluate.listening.answer_parts import answer_in_form, read_answer
 from audiollm.evaluate.listening.choices import read_choice
 from audiollm.evaluate.listening.stage import choices_of

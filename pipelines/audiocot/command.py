@@ -16,7 +16,7 @@ from audiollm.errors import ConfigError
 from audiollm.recipe.config import load_document
 from audiollm.terminal import print_table
 from pipelines.annotate.command import EngineName, override_setting, setting_error
-from pipelines.audiocot.presets import PRESETS
+from pipelines.audiocot.rules import PRESETS
 
 if TYPE_CHECKING:
     from pipelines.audiocot.settings import AudioCotConfig

@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from audiollm.errors import suggestion
 from audiollm.recipe.stages import StageConfig, check_input, located
 from pipelines.audiocot.chain import BUILT_IN, STEPS, step_config
-from pipelines.audiocot.presets import PRESETS, ClipPreset
-from pipelines.audiocot.rules import ClipThresholds
+from pipelines.audiocot.rules import PRESETS, ClipPreset, ClipThresholds
 from pipelines.execution.engine import available_cpus
 from pipelines.steps.chain import paths_of
 from pipelines.steps.inputs import is_address

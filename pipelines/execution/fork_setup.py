@@ -5,6 +5,6 @@ It is a module of its own because a worker can be unpickled only once `local_poo
 
 from __future__ import annotations
 
-from pipelines.execution.shared_setup import set_up_worker
+from pipelines.execution.local_pool import set_up_worker
 
 set_up_worker()

@@ -26,10 +26,9 @@ def run_compose_scenes(config: ComposeScenesConfig, context: Context) -> dict[st
     from audiollm.audio.discovery import AudioError
     from audiollm.data.records.sample import Sample, write_samples
     from audiollm.files.atomic import atomic_path, write_jsonl
-    from pipelines.scenes.made_sounds import make_sounds
     from pipelines.scenes.making import make_scene
     from pipelines.scenes.plans import plan_scene
-    from pipelines.scenes.sounds import by_label, find_sounds
+    from pipelines.scenes.sounds import by_label, find_sounds, make_sounds
 
     sources = config.events, config.backdrops
     if not config.events:

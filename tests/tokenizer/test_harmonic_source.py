@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from audiollm.audio import save
 from tokenizer.clips import Clip, ClipStore, pitch_of_crops, random_crops
-from tokenizer.native.framing import frame, magnitudes
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
+from tokenizer.native.operations import frame, magnitudes
 from tokenizer.native.periodicity import HarmonicShare
 from tokenizer.native.pitch import (
     CENTS_PER_CLASS,

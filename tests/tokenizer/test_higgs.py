@@ -13,8 +13,7 @@ from torch import Tensor
 from audiollm.codec import Codec, codec_digest
 from audiollm.errors import ConfigError
 from tokenizer.higgs import HiggsTokenizer, published_config
-from tokenizer.higgs.acoustic import AcousticDecoder, AcousticEncoder, Snake
-from tokenizer.higgs.kernels import SPAN_STEPS, squared_sine
+from tokenizer.higgs.acoustic import SPAN_STEPS, AcousticDecoder, AcousticEncoder, Snake, squared_sine
 from tokenizer.higgs.quantizer import HiggsQuantizer
 
 LENGTHS = (119, 400, 960, 1439, 1440, 9600, 9601, 10_000, 10_559)

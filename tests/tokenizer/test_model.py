@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from audiollm.codec import Codec, codec_digest, load_codec
 from audiollm.errors import ConfigError
 from tokenizer.native.autoencoder import Decoder, Encoder
-from tokenizer.native.framing import frame, magnitudes, overlap_add
 from tokenizer.native.layers import Carry, CausalConv, InverseSTFTHead, LogMel
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
+from tokenizer.native.operations import frame, magnitudes, overlap_add
 from tokenizer.training.losses import ReconstructionLoss
 from tokenizer.training.settings import SIZES
 from tokenizer.training.stages import tokenizer_parameters

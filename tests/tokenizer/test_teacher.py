@@ -35,7 +35,7 @@ from audiollm.audio import resample
 from audiollm.errors import ConfigError
 from audiollm.recipe.runner import Context
 from tokenizer.clips import Clip, ClipStore
-from tokenizer.native.semantic import semantic_loss
+from tokenizer.native.model import semantic_loss
 from tokenizer.teacher.model import (
     MelUnitConfig,
     MelUnitEncoder,

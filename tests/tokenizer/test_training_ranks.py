@@ -28,7 +28,7 @@ from tokenizer.teacher.training import TeacherTrainingConfig
 from tokenizer.training import run as stage
 from tokenizer.training import task as tokenizer_task
 from tokenizer.training.discriminators import DiscriminatorConfig
-from tokenizer.training.share import BatchShare
+from tokenizer.training.losses import BatchShare
 from tokenizer.training.task import CropBatch, TokenizerTask, TokenizerTaskConfig
 
 CPU = torch.device("cpu")

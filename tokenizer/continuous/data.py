@@ -1,4 +1,4 @@
-"""Training audio for the continuous variant: clips as they are, in stereo or mono, loaded and cut to batches.
+"""Clips of an autoencoder: training audio in stereo or mono, loaded and cut to batches, and examples for the report.
 
 Shapes: B crops, C channels (left, right; or one), N samples.
 """
@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from audiollm.audio import AudioError, load, probe, set_channels
+from audiollm.audio import AudioError, load, probe, save, set_channels
+from audiollm.autoencoder import Autoencoder
+from audiollm.files.atomic import write_json
 from tokenizer.clips import DITHER, Clip, CropPiece, Crops, RandomClips
 from tokenizer.native.pitch import SOUND_HZ
 
@@ -94,3 +97,16 @@ def _split_clip(clip: Clip) -> list[Clip]:
 
 def _duration_s(clip: Clip) -> float:
     return PART_S if clip.end_s is None else clip.end_s - clip.start_s
+
+
+def write_examples(model: Autoencoder, clips: StereoStore, folder: Path, count: int = 4) -> None:
+    """Write `examples.json`: clips before and after, for the report."""
+    rows = []
+    for number, (_, samples_CN) in enumerate(clips.picked(count)):
+        decoded_CN = model.decode(model.encode_distribution(samples_CN).mean, samples_CN.shape[1])
+        row = {}
+        for name, audio_CN in (("original", samples_CN), ("decoded", decoded_CN)):
+            row[name] = f"examples/{number}_{name}.wav"
+            save(folder / row[name], audio_CN, model.sample_rate)
+        rows.append(row)
+    write_json(folder / "examples.json", rows)

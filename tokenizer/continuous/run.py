@@ -13,8 +13,7 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.train.loop.loop import train
 from tokenizer.clips import find_training_clips
-from tokenizer.continuous.data import StereoStore
-from tokenizer.continuous.examples import write_examples
+from tokenizer.continuous.data import StereoStore, write_examples
 from tokenizer.continuous.model import AudioVAE, VAEConfig
 from tokenizer.continuous.settings import TrainVAEConfig
 from tokenizer.continuous.task import VAETask, VAETaskConfig, evaluate_vae

@@ -23,8 +23,7 @@ from tokenizer.quantizers.codebooks import all_rows
 from tokenizer.training.adversary import Adversary
 from tokenizer.training.balancer import GradientBalancer, steps_measured
 from tokenizer.training.discriminators import TINY, DiscriminatorConfig
-from tokenizer.training.losses import WINDOWS, ReconstructionLoss
-from tokenizer.training.share import BatchShare
+from tokenizer.training.losses import WINDOWS, BatchShare, ReconstructionLoss
 from tokenizer.training.task import OUTPUT_WEIGHTS, CropBatch
 
 ACTIVE_VARIANCE = 0.01

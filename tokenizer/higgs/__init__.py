@@ -8,7 +8,7 @@ from typing import Any
 _HOME = {
     "HiggsTokenizer": "tokenizer.higgs.model",
     "new_higgs": "tokenizer.higgs.model",
-    "published_config": "tokenizer.higgs.config",
+    "published_config": "tokenizer.higgs.loading",
 }
 __all__ = [*_HOME]
 

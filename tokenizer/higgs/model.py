@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tokenizer.higgs.acoustic import AcousticDecoder, AcousticEncoder
-from tokenizer.higgs.config import published_config
-from tokenizer.higgs.loading import assign, load_folder, load_hubert, save_folder
+from tokenizer.higgs.loading import assign, load_folder, load_hubert, published_config, save_folder
 from tokenizer.higgs.quantizer import HiggsQuantizer
 from tokenizer.higgs.semantic import (
     TEACHER_PADDING_SAMPLES,
@@ -27,8 +26,8 @@ from tokenizer.higgs.semantic import (
     teacher_features,
     teacher_frames,
 )
-from tokenizer.native.linear import linear
 from tokenizer.native.model import TokenizerOutput
+from tokenizer.native.operations import linear
 from tokenizer.native.pitch import PitchTarget
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tokenizer.native.linear import Linear
+from tokenizer.native.operations import Linear
 
 TEACHER_PADDING_SAMPLES = 160
 

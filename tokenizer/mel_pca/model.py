@@ -22,8 +22,8 @@ from torch.nn import functional
 from audiollm.autoencoder import check_latent, check_waveform, module_digest
 from audiollm.models.pretrained import load_whole, save_model
 from tokenizer.mel_pca.phases import BLOCK_LATENTS, PhaseStream
-from tokenizer.native.framing import magnitudes
 from tokenizer.native.layers import mel_filters
+from tokenizer.native.operations import magnitudes
 
 MODEL_TYPE = "audiollm_mel_pca"
 FLOOR = 1e-3

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tokenizer.native.framing import frame, overlap_add
+from tokenizer.native.operations import frame, overlap_add
 
 BLOCK_LATENTS = 4
 """Latent frames whose phases are found and settled together."""

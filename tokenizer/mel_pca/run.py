@@ -12,8 +12,7 @@ from audiollm.errors import ConfigError
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.runner import Context
 from tokenizer.clips import find_training_clips
-from tokenizer.continuous.data import StereoStore
-from tokenizer.continuous.examples import write_examples
+from tokenizer.continuous.data import StereoStore, write_examples
 from tokenizer.mel_pca.model import MelPCA, MelPCAConfig
 from tokenizer.mel_pca.settings import FitMelPCAConfig
 from tokenizer.training.losses import ReconstructionLoss

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tokenizer.native.framing import frame
 from tokenizer.native.layers import (
     Carry,
     ConvNeXtBlock,
@@ -25,6 +24,7 @@ from tokenizer.native.layers import (
     TimeConv,
     Upsample,
 )
+from tokenizer.native.operations import frame
 from tokenizer.native.periodicity import HarmonicShare
 from tokenizer.native.phase_band import BandInput, BandOutput, LappedTransform, PhaseBand
 from tokenizer.native.pitch import (

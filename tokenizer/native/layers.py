@@ -17,8 +17,7 @@ from librosa.filters import mel as librosa_mel
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tokenizer.native.framing import magnitudes, overlap_add
-from tokenizer.native.linear import Linear
+from tokenizer.native.operations import Linear, magnitudes, overlap_add
 from tokenizer.native.pitch import PitchSalience
 from tokenizer.native.source import Excitation
 from tokenizer.quantizers.codebooks import at_least_float32

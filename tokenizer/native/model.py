@@ -19,10 +19,18 @@ from tokenizer.checks import check_codes, check_mono_samples
 from tokenizer.native.autoencoder import AutoencoderShape, Decoder, Encoder
 from tokenizer.native.layers import ConvNeXtBlock
 from tokenizer.native.pitch import VOICE_HZ, PitchTarget
-from tokenizer.native.semantic import semantic_loss
 from tokenizer.native.streaming import StreamingDecoder, StreamingEncoder
+from tokenizer.quantizers.codebooks import at_least_float32
 from tokenizer.quantizers.residual import QUANTIZERS
 from tokenizer.rates import CODEBOOK_SIZE, HOP_SAMPLES, NUM_CODEBOOKS, SAMPLE_RATE
+
+
+def semantic_loss(predicted_BTH: Tensor, features_BTH: Tensor) -> Tensor:
+    """Mean squared error on standardised features (as in X-Codec and Higgs), plus one minus their cosine."""
+    predicted = at_least_float32(predicted_BTH)
+    cosine = functional.cosine_similarity(predicted, features_BTH, dim=2, eps=1e-4).mean()
+    return functional.mse_loss(predicted, features_BTH) + (1 - cosine)
+
 
 MODEL_TYPE = "audiollm_tokenizer"
 DECODE_FRAMES = 128

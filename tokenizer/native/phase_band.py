@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tokenizer.native.framing import frame, overlap_add
-from tokenizer.native.linear import Linear
+from tokenizer.native.operations import Linear, frame, overlap_add
 from tokenizer.quantizers.codebooks import at_least_float32
 
 QUIET = 1e-2

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tokenizer.native.linear import Linear
+from tokenizer.native.operations import Linear
 from tokenizer.quantizers.codebooks import at_least_float32
 
 LOWEST_HZ, VOICE_HZ, SOUND_HZ = 60.0, 500.0, 1500.0

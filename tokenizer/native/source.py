@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tokenizer.native.framing import frame
+from tokenizer.native.operations import frame
 from tokenizer.native.pitch import PitchTrack
 
 DISPERSION_S = 0.01

@@ -18,7 +18,7 @@ from torch.nn import functional
 from audiollm.train.loop.loop import Update
 from tokenizer.quantizers.codebooks import at_least_float32
 from tokenizer.training.discriminators import DiscriminatorConfig, DiscriminatorOutput, Discriminators
-from tokenizer.training.share import BatchShare
+from tokenizer.training.losses import BatchShare
 
 Outputs = Sequence[DiscriminatorOutput]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
-from tokenizer.native.framing import frame
+from tokenizer.native.operations import frame
 from tokenizer.quantizers.codebooks import at_least_float32
 
 

@@ -24,8 +24,7 @@ from tokenizer.quantizers.residual import Quantizer, perplexity
 from tokenizer.training.adversary import Adversary
 from tokenizer.training.balancer import GradientBalancer, steps_measured
 from tokenizer.training.discriminators import TINY, DiscriminatorConfig
-from tokenizer.training.losses import WINDOWS, ReconstructionLoss
-from tokenizer.training.share import BatchShare
+from tokenizer.training.losses import WINDOWS, BatchShare, ReconstructionLoss
 
 if TYPE_CHECKING:
     from tokenizer.teacher.model import SemanticTeacher

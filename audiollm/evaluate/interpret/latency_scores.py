@@ -6,7 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from audiollm.evaluate.interpret import latency
-from audiollm.evaluate.interpret.latency import EmissionTimes, first_letter_appearance_lagging
+from audiollm.evaluate.interpret.latency import (
+    SPEECH_TO_SPEECH,
+    SPEECH_TO_TEXT,
+    TEXT_TO_TEXT,
+    EmissionTimes,
+    OutputPiece,
+    average_token_delay,
+    computing_times,
+    first_letter_appearance_lagging,
+)
 from audiollm.evaluate.interpret.logged_outputs import (
     FRAME_MS,
     LoggedOutput,
@@ -14,14 +23,6 @@ from audiollm.evaluate.interpret.logged_outputs import (
     emissions_of,
     reference_units,
     revisions_of,
-)
-from audiollm.evaluate.interpret.token_delay import (
-    SPEECH_TO_SPEECH,
-    SPEECH_TO_TEXT,
-    TEXT_TO_TEXT,
-    OutputPiece,
-    average_token_delay,
-    computing_times,
 )
 from audiollm.evaluate.report.metric_error import MetricError
 

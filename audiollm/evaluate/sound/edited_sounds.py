@@ -23,12 +23,13 @@ from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import share
 from audiollm.evaluate.report.suite import Example, ScoreTable, Sound
 from audiollm.evaluate.sound.generated_sounds import TargetEvent, beside_list, parse_target_event
-from audiollm.evaluate.sound.onsets import ONSET_TOLERANCE_S, energy_onsets
 from audiollm.evaluate.sound.sound_judges import SoundClasses
 from audiollm.evaluate.sound.sound_measures import (
+    ONSET_TOLERANCE_S,
     SAME_SOUND_DB,
     band_distance,
     border_excess,
+    energy_onsets,
     is_far_from,
 )
 from audiollm.files.atomic import read_jsonl

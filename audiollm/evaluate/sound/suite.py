@@ -25,7 +25,6 @@ from audiollm.evaluate.report.suite import (
 )
 from audiollm.evaluate.sound.edited_sounds import EditsOutcome
 from audiollm.evaluate.sound.generated_sounds import GeneratedSound, TargetEvent
-from audiollm.evaluate.sound.onsets import ONSET_TOLERANCE_S, energy_onsets
 from audiollm.evaluate.sound.sound_judges import (
     ClassSpace,
     SoundClasses,
@@ -35,9 +34,11 @@ from audiollm.evaluate.sound.sound_judges import (
     Vector,
 )
 from audiollm.evaluate.sound.sound_measures import (
+    ONSET_TOLERANCE_S,
     class_divergence,
     cosines,
     desync,
+    energy_onsets,
     frechet_distance,
     inception_score,
     is_far_from,

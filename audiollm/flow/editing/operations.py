@@ -25,9 +25,8 @@ from torch import Tensor
 
 from audiollm.audio import resample, set_channels
 from audiollm.errors import ConfigError
-from audiollm.flow.editing.fitting import Surroundings, fit_to_track
+from audiollm.flow.editing.fitting import Surroundings, fit_to_track, low_band
 from audiollm.flow.editing.levels import AUDIBLE_DB, change_db, loudest_rms
-from audiollm.flow.editing.low_band import low_band
 from audiollm.flow.editing.tracks import Track
 from audiollm.flow.generator import SoundGenerator
 from audiollm.flow.model.context import LatentState, span_context

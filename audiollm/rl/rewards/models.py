@@ -14,7 +14,7 @@ from audiollm.data.records.sample import ContentPart, RatedAnswer, Sample, TextP
 from audiollm.data.records.source import AudioClip, LoadedSample
 from audiollm.devices import default_device
 from audiollm.errors import ConfigError
-from audiollm.evaluate.judges.single_scores import read_points
+from audiollm.evaluate.judges.judging import read_points
 from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.subjects.chat import EndpointChat
 from audiollm.rl.reward.model import RewardModel, load_reward_model

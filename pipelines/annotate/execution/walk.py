@@ -9,8 +9,8 @@ from typing import Any
 from pipelines.annotate.execution.chain import SOUND_STEPS, TEXT_STEPS, Chain
 from pipelines.annotate.execution.rules import RULES, Thresholds, first_broken
 from pipelines.annotate.execution.trust import STEP, Judged, judge_text
-from pipelines.annotate.execution.worker import SegmentSpan, WorkItem
 from pipelines.annotate.input.sources import RecordingSource
+from pipelines.annotate.step import SegmentSpan, WorkItem
 from pipelines.execution.engine import Call, Walk
 from pipelines.steps.chain import needed_values
 from pipelines.steps.results import kind_and_reason

@@ -42,7 +42,7 @@ class Levels:
         import torch
 
         from audiollm.audio import Waveform
-        from audiollm.evaluate.sound.onsets import energy_onsets
+        from audiollm.evaluate.sound.sound_measures import energy_onsets
 
         energy_onsets(Waveform(torch.linspace(0, 1, _RATE // 4)[None], _RATE))
 
@@ -52,7 +52,7 @@ class Levels:
 
         from audiollm.audio import Waveform
         from audiollm.audio.samples import peak_dbfs, rms_dbfs
-        from audiollm.evaluate.sound.onsets import energy_onsets
+        from audiollm.evaluate.sound.sound_measures import energy_onsets
 
         mono_1N = item.waveform().mono().samples_CN
         samples_N = np.array(item.samples(_RATE))

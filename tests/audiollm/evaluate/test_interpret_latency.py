@@ -15,9 +15,15 @@ import pytest
 
 from audiollm.errors import ConfigError
 from audiollm.evaluate.interpret.latency import (
+    SPEECH_TO_SPEECH,
+    SPEECH_TO_TEXT,
+    TEXT_TO_TEXT,
     EmissionTimes,
+    OutputPiece,
+    TokenDurations,
     average_lagging,
     average_proportion,
+    average_token_delay,
     differentiable_average_lagging,
     first_letter_appearance_lagging,
     length_adaptive_average_lagging,
@@ -25,16 +31,7 @@ from audiollm.evaluate.interpret.latency import (
     yaal,
 )
 from audiollm.evaluate.interpret.latency_scores import LatencyOptions, latencies_of
-from audiollm.evaluate.interpret.logged_outputs import LoggedOutput, read_log, write_log
-from audiollm.evaluate.interpret.playback import Playback
-from audiollm.evaluate.interpret.token_delay import (
-    SPEECH_TO_SPEECH,
-    SPEECH_TO_TEXT,
-    TEXT_TO_TEXT,
-    OutputPiece,
-    TokenDurations,
-    average_token_delay,
-)
+from audiollm.evaluate.interpret.logged_outputs import LoggedOutput, Playback, read_log, write_log
 from audiollm.evaluate.report.metric_error import MetricError
 
 # D, X, R: AL, LAAL, AP, DAL, as SimulEval 1.1.4 computes them

@@ -17,8 +17,7 @@ from audiollm.commands.cli import build_app
 from audiollm.evaluate.codec.measures import CodecJudges, ReferenceClip, score_clip
 from audiollm.evaluate.interpret.logged_outputs import LoggedOutput
 from audiollm.evaluate.interpret.quality import hear
-from audiollm.evaluate.judges.judging import LoopRefused, SpeechClip, SpeechJudges, recognize
-from audiollm.evaluate.judges.single_scores import words_score
+from audiollm.evaluate.judges.judging import LoopRefused, SpeechClip, SpeechJudges, recognize, words_score
 from audiollm.evaluate.listening.asr import TranscribedRecording, evaluate_asr
 from audiollm.evaluate.listening.replies import Reply
 from audiollm.evaluate.report.metric_error import MetricError

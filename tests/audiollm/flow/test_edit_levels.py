@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from audiollm.audio import resample
+from audiollm.flow.editing.fitting import low_band
 from audiollm.flow.editing.levels import (
     CEILING_DBFS,
     below_ceiling,
@@ -20,7 +21,6 @@ from audiollm.flow.editing.levels import (
     loudest_rms,
     true_peak,
 )
-from audiollm.flow.editing.low_band import low_band
 from audiollm.flow.editing.operations import OPERATIONS, EditResult, Operation, edit_track, find_span
 from audiollm.flow.editing.tracks import Track
 from audiollm.flow.model.context import AudioContext, LatentState

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.annotate.input.synthetic import Synthesizer
-from pipelines.annotate.measurements.quality import SAMPLE_RATE, Dnsmos
+from pipelines.annotate.steps.quality import SAMPLE_RATE, Dnsmos
 from pipelines.annotate.voice.activity import FRAME_S, VoiceActivity, VoicedSpan, cut, speech_spans
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipelines.annotate.output.bins import COLUMNS, CorpusBins, Edges, Method, fit_bins, fit_corpus
+from pipelines.annotate.output.columns import COLUMNS, CorpusBins, Edges, Method, fit_bins, fit_corpus
 
 FIVE = ("a", "b", "c", "d", "e")
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60)

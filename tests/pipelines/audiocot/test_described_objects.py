@@ -16,8 +16,8 @@ import soundfile
 from audiollm.audio.samples import Waveform
 from audiollm.data.records.manifest import read_samples
 from audiollm.video.writing import write_video
-from pipelines.audiocot.answers.schemas import RegionAnswer
 from pipelines.audiocot.settings import AudioCotConfig
+from pipelines.audiocot.steps.answered import RegionAnswer
 from pipelines.audiocot.steps.objects import Objects
 from tests.pipelines.audiocot.cot_run import RATE, ChatServer, compose, made, rows, texts_of, think, tone
 from tests.pipelines.audiocot.test_tracking import detector, tracker

@@ -7,13 +7,12 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from pipelines.annotate.execution.worker import WorkItem
-from pipelines.annotate.step import Recording, RecordingMetadata
+from pipelines.annotate.step import Recording, RecordingMetadata, WorkItem
 from pipelines.execution.engine import Pool, Worker
 from pipelines.execution.ledger import Outcome
 from pipelines.execution.local_pool import LocalProcesses
+from pipelines.steps.driving import StepWorker
 from pipelines.steps.step import Resources
-from pipelines.steps.worker import StepWorker
 
 ITEM = WorkItem("a.wav", RecordingMetadata(), None, {})
 

@@ -21,8 +21,8 @@ from audiollm.evaluate.sound.commands import training_sounds
 from audiollm.evaluate.sound.edited_sounds import read_edited
 from audiollm.evaluate.sound.event_judge import _longest_stretch, event_judge
 from audiollm.evaluate.sound.generated_sounds import read_generated
-from audiollm.evaluate.sound.onsets import energy_onsets
 from audiollm.evaluate.sound.sound_judges import ClassSpace, load_sound_classes, load_text_space
+from audiollm.evaluate.sound.sound_measures import energy_onsets
 from audiollm.evaluate.sound.stage import EvaluateSoundConfig, run_evaluate_sound
 from audiollm.evaluate.sound.suite import SuiteJudges, evaluate_sounds
 from audiollm.recipe.runner import Context

@@ -28,15 +28,17 @@ from audiollm.generation.speaking.generator import Generator
 from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
-from pipelines.annotate.measurements.description_gate import (
+from pipelines.annotate.step import RecordingMetadata, Segment
+from pipelines.annotate.steps.description import (
     ClapGate,
+    Description,
+    DescriptionConfig,
     GateResult,
     SelfGate,
     counterfactual_sounds,
+    joined,
     labels_of,
 )
-from pipelines.annotate.step import RecordingMetadata, Segment
-from pipelines.annotate.steps.description import Description, DescriptionConfig, joined
 from pipelines.steps.step import Listener
 
 RATE = 16_000

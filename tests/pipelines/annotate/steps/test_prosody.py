@@ -17,8 +17,7 @@ from audiollm.audio import save
 from audiollm.audio.pitch import CENTRE_S, FRAME_S, track_pitch
 from pipelines.annotate.input.synthetic import Synthesizer
 from pipelines.annotate.step import RecordingMetadata, Segment
-from pipelines.annotate.steps.prosody import Prosody, ProsodyConfig
-from pipelines.annotate.words.syllables import count_syllables
+from pipelines.annotate.steps.prosody import Prosody, ProsodyConfig, count_syllables
 from pipelines.steps.step import Listener
 
 RATE = 16000

@@ -24,9 +24,16 @@ from pipelines.annotate.measurements.acoustics import (
     reverberation,
     signal_to_noise_db,
 )
-from pipelines.annotate.measurements.quality import SIGMOS_SCORES, Dnsmos, Sigmos, Utmos, sigmos_features
 from pipelines.annotate.step import RecordingMetadata, Segment
-from pipelines.annotate.steps.quality import Quality, QualityConfig
+from pipelines.annotate.steps.quality import (
+    SIGMOS_SCORES,
+    Dnsmos,
+    Quality,
+    QualityConfig,
+    Sigmos,
+    Utmos,
+    sigmos_features,
+)
 from pipelines.steps.step import Listener
 
 onnx = pytest.importorskip("onnx", reason="the package onnx makes the small models of these tests")

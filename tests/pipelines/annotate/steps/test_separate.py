@@ -16,10 +16,12 @@ from scipy.signal import butter, sosfilt
 
 from audiollm.audio import load, save
 from pipelines.annotate.step import Recording, RecordingMetadata
-from pipelines.annotate.steps.separate import MdxConfig, Separate, SeparateConfig
-from pipelines.annotate.voice.separation import (
+from pipelines.annotate.steps.separate import (
     MDX_MODELS,
+    MdxConfig,
     MdxModel,
+    Separate,
+    SeparateConfig,
     Separator,
     load_separator,
     process_crossfaded,
