@@ -37,14 +37,13 @@ from pipelines.annotate.measurements.duplicates import DuplicateConfig
 from pipelines.annotate.output.columns import make_columns
 from pipelines.annotate.output.rows import write_output
 from pipelines.annotate.recognizers.choice import STRONGER, PocketsphinxConfig
-from pipelines.annotate.recognizers.weights import recognizer_rows
+from pipelines.annotate.recognizers.value import recognizer_rows
 from pipelines.execution.engine import EngineError, RunHalted
 from pipelines.execution.ledger import Ledger, LedgerError
 from pipelines.steps.chain import Missing
 from pipelines.steps.facts import write_rules, write_timings
 from pipelines.steps.inputs import InputError, digests
-from pipelines.steps.results import not_whole_sentence, part_ids
-from pipelines.steps.spool import Spool
+from pipelines.steps.results import Spool, not_whole_sentence, part_ids
 
 _LARGEST_AUTO_GRAMMAR = 60
 _LINK_COSINE = 0.83

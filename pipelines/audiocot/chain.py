@@ -26,12 +26,12 @@ class _Kind(NamedTuple):
 
 
 STEPS: Mapping[str, _Kind] = {
-    "probe": _Kind("files", "SourceProbe", "SourceProbeConfig"),
-    "clips": _Kind("files", "CutClips", "ClipsConfig"),
-    "levels": _Kind("levels", "Levels", "LevelsConfig"),
+    "probe": _Kind("built_in", "SourceProbe", "SourceProbeConfig"),
+    "clips": _Kind("built_in", "CutClips", "ClipsConfig"),
+    "levels": _Kind("built_in", "Levels", "LevelsConfig"),
     "tags": _Kind("tags", "Tags", "TagsConfig"),
     "agreement": _Kind("agreement", "Agreement", "AgreementConfig"),
-    "motion": _Kind("motion", "Motion", "MotionConfig"),
+    "motion": _Kind("built_in", "Motion", "MotionConfig"),
     "watch": _Kind("answered", "Watch", "WatchConfig"),
     "listen": _Kind("answered", "Listen", "ListenConfig"),
     "think": _Kind("answered", "Think", "ThinkConfig"),

@@ -8,9 +8,8 @@ from hashlib import sha256
 from audiollm.data.records.thoughts import ThoughtRecord
 from pipelines.audiocot.answers.evidence import SURE, name_words
 from pipelines.audiocot.rules import BALANCE
-from pipelines.steps.results import Place
+from pipelines.steps.results import Place, Row, Spool
 from pipelines.steps.rules import Drop
-from pipelines.steps.spool import Row, Spool
 
 _MAX_TRIED = 500
 """Clips that are tried as a partner."""

@@ -27,6 +27,8 @@ from pipelines.steps.results import (
     FileFates,
     PartTally,
     Place,
+    Row,
+    Spool,
     dropped_part_row,
     funnel_counts,
     merge_set_aside,
@@ -35,7 +37,6 @@ from pipelines.steps.results import (
     put_line,
 )
 from pipelines.steps.rules import Drop
-from pipelines.steps.spool import Row, Spool
 
 CLIPS, FILTERED, COT, EDITS, THINKING = (
     "clips.jsonl",

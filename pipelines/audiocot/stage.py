@@ -44,9 +44,8 @@ from pipelines.steps.chain import Missing
 from pipelines.steps.driving import StepRun, call_each
 from pipelines.steps.facts import write_rules, write_timings
 from pipelines.steps.inputs import MANIFESTS, InputError, collect, digests
-from pipelines.steps.results import Place, not_whole_sentence
+from pipelines.steps.results import Place, Spool, not_whole_sentence
 from pipelines.steps.rules import Drop
-from pipelines.steps.spool import Spool
 
 _SECONDS_PER_AUDIO_SECOND = 0.24
 """CPU-seconds of steps and composed sound per second of sound with pictures: benchmarks/history/audiocot.md."""

@@ -180,8 +180,7 @@ class MeasuredThinker:
             ConfigError: a file or a tagger that cannot be used.
         """
         from pipelines.audiocot.answers.measured import has_little_evidence, heard_record, placed_record
-        from pipelines.audiocot.steps.levels import Levels, LevelsConfig
-        from pipelines.audiocot.steps.motion import Motion, MotionConfig
+        from pipelines.audiocot.steps.built_in import Levels, LevelsConfig, Motion, MotionConfig
         from pipelines.audiocot.steps.tags import Tags, TagsConfig
 
         clip = open_clip(request)
@@ -335,7 +334,7 @@ def open_clip(request: ThoughtRequest) -> SoundClip:
     Raises:
         ConfigError: a file without sound, or a span outside of it.
     """
-    from pipelines.audiocot.steps.files import SourceProbe, SourceProbeConfig
+    from pipelines.audiocot.steps.built_in import SourceProbe, SourceProbeConfig
 
     listener = Listener(str(request.source))
     facts = FileFacts(video=None if request.video is None else str(request.video))

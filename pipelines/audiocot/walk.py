@@ -12,9 +12,8 @@ from pipelines.audiocot.rules import RULES, ClipThresholds
 from pipelines.audiocot.sources import FileSource
 from pipelines.execution.engine import Call, Walk
 from pipelines.steps.chain import needed_values
-from pipelines.steps.results import kind_and_reason
+from pipelines.steps.results import Row, Spool, kind_and_reason
 from pipelines.steps.rules import Drop, find_broken
-from pipelines.steps.spool import Row, Spool
 from pipelines.steps.step import Step, Value
 
 REFUSED = "answers refused"

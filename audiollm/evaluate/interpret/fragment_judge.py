@@ -1,8 +1,12 @@
-"""An LLM as the judge of VIP and, where it hears source and output, of SVIP.
+"""VIP and SVIP: verdicts on fragments, by people or by an LLM judge, and their tally.
 
-It divides a reference into fragments, each a unit of meaning, and says of each whether the output conveys it. Which
-words count is not its choice: the fragments, one after the other, must be the whole reference, or it is asked again.
-Sentences of a long text (`segments` of the log) are judged one by one, each beside its own part of the output.
+VIP is the share of a source's fragments (units of meaning) whose information the output conveys (arXiv 2407.21646,
+section 4.3); SVIP asks in addition that it is said in time, at a fair rate, and fluently. Neither can be computed.
+
+An LLM judges VIP and, where it hears source and output, SVIP. It divides a reference into fragments, each a unit of
+meaning, and says of each whether the output conveys it. Which words count is not its choice: the fragments, one after
+the other, must be the whole reference, or it is asked again. Sentences of a long text (`segments` of the log) are
+judged one by one, each beside its own part of the output.
 """
 
 from __future__ import annotations
@@ -13,16 +17,74 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from audiollm.audio import Waveform
-from audiollm.evaluate.interpret.fragment_verdicts import FragmentVerdict
+from audiollm.errors import ConfigError
 from audiollm.evaluate.interpret.logged_outputs import LoggedOutput, Unit, join_units, split_units
 from audiollm.evaluate.interpret.resegment import ReferenceSegment, resegment
 from audiollm.evaluate.judges.judging import MAX_CLIP_S, digest, load_clip
 from audiollm.evaluate.judges.ticketed_answers import VerdictError, ask_with_ticket, objects_with_ticket
+from audiollm.evaluate.report.lists import read_records
 from audiollm.evaluate.report.metric_error import MetricError
+from audiollm.evaluate.report.statistics import share
 from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.subjects.chat import Chat
 from audiollm.models.audio_llms.inputs import Parts
+
+
+class FragmentVerdict(BaseModel):
+    """A judged fragment."""
+
+    model_config = ConfigDict(extra="allow")
+
+    index: int
+    """Number of the source."""
+    fragment: str
+    system: str | None = None
+    """Name of the log; None: there is only one."""
+    vip: bool
+    """Whether the output conveys it."""
+    svip: bool | None = None
+    """Whether it also does so in time and fluently; None: not judged."""
+
+
+def read_verdicts(path: Path) -> list[FragmentVerdict]:
+    """Read JSON lines, JSON or CSV with `index`, `fragment`, `vip`, where judged `svip`, of several logs `system`.
+
+    Raises:
+        ConfigError: what is wrong, and where.
+    """
+    return read_records(path, FragmentVerdict)
+
+
+def of_system(verdicts: Sequence[FragmentVerdict], system: str) -> list[FragmentVerdict]:
+    """The verdicts on a system's outputs."""
+    return [verdict for verdict in verdicts if verdict.system in (None, system)]
+
+
+def check_systems(verdicts: Sequence[FragmentVerdict], systems: Sequence[str], path: Path) -> None:
+    """Check that it is told which log each verdict is about.
+
+    Raises:
+        ConfigError: a verdict without a system, where there are several; or one of a system that is not there.
+    """
+    named = ", ".join(systems)
+    for verdict in verdicts:
+        if verdict.system is None and len(systems) > 1:
+            raise ConfigError(
+                f"{verdict.fragment!r}: of which system?", str(path), f"add a column system: {named}"
+            )
+        if verdict.system is not None and verdict.system not in systems:
+            raise ConfigError(f"{verdict.system}: no log of this name", str(path), f"the logs are {named}")
+
+
+def tally(verdicts: Sequence[FragmentVerdict]) -> dict[str, Any]:
+    """Return the shares of valid fragments with 95 % intervals: `vip`, and `svip` where any fragment has it."""
+    judged = [verdict.svip for verdict in verdicts if verdict.svip is not None]
+    shares = {"vip": share([verdict.vip for verdict in verdicts])}
+    return shares | ({"svip": share(judged)} if judged else {})
+
 
 VERSION = 1
 TASK = (

@@ -24,8 +24,7 @@ from audiollm.evaluate.options import (
 from audiollm.evaluate.report.suite import bar, conclude, spread_items, step
 
 if TYPE_CHECKING:
-    from audiollm.evaluate.interpret.fragment_judge import FragmentJudge
-    from audiollm.evaluate.interpret.fragment_verdicts import FragmentVerdict
+    from audiollm.evaluate.interpret.fragment_judge import FragmentJudge, FragmentVerdict
     from audiollm.evaluate.interpret.interpretation_suite import LogOfSystem, Mixer
     from audiollm.evaluate.interpret.logged_outputs import LoggedOutput
     from audiollm.evaluate.judges.judging import Recognizer
@@ -85,8 +84,7 @@ def interpret(
     audiollm evaluate interpret runs/live --endpoint http://localhost:8000/v1 --endpoint-model Qwen3-Omni --judge-hears
     """
     console = Console()
-    from audiollm.evaluate.interpret.fragment_judge import FragmentJudge
-    from audiollm.evaluate.interpret.fragment_verdicts import check_systems, read_verdicts
+    from audiollm.evaluate.interpret.fragment_judge import FragmentJudge, check_systems, read_verdicts
     from audiollm.evaluate.interpret.interpretation_suite import (
         InterpretationBench,
         LogOfSystem,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from audiollm.errors import BadSample
-from audiollm.evaluate.interpret.fragment_verdicts import FragmentVerdict, of_system, tally
+from audiollm.evaluate.interpret.fragment_judge import FragmentVerdict, of_system, tally
 from audiollm.evaluate.interpret.latency import length_adaptive_average_lagging, long_yaal
 from audiollm.evaluate.interpret.latency_scores import (
     CLOCK_SUFFIX,

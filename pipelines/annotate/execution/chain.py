@@ -26,7 +26,7 @@ class _Kind(NamedTuple):
 
 
 KINDS: Mapping[str, _Kind] = {
-    "probe": _Kind("probe", "Probe", "ProbeConfig"),
+    "probe": _Kind("signal", "Probe", "ProbeConfig"),
     "separate": _Kind("separate", "Separate", "SeparateConfig"),
     "voice_activity": _Kind("voice_activity", "VoiceActivityStep", "VoiceActivityConfig"),
     "speakers": _Kind("speakers", "Speakers", "SpeakersConfig"),

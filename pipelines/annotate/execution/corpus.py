@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from statistics import quantiles
 
 from pipelines.annotate.measurements.duplicates import DuplicateConfig, find_duplicates
-from pipelines.steps.results import Place
+from pipelines.steps.results import Place, Row, Spool
 from pipelines.steps.rules import Drop
-from pipelines.steps.spool import Row, Spool
 
 _MIN_SEGMENTS_FOR_OUTLIERS = 4
 _COMPARED = ("duration_s", "text", "speaker", "file")

@@ -32,7 +32,7 @@ from pipelines.execution.engine import Walk
 from pipelines.execution.ledger import Ledger
 from pipelines.steps.driving import StepRun, call_each
 from pipelines.steps.facts import StepCosts
-from pipelines.steps.spool import Spool
+from pipelines.steps.results import Spool
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from pipelines.annotate.input.sources import RecordingSource
 from pipelines.annotate.step import SegmentSpan, WorkItem
 from pipelines.execution.engine import Call, Walk
 from pipelines.steps.chain import needed_values
-from pipelines.steps.results import kind_and_reason
+from pipelines.steps.results import Row, Spool, kind_and_reason
 from pipelines.steps.rules import Drop
-from pipelines.steps.spool import Row, Spool
 from pipelines.steps.step import Step, Value
 
 NO_SPEECH = "no speech found"

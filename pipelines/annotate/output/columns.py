@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, RootModel, ValidationEr
 
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import write_text
-from pipelines.steps.spool import Row
+from pipelines.steps.results import Row
 
 Method = Literal["percentile", "width", "fixed"]
 _SHARES = {

@@ -20,13 +20,14 @@ from pipelines.steps.results import (
     FileFates,
     PartTally,
     Place,
+    Row,
+    Spool,
     dropped_part_row,
     funnel_counts,
     merge_set_aside,
     open_lines,
     put_line,
 )
-from pipelines.steps.spool import Row, Spool
 
 Columns = Callable[[Row], Mapping[str, Any]]
 """Function from a segment's row to its columns in words."""

@@ -15,16 +15,21 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from audiollm.models.recognition.transcript import SpokenWord, mean_confidence
-from pipelines.annotate.recognizers.asked import AudioLlm, AudioLlmConfig
 from pipelines.annotate.recognizers.endpoint import (
     ChatEndpoint,
     ChatEndpointConfig,
     Endpoint,
     EndpointConfig,
 )
-from pipelines.annotate.recognizers.transformers import TransformersConfig, TransformersRecognizer
+from pipelines.annotate.recognizers.folder_models import (
+    AudioLlm,
+    AudioLlmConfig,
+    FasterWhisper,
+    FasterWhisperConfig,
+    TransformersConfig,
+    TransformersRecognizer,
+)
 from pipelines.annotate.recognizers.value import RecognizerConfig, transcript_value
-from pipelines.annotate.recognizers.whisper import FasterWhisper, FasterWhisperConfig
 from pipelines.annotate.step import Segment
 from pipelines.steps.step import Resources, Step, Value
 

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 
 from audiollm.endpoints import EndpointClient, EndpointError, check_address
 from audiollm.models.recognition.transcript import SpokenWord
-from pipelines.annotate.recognizers.asked import PROMPT, unquoted
+from pipelines.annotate.recognizers.folder_models import PROMPT, unquoted
 from pipelines.annotate.recognizers.value import RecognizerConfig, transcript_value
 from pipelines.annotate.step import Segment
 from pipelines.steps.step import Resources, Value

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from audiollm.data.records.thoughts import ThoughtEvent, ThoughtRecord
 from pipelines.audiocot.answers.measured import numbers_in_scene, scene_events
 from pipelines.audiocot.corpus import Partners, draw_key
-from pipelines.steps.spool import Row
+from pipelines.steps.results import Row
 
 OperationName = Literal["extend", "inpaint", "add", "remove", "extract"]
 _EXTEND_FROM = (0.4, 0.7)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from audiollm.audio import load, save
 from audiollm.commands.cli import build_app
-from audiollm.evaluate.interpret.fragment_verdicts import FragmentVerdict, tally
+from audiollm.evaluate.interpret.fragment_judge import FragmentVerdict, tally
 from audiollm.evaluate.interpret.interpretation_suite import (
     InterpretationBench,
     LogOfSystem,

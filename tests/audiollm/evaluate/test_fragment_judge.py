@@ -16,8 +16,12 @@ from audiollm.audio import Waveform, save
 from audiollm.commands.cli import build_app
 from audiollm.endpoints import EndpointClient
 from audiollm.errors import ConfigError
-from audiollm.evaluate.interpret.fragment_judge import FragmentJudge, read_fragments
-from audiollm.evaluate.interpret.fragment_verdicts import FragmentVerdict, check_systems
+from audiollm.evaluate.interpret.fragment_judge import (
+    FragmentJudge,
+    FragmentVerdict,
+    check_systems,
+    read_fragments,
+)
 from audiollm.evaluate.interpret.logged_outputs import LoggedOutput, write_log
 from audiollm.evaluate.judges.ticketed_answers import VerdictError
 from audiollm.evaluate.report.store import RowStore

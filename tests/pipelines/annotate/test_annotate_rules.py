@@ -32,9 +32,9 @@ from pipelines.annotate.input.sources import RecordingSource
 from pipelines.annotate.input.synthetic import CorpusConfig, speak_corpus
 from pipelines.annotate.stage import STAGE
 from pipelines.annotate.step import Recording, RecordingMetadata, Segment
-from pipelines.annotate.steps.probe import Probe, ProbeConfig
+from pipelines.annotate.steps.signal import Probe, ProbeConfig
 from pipelines.execution.ledger import Ledger
-from pipelines.steps.spool import Spool
+from pipelines.steps.results import Spool
 from pipelines.steps.step import Resources, StepConfig, Value
 
 CORPUS = CorpusConfig(words=["one", "seven"], voices=2, takes=2, test_takes=1)

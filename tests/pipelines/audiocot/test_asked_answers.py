@@ -32,8 +32,7 @@ from audiollm.models.audio_llms.new_thinker import NewThinkerConfig, write_think
 from audiollm.video.writing import write_video
 from pipelines.audiocot.answers.evidence import Evidence, contradiction
 from pipelines.audiocot.steps.answered import Listen, Think
-from pipelines.audiocot.steps.files import CutClips, SourceProbe
-from pipelines.audiocot.steps.levels import Levels
+from pipelines.audiocot.steps.built_in import CutClips, Levels, SourceProbe
 from tests.audiollm.data.test_thoughts import DURATION_S, RIGHT, damaged, is_right
 from tests.forked import forked
 from tests.pipelines.audiocot.cot_run import RATE, ChatServer, made, rows, texts_of, think, tone

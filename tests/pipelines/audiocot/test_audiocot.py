@@ -242,7 +242,7 @@ def test_a_run_that_is_done_does_nothing_again(
     def fails(*_: Any) -> Any:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr("pipelines.audiocot.steps.levels.Levels.process", fails)
+    monkeypatch.setattr("pipelines.audiocot.steps.built_in.Levels.process", fails)
     monkeypatch.setattr("pipelines.audiocot.made.carrying.operate", fails)
     before = {path: path.read_bytes() for path in run.glob("*.jsonl")}
     think(run, scenes, steps={"objects": {}}, samples_per_shard=3)

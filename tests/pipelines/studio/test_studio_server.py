@@ -34,13 +34,13 @@ from pipelines.studio.browse.clips import (
     review_next,
 )
 from pipelines.studio.browse.files import ShownClip, ShownFiles
-from pipelines.studio.browse.run_state import stage_statuses
 from pipelines.studio.browse.runs import (
     curves_html,
     report_html,
     run_folder,
     run_mark,
     samples_html,
+    stage_statuses,
     state_html,
 )
 from pipelines.studio.editor import MakeRequest, sentence_of
@@ -65,9 +65,8 @@ from fastapi import FastAPI  # noqa: E402
 
 from pipelines.studio.browse.routes import add_shown_routes  # noqa: E402
 from pipelines.studio.gate import COOKIE, StudioGate, is_allowed  # noqa: E402
-from pipelines.studio.routes import add_routes  # noqa: E402
-from pipelines.studio.routes.refusals import add_refusals  # noqa: E402
-from pipelines.studio.routes.windows import OpenWindows  # noqa: E402
+from pipelines.studio.routes import add_refusals, add_routes  # noqa: E402
+from pipelines.studio.routes.dependencies import OpenWindows  # noqa: E402
 from pipelines.studio.server import studio_app  # noqa: E402
 from pipelines.studio.tabs import StudioFolders, studio_page  # noqa: E402
 

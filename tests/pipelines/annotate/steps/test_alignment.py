@@ -107,7 +107,7 @@ def test_a_model_gives_every_word_a_time_in_order(tmp_path: Path, text: str) -> 
 
 def test_a_model_hears_where_the_letters_are(tmp_path: Path) -> None:
     """The alignment finds each word where the model itself wrote it."""
-    from pipelines.annotate.recognizers.transformers import TransformersConfig, TransformersRecognizer
+    from pipelines.annotate.recognizers.folder_models import TransformersConfig, TransformersRecognizer
 
     folder = ctc_folder(tmp_path / "ctc")
     recognizer = TransformersRecognizer(TransformersConfig(model=folder))

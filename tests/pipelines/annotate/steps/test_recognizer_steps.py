@@ -21,8 +21,8 @@ from audiollm.errors import ConfigError
 from audiollm.models.recognition.ctc import joined_tokens
 from audiollm.models.recognition.cutting import cut_points
 from audiollm.models.recognition.transcript import SpokenWord
-from pipelines.annotate.recognizers.asked import unquoted
 from pipelines.annotate.recognizers.choice import RecognizerChoice, make_recognizer
+from pipelines.annotate.recognizers.folder_models import unquoted
 from pipelines.annotate.recognizers.value import transcript_value
 from pipelines.annotate.step import RecordingMetadata, Segment
 from pipelines.steps.step import Listener
