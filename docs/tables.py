@@ -23,7 +23,7 @@ from audiollm.recipe.stages import stage_entry_points
 from audiollm.rl.objectives.catalog import CATALOG as OBJECTIVES
 from audiollm.rl.policy_gradient.catalog import ADVANTAGES, KL_CONTROLLERS, POLICY_OBJECTIVES
 from audiollm.rl.rewards.catalog import CATALOG as REWARDS
-from pipelines.annotate.execution.chain import KINDS
+from pipelines.annotate.execution.chain import STEPS
 
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(r"(<!-- table: ([\w ]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -106,10 +106,9 @@ def named_settings(title: str, catalog: Mapping[str, type[BaseModel]]) -> str:
 def annotation_steps() -> str:
     """Steps of `annotate` in their order."""
     rows = []
-    for name, kind in KINDS.items():
-        module = import_module(f"pipelines.annotate.steps.{kind.module}")
-        settings = settings_of(getattr(module, kind.config))
-        rows.append((f"`{name}`", first_sentence(getattr(module, kind.step)), settings))
+    for name in STEPS.built_in:
+        step_class = STEPS.step_class(name)
+        rows.append((f"`{name}`", first_sentence(step_class), settings_of(step_class.settings)))
     return markdown(("step", "subject", "settings"), rows)
 
 

@@ -80,7 +80,7 @@ def import_named(path: str, remedy: str) -> Any:
     """
     module, _, name = path.partition(":")
     try:
-        with _working_directory():
+        with working_directory():
             return getattr(import_module(module), name)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
@@ -110,7 +110,7 @@ def source_digest(path: str) -> str:
     """
     module, _, name = path.partition(":")
     try:
-        with _working_directory():
+        with working_directory():
             spec = util.find_spec(module)
     except Exception as error:
         raise ConfigError(
@@ -137,7 +137,7 @@ def _definitions(source: bytes) -> list[str]:
 
 
 @contextmanager
-def _working_directory() -> Iterator[None]:
+def working_directory() -> Iterator[None]:
     """The working directory as the first place where modules are looked for."""
     here = str(Path.cwd())
     sys.path.insert(0, here)

@@ -219,13 +219,17 @@ def setting_error(error: ValidationError, stage: str, options: Mapping[str, str]
 
 def _nearest_setting(wrong: str) -> str:
     """Guess the setting that was meant: one that ends so, one with the same last name, or the most similar one."""
-    from pipelines.annotate.execution.chain import KINDS, config_class
+    from pipelines.annotate.execution.chain import STEPS
     from pipelines.annotate.execution.config import AnnotationConfig
     from pipelines.annotate.execution.rules import Thresholds
 
     setting_names = [name for name in AnnotationConfig.model_fields if name not in ("steps", "thresholds")]
     setting_names += [f"thresholds.{name}" for name in Thresholds.model_fields]
-    setting_names += [f"steps.{step}.{name}" for step in KINDS for name in config_class(step).model_fields]
+    setting_names += [
+        f"steps.{step}.{name}"
+        for step in STEPS.built_in
+        for name in STEPS.step_class(step).settings.model_fields
+    ]
     ending = [key for key in setting_names if f".{key}".endswith(f".{wrong}")]
     by_last_name = {key.rpartition(".")[2]: key for key in reversed(setting_names)}
     similar = get_close_matches(wrong.rpartition(".")[2], by_last_name, n=1, cutoff=0.6)

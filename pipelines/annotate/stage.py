@@ -13,6 +13,7 @@ from audiollm.data.text.forms import comparison_form
 from audiollm.errors import StageError
 from audiollm.failures import watched_failures
 from audiollm.files.atomic import write_json
+from audiollm.recipe.plug_ins import plug_in_facts
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage
 from pipelines.annotate.execution import chain as chains
@@ -201,7 +202,9 @@ def _build_annotation_chain(
     sampled = {}
     if config.quality_sample and "quality" not in settings:
         names = dict.fromkeys(("snr", "bandwidth", "reverberation"), False)
-        sampled["quality"] = chains.config_class("quality").model_validate({"windows": 3, **names})
+        sampled["quality"] = chains.STEPS.step_class("quality").settings.model_validate(
+            {"windows": 3, **names}
+        )
     thresholds = config.limits
     chain = chains.build(settings, recognizers, sampled)
     lacking = chains.missing(chain, thresholds)
@@ -211,7 +214,11 @@ def _build_annotation_chain(
     unset = {rule.threshold: None for missing_step in lacking for rule in missing_step.rules}
     for lack in lacking:
         context.say(f"going on without: {lack.reason}")
-    runnable = {name: step_config for name, step_config in settings.items() if name not in without}
+    runnable = {
+        name: step_config
+        for name, step_config in settings.items()
+        if chains.STEPS.step_class(name).name not in without
+    }
     hearing = [
         recognizer for recognizer in recognizers if (recognizer.name or recognizer.kind) not in without
     ]
@@ -304,5 +311,6 @@ STAGE = Stage(
     },
     help="find who says what in the recordings",
     plan=plan_annotation,
+    facts=lambda config: plug_in_facts(config.steps),
     keeps=("ledger", "fetched", "corpus", "shards"),
 )

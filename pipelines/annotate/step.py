@@ -1,4 +1,4 @@
-"""The items that steps of the annotation measure: a recording, or one segment of it.
+"""The items that steps of the annotation measure, a recording or one segment of it; and the bases of the steps.
 
 Shapes: C channels, N samples.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.steps.step import Listener, Value
+from pipelines.steps.step import BaseStep, Listener, Settings, Value
 
 if TYPE_CHECKING:
     from audiollm.audio import Waveform
@@ -98,3 +98,19 @@ class WorkItem(NamedTuple):
             return Recording(self.path, self.metadata, self.values, listener)
         start_s, end_s, kind, speaker = self.span
         return Segment(self.path, start_s, end_s, kind, speaker, self.metadata, self.values, listener)
+
+
+class RecordingStep(BaseStep[Settings]):
+    """A step that measures recordings; `process` takes a `Recording`."""
+
+    level: ClassVar[Literal["recording"]] = "recording"
+
+
+class SegmentStep(BaseStep[Settings]):
+    """A step that measures segments; `process` takes a `Segment`."""
+
+    level: ClassVar[Literal["segment"]] = "segment"
+    measures_sounds: ClassVar[bool] = False
+    """Whether it runs on segments without speech, too."""
+    reads_text: ClassVar[bool] = False
+    """Whether it is skipped on segments without a trusted text."""

@@ -4,41 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel
 
+from audiollm.recipe.plug_ins import Catalog
+from audiollm.recipe.plug_ins import plug_in_facts
 from pipelines.audiocot.answers.choice import AnswererConfig, AnswerPlace
+from pipelines.audiocot.clip import ClipStep, FileStep
 from pipelines.audiocot.rules import BALANCE, RULES, ClipThresholds
-from pipelines.steps.chain import Missing, StepKeys, lacking_steps, settings_hash
+from pipelines.steps.chain import Missing, StepCatalog, StepKeys, lacking_steps, settings_hash
 from pipelines.steps.rules import Rule
 from pipelines.steps.step import Step
 
-BUILT_IN = ("probe", "clips", "levels", "motion", "watch", "listen", "think")
-"""Steps that every run has."""
-
-
-class _Kind(NamedTuple):
-    module: str
-    step: str
-    config: str
-
-
-STEPS: Mapping[str, _Kind] = {
-    "probe": _Kind("built_in", "SourceProbe", "SourceProbeConfig"),
-    "clips": _Kind("built_in", "CutClips", "ClipsConfig"),
-    "levels": _Kind("built_in", "Levels", "LevelsConfig"),
-    "tags": _Kind("tags", "Tags", "TagsConfig"),
-    "agreement": _Kind("agreement", "Agreement", "AgreementConfig"),
-    "motion": _Kind("built_in", "Motion", "MotionConfig"),
-    "watch": _Kind("answered", "Watch", "WatchConfig"),
-    "listen": _Kind("answered", "Listen", "ListenConfig"),
-    "think": _Kind("answered", "Think", "ThinkConfig"),
-    "objects": _Kind("objects", "Objects", "ObjectsConfig"),
-    "describe": _Kind("answered", "DescribeObjects", "DescribeObjectsConfig"),
-}
-"""Steps in the order in which they run: cheap or decisive ones first."""
+_STEPS = "pipelines.audiocot.steps"
+STEPS = StepCatalog(
+    "audiocot",
+    # cheap or decisive ones first
+    {
+        "probe": f"{_STEPS}.built_in:SourceProbe",
+        "clips": f"{_STEPS}.built_in:CutClips",
+        "levels": f"{_STEPS}.built_in:Levels",
+        "tags": f"{_STEPS}.tags:Tags",
+        "agreement": f"{_STEPS}.agreement:Agreement",
+        "motion": f"{_STEPS}.built_in:Motion",
+        "watch": f"{_STEPS}.answered:Watch",
+        "listen": f"{_STEPS}.answered:Listen",
+        "think": f"{_STEPS}.answered:Think",
+        "objects": f"{_STEPS}.objects:Objects",
+        "describe": f"{_STEPS}.answered:DescribeObjects",
+    },
+    required=("probe", "clips", "levels", "motion", "watch", "listen", "think"),
+    base=(FileStep, ClipStep),
+)
 
 
 @dataclass(frozen=True)
@@ -55,13 +53,9 @@ class CotChain(StepKeys):
         return {step.name: step for step in (*self.file, *self.clip)}
 
 
-def step_config(name: str) -> type[BaseModel]:
-    """The settings of a step, without loading anything heavy."""
-    kind = STEPS[name]
-    config_type: type[BaseModel] = getattr(
-        import_module(f"pipelines.audiocot.steps.{kind.module}"), kind.config
-    )
-    return config_type
+def cot_step_catalog() -> Catalog:
+    """Steps of `audiocot`, in their order."""
+    return STEPS.catalog("`FileStep` or `ClipStep`")
 
 
 def build_chain(settings: Mapping[str, BaseModel], answers: AnswerPlace) -> CotChain:
@@ -71,20 +65,20 @@ def build_chain(settings: Mapping[str, BaseModel], answers: AnswerPlace) -> CotC
         answers: where answers of models are kept, and what may be spent on them.
     """
     steps: list[Step] = []
-    for name, kind in STEPS.items():
-        if name in settings:
-            step_class: Any = getattr(import_module(f"pipelines.audiocot.steps.{kind.module}"), kind.step)
-            step_settings = settings[name]
-            steps.append(
-                step_class(step_settings, answers)
-                if isinstance(step_settings, AnswererConfig)
-                else step_class(step_settings)
-            )
+    chain_settings, hashes = {}, {}
+    for name in STEPS.ordered(settings):
+        step_class: Any = STEPS.step_class(name)
+        step_settings = settings[name]
+        is_answered = isinstance(step_settings, AnswererConfig)
+        step: Step = step_class(step_settings, answers) if is_answered else step_class(step_settings)
+        steps.append(step)
+        chain_settings[step.name] = step_settings
+        hashes[step.name] = settings_hash(step, step_settings, plug_in_facts([name]))
     return CotChain(
         tuple(step for step in steps if step.level == "file"),
         tuple(step for step in steps if step.level == "clip"),
-        settings,
-        {step.name: settings_hash(step, settings[step.name]) for step in steps},
+        chain_settings,
+        hashes,
     )
 
 

@@ -1,4 +1,4 @@
-"""The items that steps of AudioCoT measure: a file with sound, or one clip of it.
+"""The items that steps of AudioCoT measure, a file with sound or one clip of it; and the bases of the steps.
 
 Shapes: C channels, N samples, H rows, W columns of pixels.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from audiollm.data.records.sample import Region
-from pipelines.steps.step import Listener, Value
+from pipelines.steps.step import BaseStep, Listener, Settings, Value
 
 if TYPE_CHECKING:
     from audiollm.audio import Waveform
@@ -114,3 +114,15 @@ class ClipItem(NamedTuple):
         if self.span is None:
             return SoundFile(self.path, self.facts, self.values, listener)
         return SoundClip(self.path, *self.span, self.facts, self.values, listener)
+
+
+class FileStep(BaseStep[Settings]):
+    """A step that measures files; `process` takes a `SoundFile`."""
+
+    level: ClassVar[Literal["file"]] = "file"
+
+
+class ClipStep(BaseStep[Settings]):
+    """A step that measures clips; `process` takes a `SoundClip`."""
+
+    level: ClassVar[Literal["clip"]] = "clip"

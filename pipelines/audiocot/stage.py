@@ -15,10 +15,11 @@ from audiollm.endpoints import Budget
 from audiollm.errors import ConfigError, StageError
 from audiollm.failures import watched_failures
 from audiollm.files.atomic import write_json
+from audiollm.recipe.plug_ins import plug_in_facts
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan
 from pipelines.audiocot.answers.choice import AnswerPlace
-from pipelines.audiocot.chain import CotChain, build_chain, missing_parts
+from pipelines.audiocot.chain import STEPS, CotChain, build_chain, missing_parts
 from pipelines.audiocot.corpus import balance_drops
 from pipelines.audiocot.made.carrying import MadeForm, carry_out
 from pipelines.audiocot.made.plans import MadePlan
@@ -153,7 +154,11 @@ def _build_runnable_chain(
         context.say(f"going on without: {lack.reason}")
     without = {missing_step.step for missing_step in lacking if missing_step.blocks_step}
     unset = {rule.threshold: None for missing_step in lacking for rule in missing_step.rules}
-    runnable = {name: step_settings for name, step_settings in settings.items() if name not in without}
+    runnable = {
+        name: step_settings
+        for name, step_settings in settings.items()
+        if STEPS.step_class(name).name not in without
+    }
     return limits.model_copy(update=unset), build_chain(runnable, place), lacking
 
 
@@ -320,5 +325,6 @@ STAGE = Stage(
     },
     help="write chains of thought about the sound of videos and recordings",
     plan=plan_audiocot,
+    facts=lambda config: plug_in_facts(config.steps),
     keeps=("ledger", "fetched", "shards", MADE_FOLDER, REVIEW, JUDGED),
 )

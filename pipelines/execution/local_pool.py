@@ -22,6 +22,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from audiollm.errors import error_line
 from audiollm.processes import ONE_THREAD, end_with_parent, interrupts_held_back
+from audiollm.recipe.plug_ins import working_directory
 from pipelines.execution.engine import EngineError, Pool, Worker, WorkerReply
 
 WORKER_FILE = "AUDIOLLM_WORKER_FILE"
@@ -39,12 +40,18 @@ class SharedSetup(Protocol):
         """Load what forked processes may share: no threads, no open files, nothing on a GPU."""
 
 
+def _load_worker(content: bytes) -> Worker:
+    """A step of a user's own may be in a module of the working directory."""
+    with working_directory():
+        worker: Worker = ForkingPickler.loads(content)
+    return worker
+
+
 def worker_of(content: bytes) -> Worker:
     """Return the worker of pickled bytes: the one that is set up if it has the same bytes, else a new one."""
     if _ready is not None and _ready[0] == content:
         return _ready[1]
-    worker: Worker = ForkingPickler.loads(content)
-    return worker
+    return _load_worker(content)
 
 
 def set_up_worker() -> None:
@@ -55,7 +62,7 @@ def set_up_worker() -> None:
         return
     try:
         content = Path(path).read_bytes()
-        worker = ForkingPickler.loads(content)
+        worker = _load_worker(content)
         if isinstance(worker, SharedSetup):
             worker.set_up_shared()
     except Exception:  # the process that needs the worker tries again, and reports the error

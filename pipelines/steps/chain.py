@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from json import JSONEncoder
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from audiollm.errors import ConfigError, suggestion
 from audiollm.evaluate.judges.yamnet import AUTO
+from audiollm.recipe.plug_ins import Catalog, documented
+from audiollm.recipe.plug_ins import import_named, is_import_path
+from audiollm.recipe.stages import located
 from pipelines.execution.engine import Pool
 from pipelines.steps.rules import Rule
-from pipelines.steps.step import BatchStep, Resources, Step, Value
+from pipelines.steps.step import BaseStep, BatchStep, Resources, Step, Value
 
 _PLAIN = JSONEncoder(sort_keys=True, ensure_ascii=False, default=str)
 
@@ -42,12 +47,103 @@ class StepKeys:
         return hash_json([self.hashes[step.name], digest, facts, values])
 
 
-def settings_hash(step: Step, settings: BaseModel) -> str:
-    """Hash all that a step's values depend on beside its item: its version, settings, and the files that it reads."""
+class StepCatalog:
+    """The steps of a pipeline: built-in ones by name, a user's own by `module:name`.
+
+    Args:
+        stage: the pipeline, for errors.
+        built_in: name -> `package.module:class`, in the order in which they run; a user's own run after them.
+        required: steps that every run has.
+        base: the class that steps of a user's own derive from.
+    """
+
+    def __init__(
+        self, stage: str, built_in: Mapping[str, str], required: Sequence[str], base: tuple[type[BaseStep[Any]], ...]
+    ) -> None:
+        self.stage, self.built_in, self.required, self.base = stage, built_in, required, base
+
+    def step_class(self, name: str) -> type[BaseStep[Any]]:
+        """The class of a step, without loading anything heavy.
+
+        Raises:
+            ConfigError: a step of a user's own that cannot be imported or is none.
+        """
+        bases = " or ".join(base.__name__ for base in self.base)
+        remedy = f"give package.module:Name of a class that derives from {bases}; docs/extending.md has one"
+        step_class = import_named(self.built_in.get(name, name), remedy)
+        if not (isinstance(step_class, type) and issubclass(step_class, self.base)):
+            raise ConfigError(f"is no class that derives from {bases}", name, remedy)
+        if inspect.isabstract(step_class) or not hasattr(step_class, "name"):
+            lacks = "method `process`" if inspect.isabstract(step_class) else "`name` for its values"
+            raise ConfigError(f"has no {lacks}", name, remedy)
+        if name not in self.built_in and step_class.name in self.built_in:
+            raise ConfigError(
+                f"its name {step_class.name!r} is that of a step of {self.stage}", name, "rename it"
+            )
+        return step_class
+
+    def check(self, steps: object) -> None:
+        """Pass the settings of steps by name.
+
+        Raises:
+            ValueError: an unknown step, one that cannot be used, or one that cannot be left out.
+        """
+        for name, settings in steps.items() if isinstance(steps, Mapping) else ():
+            if name not in self.built_in and not is_import_path(name):
+                raise ValueError(f"no step {name!r}: {suggestion(name, self.built_in)}")
+            if settings is None and name in self.required:
+                raise ValueError(f"the step {name} is always there")
+            try:
+                self.step_class(name)
+            except ConfigError as error:
+                raise ValueError(" ".join(str(error).split())) from error
+
+    def value_names(self, names: Iterable[str]) -> list[str]:
+        """The names under which these steps' values stand.
+
+        Raises:
+            ValueError: two steps have the same.
+        """
+        value_names = [self.step_class(name).name for name in names]
+        for name in value_names:
+            if value_names.count(name) > 1:
+                raise ValueError(f"steps: two have the name {name!r}: rename one of them")
+        return value_names
+
+    def typed_settings(self, step_values: Mapping[str, Mapping[str, Any]]) -> dict[str, BaseModel]:
+        """The settings of these steps, validated."""
+        typed: dict[str, BaseModel] = {}
+        for name, settings in step_values.items():
+            with located("steps", name):
+                typed[name] = self.step_class(name).settings.model_validate(settings)
+        return typed
+
+    def ordered(self, names: Iterable[str]) -> list[str]:
+        """These steps in the order in which they run."""
+        names = list(names)
+        return [
+            *(name for name in self.built_in if name in names),
+            *(n for n in names if n not in self.built_in),
+        ]
+
+    def catalog(self, bases: str) -> Catalog:
+        """The built-in steps for `audiollm list`."""
+        classes = {name: self.step_class(name) for name in self.built_in}
+        return Catalog(
+            documented(classes), f"Your own: `package.module:Name` of a {bases}, after the built-in ones."
+        )
+
+
+def settings_hash(step: Step, settings: BaseModel, source: Sequence[str] = ()) -> str:
+    """Hash all that a step's values depend on beside its item: its version, settings, and the files that it reads.
+
+    Args:
+        source: the digest of the module of a user's own step.
+    """
     # the output folder does not change the output
     described = settings.model_dump(mode="json", exclude={"folder"})
     read = [_fingerprint_files(path) for path in paths_of(settings).values()]
-    return hash_json([type(step).__name__, step.name, step.version, step.needs, described, read])
+    return hash_json([type(step).__name__, step.name, step.version, step.needs, described, read, *source])
 
 
 def lacking_steps(steps: Mapping[str, Step], active: Iterable[Rule]) -> list[Missing]:

@@ -9,9 +9,10 @@ Shapes: C channels, N samples.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +73,37 @@ class Step(Protocol):
 
     def process(self, item: Any) -> Value:
         """The value of one file or part, as the pipeline gives it; an exception costs this item alone."""
+
+
+Settings = TypeVar("Settings", bound=StepConfig)
+
+
+class BaseStep(ABC, Generic[Settings]):
+    """A step that reads no other step's value, loads nothing and lacks nothing; steps override what differs.
+
+    A setting `gpus` is the share that one worker takes.
+    """
+
+    name: str
+    settings: ClassVar[type[StepConfig]] = StepConfig
+    """The class of its settings."""
+    needs: tuple[str, ...] = ()
+    version: ClassVar[int] = 1
+
+    def __init__(self, config: Settings) -> None:
+        self.config = config
+        self.resources = Resources(gpus=getattr(config, "gpus", 0.0))
+
+    def missing(self) -> str | None:
+        """See `Step.missing`."""
+        return None
+
+    def setup(self) -> None:
+        """Nothing to load."""
+
+    @abstractmethod
+    def process(self, item: Any) -> Value:
+        """See `Step.process`."""
 
 
 @runtime_checkable

@@ -4,52 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import NamedTuple
+from typing import Any, TypeAlias
 
 from pydantic import BaseModel
 
-from audiollm.recipe.plug_ins import Catalog, documented
+from audiollm.recipe.plug_ins import Catalog, plug_in_facts
 from pipelines.annotate.execution.rules import RULES, AnnotationRule, Thresholds
 from pipelines.annotate.recognizers.choice import RecognizerChoice, make_recognizer
-from pipelines.steps.chain import Missing, StepKeys, lacking_steps, settings_hash
+from pipelines.annotate.step import RecordingStep, SegmentStep
+from pipelines.steps.chain import Missing, StepCatalog, StepKeys, lacking_steps, settings_hash
 from pipelines.steps.step import Step
 
-BUILT_IN = ("probe", "voice_activity", "segments", "signal")
-"""Steps that every run has."""
-
-
-class _Kind(NamedTuple):
-    module: str
-    step: str
-    config: str
-
-
-KINDS: Mapping[str, _Kind] = {
-    "probe": _Kind("signal", "Probe", "ProbeConfig"),
-    "separate": _Kind("separate", "Separate", "SeparateConfig"),
-    "voice_activity": _Kind("voice_activity", "VoiceActivityStep", "VoiceActivityConfig"),
-    "speakers": _Kind("speakers", "Speakers", "SpeakersConfig"),
-    "segments": _Kind("segments", "Segments", "SegmentsConfig"),
-    "signal": _Kind("signal", "Signal", "SignalConfig"),
-    "quality": _Kind("quality", "Quality", "QualityConfig"),
-    "events": _Kind("events", "Events", "EventsConfig"),
-    "fingerprint": _Kind("fingerprint", "Fingerprint", "FingerprintConfig"),
-    "consensus": _Kind("consensus", "Consensus", "ConsensusConfig"),
-    "repetition": _Kind("repetition", "Repetition", "RepetitionConfig"),
-    "language": _Kind("language", "Language", "LanguageConfig"),
-    "prosody": _Kind("prosody", "Prosody", "ProsodyConfig"),
-    "attributes": _Kind("attributes", "Attributes", "AttributesConfig"),
-    "alignment": _Kind("alignment", "Alignment", "AlignmentConfig"),
-    "description": _Kind("description", "Description", "DescriptionConfig"),
-}
-"""Steps in the order in which they run: cheap or decisive ones first. Recognizers run before `consensus`."""
+AnnotationStep: TypeAlias = "RecordingStep[Any] | SegmentStep[Any]"
+_STEPS = "pipelines.annotate.steps"
+STEPS = StepCatalog(
+    "annotate",
+    # cheap or decisive ones first; recognizers run before `consensus`
+    {
+        "probe": f"{_STEPS}.signal:Probe",
+        "separate": f"{_STEPS}.separate:Separate",
+        "voice_activity": f"{_STEPS}.voice_activity:VoiceActivityStep",
+        "speakers": f"{_STEPS}.speakers:Speakers",
+        "segments": f"{_STEPS}.segments:Segments",
+        "signal": f"{_STEPS}.signal:Signal",
+        "quality": f"{_STEPS}.quality:Quality",
+        "events": f"{_STEPS}.events:Events",
+        "fingerprint": f"{_STEPS}.fingerprint:Fingerprint",
+        "consensus": f"{_STEPS}.consensus:Consensus",
+        "repetition": f"{_STEPS}.repetition:Repetition",
+        "language": f"{_STEPS}.language:Language",
+        "prosody": f"{_STEPS}.prosody:Prosody",
+        "attributes": f"{_STEPS}.attributes:Attributes",
+        "alignment": f"{_STEPS}.alignment:Alignment",
+        "description": f"{_STEPS}.description:Description",
+    },
+    required=("probe", "voice_activity", "segments", "signal"),
+    base=(RecordingStep, SegmentStep),
+)
 _NEED_RECOGNIZERS = ("consensus", "language")
 """Steps that are built with the names of the recognizers."""
-TEXT_STEPS = frozenset({"repetition", "language", "alignment"})
-"""Steps that are skipped on segments without a trusted text."""
-SOUND_STEPS = frozenset({"signal", "events", "fingerprint", "description"})
-"""Steps that run on segments without speech."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +53,12 @@ class Chain(StepKeys):
         sampled: steps that a sample of the kept segments goes through at the end, and no rule waits for.
     """
 
-    recording: tuple[Step, ...]
-    segment: tuple[Step, ...]
+    recording: tuple[RecordingStep[Any], ...]
+    segment: tuple[SegmentStep[Any], ...]
     recognizers: tuple[str, ...]
     settings: Mapping[str, BaseModel]
     hashes: Mapping[str, str]
-    sampled: tuple[Step, ...] = ()
+    sampled: tuple[AnnotationStep, ...] = ()
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -79,21 +72,7 @@ class Chain(StepKeys):
 
 def step_catalog() -> Catalog:
     """Steps of `annotate`, in their order; recognizers come before `consensus`."""
-    classes = {
-        name: getattr(import_module(f"pipelines.annotate.steps.{kind.module}"), kind.step)
-        for name, kind in KINDS.items()
-    }
-    own = "Recognizers of your own: a command or an endpoint; pipelines/annotate/README.md."
-    return Catalog(documented(classes), own)
-
-
-def config_class(name: str) -> type[BaseModel]:
-    """The settings of a step, without loading anything heavy."""
-    kind = KINDS[name]
-    config_type: type[BaseModel] = getattr(
-        import_module(f"pipelines.annotate.steps.{kind.module}"), kind.config
-    )
-    return config_type
+    return STEPS.catalog("`RecordingStep` or `SegmentStep`")
 
 
 def build(
@@ -104,21 +83,31 @@ def build(
     """Build a chain of these steps, with the recognizers before `consensus`."""
     hearing = [make_recognizer(choice) for choice in recognizers]
     names = tuple(step.name for step in hearing)
-    steps: list[Step] = []
-    for name in KINDS:
+    chain_settings: dict[str, BaseModel] = dict(zip(names, recognizers, strict=True))
+    hashes = {step.name: settings_hash(step, chain_settings[step.name]) for step in hearing}
+
+    def make(name: str, step_settings: BaseModel) -> AnnotationStep:
+        step_class: Any = STEPS.step_class(name)
+        step: AnnotationStep = (
+            step_class(step_settings, names) if name in _NEED_RECOGNIZERS else step_class(step_settings)
+        )
+        chain_settings[step.name] = step_settings
+        hashes[step.name] = settings_hash(step, step_settings, plug_in_facts([name]))
+        return step
+
+    steps: list[AnnotationStep] = []
+    for name in STEPS.ordered([*settings, "consensus"]):
         if name == "consensus":
             steps += hearing
         if name in settings:
-            steps.append(_make_annotation_step(name, settings[name], names))
-    last = tuple(_make_annotation_step(name, step_config, names) for name, step_config in sampled.items())
-    step_settings = {**settings, **dict(zip(names, recognizers, strict=True)), **sampled}
+            steps.append(make(name, settings[name]))
     return Chain(
-        tuple(step for step in steps if step.level == "recording"),
-        tuple(step for step in steps if step.level == "segment"),
+        tuple(step for step in steps if isinstance(step, RecordingStep)),
+        tuple(step for step in steps if isinstance(step, SegmentStep)),
         names,
-        step_settings,
-        {step.name: settings_hash(step, step_settings[step.name]) for step in (*steps, *last)},
-        last,
+        chain_settings,
+        hashes,
+        tuple(make(name, step_settings) for name, step_settings in sampled.items()),
     )
 
 
@@ -143,10 +132,3 @@ def _explain_unmeasured_step(rule: AnnotationRule, chain: Chain) -> str | None:
     if rule.option and getattr(chain.settings[rule.step], rule.option) in (None, False):
         return f"needs steps.{rule.step}.{rule.option}: give its model or switch it on"
     return None
-
-
-def _make_annotation_step(name: str, settings: BaseModel, recognizers: tuple[str, ...]) -> Step:
-    kind = KINDS[name]
-    step_class = getattr(import_module(f"pipelines.annotate.steps.{kind.module}"), kind.step)
-    step: Step = step_class(settings, recognizers) if name in _NEED_RECOGNIZERS else step_class(settings)
-    return step

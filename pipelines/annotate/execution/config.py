@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 
-from audiollm.errors import suggestion
-from audiollm.recipe.stages import InputPath, StageConfig, check_input, located
-from pipelines.annotate.execution.chain import BUILT_IN, KINDS, config_class
+from audiollm.recipe.stages import InputPath, check_input, located
+from pipelines.annotate.execution.chain import STEPS
 from pipelines.annotate.execution.presets import PRESETS, Preset
 from pipelines.annotate.execution.rules import Thresholds
 from pipelines.annotate.input import synthetic
 from pipelines.annotate.input.transcripts import compile_pattern, is_pattern, parse_condition
 from pipelines.annotate.measurements.duplicates import DuplicateConfig
 from pipelines.annotate.recognizers.choice import RecognizerChoice
-from pipelines.execution.engine import available_cpus
-from pipelines.steps.chain import paths_of
-from pipelines.steps.inputs import MANIFESTS, is_address
-from pipelines.steps.step import Resources
+from pipelines.steps.chain import StepCatalog, paths_of
+from pipelines.steps.inputs import MANIFESTS
+from pipelines.steps.settings import StepsConfig
 
 _RECOGNIZER: TypeAdapter[RecognizerChoice] = TypeAdapter(RecognizerChoice)
 PresetName = Literal["quickstart", "emilia", "granary", "curator-asr", "curator-tts", "audioverse"]
 
 
-class AnnotationConfig(StageConfig):
+class AnnotationConfig(StepsConfig):
     """Settings of the stage `annotate`."""
 
-    incidental: ClassVar[frozenset[str]] = frozenset(
-        {"workers", "engine", "ray_address", "gpus", "earlier", "max_unpacked_gb"}
-    )
+    catalog: ClassVar[StepCatalog] = STEPS
+    incidental: ClassVar[frozenset[str]] = StepsConfig.incidental | {"earlier"}
 
     input: str | list[str] | None = None
     """A folder, a file, a glob, a list (CSV or JSONL with a column path), a tar or an address; several in a list.
@@ -47,12 +43,6 @@ class AnnotationConfig(StageConfig):
     several is the text."""
     grammar: Literal["auto", "open"] | list[str] = "auto"
     """The texts that pocketsphinx may hear; auto: those given where there are at most 60, else any."""
-    steps: dict[str, dict[str, Any] | None] = Field(default={})
-    """Step -> its settings, over those of the preset; null: without this step."""
-    thresholds: dict[str, Any] = Field(default={})
-    """Threshold -> value, over those of the preset; null: without this threshold."""
-    missing_scorer: Literal["fail", "skip"] = "fail"
-    """Reaction to a missing model of a step or threshold; skip: go on, and report what was not applied."""
     outlier_iqr: float | None = Field(None, gt=0)
     """Drop a segment whose seconds per character lie this many interquartile ranges outside the quartiles of its file;
     null: as the preset says."""
@@ -66,34 +56,11 @@ class AnnotationConfig(StageConfig):
     """Segments whose quality is measured (DNSMOS, 0.25 s each) where no step does it for all."""
     shards: bool = False
     """Write the kept segments as webdataset shards, too."""
-    max_unpacked_gb: float = Field(default=100, gt=0)
-    """Limit, in GB, to what all archives unpack to; members beyond it are set aside."""
-    workers: int | None = Field(default=None, ge=0)
-    """Worker processes; 0 and 1: work in this process; null: one per CPU."""
-    engine: Literal["local", "ray"] = "local"
-    """Processes of this machine, or actors of a Ray cluster."""
-    ray_address: str | None = None
-    """Address of the Ray cluster; null: start one on this machine."""
-    gpus: float = Field(0.0, ge=0)
-    """GPUs that the steps may share."""
-    resources: dict[str, Resources] = Field(default={})
-    """Step -> what one worker of it takes."""
     earlier: InputPath | None = None
     """`ledger/ledger.sqlite` of another annotation: what was measured there, with the same settings on the same
     content, is not measured again."""
-    retry_failed: bool = False
-    """Try again what failed in an earlier run."""
-    seed: int = 0
     corpus: synthetic.CorpusConfig = Field(default_factory=synthetic.CorpusConfig)
     """The corpus that is spoken where `input` is null."""
-
-    @field_validator("input")
-    @classmethod
-    def _inputs_exist(cls, value: str | list[str] | None, info: ValidationInfo) -> str | list[str] | None:
-        for text in [value] if isinstance(value, str) else value or ():
-            if not is_address(text) and not any(mark in text for mark in "*?["):
-                check_input(Path(text), info)
-        return value
 
     @field_validator("transcripts")
     @classmethod
@@ -111,16 +78,6 @@ class AnnotationConfig(StageConfig):
             parse_condition(value)
         return value
 
-    @field_validator("steps", mode="before")
-    @classmethod
-    def _steps_are_known(cls, value: Any) -> Any:
-        for name, settings in value.items() if isinstance(value, dict) else ():
-            if name not in KINDS:
-                raise ValueError(f"no step {name!r}: {suggestion(name, list(KINDS))}")
-            if settings is None and name in BUILT_IN:
-                raise ValueError(f"the step {name} is always there")
-        return value
-
     @model_validator(mode="after")
     def _go_together(self, info: ValidationInfo) -> AnnotationConfig:
         if self.input is None and (self.transcripts or self.test):
@@ -134,12 +91,11 @@ class AnnotationConfig(StageConfig):
         names = [recognizer.name or recognizer.kind for recognizer in self.recognizer_settings()]
         if len(set(names)) < len(names):
             raise ValueError("two recognizers have the same name: give each a `name`")
-        reserved_names = set(names) & set(KINDS)
+        step_names = STEPS.value_names(self.step_settings())
+        reserved_names = set(names) & {*STEPS.built_in, *step_names}
         if reserved_names:
             raise ValueError(f"a recognizer cannot have the name of the step {reserved_names.pop()}")
-        for name in self.resources:
-            if name not in (*KINDS, *names):
-                raise ValueError(f"resources: no step {name!r}: {suggestion(name, [*KINDS, *names])}")
+        self.check_resources({*STEPS.built_in, *step_names, *names})
         steps = {("steps", name): settings for name, settings in self.step_settings().items()}
         recognizers = {
             ("recognizers", place): settings for place, settings in enumerate(self.recognizer_settings())
@@ -153,28 +109,13 @@ class AnnotationConfig(StageConfig):
         return self
 
     @property
-    def inputs(self) -> list[str]:
-        """All inputs; empty where a synthetic corpus is spoken."""
-        paths = [self.input] if isinstance(self.input, str) else self.input or []
-        return [text if is_address(text) else str(Path(text).expanduser()) for text in paths]
-
-    @property
-    def num_workers(self) -> int:
-        """Worker processes: the setting, or one per CPU."""
-        return max(1, available_cpus() if self.workers is None else self.workers)
-
-    @property
     def chosen_preset(self) -> Preset:
         return PRESETS[self.preset]
 
     @property
     def limits(self) -> Thresholds:
         """Thresholds of the preset, overridden by those set by hand."""
-        threshold_fields = Thresholds.model_fields
-        for name in self.thresholds:
-            if name not in threshold_fields:
-                raise ValueError(f"thresholds: no {name!r}: {suggestion(name, list(threshold_fields))}")
-        return Thresholds(**{**self.chosen_preset.thresholds.model_dump(), **self.thresholds})
+        return Thresholds(**self.merge_thresholds(self.chosen_preset.thresholds))
 
     def recognizer_settings(self) -> list[RecognizerChoice]:
         """Typed settings of the recognizers."""
@@ -192,22 +133,12 @@ class AnnotationConfig(StageConfig):
         Args:
             separated: where the step `separate` writes.
         """
-        step_values: dict[str, Mapping[str, Any]] = {name: {} for name in BUILT_IN}
-        step_values |= self.chosen_preset.steps
-        if self.recognizers:
-            step_values["consensus"] = {}
-        for name, overrides in self.steps.items():
-            if overrides is None:
-                step_values.pop(name, None)
-            else:
-                step_values[name] = {**step_values.get(name, {}), **overrides}
+        step_values = self.merge_steps(
+            {**self.chosen_preset.steps, **({"consensus": {}} if self.recognizers else {})}
+        )
         if "separate" in step_values:
             step_values["separate"] = {**step_values["separate"], "folder": separated}
         longest = self.limits.max_duration_s
         if longest is not None:
             step_values["segments"] = {"max_duration_s": longest, **step_values["segments"]}
-        typed: dict[str, BaseModel] = {}
-        for name, settings in step_values.items():
-            with located("steps", name):
-                typed[name] = config_class(name).model_validate(settings)
-        return typed
+        return STEPS.typed_settings(step_values)

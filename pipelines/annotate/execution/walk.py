@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipelines.annotate.execution.chain import SOUND_STEPS, TEXT_STEPS, Chain
+from pipelines.annotate.execution.chain import Chain
 from pipelines.annotate.execution.rules import RULES, Thresholds, first_broken
 from pipelines.annotate.execution.trust import STEP, Judged, judge_text
 from pipelines.annotate.input.sources import RecordingSource
@@ -93,9 +93,9 @@ class Walks:
         for step in self.chain.segment:
             if drop:
                 break
-            if span.kind == "sound" and step.name not in SOUND_STEPS:
+            if span.kind == "sound" and not step.measures_sounds:
                 continue
-            if judged and judged.refused and step.name in TEXT_STEPS:
+            if judged and judged.refused and step.reads_text:
                 continue
             needed = needed_values(step, {**recording, **_with_text(values, judged)})
             key = self.chain.key(step, source.digest, (source.metadata, span), needed)

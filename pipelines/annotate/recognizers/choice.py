@@ -10,7 +10,7 @@ Shapes: N samples at 16 kHz.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -29,9 +29,9 @@ from pipelines.annotate.recognizers.folder_models import (
     TransformersConfig,
     TransformersRecognizer,
 )
-from pipelines.annotate.recognizers.value import RecognizerConfig, transcript_value
+from pipelines.annotate.recognizers.value import Recognizer, RecognizerConfig, transcript_value
 from pipelines.annotate.step import Segment
-from pipelines.steps.step import Resources, Step, Value
+from pipelines.steps.step import Value
 
 if TYPE_CHECKING:
     from audiollm.evaluate.judges.recognizers import TimedWord
@@ -47,28 +47,18 @@ class PocketsphinxConfig(RecognizerConfig):
     """Texts of which each segment holds exactly one; None: open vocabulary."""
 
 
-class Pocketsphinx:
+class Pocketsphinx(Recognizer[PocketsphinxConfig]):
     """Words with times and, with the open vocabulary, their posterior probabilities. `acoustic_fit` beside them is
     the mean of the words' fit by duration (`audiollm.evaluate.judges.recognizers.TimedWord`)."""
 
-    level: ClassVar[Literal["segment"]] = "segment"
-    needs: tuple[str, ...] = ()
     version: ClassVar[int] = 2
     shared: ClassVar[bool] = True
-    resources = Resources()
-
-    def __init__(self, config: PocketsphinxConfig) -> None:
-        self.name = config.name or config.kind
-        self._grammar = config.grammar
-
-    def missing(self) -> str | None:
-        return None
 
     def setup(self) -> None:
         """Raises: ValueError: an empty grammar, or one with words that the dictionary does not know."""
         from audiollm.evaluate.judges.recognizers import PocketsphinxRecognizer
 
-        self._recognizer = PocketsphinxRecognizer(self._grammar)
+        self._recognizer = PocketsphinxRecognizer(self.config.grammar)
 
     def process(self, segment: Segment) -> Value:
         import torch
@@ -76,7 +66,9 @@ class Pocketsphinx:
         samples_1N = torch.from_numpy(segment.samples(SAMPLE_RATE).copy())[None]
         recognized_words = self._recognizer.recognize_words(samples_1N, SAMPLE_RATE)
         words = [
-            SpokenWord(word.word, word.start_s, word.end_s, word.score if self._grammar is None else None)
+            SpokenWord(
+                word.word, word.start_s, word.end_s, word.score if self.config.grammar is None else None
+            )
             for word in recognized_words
         ]
         value = transcript_value(
@@ -104,7 +96,7 @@ RecognizerChoice = Annotated[
 """The settings of one recognizer; `kind` says which."""
 
 
-def make_recognizer(config: RecognizerChoice) -> Step:
+def make_recognizer(config: RecognizerChoice) -> Recognizer[Any]:
     """Make the step of a recognizer from its settings."""
     match config:
         case PocketsphinxConfig():

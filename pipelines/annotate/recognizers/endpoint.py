@@ -16,9 +16,9 @@ from pydantic import Field, field_validator
 from audiollm.endpoints import EndpointClient, EndpointError, check_address
 from audiollm.models.recognition.transcript import SpokenWord
 from pipelines.annotate.recognizers.folder_models import PROMPT, unquoted
-from pipelines.annotate.recognizers.value import RecognizerConfig, transcript_value
+from pipelines.annotate.recognizers.value import Recognizer, RecognizerConfig, transcript_value
 from pipelines.annotate.step import Segment
-from pipelines.steps.step import Resources, Value
+from pipelines.steps.step import Value
 
 SENT_RATE = 16000
 _FORM_REFUSED = (400, 415, 422)
@@ -67,29 +67,19 @@ class ChatEndpointConfig(_AddressConfig):
     max_tokens: int = Field(512, ge=1)
 
 
-class Endpoint:
+class Endpoint(Recognizer[EndpointConfig]):
     """Sends each segment as a 16-bit WAV of 16 kHz, mono.
 
     It asks for `verbose_json`, which has the language and the model's signals of doubt. A server that refuses it at the
     first request is asked for `json`, and its texts are judged without them.
     """
 
-    level: ClassVar[Literal["segment"]] = "segment"
-    needs: tuple[str, ...] = ()
     version: ClassVar[int] = 2
-    resources = Resources()
 
     def __init__(self, config: EndpointConfig) -> None:
-        self.name = config.name or config.kind
-        self._config = config
+        super().__init__(config)
         self._format: str | None = "verbose_json" if config.words else None
         """The form of replies that the server is known to have; None: it was not asked yet."""
-
-    def missing(self) -> str | None:
-        return None
-
-    def setup(self) -> None:
-        """Nothing is opened before the first request."""
 
     def process(self, segment: Segment) -> Value:
         """
@@ -100,7 +90,7 @@ class Endpoint:
 
         wave = segment.waveform().mono().resample(SENT_RATE)
         sound = encode_bytes(wave.samples_CN, SENT_RATE, "wav")
-        return _make_endpoint_value(self._ask(sound), self._config.language, self.name, segment.duration_s)
+        return _make_endpoint_value(self._ask(sound), self.config.language, self.name, segment.duration_s)
 
     def _ask(self, sound: bytes) -> dict[str, Any]:
         if self._format is not None:
@@ -117,7 +107,7 @@ class Endpoint:
         return reply
 
     def _request(self, sound: bytes, response_format: str) -> dict[str, Any]:
-        config = self._config
+        config = self.config
         fields = {"model": config.model, "temperature": "0", "response_format": response_format}
         if config.words:
             fields["timestamp_granularities[]"] = "word"
@@ -135,25 +125,13 @@ class Endpoint:
             raise type(error)(f"{self.name}: {config.url}: {error}") from None
 
 
-class ChatEndpoint:
+class ChatEndpoint(Recognizer[ChatEndpointConfig]):
     """The same question about every segment, at temperature 0."""
-
-    level: ClassVar[Literal["segment"]] = "segment"
-    needs: tuple[str, ...] = ()
-    version: ClassVar[int] = 1
-    resources = Resources()
-
-    def __init__(self, config: ChatEndpointConfig) -> None:
-        self.name = config.name or config.kind
-        self._config = config
-
-    def missing(self) -> str | None:
-        return None
 
     def setup(self) -> None:
         from audiollm.evaluate.subjects.chat import EndpointChat
 
-        config = self._config
+        config = self.config
         self._chat = EndpointChat(
             config.url, config.model, config.key_variable, config.max_tokens, config.timeout_s, config.attempts,
             config.pause_s,
@@ -164,8 +142,8 @@ class ChatEndpoint:
         Raises:
             ChatError: there is no answer.
         """
-        answer = self._chat.ask([segment.waveform().mono(), self._config.prompt])
-        return transcript_value(unquoted(answer), language=self._config.language)
+        answer = self._chat.ask([segment.waveform().mono(), self.config.prompt])
+        return transcript_value(unquoted(answer), language=self.config.language)
 
 
 def form_data(fields: Mapping[str, str], sound: bytes) -> tuple[bytes, str]:

@@ -1,5 +1,6 @@
 """Recognizers in folders: `faster_whisper` (Whisper by CTranslate2), `transformers` (a CTC model such as wav2vec2,
-HuBERT or Parakeet, or a decoder such as Whisper or Moonshine), and `audio_llm` (an audio LLM that is prompted to transcribe).
+HuBERT or Parakeet, or a decoder such as Whisper or Moonshine), and `audio_llm` (an audio LLM that is
+prompted to transcribe).
 """
 
 from __future__ import annotations
@@ -17,9 +18,14 @@ from audiollm.models.recognition.ctranslate2_whisper import (
     whisper_problem,
 )
 from audiollm.models.recognition.transcript import RecognizedSpeech
-from pipelines.annotate.recognizers.value import RecognizerConfig, missing_folder, transcript_value
+from pipelines.annotate.recognizers.value import (
+    Recognizer,
+    RecognizerConfig,
+    missing_folder,
+    transcript_value,
+)
 from pipelines.annotate.step import Segment
-from pipelines.steps.step import Resources, Value
+from pipelines.steps.step import Value
 
 
 class FasterWhisperConfig(RecognizerConfig):
@@ -42,25 +48,18 @@ class FasterWhisperConfig(RecognizerConfig):
     """Share of a GPU for each worker; 0: the CPU."""
 
 
-class FasterWhisper:
+class FasterWhisper(Recognizer[FasterWhisperConfig]):
     """A `CTranslate2Whisper` as a step; the confidence is the tokens' geometric mean probability."""
 
-    level: ClassVar[Literal["segment"]] = "segment"
-    needs: tuple[str, ...] = ()
     version: ClassVar[int] = 2
 
-    def __init__(self, config: FasterWhisperConfig) -> None:
-        self.name = config.name or config.kind
-        self.resources = Resources(gpus=config.gpus)
-        self._config = config
-
     def missing(self) -> str | None:
-        problem = whisper_problem(self._config.model)
+        problem = whisper_problem(self.config.model)
         return None if problem is None else f"{self.name}.model: {problem}"
 
     def setup(self) -> None:
         """Raises: ConfigError: no such model."""
-        config = self._config
+        config = self.config
         decoding = WhisperDecoding(
             config.language,
             config.beam_size,
@@ -105,27 +104,23 @@ class TransformersConfig(RecognizerConfig):
     """Share of a GPU for each worker; 0: the CPU."""
 
 
-class TransformersRecognizer:
+class TransformersRecognizer(Recognizer[TransformersConfig]):
     """A `SpeechRecognizer` as a step; confidences are means of the tokens' probabilities."""
 
-    level: ClassVar[Literal["segment"]] = "segment"
-    needs: tuple[str, ...] = ()
     version: ClassVar[int] = 2
 
     def __init__(self, config: TransformersConfig) -> None:
-        self.name = config.name or config.kind
-        self.resources = Resources(gpus=config.gpus)
         self.batch_size = config.batch_size
-        self._config = config
+        super().__init__(config)
 
     def missing(self) -> str | None:
-        return missing_folder(f"{self.name}.model", self._config.model, _FILES, _EXPECTED_FOLDER)
+        return missing_folder(f"{self.name}.model", self.config.model, _FILES, _EXPECTED_FOLDER)
 
     def setup(self) -> None:
         """Raises: ConfigError: no such model, or pickled weights only."""
         from audiollm.models.recognition.recognizer import SpeechRecognizer
 
-        config = self._config
+        config = self.config
         device = "cuda" if config.gpus else "cpu"
         self._recognizer = SpeechRecognizer(config.model, config.language, device, config.max_tokens)
 
@@ -171,22 +166,13 @@ class AudioLlmConfig(RecognizerConfig):
     """Share of a GPU for each worker."""
 
 
-class AudioLlm:
+class AudioLlm(Recognizer[AudioLlmConfig]):
     """Transcription by an audio LLM: the greedy answer, without quotation marks around it."""
 
-    level: ClassVar[Literal["segment"]] = "segment"
-    needs: tuple[str, ...] = ()
-    version: ClassVar[int] = 1
-
-    def __init__(self, config: AudioLlmConfig) -> None:
-        self.name = config.name or config.kind
-        self.resources = Resources(gpus=config.gpus)
-        self._config = config
-
     def missing(self) -> str | None:
-        model = Path(self._config.model)
+        model = Path(self.config.model)
         places = (model / "config.json", model / "model" / "config.json")
-        if ":" in self._config.model and not model.exists():
+        if ":" in self.config.model and not model.exists():
             return None  # an import path: whether it can be made is known when it is made
         if any(place.is_file() for place in places):
             return None
@@ -196,11 +182,11 @@ class AudioLlm:
         """Raises: ConfigError: no such model, or its codec is not there."""
         from audiollm.evaluate.subjects.loading import load_answerer
 
-        self._model = load_answerer(self._config.model, self._config.codec, self._config.max_tokens).model
+        self._model = load_answerer(self.config.model, self.config.codec, self.config.max_tokens).model
 
     def process(self, segment: Segment) -> Value:
-        answer = self._model.answer(segment.waveform(), self._config.prompt)
-        return transcript_value(unquoted(answer), language=self._config.language)
+        answer = self._model.answer(segment.waveform(), self.config.prompt)
+        return transcript_value(unquoted(answer), language=self.config.language)
 
 
 def unquoted(answer: str) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field
 
@@ -14,6 +14,7 @@ from audiollm.data.text.repeated_words import compression_ratio
 from audiollm.files.atomic import folder_digest
 from audiollm.files.json_files import read_json_file
 from audiollm.models.recognition.transcript import SpokenWord
+from pipelines.annotate.step import SegmentStep
 from pipelines.steps.step import StepConfig, Value
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
@@ -24,6 +25,17 @@ class RecognizerConfig(StepConfig):
 
     name: str | None = Field(None, pattern=_NAME)
     """Name of the recognizer's value; None: its kind. Two recognizers of a run need two names."""
+
+
+RecognizerSettings = TypeVar("RecognizerSettings", bound=RecognizerConfig)
+
+
+class Recognizer(SegmentStep[RecognizerSettings]):
+    """A step that transcribes a segment, under the name that its settings give it or that of its kind."""
+
+    def __init__(self, config: RecognizerSettings) -> None:
+        super().__init__(config)
+        self.name = config.name or config.kind  # type: ignore[attr-defined]  # each kind has its own literal
 
 
 def transcript_value(

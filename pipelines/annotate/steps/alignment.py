@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,9 @@ from pydantic import Field
 
 from audiollm.data.text.languages import language_of
 from pipelines.annotate.recognizers.value import missing_folder
-from pipelines.annotate.step import Segment
+from pipelines.annotate.step import Segment, SegmentStep
 from pipelines.annotate.words.written_words import WrittenWord, written_words
-from pipelines.steps.step import Resources, StepConfig, Value
+from pipelines.steps.step import StepConfig, Value
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,7 +52,7 @@ class Aligned(NamedTuple):
     score: float
 
 
-class Alignment:
+class Alignment(SegmentStep[AlignmentConfig]):
     """Value: `words: [{word, start_s, end_s, score}]`, all words as they are written, in order, in seconds from the
     start of the segment, and `score`, the mean of theirs by duration.
 
@@ -64,29 +64,28 @@ class Alignment:
     """
 
     name = "alignment"
-    level: ClassVar[Literal["segment"]] = "segment"
+    settings = AlignmentConfig
+    reads_text = True
     needs: tuple[str, ...] = ("consensus", "language")
-    version: ClassVar[int] = 1
 
     def __init__(self, config: AlignmentConfig) -> None:
-        self.resources = Resources(gpus=config.gpus)
         self.shared = config.model is None
-        self._config = config
+        super().__init__(config)
 
     def missing(self) -> str | None:
-        if self._config.model is None:
+        if self.config.model is None:
             return None
-        return missing_folder("alignment.model", self._config.model, _FILES, _EXPECTED_FOLDER)
+        return missing_folder("alignment.model", self.config.model, _FILES, _EXPECTED_FOLDER)
 
     def setup(self) -> None:
         """Raises: ConfigError: no such model, or pickled weights only."""
         self._aligner: _Aligner
-        if self._config.model is None:
+        if self.config.model is None:
             self._aligner = _PocketsphinxAligner()
         else:
             from audiollm.models.recognition.ctc import CtcModel
 
-            self._aligner = _CtcAligner(CtcModel(self._config.model, "cuda" if self._config.gpus else "cpu"))
+            self._aligner = _CtcAligner(CtcModel(self.config.model, "cuda" if self.config.gpus else "cpu"))
 
     def process(self, segment: Segment) -> Value:
         text = segment.metadata.text or segment.values.get("consensus", {}).get("text") or ""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +15,8 @@ from pydantic import Field
 
 from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.taggers import AudioClassifier, probabilities
-from pipelines.annotate.step import Segment
-from pipelines.steps.step import Resources, StepConfig, Value
+from pipelines.annotate.step import Segment, SegmentStep
+from pipelines.steps.step import StepConfig, Value
 
 NAMES = ("age", "gender", "emotion")
 _SHORTEST_S = 0.1
@@ -40,22 +39,19 @@ class AttributesConfig(StepConfig):
     """Share of a GPU that a worker takes; 0: the CPU."""
 
 
-class Attributes:
+class Attributes(SegmentStep[AttributesConfig]):
     """Age, gender and emotion, each `{label, score}` by its model: the likeliest class and its probability.
 
     Of an age in numbers the label is the whole number of years, and there is no score.
     """
 
     name = "attributes"
-    level: ClassVar[Literal["segment"]] = "segment"
-    needs: tuple[str, ...] = ()
-    version: ClassVar[int] = 1
+    settings = AttributesConfig
 
     def __init__(self, config: AttributesConfig) -> None:
-        self._config = config
+        super().__init__(config)
         folders = {name: getattr(config, name) for name in NAMES}
         self._folders: dict[str, Path] = {name: path for name, path in folders.items() if path is not None}
-        self.resources = Resources(gpus=config.gpus)
         self.batch_size = config.batch_size
 
     def missing(self) -> str | None:
@@ -73,14 +69,14 @@ class Attributes:
         Raises:
             ConfigError: a folder that holds no audio classifier, or one with a single output that is not for age.
         """
-        device = "cuda" if self._config.gpus else "cpu"
+        device = "cuda" if self.config.gpus else "cpu"
         self._models = {name: AudioClassifier.load(folder, device) for name, folder in self._folders.items()}
         for name, model in self._models.items():
             if name != "age" and len(model.labels) < 2:
                 problem = f"attributes.{name}: the model has one class"
                 raise ConfigError(problem, str(self._folders[name]), "give a classifier of two or more")
         age = self._models.get("age")
-        if self._config.age_scale != 1.0 and (age is None or len(age.labels) > 1):
+        if self.config.age_scale != 1.0 and (age is None or len(age.labels) > 1):
             problem = "attributes.age_scale: is for a model of age with one output"
             raise ConfigError(problem, str(self._folders.get("age", "")), "leave it out")
 
@@ -101,7 +97,7 @@ class Attributes:
     def _cut_middle(self, item: Segment, model: AudioClassifier) -> NDArray[np.float32]:
         """The middle of the segment, as long as the model and the settings allow, `[N]`."""
         samples_N = item.samples(model.sample_rate)
-        longest_s = min(self._config.max_duration_s, model.window_s or math.inf)
+        longest_s = min(self.config.max_duration_s, model.window_s or math.inf)
         spare = max(len(samples_N) - round(longest_s * model.sample_rate), 0)
         return samples_N[spare // 2 : len(samples_N) - (spare - spare // 2)]
 
@@ -109,7 +105,7 @@ class Attributes:
         if not np.isfinite(logits_K).all():
             return None
         if len(logits_K) == 1:
-            return {"label": str(round(max(float(logits_K[0]) * self._config.age_scale, 0.0))), "score": None}
+            return {"label": str(round(max(float(logits_K[0]) * self.config.age_scale, 0.0))), "score": None}
         shares_K = probabilities(logits_K[None], exclusive=True)[0]
         best = int(shares_K.argmax())
         return {"label": model.labels[best], "score": round(float(shares_K[best]), 3)}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from pipelines.annotate.step import Segment
+from pipelines.annotate.step import Segment, SegmentStep
 from pipelines.annotate.words.rover import Confidences, Hypothesis, vote
-from pipelines.steps.step import Resources, StepConfig, Value
+from pipelines.steps.step import StepConfig, Value
 
 
 class ConfidencesConfig(StepConfig):
@@ -29,7 +29,7 @@ class ConsensusConfig(StepConfig):
     """None: votes alone. Confidences of different recognizers are not on one scale; where they mislead, leave them."""
 
 
-class Consensus:
+class Consensus(SegmentStep[ConsensusConfig]):
     """ROVER over the recognizers' texts (`pipelines.annotate.words.rover`).
 
     Value: `text`; `words: [{word, share, confidence}]`, each with the share of the recognizers that have it; the mean
@@ -42,20 +42,16 @@ class Consensus:
     """
 
     name = "consensus"
-    level: ClassVar[Literal["segment"]] = "segment"
-    version: ClassVar[int] = 1
-    resources = Resources()
+    settings = ConsensusConfig
 
     def __init__(self, config: ConsensusConfig, recognizers: Sequence[str]) -> None:
+        super().__init__(config)
         self.needs = tuple(recognizers)
         settings = config.confidences
         self._confidences = Confidences(settings.of, settings.alpha, settings.null) if settings else None
 
     def missing(self) -> str | None:
         return None if self.needs else "consensus: no recognizers to put to the vote: give at least one"
-
-    def setup(self) -> None:
-        pass
 
     def process(self, segment: Segment) -> Value:
         """

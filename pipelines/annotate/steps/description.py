@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,8 @@ from pydantic import Field, field_validator
 
 from audiollm.files.json_files import OFFLINE
 from audiollm.files.transformers_folders import fit_inputs, open_model, opening
-from pipelines.annotate.step import Segment
-from pipelines.steps.step import Resources, StepConfig, Value
+from pipelines.annotate.step import Segment, SegmentStep
+from pipelines.steps.step import StepConfig, Value
 
 if TYPE_CHECKING:
     from audiollm.audio import Waveform
@@ -265,21 +265,20 @@ class DescriptionConfig(StepConfig):
         return questions
 
 
-class Description:
+class Description(SegmentStep[DescriptionConfig]):
     """`{scene, speakers, content, text, gate: {kind, ours, reference, accepted, tries, reason}}`; of a description
     that is refused the columns and the text are null."""
 
     name = "description"
-    level: ClassVar[Literal["segment"]] = "segment"
-    version: ClassVar[int] = 1
+    settings = DescriptionConfig
+    measures_sounds = True
 
     def __init__(self, config: DescriptionConfig) -> None:
-        self._config = config
+        super().__init__(config)
         self.needs: tuple[str, ...] = ("events",) if config.gate == "clap" else ()
-        self.resources = Resources(gpus=config.gpus)
 
     def missing(self) -> str | None:
-        config = self._config
+        config = self.config
         if config.model is None:
             return "description.model: no model is given: name the folder of one that understands audio"
         folder = _model_folder(Path(config.model))
@@ -303,7 +302,7 @@ class Description:
         """Raises: ConfigError: a model that does not load."""
         from audiollm.evaluate.subjects.loading import load_answerer
 
-        config = self._config
+        config = self.config
         self._model = load_answerer(str(config.model), config.codec, config.max_answer_tokens).model
         self._gate: Gate = (
             ClapGate(Path(str(config.clap)), config.max_labels)
@@ -315,14 +314,14 @@ class Description:
         sound = segment.waveform()
         phrasings_by_name = {
             name: phrasings
-            for name, phrasings in self._config.questions.items()
+            for name, phrasings in self.config.questions.items()
             if segment.kind == "speech" or name not in OF_SPEECH
         }
         verdict, tries = GateResult(None, None, "nothing was asked"), 0
         refused: set[str] = set()
         # the answer to the same words would be the same
         wordings = max((len(phrasings) for phrasings in phrasings_by_name.values()), default=0)
-        for turn in range(min(self._config.tries, wordings)):
+        for turn in range(min(self.config.tries, wordings)):
             tries = turn + 1
             questions = {
                 name: phrasings[turn % len(phrasings)] for name, phrasings in phrasings_by_name.items()
@@ -336,12 +335,12 @@ class Description:
                 break
             refused.add(text)
         gate = {
-            "kind": self._config.gate, "ours": verdict.ours, "reference": verdict.reference,
+            "kind": self.config.gate, "ours": verdict.ours, "reference": verdict.reference,
             "accepted": verdict.accepted, "tries": tries, "reason": verdict.reason,
         }  # fmt: skip
         columns = {
             name: answers[name] if verdict.accepted and name in phrasings_by_name else None
-            for name in self._config.questions
+            for name in self.config.questions
         }
         return {**columns, "text": text if verdict.accepted else None, "gate": gate}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,8 @@ from audiollm.evaluate.judges.taggers import (
     WindowScores,
 )
 from audiollm.evaluate.judges.yamnet import AUTO, TaggerPath, absence
-from pipelines.steps.step import Resources, StepConfig, Value
+from pipelines.annotate.step import SegmentStep
+from pipelines.steps.step import StepConfig, Value
 
 FILES = (".tflite", ".onnx")
 SILENCE = "Silence"
@@ -120,20 +121,15 @@ class Event(NamedTuple):
     score: float
 
 
-class Events:
+class Events(SegmentStep[EventsConfig]):
     """Sound events with times, and the tags of the segment as a whole."""
 
     name = "events"
-    level: ClassVar[Literal["segment"]] = "segment"
-    needs: tuple[str, ...] = ()
-    version: ClassVar[int] = 1
-
-    def __init__(self, config: EventsConfig) -> None:
-        self._config = config
-        self.resources = Resources(gpus=config.gpus)
+    settings = EventsConfig
+    measures_sounds = True
 
     def missing(self) -> str | None:
-        model, labels, codec = self._config.model, self._config.labels, self._config.codec
+        model, labels, codec = self.config.model, self.config.labels, self.config.codec
         if model is None:
             return "events.model: not set: give auto (YAMNet), a .tflite, an .onnx, or a transformers folder"
         if model == AUTO:
@@ -152,7 +148,7 @@ class Events:
         return None
 
     def setup(self) -> None:
-        self._tagger = load_tagger(self._config)
+        self._tagger = load_tagger(self.config)
 
     @property
     def window_s(self) -> float:
@@ -175,7 +171,7 @@ class Events:
     def middles(self, item: AudioItem) -> list[float]:
         """The middles of the item's windows, one per hop, in seconds; a shorter item begins with its only window."""
         rate, window = self._tagger.sample_rate, self._window_samples
-        hop = max(round((self._config.hop_s or self._tagger.window_s / 2) * rate), 1)
+        hop = max(round((self.config.hop_s or self._tagger.window_s / 2) * rate), 1)
         starts = window_starts(len(item.samples(rate)), window, hop)
         return [(start + window / 2) / rate for start in starts]
 
@@ -192,9 +188,9 @@ class Events:
         """The step's value by the scores of the windows."""
         groups = groups_in(window_scores.labels)
         events = find_events(
-            window_scores, middles_s, duration_s, groups, self._config.onset, self._config.offset
+            window_scores, middles_s, duration_s, groups, self.config.onset, self.config.offset
         )
-        tags = rank_tags(window_scores, groups, self._config.top)
+        tags = rank_tags(window_scores, groups, self.config.top)
         return {
             "events": [event._asdict() for event in events],
             "tags": [{"label": label, "score": score} for label, score in tags],

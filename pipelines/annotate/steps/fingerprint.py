@@ -11,15 +11,12 @@ Shapes: N samples, F frames, B bands, Q frequencies of the spectrum.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.steps.step import Resources, StepConfig, Value
-
-if TYPE_CHECKING:
-    from pipelines.annotate.step import Segment
+from pipelines.annotate.step import Segment, SegmentStep
+from pipelines.steps.step import StepConfig, Value
 
 SAMPLE_RATE = 8_000
 FRAME_SAMPLES, HOP_SAMPLES = 1024, 128
@@ -39,23 +36,12 @@ class FingerprintConfig(StepConfig):
     """Settings of `fingerprint`: none, as fingerprints of two corpora must be comparable."""
 
 
-class Fingerprint:
+class Fingerprint(SegmentStep[FingerprintConfig]):
     """`{"bits": ...}`: four hexadecimal digits for each 16 ms; empty where nothing can be heard."""
 
     name = "fingerprint"
-    level: ClassVar[Literal["recording", "segment"]] = "segment"
-    needs: tuple[str, ...] = ()
-    version: ClassVar[int] = 1
-    resources = Resources()
-
-    def __init__(self, config: FingerprintConfig) -> None:
-        self.config = config
-
-    def missing(self) -> str | None:
-        return None
-
-    def setup(self) -> None:
-        pass
+    settings = FingerprintConfig
+    measures_sounds = True
 
     def process(self, segment: Segment) -> Value:
         bits_F = fingerprint(segment.samples(SAMPLE_RATE))

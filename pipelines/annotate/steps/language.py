@@ -6,14 +6,14 @@ import importlib.util
 import math
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
 from audiollm.data.text.languages import languages_of, main_script
 from audiollm.errors import ConfigError
-from pipelines.annotate.step import Segment
-from pipelines.steps.step import Resources, StepConfig, Value
+from pipelines.annotate.step import Segment, SegmentStep
+from pipelines.steps.step import StepConfig, Value
 
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
@@ -44,7 +44,7 @@ class LanguageConfig(StepConfig):
     ones 2, of Chinese ones 3)."""
 
 
-class Language:
+class Language(SegmentStep[LanguageConfig]):
     """The language that text and recognizers make likeliest together.
 
     Args:
@@ -52,13 +52,12 @@ class Language:
     """
 
     name = "language"
-    level: ClassVar[Literal["segment"]] = "segment"
-    version: ClassVar[int] = 1
+    settings = LanguageConfig
+    reads_text = True
     shared: ClassVar[bool] = True
-    resources = Resources()
 
     def __init__(self, config: LanguageConfig, recognizers: Sequence[str] = ()) -> None:
-        self._config = config
+        super().__init__(config)
         self._recognizers = tuple(recognizers)
         self.needs: tuple[str, ...] = (*self._recognizers, "consensus")
 
@@ -76,7 +75,7 @@ class Language:
 
         self._identifier: LanguageIdentifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
         supported = set(self._identifier.labels) - {"zxx"}  # py3langid's code for no language
-        requested = self._config.languages
+        requested = self.config.languages
         self._candidates = frozenset(requested or {code for code in supported if len(code) == 2})
         if unknown := sorted(self._candidates - supported):
             raise ConfigError(
@@ -99,7 +98,7 @@ class Language:
         evidence: dict[str, Mapping[str, float]] = {}
         if script is not None and len(possible) == 1 and script != "LATIN":
             evidence["script"] = dict.fromkeys(possible, 1.0)
-        elif script is not None and _length(text) >= self._config.min_length:
+        elif script is not None and _length(text) >= self.config.min_length:
             evidence["text"] = dict(self._identifier.rank(text))
         for name in self._recognizers:
             probabilities = self._language_probabilities(item.values.get(name) or {}, possible)

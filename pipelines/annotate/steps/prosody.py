@@ -10,7 +10,7 @@ import re
 import unicodedata
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,8 @@ from pydantic import Field
 
 from audiollm.data.text.forms import spoken_form
 from audiollm.onnx_models import package_file
-from pipelines.annotate.step import Segment
-from pipelines.steps.step import Resources, StepConfig, Value
+from pipelines.annotate.step import Segment, SegmentStep
+from pipelines.steps.step import StepConfig, Value
 
 _SAMPLE_RATE = 16000
 _HOP, _WINDOW = 160, 400
@@ -38,25 +38,17 @@ class ProsodyConfig(StepConfig):
     """A shorter silence between two sounds belongs to speech (the closure of a stop) and is no pause."""
 
 
-class Prosody:
+class Prosody(SegmentStep[ProsodyConfig]):
     """Pitch, energy, rate and pauses of a segment of speech."""
 
     name = "prosody"
-    level: ClassVar[Literal["segment"]] = "segment"
+    settings = ProsodyConfig
     needs: tuple[str, ...] = ("consensus", "language")
-    version: ClassVar[int] = 1
-    resources = Resources()
-
-    def __init__(self, config: ProsodyConfig) -> None:
-        self._config = config
 
     def missing(self) -> str | None:
         if importlib.util.find_spec("pocketsphinx") is None:
             return "prosody: the package pocketsphinx (its dictionary) is missing: pip install pocketsphinx"
         return None
-
-    def setup(self) -> None:
-        """Nothing to load: the dictionary is read with the first English text."""
 
     def process(self, item: Segment) -> Value:
         """Values by name; null for what cannot be told: no voice, no text, silence.
@@ -66,7 +58,7 @@ class Prosody:
         `energy_db` is the mean power while there is sound, in dB of full scale; `rate_syllables_s` leaves out pauses.
         """
         samples_N = item.samples(_SAMPLE_RATE)
-        activity = _activity(samples_N, self._config.min_pause_s)
+        activity = _activity(samples_N, self.config.min_pause_s)
         value: Value = {"energy_db": None, "energy_deviation_db": None}
         if activity is not None:
             value["energy_db"] = round(activity.energy_db, 1)

@@ -11,15 +11,15 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from audiollm.onnx_models import package_file, single_thread_session
-from pipelines.annotate.step import Segment
-from pipelines.steps.step import Resources, StepConfig, Value
+from pipelines.annotate.step import Segment, SegmentStep
+from pipelines.steps.step import StepConfig, Value
 
 
 class QualityConfig(StepConfig):
@@ -41,56 +41,54 @@ class QualityConfig(StepConfig):
     """SIGMOS as .onnx, `model-sigmos_*.onnx` of microsoft/SIG-Challenge (ICASSP2024/sigmos)."""
 
 
-class Quality:
+class Quality(SegmentStep[QualityConfig]):
     """Predicted quality of a segment of speech."""
 
     name = "quality"
-    level: ClassVar[Literal["segment"]] = "segment"
-    needs: tuple[str, ...] = ()
+    settings = QualityConfig
     version: ClassVar[int] = 2
-    resources = Resources()
 
     def __init__(self, config: QualityConfig) -> None:
-        self._config = config
+        super().__init__(config)
         self._dnsmos: Dnsmos | None = None
         self._utmos: Utmos | None = None
         self._sigmos: Sigmos | None = None
 
     def missing(self) -> str | None:
-        for option, path in (("utmos", self._config.utmos), ("sigmos", self._config.sigmos)):
+        for option, path in (("utmos", self.config.utmos), ("sigmos", self.config.sigmos)):
             if path is not None and not path.is_file():
                 return f"quality.{option}: no file {path}: give its .onnx, or leave the option out"
-        if self._config.dnsmos and importlib.util.find_spec("speechmos") is None:
+        if self.config.dnsmos and importlib.util.find_spec("speechmos") is None:
             return (
                 "quality.dnsmos: the package speechmos is missing: pip install speechmos, or set it to false"
             )
-        models = self._config.dnsmos or self._config.utmos or self._config.sigmos
+        models = self.config.dnsmos or self.config.utmos or self.config.sigmos
         if models and importlib.util.find_spec("onnxruntime") is None:
             return "quality: the package onnxruntime is missing: pip install onnxruntime"
         return None
 
     def setup(self) -> None:
         """Load the models that are asked for."""
-        self._dnsmos = Dnsmos() if self._config.dnsmos else None
-        self._utmos = Utmos(self._config.utmos) if self._config.utmos else None
-        self._sigmos = Sigmos(self._config.sigmos) if self._config.sigmos else None
+        self._dnsmos = Dnsmos() if self.config.dnsmos else None
+        self._utmos = Utmos(self.config.utmos) if self.config.utmos else None
+        self._sigmos = Sigmos(self.config.sigmos) if self.config.sigmos else None
 
     def process(self, item: Segment) -> Value:
         """Compute the requested scores, by name; null where the segment is too short or too quiet."""
-        bandwidth = _bandwidth(item) if self._config.bandwidth else {}
+        bandwidth = _bandwidth(item) if self.config.bandwidth else {}
         return self._estimates(item) | bandwidth | self._scores(item)
 
     def _estimates(self, item: Segment) -> Value:
         from pipelines.annotate.measurements import acoustics
 
         value: Value = {}
-        if not (self._config.snr or self._config.reverberation):
+        if not (self.config.snr or self.config.reverberation):
             return value
         energies_FB = acoustics.band_energies(item.samples(acoustics.SAMPLE_RATE))
-        if self._config.snr:
+        if self.config.snr:
             snr_db = acoustics.signal_to_noise_db(energies_FB) if energies_FB is not None else None
             value["snr_db"] = round(snr_db, 1) if snr_db is not None else None
-        if self._config.reverberation:
+        if self.config.reverberation:
             room = acoustics.reverberation(energies_FB) if energies_FB is not None else None
             value["rt60_s"] = round(room.rt60_s, 2) if room else None
             value["c50_db"] = round(room.c50_db, 1) if room else None
@@ -100,7 +98,7 @@ class Quality:
         value: Value = {}
         if self._dnsmos is not None:
             # a shorter clip is repeated until it fills a window: others would hear the same again
-            windows = self._config.windows if item.duration_s >= WINDOW_S else 1
+            windows = self.config.windows if item.duration_s >= WINDOW_S else 1
             scores = self._dnsmos.score(item.samples(SAMPLE_RATE), windows)
             value["dnsmos"] = {name: round(getattr(scores, name), 3) for name in ("sig", "bak", "ovr")}
         if self._utmos is not None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import NamedTuple
 
 from pydantic import Field
 
 from audiollm.data.text.repeated_words import longest_loop
 from audiollm.data.text.words import is_unspaced, words_of
-from pipelines.annotate.step import Segment
-from pipelines.steps.step import Resources, StepConfig, Value
+from pipelines.annotate.step import Segment, SegmentStep
+from pipelines.steps.step import StepConfig, Value
 
 PHRASES = {
     "en": (
@@ -137,20 +137,16 @@ class RepetitionConfig(StepConfig):
     """Length, in words, of the sequences that `max_ngram_count` counts."""
 
 
-class Repetition:
+class Repetition(SegmentStep[RepetitionConfig]):
     """Statistics by which a hallucinated text stands out, and the known phrase that it is."""
 
     name = "repetition"
-    level: ClassVar[Literal["segment"]] = "segment"
+    settings = RepetitionConfig
+    reads_text = True
     needs: tuple[str, ...] = ("consensus",)
-    version: ClassVar[int] = 1
-    resources = Resources()
-
-    def __init__(self, config: RepetitionConfig) -> None:
-        self._config = config
 
     def missing(self) -> str | None:
-        path = self._config.phrases
+        path = self.config.phrases
         if path is not None and not path.is_file():
             return f"repetition.phrases: {path} is not a file: give a text file with a phrase a line"
         return None
@@ -160,7 +156,7 @@ class Repetition:
         Raises:
             OSError, UnicodeDecodeError: the file of phrases cannot be read as UTF-8 text.
         """
-        path = self._config.phrases
+        path = self.config.phrases
         lines = path.read_text(encoding="utf-8-sig").splitlines() if path is not None else []
         custom_phrases = [line for line in lines if line.strip() and not line.startswith("#")]
         self._phrases = Phrases.of(
@@ -185,7 +181,7 @@ class Repetition:
             "unique_word_share": round(len(set(words)) / len(words), 4) if words else None,
             "longest_word": lengths[0] if lengths else None,
             "longest_ratio": round(lengths[0] / lengths[1], 4) if len(lengths) > 1 else None,
-            "max_ngram_count": max_ngram_count(words, self._config.ngram),
+            "max_ngram_count": max_ngram_count(words, self.config.ngram),
             "longest_loop": longest_loop(words),
             "phrase": self._phrases.found_in(text),
             "characters": characters,

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from pipelines.annotate.step import Recording
+from pipelines.annotate.step import Recording, RecordingStep
 from pipelines.annotate.steps.voice_activity import unpack
 from pipelines.annotate.voice.activity import VoicedSpan, cut
-from pipelines.steps.step import Resources, StepConfig, Value
+from pipelines.steps.step import StepConfig, Value
 
 _LONG_EDGE_S, _EDGE_MARGIN_S = 0.5, 0.2
 _SHORTEST_TURN_S = 0.3
@@ -44,24 +44,14 @@ class _Piece(NamedTuple):
     overlap: bool
 
 
-class Segments:
+class Segments(RecordingStep[SegmentsConfig]):
     """The segments of a recording. With a given text the recording is one, without long stretches of non-speech at
     its ends."""
 
     name = "segments"
-    level: ClassVar[Literal["recording"]] = "recording"
+    settings = SegmentsConfig
     needs: tuple[str, ...] = ("voice_activity", "speakers")
     version: ClassVar[int] = 2
-    resources = Resources()
-
-    def __init__(self, config: SegmentsConfig) -> None:
-        self._config = config
-
-    def missing(self) -> str | None:
-        return None
-
-    def setup(self) -> None:
-        """Nothing to load."""
 
     def process(self, item: Recording) -> Value:
         """`{segments: [{start_s, end_s, kind, speaker, speech_s, overlap_s, note}, ...]}`, in order of time."""
@@ -77,7 +67,7 @@ class Segments:
         turns = (item.values.get("speakers") or {}).get("turns")
         pieces = _by_turns(spans, turns) if turns else [_Piece(span, None, False) for span in spans]
         rows = self._speech(pieces, activity, spans)
-        if self._config.cover == "all":
+        if self.config.cover == "all":
             rows += self._sounds(rows, duration_s)
         return {"segments": sorted(rows, key=lambda row: (row["start_s"], row["end_s"]))}
 
@@ -86,9 +76,9 @@ class Segments:
             [piece.span for piece in pieces],
             unpack(activity["probabilities"]),
             activity["duration_s"],
-            self._config.max_duration_s,
-            self._config.merge_gap_s,
-            self._config.margin_s,
+            self.config.max_duration_s,
+            self.config.merge_gap_s,
+            self.config.margin_s,
             labels=[(piece.speaker, piece.overlap) for piece in pieces],
         )
         return [
@@ -105,9 +95,9 @@ class Segments:
         edges = [0.0, *(edge for row in rows for edge in (row["start_s"], row["end_s"])), duration_s]
         for start_s, end_s in zip(edges[::2], edges[1::2], strict=True):
             length_s = end_s - start_s
-            if length_s < self._config.min_sound_s:
+            if length_s < self.config.min_sound_s:
                 continue
-            count = -int(-length_s // self._config.max_duration_s)
+            count = -int(-length_s // self.config.max_duration_s)
             for index in range(count):
                 span = VoicedSpan(
                     start_s + length_s * index / count, start_s + length_s * (index + 1) / count

@@ -18,15 +18,15 @@ import hashlib
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from audiollm.onnx_models import single_thread_session
-from pipelines.annotate.step import Recording
-from pipelines.steps.step import Resources, StepConfig, Value
+from pipelines.annotate.step import Recording, RecordingStep
+from pipelines.steps.step import StepConfig, Value
 
 if TYPE_CHECKING:
     import torch
@@ -56,30 +56,28 @@ class SeparateConfig(StepConfig):
     """Folder of the separated files."""
 
 
-class Separate:
+class Separate(RecordingStep[SeparateConfig]):
     """Writes the voices of a recording, mono, into `folder`; its name follows from content, model and settings.
 
     It needs nothing of `probe` but that it comes first: what cannot be read is not separated.
     """
 
     name = "separate"
-    level: ClassVar[Literal["recording"]] = "recording"
+    settings = SeparateConfig
     needs: tuple[str, ...] = ("probe",)
-    version: ClassVar[int] = 1
-    resources = Resources()
 
     def __init__(self, config: SeparateConfig) -> None:
-        self._config = config
+        super().__init__(config)
         self._separator: Separator | None = None
         self._made_by = ""
 
     def missing(self) -> str | None:
-        model = self._config.model
+        model = self.config.model
         if model is None:
             return "separate.model: no model: give an .onnx (UVR-MDX-NET-Inst_HQ_3, GTCRN), or leave the step out"
         if not model.is_file():
             return f"separate.model: no file {model}: give the model's .onnx"
-        if self._config.folder is None:
+        if self.config.folder is None:
             return "separate.folder: no folder for the separated voices: give one"
         if importlib.util.find_spec("onnxruntime") is None:
             return "separate: the package onnxruntime is missing: pip install onnxruntime"
@@ -89,23 +87,23 @@ class Separate:
         """Load the model."""
         from audiollm.files.atomic import file_digest
 
-        if (missing := self.missing()) is not None or self._config.model is None:
+        if (missing := self.missing()) is not None or self.config.model is None:
             raise FileNotFoundError(missing)
-        mdx = self._config.mdx
+        mdx = self.config.mdx
         mdx_model = MdxModel(mdx.n_fft, mdx.stem, mdx.compensate) if mdx else None
-        self._separator = load_separator(self._config.model, mdx_model, self._config.sample_rate)
-        settings = self._config.model_dump_json(exclude={"model", "folder"})
-        self._made_by = f"{self.version} {file_digest(self._config.model)} {settings}"
+        self._separator = load_separator(self.config.model, mdx_model, self.config.sample_rate)
+        settings = self.config.model_dump_json(exclude={"model", "folder"})
+        self._made_by = f"{self.version} {file_digest(self.config.model)} {settings}"
 
     def process(self, item: Recording) -> Value:
         """`path` of the voices, 16-bit FLAC, and their `sample_rate`. What is there already is not made again."""
         from audiollm.audio.streams import save_stream
         from audiollm.files.atomic import file_digest
 
-        if self._separator is None or self._config.folder is None:
+        if self._separator is None or self.config.folder is None:
             raise RuntimeError("separate: `setup` comes before `process`")
         text = f"{file_digest(Path(item.path))} {self._made_by}"
-        path = self._config.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.flac"
+        path = self.config.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.flac"
         rate = self._separator.sample_rate
         if not path.is_file():
             save_stream(path, _separate_blocks(self._separator, item), rate)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from pipelines.annotate.step import Recording, Segment
-from pipelines.steps.step import Resources, StepConfig, Value
+from pipelines.annotate.step import Recording, RecordingStep, Segment, SegmentStep
+from pipelines.steps.step import StepConfig, Value
 
 _CLIPPING_LEVEL = 0.999
 _FLOOR_DBFS = -120.0
@@ -15,23 +15,13 @@ class SignalConfig(StepConfig):
     """Settings of `signal`: none."""
 
 
-class Signal:
+class Signal(SegmentStep[SignalConfig]):
     """Level, peak and loudness of a segment as it is heard in mono; clipping as it was recorded."""
 
     name = "signal"
-    level: ClassVar[Literal["segment"]] = "segment"
-    needs: tuple[str, ...] = ()
+    settings = SignalConfig
+    measures_sounds = True
     version: ClassVar[int] = 2
-    resources = Resources()
-
-    def __init__(self, config: SignalConfig) -> None:
-        del config
-
-    def missing(self) -> str | None:
-        return None
-
-    def setup(self) -> None:
-        """Nothing to load."""
 
     def process(self, item: Segment) -> Value:
         """`loudness_lufs` by ITU-R BS.1770; null where the segment is too short or too quiet for it. `channel`, from 1:
@@ -57,23 +47,12 @@ class ProbeConfig(StepConfig):
     """Settings of `probe`: none."""
 
 
-class Probe:
+class Probe(RecordingStep[ProbeConfig]):
     """Form and length of a recording."""
 
     name = "probe"
-    level: ClassVar[Literal["recording"]] = "recording"
-    needs: tuple[str, ...] = ()
+    settings = ProbeConfig
     version: ClassVar[int] = 2
-    resources = Resources()
-
-    def __init__(self, config: ProbeConfig) -> None:
-        del config
-
-    def missing(self) -> str | None:
-        return None
-
-    def setup(self) -> None:
-        """Nothing to load."""
 
     def process(self, item: Recording) -> Value:
         """`duration_s` is null where neither the header nor the frames tell it; `header_s` is what the header promises.

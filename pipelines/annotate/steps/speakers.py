@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from pipelines.annotate.step import Recording
-from pipelines.steps.step import Resources, StepConfig, Value
+from pipelines.annotate.step import Recording, RecordingStep
+from pipelines.steps.step import StepConfig, Value
 
 SAMPLE_RATE = 16000
 
@@ -39,7 +39,7 @@ class SpeakersConfig(StepConfig):
     overlap_cost: float = Field(default=0.0, ge=0)
 
 
-class Speakers:
+class Speakers(RecordingStep[SpeakersConfig]):
     """Speaker turns, voices and overlap of one recording.
 
     Its value: `{"turns": [{start_s, end_s, speaker, overlap}], "speakers": {name: {seconds, embedding}}}`. Speakers are
@@ -48,13 +48,8 @@ class Speakers:
     """
 
     name = "speakers"
-    level: ClassVar[Literal["recording"]] = "recording"
+    settings = SpeakersConfig
     needs = ("voice_activity",)
-    version: ClassVar[int] = 1
-
-    def __init__(self, config: SpeakersConfig) -> None:
-        self.config = config
-        self.resources = Resources()
 
     def missing(self) -> str | None:
         """Name a missing package or file and its remedy; None: nothing is missing."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.annotate.step import Recording
+from pipelines.annotate.step import Recording, RecordingStep
 from pipelines.annotate.voice.activity import FRAME, FRAME_S, SAMPLE_RATE, VoiceActivity, speech_spans
-from pipelines.steps.step import Resources, StepConfig, Value
+from pipelines.steps.step import StepConfig, Value
 
 _PADDING_FRAMES = 10
 _DITHER = 1e-3
@@ -31,20 +31,13 @@ class VoiceActivityConfig(StepConfig):
     """Shortest silence, in seconds; a shorter one belongs to the speech around it."""
 
 
-class VoiceActivityStep:
+class VoiceActivityStep(RecordingStep[VoiceActivityConfig]):
     """Spans of speech, and the probability of speech by frame, by which long speech is cut."""
 
     name = "voice_activity"
-    level: ClassVar[Literal["recording"]] = "recording"
+    settings = VoiceActivityConfig
     needs: tuple[str, ...] = ("probe",)
     version: ClassVar[int] = 2
-    resources = Resources()
-
-    def __init__(self, config: VoiceActivityConfig) -> None:
-        self._config = config
-
-    def missing(self) -> str | None:
-        return None
 
     def setup(self) -> None:
         self._network = VoiceActivity()
@@ -72,9 +65,7 @@ class VoiceActivityStep:
         told_s = header.get("duration_s")
         if told_s is not None and abs(told_s - duration_s) <= 1.0 / SAMPLE_RATE:
             duration_s = told_s  # the same, but for the rounding of another rate
-        spans = speech_spans(
-            probabilities_F, duration_s, self._config.min_speech_s, self._config.min_silence_s
-        )
+        spans = speech_spans(probabilities_F, duration_s, self.config.min_speech_s, self.config.min_silence_s)
         return {
             "duration_s": round(duration_s, 6),
             "spans": [[round(span.start_s, 6), round(span.end_s, 6)] for span in spans],

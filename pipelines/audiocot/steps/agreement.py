@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import Field
 
-from pipelines.audiocot.clip import SoundClip
-from pipelines.steps.step import Resources, StepConfig, Value
+from pipelines.audiocot.clip import ClipStep, SoundClip
+from pipelines.steps.step import StepConfig, Value
 
 
 class AgreementConfig(StepConfig):
@@ -22,23 +22,21 @@ class AgreementConfig(StepConfig):
     frame_rate: float = Field(1.0, gt=0, le=30)
 
 
-class Agreement:
+class Agreement(ClipStep[AgreementConfig]):
     """Cosines of a clip's text with its sound and with its pictures; absent where there is no text."""
 
     name = "agreement"
-    level: ClassVar[Literal["clip"]] = "clip"
+    settings = AgreementConfig
     needs: tuple[str, ...] = ("probe",)
-    version: ClassVar[int] = 1
-    resources = Resources()
 
     def __init__(self, config: AgreementConfig) -> None:
-        self._config = config
+        super().__init__(config)
         self._sound: Any = None
         self._picture: Any = None
 
     def missing(self) -> str | None:
         for key in ("sound_text", "picture_text"):
-            folder = getattr(self._config, key)
+            folder = getattr(self.config, key)
             if folder is not None and not (folder / "config.json").is_file():
                 return f"agreement.{key}: no model in {folder} (config.json): give a model's folder"
         return None
@@ -49,12 +47,12 @@ class Agreement:
         Raises:
             ConfigError: one of them cannot be loaded.
         """
-        if self._config.sound_text is not None:
+        if self.config.sound_text is not None:
             from audiollm.evaluate.sound.sound_judges import ClapSpace
 
-            self._sound = ClapSpace(self._config.sound_text)
-        if self._config.picture_text is not None:
-            self._picture = _ClipSpace(self._config.picture_text)
+            self._sound = ClapSpace(self.config.sound_text)
+        if self.config.picture_text is not None:
+            self._picture = _ClipSpace(self.config.picture_text)
 
     def process(self, item: SoundClip) -> Value:
         """`{sound_text, picture_text}`, those that can be had."""
@@ -63,7 +61,7 @@ class Agreement:
             sound_D, text_D = self._sound.embed(item.waveform()), self._sound.embed_text(text)
             agreements["sound_text"] = _round_cosine(sound_D, text_D)
         if text and self._picture is not None and item.video is not None:
-            pictures = [picture for _, picture in item.pictures(self._config.frame_rate, None)]
+            pictures = [picture for _, picture in item.pictures(self.config.frame_rate, None)]
             agreements["picture_text"] = self._picture.agreement(pictures, text)
         return agreements
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -32,8 +32,8 @@ from pipelines.audiocot.answers.measured import (
     true_events,
     true_record,
 )
-from pipelines.audiocot.clip import SoundClip
-from pipelines.steps.step import Resources, Value
+from pipelines.audiocot.clip import ClipStep, SoundClip
+from pipelines.steps.step import Value
 
 if TYPE_CHECKING:
     from audiollm.models.audio_llms.inputs import Pictures
@@ -206,21 +206,21 @@ class DescribeObjectsConfig(AnswererConfig):
     prompt: Annotated[str, AfterValidator(_check_region_prompt)] = Field(REGION_PROMPT, min_length=1)
 
 
-class _Answered:
+AnswererSettings = TypeVar("AnswererSettings", bound=AnswererConfig)
+
+
+class _Answered(ClipStep[AnswererSettings]):
     """Base of the steps: asks a model, checks its answer, and asks again."""
 
-    name = ""
-    level: ClassVar[Literal["clip"]] = "clip"
-    needs: tuple[str, ...] = ()
     version: ClassVar[int] = 3
 
-    def __init__(self, config: AnswererConfig, place: AnswerPlace) -> None:
-        self._config, self._place = config, place
-        self.resources = Resources(gpus=config.gpus)
+    def __init__(self, config: AnswererSettings, place: AnswerPlace) -> None:
+        super().__init__(config)
+        self._place = place
         self._model: AskedModel | None = None
 
     def missing(self) -> str | None:
-        return missing_model(self.name, self._config)
+        return missing_model(self.name, self.config)
 
     def setup(self) -> None:
         """Load the model, where one answers.
@@ -228,8 +228,8 @@ class _Answered:
         Raises:
             ConfigError: it cannot be loaded.
         """
-        if self._config.by != "measured":
-            self._model = AskedModel(self._config, self._place)
+        if self.config.by != "measured":
+            self._model = AskedModel(self.config, self._place)
 
     def _ask(self, parts: list[Any], check: Callable[[str], Schema]) -> tuple[Schema, int]:
         """
@@ -240,22 +240,22 @@ class _Answered:
         from audiollm.evaluate.subjects.stored_answers import ask_checked
 
         assert self._model is not None
-        return ask_checked(self._model.reply, parts, check, self._config.asks)
+        return ask_checked(self._model.reply, parts, check, self.config.asks)
 
     def _read_clip_pictures(self, item: SoundClip, region: Sequence[Region] = ()) -> Pictures:
         """The clip's pictures, or those of a region, as the model is shown them."""
         from audiollm.models.audio_llms.inputs import Pictures
 
-        pictures = list(item.pictures(self._config.frame_rate, self._config.frame_side, region))
+        pictures = list(item.pictures(self.config.frame_rate, self.config.frame_side, region))
         return Pictures(tuple(picture for _, picture in pictures), tuple(time_s for time_s, _ in pictures))
 
 
-class Watch(_Answered):
+class Watch(_Answered[WatchConfig]):
     """What happens in the pictures, and what is there."""
 
     name = "watch"
+    settings = WatchConfig
     needs = ("probe", "motion")
-    _config: WatchConfig
 
     def process(self, item: SoundClip) -> Value:
         """`{happenings, objects, scene, asks}`; objects and happenings are empty for a clip without pictures."""
@@ -263,7 +263,7 @@ class Watch(_Answered):
             return {"happenings": [], "objects": [], "asks": 0}
         if self._model is None:
             return self._measured(item)
-        prompt = self._config.prompt.format(duration=item.duration_s)
+        prompt = self.config.prompt.format(duration=item.duration_s)
 
         def check(answer: str) -> SeenAnswer:
             return _timed(parse_answer(answer, SeenAnswer), item.duration_s)
@@ -292,13 +292,13 @@ class Watch(_Answered):
         return {"happenings": happenings, "objects": [], "asks": 0}
 
 
-class Listen(_Answered):
+class Listen(_Answered[ListenConfig]):
     """What is heard in the recording."""
 
     name = "listen"
+    settings = ListenConfig
     needs = ("probe", "levels", "tags")
     version: ClassVar[int] = 4
-    _config: ListenConfig
 
     def process(self, item: SoundClip) -> Value:
         """`{events, background, avoid, asks}`."""
@@ -320,18 +320,18 @@ class Listen(_Answered):
             )
             return heard_answer
 
-        prompt = self._config.prompt.format(duration=item.duration_s)
+        prompt = self.config.prompt.format(duration=item.duration_s)
         answer, asks = self._ask([item.waveform().mono(), prompt], check)
         return {**record_json(answer), "asks": asks}
 
 
-class Think(_Answered):
+class Think(_Answered[ThinkConfig]):
     """The record: what was seen and heard, and the texts that exist, joined."""
 
     name = "think"
+    settings = ThinkConfig
     needs = ("probe", "levels", "tags", "motion", "watch", "listen")
     version: ClassVar[int] = 4
-    _config: ThinkConfig
 
     def process(self, item: SoundClip) -> Value:
         """`{record, sounds, little_evidence, asks}`.
@@ -364,7 +364,7 @@ class Think(_Answered):
             key: value for key, value in item.values.get("watch", {}).items() if key != "asks"
         } or None
         prompt = think_prompt(
-            self._config.prompt, item.duration_s, watch_answer, listen_answer, item.facts.text
+            self.config.prompt, item.duration_s, watch_answer, listen_answer, item.facts.text
         )
 
         def check(answer: str) -> ThoughtRecord:
@@ -381,13 +381,13 @@ class Think(_Answered):
         }
 
 
-class DescribeObjects(_Answered):
+class DescribeObjects(_Answered[DescribeObjectsConfig]):
     """The sound of each object that was found, and how it sounds."""
 
     name = "describe"
+    settings = DescribeObjectsConfig
     needs = ("probe", "think", "objects")
     version: ClassVar[int] = 1
-    _config: DescribeObjectsConfig
 
     def process(self, item: SoundClip) -> Value:
         """`{regions: [{sound, manner, event, asks}]}`, one for each of `objects`.
@@ -415,7 +415,7 @@ class DescribeObjects(_Answered):
         pictures = self._read_clip_pictures(
             item, [Region.model_validate(box) for box in clip_object["region"]]
         )
-        prompt = object_prompt(self._config.prompt, clip_object["name"], list(names.values()))
+        prompt = object_prompt(self.config.prompt, clip_object["name"], list(names.values()))
         region_answer, asks = self._ask([pictures, prompt], check)
         sound = names[region_answer.sound.casefold()]
         event_numbers = [number for number, event in enumerate(record.events) if event.sound == sound]

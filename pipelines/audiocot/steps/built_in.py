@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from pipelines.audiocot.answers.evidence import LEVEL_STEP_S
-from pipelines.audiocot.clip import SoundClip, SoundFile
-from pipelines.steps.step import Resources, StepConfig, Value
+from pipelines.audiocot.clip import ClipStep, FileStep, SoundClip, SoundFile
+from pipelines.steps.step import StepConfig, Value
 
 _WHOLE_SHARE = 0.995
 """A clip that is shorter by less than this share is taken for whole: encoders pad, and headers round."""
@@ -25,21 +25,13 @@ class SourceProbeConfig(StepConfig):
     """Settings of `probe`: none."""
 
 
-class SourceProbe:
+class SourceProbe(FileStep[SourceProbeConfig]):
     """Length and form of a file's sound and pictures."""
 
     name = "probe"
-    level: ClassVar[Literal["file"]] = "file"
-    needs: tuple[str, ...] = ()
+    settings = SourceProbeConfig
     version: ClassVar[int] = 3
     shared: ClassVar[bool] = True
-    resources = Resources()
-
-    def __init__(self, config: SourceProbeConfig) -> None:
-        del config
-
-    def missing(self) -> str | None:
-        return None
 
     def setup(self) -> None:
         """Import what reads files: 1.7 CPU-seconds that processes share."""
@@ -87,28 +79,17 @@ class ClipsConfig(StepConfig):
     """Length of every clip; None: a file is one clip."""
 
 
-class CutClips:
+class CutClips(FileStep[ClipsConfig]):
     """Cuts a file into clips of one length; what is left over at its end is a shorter clip."""
 
     name = "clips"
-    level: ClassVar[Literal["file"]] = "file"
+    settings = ClipsConfig
     needs: tuple[str, ...] = ("probe",)
-    version: ClassVar[int] = 1
-    resources = Resources()
-
-    def __init__(self, config: ClipsConfig) -> None:
-        self._length_s = config.clip_s
-
-    def missing(self) -> str | None:
-        return None
-
-    def setup(self) -> None:
-        """Nothing to load."""
 
     def process(self, item: SoundFile) -> Value:
         """`{clips: [[start_s, end_s], ...]}`."""
         duration_s = item.values["probe"]["duration_s"]
-        length_s = self._length_s or duration_s
+        length_s = self.config.clip_s or duration_s
         starts = [n * length_s for n in range(int(duration_s / length_s) + 1)]
         cuts = [(round(start_s, 6), round(min(start_s + length_s, duration_s), 6)) for start_s in starts]
         if len(cuts) > 1 and cuts[-1][1] - cuts[-1][0] < (1 - _WHOLE_SHARE) * length_s:
@@ -124,21 +105,13 @@ class LevelsConfig(StepConfig):
     """Settings of `levels`: none."""
 
 
-class Levels:
+class Levels(ClipStep[LevelsConfig]):
     """Level and peak of a clip, its level every tenth of a second, and the onsets of its sounds."""
 
     name = "levels"
-    level: ClassVar[Literal["clip"]] = "clip"
-    needs: tuple[str, ...] = ()
+    settings = LevelsConfig
     version: ClassVar[int] = 2
     shared: ClassVar[bool] = True
-    resources = Resources()
-
-    def __init__(self, config: LevelsConfig) -> None:
-        del config
-
-    def missing(self) -> str | None:
-        return None
 
     def setup(self) -> None:
         """Import the detector of onsets with the functions that it compiles: 1.5 CPU-seconds that processes share."""
@@ -188,23 +161,12 @@ class MotionConfig(StepConfig):
     """Pictures per second that are compared."""
 
 
-class Motion:
+class Motion(ClipStep[MotionConfig]):
     """Moments of movement: the peaks of the change from picture to picture."""
 
     name = "motion"
-    level: ClassVar[Literal["clip"]] = "clip"
+    settings = MotionConfig
     needs: tuple[str, ...] = ("probe",)
-    version: ClassVar[int] = 1
-    resources = Resources()
-
-    def __init__(self, config: MotionConfig) -> None:
-        self._frame_rate = config.frame_rate
-
-    def missing(self) -> str | None:
-        return None
-
-    def setup(self) -> None:
-        """Nothing to load."""
 
     def process(self, item: SoundClip) -> Value:
         """`{moments: [{at_s, place, strength}], cuts: n}`; empty for a clip without pictures.
@@ -214,7 +176,7 @@ class Motion:
         """
         if item.video is None:
             return {"moments": [], "cuts": 0}
-        timed_pictures = list(item.pictures(self._frame_rate, _SIDE))
+        timed_pictures = list(item.pictures(self.config.frame_rate, _SIDE))
         grey_FHW = np.stack([picture_HWC.mean(axis=2) for _, picture_HWC in timed_pictures])
         times = [time_s for time_s, _ in timed_pictures]
         change_FHW = np.abs(np.diff(grey_FHW, axis=0))

@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 from audiollm.data.records.thoughts import ThoughtRecord
 from pipelines.audiocot.answers.evidence import name_words
 from pipelines.audiocot.answers.measured import numbers_in_scene, scene_events
-from pipelines.audiocot.clip import SoundClip
-from pipelines.steps.step import Resources, StepConfig, Value
+from pipelines.audiocot.clip import ClipStep, SoundClip
+from pipelines.steps.step import StepConfig, Value
 
 
 class ObjectsConfig(StepConfig):
@@ -40,22 +40,21 @@ class ObjectsConfig(StepConfig):
         return self
 
 
-class Objects:
+class Objects(ClipStep[ObjectsConfig]):
     """Objects with their regions, each with the event of the record that it makes."""
 
     name = "objects"
-    level: ClassVar[Literal["clip"]] = "clip"
+    settings = ObjectsConfig
     needs: tuple[str, ...] = ("probe", "think")
     version: ClassVar[int] = 2
 
     def __init__(self, config: ObjectsConfig) -> None:
-        self._config = config
-        self.resources = Resources(gpus=config.gpus)
+        super().__init__(config)
         self._finder: Any = None
 
     def missing(self) -> str | None:
         for key in ("detector", "tracker"):
-            folder = getattr(self._config, key)
+            folder = getattr(self.config, key)
             if folder is not None and not (folder / "config.json").is_file():
                 return f"objects.{key}: no model in {folder} (config.json): give a model's folder"
         return None
@@ -66,11 +65,11 @@ class Objects:
         Raises:
             ConfigError: one of them cannot be loaded.
         """
-        if self._config.by == "transformers":
+        if self.config.by == "transformers":
             from pipelines.audiocot.steps.tracking import ObjectFinder
 
-            assert self._config.detector is not None and self._config.tracker is not None
-            self._finder = ObjectFinder(self._config.detector, self._config.tracker, bool(self._config.gpus))
+            assert self.config.detector is not None and self.config.tracker is not None
+            self._finder = ObjectFinder(self.config.detector, self.config.tracker, bool(self.config.gpus))
 
     def process(self, item: SoundClip) -> Value:
         """`{objects: [{name, region: [{at_s, x, y, width, height}], score, event}]}`; times are those of the file.
@@ -88,10 +87,10 @@ class Objects:
         names = list(dict.fromkeys(event.source or event.sound for event in record.events))
         if not names:
             return {"objects": []}
-        timed_pictures = list(item.pictures(self._config.frame_rate, None))
+        timed_pictures = list(item.pictures(self.config.frame_rate, None))
         times = [item.start_s + time_s for time_s, _ in timed_pictures]
         pictures = [picture for _, picture in timed_pictures]
-        detected = self._finder.find(pictures, times, names, self._config.min_score, self._config.max_objects)
+        detected = self._finder.find(pictures, times, names, self.config.min_score, self.config.max_objects)
         return {
             "objects": [
                 {**detected_object, "event": _event_of(detected_object["name"], record)}

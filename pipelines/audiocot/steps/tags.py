@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from audiollm.evaluate.judges.taggers import WindowScores
 from pipelines.annotate.steps.events import Events, EventsConfig
 from pipelines.audiocot.answers.evidence import kind_scores
 from pipelines.audiocot.answers.loudness import loudness_of
 from pipelines.audiocot.answers.naming import name_sounds
-from pipelines.audiocot.clip import SoundClip
-from pipelines.steps.step import Resources, Value
+from pipelines.audiocot.clip import ClipStep, SoundClip
+from pipelines.steps.step import Value
 
 _SAME_WINDOW_S = 0.05
 """A window whose middle is so near to that of another one hears the same."""
@@ -21,17 +21,17 @@ class TagsConfig(EventsConfig):
     """Settings of `tags`: those of the annotation's `events`."""
 
 
-class Tags:
+class Tags(ClipStep[TagsConfig]):
     """Sound events with times, tags, the sounds that these are, and scores of voice and music."""
 
     name = "tags"
-    level: ClassVar[Literal["clip"]] = "clip"
+    settings = TagsConfig
     needs: tuple[str, ...] = ("levels",)
     version: ClassVar[int] = 4
 
     def __init__(self, config: TagsConfig) -> None:
-        self._config, self._events = config, Events(config)
-        self.resources = Resources(gpus=config.gpus)
+        super().__init__(config)
+        self._events = Events(config)
 
     def missing(self) -> str | None:
         reason = self._events.missing()
@@ -53,7 +53,7 @@ class Tags:
         labels, scores_FK = self._events.hear(item, middles_s)
         in_grid_F = [middle_s not in centred_s for middle_s in middles_s]
         value = self._events.value_of(WindowScores(labels, scores_FK[in_grid_F]), grid_s, item.duration_s)
-        onset, offset = self._config.onset, self._config.offset
+        onset, offset = self.config.onset, self.config.offset
         sounds = name_sounds(WindowScores(labels, scores_FK), middles_s, item.duration_s, onset, offset)
         return {
             **value,
