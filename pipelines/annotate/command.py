@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
-from enum import Enum, StrEnum
+from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-import yaml
-from pydantic import ValidationError
 from rich.console import Console
 
-from audiollm.errors import ConfigError
 from audiollm.models.recognition.recognizer import folder_recognizer
-from audiollm.recipe.config import load_document, show_path
-from audiollm.recipe.stages import plain_problem
-from audiollm.terminal import print_table
 from pipelines.annotate.execution.presets import PRESETS
-
-if TYPE_CHECKING:
-    from pipelines.annotate.execution.config import AnnotationConfig
+from pipelines.steps.command import (
+    DryRun,
+    Engine,
+    MissingScorer,
+    Out,
+    RayAddress,
+    RetryFailed,
+    SettingsFile,
+    Workers,
+    merge_settings,
+    print_plan,
+    run_stage,
+    validate_settings,
+)
 
 PresetName = Enum("PresetName", {name: name for name in PRESETS}, type=str)  # type: ignore[misc]
-
-
-class EngineName(StrEnum):
-    """Place of the work: processes of this machine or a Ray cluster."""
-
-    local = "local"
-    ray = "ray"
 
 
 def annotate(
@@ -43,7 +40,7 @@ def annotate(
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.", show_default=False)],
+    out: Out,
     preset: Annotated[
         PresetName | None, typer.Option(help="Steps and thresholds by name.", show_default="quickstart")
     ] = None,
@@ -69,9 +66,7 @@ def annotate(
             show_default="none",
         ),
     ] = None,
-    settings: Annotated[
-        Path | None, typer.Option(help="A YAML file with any settings of the stage annotate.")
-    ] = None,
+    settings: SettingsFile = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -80,29 +75,15 @@ def annotate(
             show_default=False,
         ),
     ] = None,
-    missing_scorer: Annotated[
-        str | None,
-        typer.Option(help="If a model is missing: fail, or skip (go on without it).", show_default="fail"),
-    ] = None,
+    missing_scorer: MissingScorer = None,
     shards: Annotated[
         bool | None, typer.Option("--shards/--no-shards", help="Write webdataset shards.", show_default="yes")
     ] = None,
-    engine: Annotated[
-        EngineName | None,
-        typer.Option(help="Processes of this machine, or a Ray cluster.", show_default="local"),
-    ] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(help="Address of the Ray cluster.", show_default="one on this machine")
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Worker processes.", show_default="one per CPU")
-    ] = None,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Try the failed calls of an earlier run again.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan and what is missing, and exit.")
-    ] = False,
+    engine: Engine = None,
+    ray_address: RayAddress = None,
+    workers: Workers = None,
+    retry_failed: RetryFailed = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Annotate raw audio: who says what, the sound quality, and other sounds.
 
@@ -122,8 +103,10 @@ def annotate(
 
     audiollm annotate raw -o corpus --preset audioverse --tagger auto --missing-scorer skip
     """
-    from audiollm.recipe.runner import Context
-    from audiollm.recipe.stages import Recipe
+    from pipelines.annotate.execution import chain as chains
+    from pipelines.annotate.execution.config import AnnotationConfig
+    from pipelines.annotate.execution.plan import plan_annotation
+    from pipelines.annotate.execution.rules import Thresholds
     from pipelines.annotate.stage import STAGE
 
     cli_settings = {
@@ -138,8 +121,7 @@ def annotate(
         "engine": engine.value if engine else None,
         "retry_failed": retry_failed or None,
     }
-    raw_settings: dict[str, Any] = {"shards": True, **(load_document(settings).data if settings else {})}
-    raw_settings |= {name: value for name, value in cli_settings.items() if value is not None}
+    raw_settings = merge_settings(settings, cli_settings, {"shards": True})
     tagging = () if tagger is None else (f"steps.events.model={tagger}",)
     options = {
         "input": "INPUT",
@@ -147,18 +129,16 @@ def annotate(
         "recognizers": "--recognizer" if recognizer else "",
         "steps.events.model": "--tagger" if tagger else "",
     }
-    config = _validate_annotation_config(raw_settings, (*tagging, *(set_ or ())), options)
+    overrides = (*tagging, *(set_ or ()))
+    config = validate_settings(AnnotationConfig, raw_settings, overrides, options, Thresholds)
     console = Console(stderr=True)
-    if dry_run:
-        _print_annotation_estimate(config, console)
+    if not dry_run:
+        run_stage(STAGE, config, out, console)
         return
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "config.yaml").write_text(
-        yaml.safe_dump({"annotate": config.model_dump(mode="json")}, sort_keys=False, allow_unicode=True)
-    )
-    recipe = Recipe(out.name, out, "tiny", config.seed, out, (), {})
-    STAGE.run(config, Context(out, recipe, console, {}))
-    console.print(f"  {out / 'report.html'}", highlight=False, soft_wrap=True)
+    plan = plan_annotation(config, {})
+    steps = chains.build(config.step_settings(), config.recognizer_settings(), {}).steps
+    amount = f"{plan.facts['audio_s'] / 3600:.2f} hours of audio in {plan.facts['clips']:.0f} files"
+    print_plan(console, f"{config.preset}: {config.chosen_preset.about}", config.limits, steps, amount, plan)
 
 
 def _parse_recognizers(arguments: Sequence[str] | None) -> list[dict[str, str]] | None:
@@ -179,109 +159,3 @@ def _parse_recognizers(arguments: Sequence[str] | None) -> list[dict[str, str]] 
             settings["model"] = where
         recognizers.append(settings)
     return recognizers
-
-
-def _validate_annotation_config(
-    raw_settings: dict[str, Any], overrides: Sequence[str], options: Mapping[str, str]
-) -> AnnotationConfig:
-    """
-    Raises:
-        ConfigError: naming the setting.
-    """
-    from pipelines.annotate.execution.config import AnnotationConfig
-
-    for text in overrides:
-        override_setting(raw_settings, text, "thresholds.min_duration_s=1")
-    try:
-        return AnnotationConfig.model_validate(raw_settings)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        if problem["type"] == "extra_forbidden":
-            inside = problem["input"] if isinstance(problem["input"], dict) else {}
-            wrong = ".".join([show_path(tuple(problem["loc"])), *list(inside)[:1]])
-            raise ConfigError(f"{wrong}: no such setting", "", _nearest_setting(wrong)) from None
-        raise setting_error(error, "annotate", options) from None
-
-
-def setting_error(error: ValidationError, stage: str, options: Mapping[str, str]) -> ConfigError:
-    """The first of pydantic's complaints about the settings of a command.
-
-    Args:
-        options: setting -> the option of the command line that it was given by, empty where it was not.
-    """
-    problem = error.errors(include_url=False)[0]
-    key, message = show_path(tuple(problem["loc"])), plain_problem(problem)
-    option = next((option for setting, option in options.items() if key.startswith(setting)), "")
-    listing = f"audiollm run --help-stage {stage} lists the settings"
-    remedy = "check the path" if "no such file" in message else listing
-    return ConfigError(f"{key}: {message}" if key else message, option, remedy)
-
-
-def _nearest_setting(wrong: str) -> str:
-    """Guess the setting that was meant: one that ends so, one with the same last name, or the most similar one."""
-    from pipelines.annotate.execution.chain import STEPS
-    from pipelines.annotate.execution.config import AnnotationConfig
-    from pipelines.annotate.execution.rules import Thresholds
-
-    setting_names = [name for name in AnnotationConfig.model_fields if name not in ("steps", "thresholds")]
-    setting_names += [f"thresholds.{name}" for name in Thresholds.model_fields]
-    setting_names += [
-        f"steps.{step}.{name}"
-        for step in STEPS.built_in
-        for name in STEPS.step_class(step).settings.model_fields
-    ]
-    ending = [key for key in setting_names if f".{key}".endswith(f".{wrong}")]
-    by_last_name = {key.rpartition(".")[2]: key for key in reversed(setting_names)}
-    similar = get_close_matches(wrong.rpartition(".")[2], by_last_name, n=1, cutoff=0.6)
-    suggestions = [*ending, *(by_last_name[name] for name in similar)]
-    return (
-        f"did you mean {suggestions[0]!r}?"
-        if suggestions
-        else "audiollm run --help-stage annotate lists the settings"
-    )
-
-
-def override_setting(settings: dict[str, Any], text: str, example: str) -> None:
-    """Set what `key=value` says in nested settings.
-
-    Args:
-        example: for errors.
-
-    Raises:
-        ConfigError: it says nothing of the kind.
-    """
-    key, equals, value = text.partition("=")
-    *parents, last = key.split(".")
-    if not equals or not last or not all(parents):
-        raise ConfigError(f"{text!r} is not key=value", "--set", f"example: --set {example}")
-    place = settings
-    for name in parents:
-        place = place.setdefault(name, {})
-        if not isinstance(place, dict):
-            raise ConfigError(f"{key}: {name} is not a group of settings", "--set", "set its whole value")
-    try:
-        place[last] = yaml.safe_load(value)
-    except yaml.YAMLError:
-        place[last] = value
-
-
-def _print_annotation_estimate(config: AnnotationConfig, console: Console) -> None:
-    """Print the steps, the thresholds, the amount of audio, and the estimated time."""
-    from pipelines.annotate.execution import chain as chains
-    from pipelines.annotate.execution.plan import plan_annotation
-
-    estimate = plan_annotation(config, {})
-    console.print(f"  preset {config.preset}: {config.chosen_preset.about}", highlight=False)
-    limits = {name: value for name, value in config.limits.model_dump().items() if value is not None}
-    rows = [
-        [name, ", ".join(value) if isinstance(value, list) else f"{value}"] for name, value in limits.items()
-    ]
-    print_table(console, ["threshold", "value"], rows, figures=False)
-    steps = chains.build(config.step_settings(), config.recognizer_settings(), {}).steps
-    console.print(f"  steps: {', '.join(steps)}", highlight=False)
-    seconds = estimate.core_seconds or 0.0
-    console.print(
-        f"  {estimate.facts['audio_s'] / 3600:.2f} hours of audio in {estimate.facts['clips']:.0f} files, "
-        f"about {seconds / 60:.1f} minutes with these workers; {estimate.note}",
-        highlight=False,
-    )

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from enum import Enum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-import yaml
-from pydantic import ValidationError
 from rich.console import Console
 
 from audiollm.errors import ConfigError
-from audiollm.recipe.config import load_document
-from audiollm.terminal import print_table
-from pipelines.annotate.command import EngineName, override_setting, setting_error
 from pipelines.audiocot.rules import PRESETS
-
-if TYPE_CHECKING:
-    from pipelines.audiocot.settings import AudioCotConfig
+from pipelines.steps.command import (
+    DryRun,
+    Engine,
+    MissingScorer,
+    Out,
+    RayAddress,
+    RetryFailed,
+    SettingsFile,
+    Workers,
+    merge_settings,
+    print_plan,
+    run_stage,
+    validate_settings,
+)
 
 PresetChoice = Enum("PresetChoice", {name: name for name in PRESETS}, type=str)  # type: ignore[misc]
 _ANSWERER_HELP = "measured, transformers=FOLDER, endpoint=MODEL@URL."
@@ -35,7 +39,7 @@ def audiocot(
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.", show_default=False)],
+    out: Out,
     preset: Annotated[
         PresetChoice | None, typer.Option(help="Steps and thresholds by name.", show_default="thinksound")
     ] = None,
@@ -81,9 +85,7 @@ def audiocot(
             show_default="none",
         ),
     ] = None,
-    settings: Annotated[
-        Path | None, typer.Option(help="A YAML file with any settings of the stage audiocot.")
-    ] = None,
+    settings: SettingsFile = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -92,26 +94,12 @@ def audiocot(
             show_default=False,
         ),
     ] = None,
-    missing_scorer: Annotated[
-        str | None,
-        typer.Option(help="If a model is missing: fail, or skip (go on without it).", show_default="fail"),
-    ] = None,
-    engine: Annotated[
-        EngineName | None,
-        typer.Option(help="Processes of this machine, or a Ray cluster.", show_default="local"),
-    ] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(help="Address of the Ray cluster.", show_default="one on this machine")
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Worker processes.", show_default="one per CPU")
-    ] = None,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Try the failed calls of an earlier run again.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan and what is missing, and exit.")
-    ] = False,
+    missing_scorer: MissingScorer = None,
+    engine: Engine = None,
+    ray_address: RayAddress = None,
+    workers: Workers = None,
+    retry_failed: RetryFailed = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Write chains of thought (CoT) about the sound of videos and recordings.
 
@@ -130,11 +118,10 @@ def audiocot(
     audiollm audiocot videos -o cot --tagger yamnet.tflite \\
         --video endpoint=qwen-vl@http://localhost:8000/v1 --max-calls 10000
     """
-    from audiollm.recipe.runner import Context
-    from audiollm.recipe.stages import Recipe
-    from pipelines.audiocot.stage import STAGE
+    from pipelines.audiocot.rules import ClipThresholds
+    from pipelines.audiocot.settings import AudioCotConfig
+    from pipelines.audiocot.stage import STAGE, plan_audiocot
 
-    raw_settings: dict[str, Any] = dict(load_document(settings).data) if settings else {}
     cli_settings = {
         "input": inputs,
         "preset": preset.value if preset else None,
@@ -145,7 +132,7 @@ def audiocot(
         "engine": engine.value if engine else None,
         "retry_failed": retry_failed or None,
     }
-    raw_settings |= {name: value for name, value in cli_settings.items() if value is not None}
+    raw_settings = merge_settings(settings, cli_settings, {})
     for step, text in (("watch", video), ("listen", audio), ("think", writer)):
         if text is not None:
             _settings_group(_settings_group(raw_settings, "steps"), step).update(
@@ -158,18 +145,16 @@ def audiocot(
     options = {"input": "INPUT", "steps.tags.model": "--tagger" if tagger else ""}
     answered = {"watch": ("--video", video), "listen": ("--audio", audio), "think": ("--writer", writer)}
     options |= {f"steps.{step}.": option for step, (option, text) in answered.items() if text}
-    config = _validate_audiocot_config(raw_settings, (*tagging, *(set_ or ())), options)
+    overrides = (*tagging, *(set_ or ()))
+    config = validate_settings(AudioCotConfig, raw_settings, overrides, options, ClipThresholds)
     console = Console(stderr=True)
-    if dry_run:
-        _print_audiocot_estimate(config, console)
+    if not dry_run:
+        run_stage(STAGE, config, out, console)
         return
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "config.yaml").write_text(
-        yaml.safe_dump({"audiocot": config.model_dump(mode="json")}, sort_keys=False, allow_unicode=True)
-    )
-    recipe = Recipe(out.name, out, "tiny", config.seed, out, (), {})
-    STAGE.run(config, Context(out, recipe, console, {}))
-    console.print(f"  {out / 'report.html'}", highlight=False, soft_wrap=True)
+    plan = plan_audiocot(config, {})
+    amount = f"{plan.facts['seconds'] / 3600:.2f} hours of sound"
+    about = f"{config.preset}: {config.chosen_preset.about}"
+    print_plan(console, about, config.limits, config.step_settings(), amount, plan)
 
 
 def answerer_settings(text: str, step: str) -> dict[str, str]:
@@ -205,38 +190,3 @@ def _settings_group(settings: dict[str, Any], name: str) -> dict[str, Any]:
             f"{name} is not a group of settings", "--settings", f"write `{name}:` with names below"
         )
     return group
-
-
-def _validate_audiocot_config(
-    raw_settings: dict[str, Any], overrides: Sequence[str], options: Mapping[str, str]
-) -> AudioCotConfig:
-    """
-    Raises:
-        ConfigError: naming the setting.
-    """
-    from pipelines.audiocot.settings import AudioCotConfig
-
-    for text in overrides:
-        override_setting(raw_settings, text, "clip_s=3")
-    try:
-        return AudioCotConfig.model_validate(raw_settings)
-    except ValidationError as error:
-        raise setting_error(error, "audiocot", options) from None
-
-
-def _print_audiocot_estimate(config: AudioCotConfig, console: Console) -> None:
-    """Print the steps, the thresholds, the amount of audio, and the estimated time."""
-    from pipelines.audiocot.stage import plan_audiocot
-
-    estimate = plan_audiocot(config, {})
-    console.print(f"  preset {config.preset}: {config.chosen_preset.about}", highlight=False)
-    limits = {name: value for name, value in config.limits.model_dump().items() if value is not None}
-    rows = [[name, f"{value}"] for name, value in limits.items()]
-    print_table(console, ["threshold", "value"], rows, figures=False)
-    console.print(f"  steps: {', '.join(config.step_settings())}", highlight=False)
-    minutes = (estimate.core_seconds or 0) / 60
-    console.print(
-        f"  {estimate.facts['seconds'] / 3600:.2f} hours of sound, about {minutes:.1f} minutes "
-        f"with these workers; {estimate.note}",
-        highlight=False,
-    )

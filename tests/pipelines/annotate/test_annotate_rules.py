@@ -22,7 +22,6 @@ from audiollm.errors import ConfigError, StageError
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from pipelines.annotate import command
-from pipelines.annotate.command import _validate_annotation_config
 from pipelines.annotate.execution import chain as chains
 from pipelines.annotate.execution.config import AnnotationConfig
 from pipelines.annotate.execution.presets import PRESETS
@@ -34,6 +33,7 @@ from pipelines.annotate.stage import STAGE
 from pipelines.annotate.step import Recording, RecordingMetadata, Segment
 from pipelines.annotate.steps.signal import Probe, ProbeConfig
 from pipelines.execution.ledger import Ledger
+from pipelines.steps.command import validate_settings
 from pipelines.steps.results import Spool
 from pipelines.steps.step import Resources, StepConfig, Value
 
@@ -262,7 +262,10 @@ def test_the_settings_of_a_file_are_not_replaced_by_the_defaults_of_the_command(
     tmp_path: Path, spoken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[AnnotationConfig] = []
-    monkeypatch.setattr(command, "_print_annotation_estimate", lambda config, console: asked.append(config))
+    validate = command.validate_settings
+    monkeypatch.setattr(
+        command, "validate_settings", lambda *settings: (asked.append(validate(*settings)), asked[-1])[1]
+    )
     (tmp_path / "own.yaml").write_text("engine: ray\nretry_failed: true\nshards: false\n")
     arguments = ["annotate", str(spoken), "-o", str(tmp_path / "out"), "--dry-run"]
     for more in ([], ["--settings", str(tmp_path / "own.yaml")], ["--engine", "ray", "--retry-failed"]):
@@ -285,6 +288,7 @@ class Deadly:
     needs: tuple[str, ...] = ("probe",)
     version: ClassVar[int] = 1
     resources = Resources()
+    measures_sounds, reads_text = False, False
 
     def __init__(self, level: Literal["recording", "segment"]) -> None:
         self.level: Literal["recording", "segment"] = level
@@ -388,5 +392,5 @@ def test_a_setting_in_the_wrong_place_is_told_its_own(wrong: str, meant: str) ->
     with pytest.raises(
         ConfigError, match=rf"{wrong.partition('=')[0].rpartition('.')[2]}.*no such setting"
     ) as told:
-        _validate_annotation_config({}, [wrong], {})
+        validate_settings(AnnotationConfig, {}, [wrong], {}, Thresholds)
     assert f"did you mean {meant!r}?" in str(told.value)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.annotate.execution.chain import Chain, build, config_class
+from pipelines.annotate.execution.chain import STEPS, Chain, build
 from pipelines.annotate.step import RecordingMetadata
 
 SPEECH: dict[str, Any] = {"voice_activity": {"spans": [[0.0, 1.0]], "duration_s": 2.0}}
@@ -15,7 +15,7 @@ SPEECH: dict[str, Any] = {"voice_activity": {"spans": [[0.0, 1.0]], "duration_s"
 def chain_of(**of_segments: float) -> Chain:
     names = ("probe", "voice_activity", "segments")
     return build(
-        {name: config_class(name)(**(of_segments if name == "segments" else {})) for name in names}, [], {}
+        STEPS.typed_settings({name: of_segments if name == "segments" else {} for name in names}), [], {}
     )
 
 
