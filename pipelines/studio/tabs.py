@@ -35,7 +35,7 @@ from pipelines.studio.browse.runs import (
 
 _PAGE = Path(__file__).parent / "page"
 HEAD = (
-    '<script src="/studio/static/editor.js" defer></script>'
+    '<script type="module" src="/studio/static/editor.js"></script>'
     '<script src="/studio/static/live.js" defer></script>'
     '<link rel="stylesheet" href="/studio/static/editor.css">'
     '<link rel="stylesheet" href="/studio/static/tabs.css">'
