@@ -23,6 +23,7 @@ from audiollm.audio import save
 from audiollm.commands.cli import build_app
 from audiollm.commands.run import stage_plans
 from audiollm.errors import ConfigError
+from audiollm.recipe.plug_ins import is_import_path
 from audiollm.recipe.stages import load_recipe, stage_entry_points
 from tests.documented import ROOT, Snippet, blocks, command_line, commands, documents, inline_codes, project
 
@@ -114,7 +115,9 @@ UsageError = typer.BadParameter.__mro__[1]
 
 def command_of(words: Sequence[str]) -> tuple[Any, list[str]]:
     """The command that `audiollm WORDS` runs, or the group that it names, and the words behind its name."""
-    command, rest = command_line(), list(words)
+    is_own = len(words) > 1 and is_import_path(words[1])
+    command = typer.main.get_command(build_app(words[0], words[1])) if is_own else command_line()
+    rest = list(words)
     while rest and hasattr(command, "commands") and not rest[0].startswith("-"):
         assert rest[0] in command.commands, f"no command {rest[0]!r}"
         command, rest = command.commands[rest[0]], rest[1:]
@@ -149,6 +152,7 @@ AUDIOLLM = [snippet for snippet in COMMANDS if snippet.text.startswith("audiollm
 
 
 @pytest.mark.parametrize("snippet", AUDIOLLM, ids=ids)
+@pytest.mark.usefixtures("readers_folder")
 def test_a_command_and_its_options_exist(snippet: Snippet) -> None:
     words = words_of(snippet)
     if is_placeholder(words[0]):

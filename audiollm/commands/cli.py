@@ -31,12 +31,13 @@ COMPLETION = "_AUDIOLLM_COMPLETE"
 """Environment variable by which a shell asks for completions."""
 
 
-def build_app(only_command: str = "") -> typer.Typer:
+def build_app(only_command: str = "", own_command: str = "") -> typer.Typer:
     """The app with every installed command.
 
     Args:
         only_command: a command or a group. Where it is installed the app has it alone: importing all commands and
             reading their options takes 0.7 CPU-seconds.
+        own_command: `package.module:function` of a user's own, for the group `only_command`.
     """
     from importlib.metadata import entry_points
 
@@ -55,6 +56,12 @@ def build_app(only_command: str = "") -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     groups: dict[str, typer.Typer] = {}
+
+    def add(parent: typer.Typer, name: str, title: str, command: Callable[..., Any]) -> None:
+        text = help_text(command.__doc__ or "")
+        summary = " ".join(text.partition("\n\n")[0].split())  # whole in the list of commands
+        parent.command(name=name, help=text, short_help=summary)(watched_failures(title)(command))
+
     entries = sorted(entry_points(group="audiollm.commands"), key=lambda entry: entry.name)
     for entry in [entry for entry in entries if entry.name.partition(".")[0] == only_command] or entries:
         try:
@@ -67,15 +74,17 @@ def build_app(only_command: str = "") -> typer.Typer:
                 )
                 groups[group].callback()(_hold_group)  # else a single command would take the group's place
                 app.add_typer(groups[group], name=group)
-            watched = watched_failures(entry.name.replace(".", " "))(command)
-            text = help_text(command.__doc__ or "")
-            summary = " ".join(text.partition("\n\n")[0].split())  # whole in the list of commands
-            (groups[group] if group else app).command(name=name, help=text, short_help=summary)(watched)
+            add(groups[group] if group else app, name, entry.name.replace(".", " "), command)
         except Exception as error:  # one broken plug-in must not take the others down
             print(
                 f"audiollm: the command {entry.name!r} does not load ({error}); see `audiollm doctor`",
                 file=sys.stderr,
             )
+    if own_command and only_command in groups:
+        from audiollm.recipe.plug_ins import import_named
+
+        function = import_named(own_command, "give package.module:function, with Typer's options")
+        add(groups[only_command], own_command, f"{only_command} {own_command}", function)
     app.callback()(_top_level(typer))
     return app
 
@@ -91,7 +100,13 @@ def main() -> None:
 
         errors = Console(stderr=True, soft_wrap=True)
         threading.excepthook = partial(_thread_error, errors, threading.excepthook)
-        app = build_app(_command_of(sys.argv[1:]))
+        from audiollm.errors import ConfigError
+
+        try:
+            app = build_app(_command_of(sys.argv[1:]), _own_command_of(sys.argv[1:]))
+        except ConfigError as error:
+            errors.print(str(error), style="red", highlight=False, markup=False)
+            sys.exit(2)
     _run_app(app, errors)
 
 
@@ -137,6 +152,13 @@ def _command_of(arguments: Sequence[str]) -> str:
         words = os.environ.get("_TYPER_COMPLETE_ARGS", os.environ.get("COMP_WORDS", "")).split()
         return words[1] if len(words) > 2 else ""
     return arguments[0] if arguments else ""
+
+
+def _own_command_of(arguments: Sequence[str]) -> str:
+    """The second word, if it is `package.module:function`: a user's own command of the group before it."""
+    from audiollm.recipe.plug_ins import is_import_path
+
+    return arguments[1] if len(arguments) > 1 and is_import_path(arguments[1]) else ""
 
 
 @contextmanager

@@ -15,5 +15,8 @@ def suite_catalog() -> Catalog:
     suites = {
         entry.name.removeprefix(PREFIX): entry.load() for entry in sorted(commands, key=lambda e: e.name)
     }
-    own = "Your own: a function with Typer's options, named `evaluate.NAME` by an entry point of audiollm.commands."
+    own = (
+        "Your own: `audiollm evaluate package.module:function` of a function with Typer's options, or the name "
+        "`evaluate.NAME` by an entry point of audiollm.commands."
+    )
     return Catalog(documented(suites), own)

@@ -22,7 +22,7 @@ from pipelines.steps.command import (
     SettingsFile,
     Workers,
     merge_settings,
-    print_plan,
+    print_steps_plan,
     run_stage,
     validate_settings,
 )
@@ -138,7 +138,9 @@ def annotate(
     plan = plan_annotation(config, {})
     steps = chains.build(config.step_settings(), config.recognizer_settings(), {}).steps
     amount = f"{plan.facts['audio_s'] / 3600:.2f} hours of audio in {plan.facts['clips']:.0f} files"
-    print_plan(console, f"{config.preset}: {config.chosen_preset.about}", config.limits, steps, amount, plan)
+    print_steps_plan(
+        console, f"{config.preset}: {config.chosen_preset.about}", config.limits, steps, amount, plan
+    )
 
 
 def _parse_recognizers(arguments: Sequence[str] | None) -> list[dict[str, str]] | None:

@@ -20,7 +20,7 @@ from pipelines.steps.command import (
     SettingsFile,
     Workers,
     merge_settings,
-    print_plan,
+    print_steps_plan,
     run_stage,
     validate_settings,
 )
@@ -154,7 +154,7 @@ def audiocot(
     plan = plan_audiocot(config, {})
     amount = f"{plan.facts['seconds'] / 3600:.2f} hours of sound"
     about = f"{config.preset}: {config.chosen_preset.about}"
-    print_plan(console, about, config.limits, config.step_settings(), amount, plan)
+    print_steps_plan(console, about, config.limits, config.step_settings(), amount, plan)
 
 
 def answerer_settings(text: str, step: str) -> dict[str, str]:

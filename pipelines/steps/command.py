@@ -97,7 +97,7 @@ def validate_settings(
     raise ConfigError(f"{key}: {message}" if key else message, option, remedy)
 
 
-def print_plan(
+def print_steps_plan(
     console: Console, preset: str, limits: BaseModel, steps: Iterable[str], amount: str, plan: StagePlan
 ) -> None:
     """Print preset, thresholds, steps, the amount of audio, and the estimated time."""

@@ -13,9 +13,8 @@ from audiollm.data.text.forms import comparison_form
 from audiollm.data.text.words import words_of
 from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.choosing import choose_recognizer, choose_speaker_judge
-from audiollm.evaluate.judges.judging import Recognizer, load_clip
+from audiollm.evaluate.judges.judging import Recognizer, load_clip, voice_score, words_score
 from audiollm.evaluate.judges.recognizers import choose_grammar
-from audiollm.evaluate.judges.judging import voice_score, words_score
 from audiollm.evaluate.report.text_errors import choose_form
 from audiollm.rl.rewards import settings as s
 from audiollm.rl.rewards.batch import SampledAnswer

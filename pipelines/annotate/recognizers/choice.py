@@ -29,7 +29,7 @@ from pipelines.annotate.recognizers.folder_models import (
     TransformersConfig,
     TransformersRecognizer,
 )
-from pipelines.annotate.recognizers.value import Recognizer, RecognizerConfig, transcript_value
+from pipelines.annotate.recognizers.value import RecognizerConfig, RecognizerStep, transcript_value
 from pipelines.annotate.step import Segment
 from pipelines.steps.step import Value
 
@@ -47,7 +47,7 @@ class PocketsphinxConfig(RecognizerConfig):
     """Texts of which each segment holds exactly one; None: open vocabulary."""
 
 
-class Pocketsphinx(Recognizer[PocketsphinxConfig]):
+class Pocketsphinx(RecognizerStep[PocketsphinxConfig]):
     """Words with times and, with the open vocabulary, their posterior probabilities. `acoustic_fit` beside them is
     the mean of the words' fit by duration (`audiollm.evaluate.judges.recognizers.TimedWord`)."""
 
@@ -96,7 +96,7 @@ RecognizerChoice = Annotated[
 """The settings of one recognizer; `kind` says which."""
 
 
-def make_recognizer(config: RecognizerChoice) -> Recognizer[Any]:
+def make_recognizer(config: RecognizerChoice) -> RecognizerStep[Any]:
     """Make the step of a recognizer from its settings."""
     match config:
         case PocketsphinxConfig():

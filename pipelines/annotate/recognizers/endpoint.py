@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 from audiollm.endpoints import EndpointClient, EndpointError, check_address
 from audiollm.models.recognition.transcript import SpokenWord
 from pipelines.annotate.recognizers.folder_models import PROMPT, unquoted
-from pipelines.annotate.recognizers.value import Recognizer, RecognizerConfig, transcript_value
+from pipelines.annotate.recognizers.value import RecognizerConfig, RecognizerStep, transcript_value
 from pipelines.annotate.step import Segment
 from pipelines.steps.step import Value
 
@@ -67,7 +67,7 @@ class ChatEndpointConfig(_AddressConfig):
     max_tokens: int = Field(512, ge=1)
 
 
-class Endpoint(Recognizer[EndpointConfig]):
+class Endpoint(RecognizerStep[EndpointConfig]):
     """Sends each segment as a 16-bit WAV of 16 kHz, mono.
 
     It asks for `verbose_json`, which has the language and the model's signals of doubt. A server that refuses it at the
@@ -125,7 +125,7 @@ class Endpoint(Recognizer[EndpointConfig]):
             raise type(error)(f"{self.name}: {config.url}: {error}") from None
 
 
-class ChatEndpoint(Recognizer[ChatEndpointConfig]):
+class ChatEndpoint(RecognizerStep[ChatEndpointConfig]):
     """The same question about every segment, at temperature 0."""
 
     def setup(self) -> None:

@@ -19,8 +19,8 @@ from audiollm.models.recognition.ctranslate2_whisper import (
 )
 from audiollm.models.recognition.transcript import RecognizedSpeech
 from pipelines.annotate.recognizers.value import (
-    Recognizer,
     RecognizerConfig,
+    RecognizerStep,
     missing_folder,
     transcript_value,
 )
@@ -48,7 +48,7 @@ class FasterWhisperConfig(RecognizerConfig):
     """Share of a GPU for each worker; 0: the CPU."""
 
 
-class FasterWhisper(Recognizer[FasterWhisperConfig]):
+class FasterWhisper(RecognizerStep[FasterWhisperConfig]):
     """A `CTranslate2Whisper` as a step; the confidence is the tokens' geometric mean probability."""
 
     version: ClassVar[int] = 2
@@ -104,7 +104,7 @@ class TransformersConfig(RecognizerConfig):
     """Share of a GPU for each worker; 0: the CPU."""
 
 
-class TransformersRecognizer(Recognizer[TransformersConfig]):
+class TransformersRecognizer(RecognizerStep[TransformersConfig]):
     """A `SpeechRecognizer` as a step; confidences are means of the tokens' probabilities."""
 
     version: ClassVar[int] = 2
@@ -166,7 +166,7 @@ class AudioLlmConfig(RecognizerConfig):
     """Share of a GPU for each worker."""
 
 
-class AudioLlm(Recognizer[AudioLlmConfig]):
+class AudioLlm(RecognizerStep[AudioLlmConfig]):
     """Transcription by an audio LLM: the greedy answer, without quotation marks around it."""
 
     def missing(self) -> str | None:

@@ -30,7 +30,7 @@ class RecognizerConfig(StepConfig):
 RecognizerSettings = TypeVar("RecognizerSettings", bound=RecognizerConfig)
 
 
-class Recognizer(SegmentStep[RecognizerSettings]):
+class RecognizerStep(SegmentStep[RecognizerSettings]):
     """A step that transcribes a segment, under the name that its settings give it or that of its kind."""
 
     def __init__(self, config: RecognizerSettings) -> None:
