@@ -25,7 +25,7 @@ from measure import bench_parser, parse_options, print_row
 from numpy.typing import NDArray
 
 from audiollm.audio import Waveform, load, load_bytes
-from pipelines.annotate.measurements.duplicates import bit_errors, find_duplicates
+from pipelines.annotate.execution.corpus import bit_errors, find_duplicates
 from pipelines.annotate.steps.fingerprint import SAMPLE_RATE, fingerprint
 
 PEER_ROWS = 400

@@ -10,7 +10,7 @@
 - pitch: gross errors (20 %) on made voices of known pitch from 80 to 380 Hz, and cost, beside librosa's pyin.
 - real time factor of each, on one thread.
 
-`--fit` prints the weights of `pipelines/annotate/measurements/acoustics.py`, fitted on other recordings in
+`--fit` prints the weights of `pipelines/annotate/steps/quality.py`, fitted on other recordings in
 rooms of decaying noise.
 """
 
@@ -30,15 +30,15 @@ from scipy.signal import butter, fftconvolve, lfilter, sosfilt
 
 from audiollm.audio import load
 from audiollm.audio.pitch import CENTRE_S, track_pitch
-from pipelines.annotate.measurements.acoustics import (
+from pipelines.annotate.steps.quality import (
     SAMPLE_RATE,
+    Dnsmos,
     band_energies,
     bandwidth_hz,
     log_decay_times,
     reverberation,
     signal_to_noise_db,
 )
-from pipelines.annotate.steps.quality import Dnsmos
 
 Signal = NDArray[np.float32]
 CLEAN = ("1624-142933", "19-198", "118-121721", "1447-130550", "1183-124566", "254-12312")

@@ -16,9 +16,8 @@ from torch import Tensor
 from audiollm.data.records.shards import Shards
 from audiollm.data.records.source import LoadedSample
 from audiollm.errors import BadSample, ConfigError, StageError
-from audiollm.flow.conditions.own import MAX_WORDS
+from audiollm.flow.conditions.own import MAX_WORDS, WordRow, Words
 from audiollm.flow.conditions.reading import sound_request
-from audiollm.flow.conditions.words import WordRow, Words
 from audiollm.flow.encoding import FACTS
 from audiollm.flow.model.packed import MODALITIES, TIMED, Features, Modality
 from audiollm.flow.sound_model import ConditionFacts

@@ -23,12 +23,19 @@ from audiollm.files.set_aside import UNREADABLE, SetAside
 from audiollm.flow.conditions.reading import sound_request
 from audiollm.flow.editing.levels import below_ceiling
 from audiollm.flow.encoding import encode_track, load_track
-from audiollm.flow.generator import SoundGenerator, SoundSpec, sampler_settings
+from audiollm.flow.generator import (
+    SoundGenerator,
+    SoundSpec,
+    check_length,
+    fill_latents,
+    fits_at_once,
+    make_in_windows,
+    sampler_settings,
+)
 from audiollm.flow.model.context import LatentState, span_context
 from audiollm.flow.model.packed import Conditions
 from audiollm.flow.settings import GenerateSoundConfig
 from audiollm.flow.sound_model import check_guidance
-from audiollm.flow.windows import check_length, fill_latents, fits_at_once, make_in_windows
 from audiollm.recipe.runner import Context
 
 

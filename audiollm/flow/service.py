@@ -29,11 +29,10 @@ from audiollm.flow.editing.levels import below_ceiling
 from audiollm.flow.editing.operations import EditResult, EditSpan, edit_track
 from audiollm.flow.editing.requests import EditRequest, edit_conditions
 from audiollm.flow.editing.tracks import Track
-from audiollm.flow.generator import SoundGenerator
+from audiollm.flow.generator import ConditionsAt, SoundGenerator, fill_latents, make_in_windows
 from audiollm.flow.model.context import LatentState, span_context
 from audiollm.flow.model.packed import Conditions
 from audiollm.flow.model.sampling import SamplerSettings
-from audiollm.flow.windows import ConditionsAt, fill_latents, make_in_windows
 from audiollm.models.pretrained import model_folder
 
 JobState = Literal["waiting", "running", "held", "done", "failed", "stopped"]

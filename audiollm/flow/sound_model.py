@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from audiollm.errors import ConfigError
-from audiollm.flow.conditions.own import PictureEncoder, WordEncoder
-from audiollm.flow.conditions.words import Words
+from audiollm.flow.conditions.own import PictureEncoder, WordEncoder, Words
 from audiollm.flow.model.blocks import zero_of
 from audiollm.flow.model.mmdit import MMDiT, MMDiTConfig
 from audiollm.flow.model.packed import Modality, PackedConditions

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from audiollm.data.records.mixture import Mixture, evenly
 from audiollm.data.records.shards import Shards
 from audiollm.errors import BadSample, StageError
-from audiollm.flow.conditions.words import Words
+from audiollm.flow.conditions.own import Words
 from audiollm.flow.corpus import CorpusFacts, EncodedSound, UsableSounds, read_sound
 from audiollm.flow.eval_sounds import EvalSounds
 from audiollm.flow.model.context import (

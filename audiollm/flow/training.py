@@ -15,7 +15,7 @@ from audiollm.devices import default_device
 from audiollm.errors import ConfigError, StageError
 from audiollm.files.json_files import read_json_file
 from audiollm.files.set_aside import SetAside
-from audiollm.flow.conditions.words import Words
+from audiollm.flow.conditions.own import Words
 from audiollm.flow.corpus import CorpusFacts, UsableSounds, open_corpus, survey_sounds
 from audiollm.flow.eval_sounds import EvalSounds, select_sound_prompts
 from audiollm.flow.model.context import ContextShares

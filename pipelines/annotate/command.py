@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from audiollm.models.recognition.recognizer import folder_recognizer
-from pipelines.annotate.execution.presets import PRESETS
+from pipelines.annotate.execution.rules import PRESETS
 from pipelines.steps.command import (
     DryRun,
     Engine,

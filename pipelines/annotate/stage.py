@@ -19,11 +19,11 @@ from audiollm.recipe.stages import Stage
 from pipelines.annotate.execution import chain as chains
 from pipelines.annotate.execution.chain import Chain
 from pipelines.annotate.execution.config import AnnotationConfig
-from pipelines.annotate.execution.corpus import Verdicts, judge_segments, kept_rows
+from pipelines.annotate.execution.corpus import DuplicateConfig, Verdicts, judge_segments, kept_rows
 from pipelines.annotate.execution.plan import plan_annotation
 from pipelines.annotate.execution.rules import RULES, Thresholds
-from pipelines.annotate.execution.run import Run, request_report, write_shards
 from pipelines.annotate.execution.shards import remove_shards
+from pipelines.annotate.execution.walk import Run, request_report, write_shards
 from pipelines.annotate.input import synthetic
 from pipelines.annotate.input.sources import (
     RECORDINGS,
@@ -34,7 +34,6 @@ from pipelines.annotate.input.sources import (
     speaker_warning,
 )
 from pipelines.annotate.input.transcripts import TranscriptError
-from pipelines.annotate.measurements.duplicates import DuplicateConfig
 from pipelines.annotate.output.columns import make_columns
 from pipelines.annotate.output.rows import write_output
 from pipelines.annotate.recognizers.choice import STRONGER, PocketsphinxConfig
@@ -42,9 +41,8 @@ from pipelines.annotate.recognizers.value import recognizer_rows
 from pipelines.execution.engine import EngineError, RunHalted
 from pipelines.execution.ledger import Ledger, LedgerError
 from pipelines.steps.chain import Missing
-from pipelines.steps.facts import write_rules, write_timings
 from pipelines.steps.inputs import InputError, digests
-from pipelines.steps.results import Spool, not_whole_sentence, part_ids
+from pipelines.steps.results import Spool, not_whole_sentence, part_ids, write_rules, write_timings
 
 _LARGEST_AUTO_GRAMMAR = 60
 _LINK_COSINE = 0.83

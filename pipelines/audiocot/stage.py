@@ -43,9 +43,8 @@ from pipelines.execution.engine import EngineError, RunHalted
 from pipelines.execution.ledger import Ledger, LedgerError
 from pipelines.steps.chain import Missing
 from pipelines.steps.driving import StepRun, call_each
-from pipelines.steps.facts import write_rules, write_timings
 from pipelines.steps.inputs import MANIFESTS, InputError, collect, digests
-from pipelines.steps.results import Place, Spool, not_whole_sentence
+from pipelines.steps.results import Place, Spool, not_whole_sentence, write_rules, write_timings
 from pipelines.steps.rules import Drop
 
 _SECONDS_PER_AUDIO_SECOND = 0.24

@@ -18,7 +18,7 @@ from pipelines.execution.engine import Call, Pool, Walk, Worker, WorkerBackend, 
 from pipelines.execution.ledger import Ledger, Outcome
 from pipelines.execution.local_pool import InProcess, LocalProcesses
 from pipelines.steps.chain import step_pools
-from pipelines.steps.facts import StepCosts
+from pipelines.steps.results import StepCosts
 from pipelines.steps.step import BatchStep, Listener, Resources, SharedStep, Step, Value
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.studio.browse.clip_rows import sort_columns
 from pipelines.studio.browse.clips import (
     STATES,
     ClipFilter,
@@ -21,6 +20,7 @@ from pipelines.studio.browse.clips import (
     give_verdict,
     listed_clips,
     review_next,
+    sort_columns,
 )
 from pipelines.studio.browse.files import ShownFiles
 from pipelines.studio.browse.runs import (

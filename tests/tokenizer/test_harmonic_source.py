@@ -15,7 +15,6 @@ from audiollm.audio import save
 from tokenizer.clips import Clip, ClipStore, pitch_of_crops, random_crops
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 from tokenizer.native.operations import frame, magnitudes
-from tokenizer.native.periodicity import HarmonicShare
 from tokenizer.native.pitch import (
     CENTS_PER_CLASS,
     FIRST_CLASS_HZ,
@@ -30,7 +29,7 @@ from tokenizer.native.pitch import (
     num_pitch_classes,
     pitch_loss,
 )
-from tokenizer.native.source import HarmonicSource
+from tokenizer.native.source import HarmonicShare, HarmonicSource
 
 RATE, N_FFT, HOP = 24_000, 960, 240
 NUM_CLASSES = num_pitch_classes(VOICE_HZ)

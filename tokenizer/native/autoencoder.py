@@ -25,7 +25,6 @@ from tokenizer.native.layers import (
     Upsample,
 )
 from tokenizer.native.operations import frame
-from tokenizer.native.periodicity import HarmonicShare
 from tokenizer.native.phase_band import BandInput, BandOutput, LappedTransform, PhaseBand
 from tokenizer.native.pitch import (
     LOWEST_HZ,
@@ -38,7 +37,7 @@ from tokenizer.native.pitch import (
     decode_pitch,
     pitch_loss,
 )
-from tokenizer.native.source import Excitation, HarmonicSource
+from tokenizer.native.source import Excitation, HarmonicShare, HarmonicSource
 
 MEL_CONTEXT = 3
 """Mel frames on each side that the encoder's input layer sees."""

@@ -96,7 +96,7 @@ def interpret(
     from audiollm.evaluate.judges.text_scorers import choose_text_scorer
     from audiollm.evaluate.report.store import RowStore
     from audiollm.evaluate.report.text_errors import choose_form
-    from audiollm.evaluate.subjects.listener_source import ListenerSource
+    from audiollm.evaluate.subjects.loading import ListenerSource
     from audiollm.files.atomic import write_jsonl
     from audiollm.files.set_aside import SetAside
 

@@ -30,7 +30,7 @@ from audiollm.evaluate.options import (
 )
 from audiollm.evaluate.report.suite import bar, conclude, spread_items, step
 from audiollm.evaluate.speech.commands import clips_of, speaker_of
-from audiollm.evaluate.subjects.listener_source import ListenerSource
+from audiollm.evaluate.subjects.loading import ListenerSource
 
 if TYPE_CHECKING:
     from audiollm.evaluate.judges.judging import SpeechClip

@@ -28,10 +28,9 @@ from audiollm.errors import ConfigError
 from audiollm.flow.editing.fitting import Surroundings, fit_to_track, low_band
 from audiollm.flow.editing.levels import AUDIBLE_DB, change_db, loudest_rms
 from audiollm.flow.editing.tracks import Track
-from audiollm.flow.generator import SoundGenerator
+from audiollm.flow.generator import ConditionsAt, SoundGenerator, fill_latents
 from audiollm.flow.model.context import LatentState, span_context
 from audiollm.flow.model.sampling import SamplerSettings
-from audiollm.flow.windows import ConditionsAt, fill_latents
 
 Operation = Literal["extend", "inpaint", "add", "remove"]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)

@@ -9,9 +9,8 @@ from audiollm.data.records.sample import Message, Sample, TextPart, VideoPart
 from audiollm.flow.conditions.edits import THIS, edit_thought, edit_words
 from audiollm.flow.conditions.reading import COT, TASK
 from audiollm.flow.editing.operations import Operation
-from audiollm.flow.generator import SoundGenerator
+from audiollm.flow.generator import ConditionsAt, SoundGenerator
 from audiollm.flow.model.packed import Conditions
-from audiollm.flow.windows import ConditionsAt
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,10 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationInfo, field_valida
 
 from audiollm.recipe.stages import InputPath, check_input, located
 from pipelines.annotate.execution.chain import STEPS
-from pipelines.annotate.execution.presets import PRESETS, Preset
-from pipelines.annotate.execution.rules import Thresholds
+from pipelines.annotate.execution.corpus import DuplicateConfig
+from pipelines.annotate.execution.rules import PRESETS, Preset, Thresholds
 from pipelines.annotate.input import synthetic
 from pipelines.annotate.input.transcripts import compile_pattern, is_pattern, parse_condition
-from pipelines.annotate.measurements.duplicates import DuplicateConfig
 from pipelines.annotate.recognizers.choice import RecognizerChoice
 from pipelines.steps.chain import StepCatalog, paths_of
 from pipelines.steps.inputs import MANIFESTS

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from audiollm.data.records.thoughts import MAX_EVENTS, NO_OTHERS, ThoughtEvent, ThoughtRecord
-from pipelines.audiocot.answers.evidence import ABSENT, LEVEL_STEP_S
+from pipelines.audiocot.answers.evidence import ABSENT, LEVEL_STEP_S, Loudness, LoudSpan, loudness_of
 from pipelines.audiocot.answers.kinds import kinds_of_class
-from pipelines.audiocot.answers.loudness import Loudness, LoudSpan, loudness_of
 from pipelines.audiocot.answers.naming import SoundSpan, whole_name
 from pipelines.steps.step import Value
 

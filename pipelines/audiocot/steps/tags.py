@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from audiollm.evaluate.judges.taggers import WindowScores
 from pipelines.annotate.steps.events import Events, EventsConfig
-from pipelines.audiocot.answers.evidence import kind_scores
-from pipelines.audiocot.answers.loudness import loudness_of
+from pipelines.audiocot.answers.evidence import kind_scores, loudness_of
 from pipelines.audiocot.answers.naming import name_sounds
 from pipelines.audiocot.clip import ClipStep, SoundClip
 from pipelines.steps.step import Value

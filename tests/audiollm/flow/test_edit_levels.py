@@ -23,9 +23,9 @@ from audiollm.flow.editing.levels import (
 )
 from audiollm.flow.editing.operations import OPERATIONS, EditResult, Operation, edit_track, find_span
 from audiollm.flow.editing.tracks import Track
+from audiollm.flow.generator import CONTEXT_SHARE
 from audiollm.flow.model.context import AudioContext, LatentState
 from audiollm.flow.model.sampling import SamplerSettings
-from audiollm.flow.windows import CONTEXT_SHARE
 from tests.audiollm.flow.test_seams import Oracle
 from tests.audiollm.flow.toy import RATE, ToyAutoencoder, tone
 

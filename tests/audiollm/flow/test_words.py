@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from audiollm.flow.conditions.own import WordEncoder
-from audiollm.flow.conditions.words import NO_VALUE, Words
+from audiollm.flow.conditions.own import NO_VALUE, WordEncoder, Words
 from audiollm.flow.model.mmdit import MMDiT, MMDiTConfig
 from audiollm.flow.model.packed import Conditions, Features, pack_conditions
 from audiollm.flow.model.rows import rows_of

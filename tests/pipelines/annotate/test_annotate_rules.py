@@ -24,9 +24,8 @@ from audiollm.recipe.stages import Recipe
 from pipelines.annotate import command
 from pipelines.annotate.execution import chain as chains
 from pipelines.annotate.execution.config import AnnotationConfig
-from pipelines.annotate.execution.presets import PRESETS
-from pipelines.annotate.execution.rules import RULES, Thresholds, first_broken
-from pipelines.annotate.execution.run import Run
+from pipelines.annotate.execution.rules import PRESETS, RULES, Thresholds, first_broken
+from pipelines.annotate.execution.walk import Run
 from pipelines.annotate.input.sources import RecordingSource
 from pipelines.annotate.input.synthetic import CorpusConfig, speak_corpus
 from pipelines.annotate.stage import STAGE

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from audiollm.audio import Waveform, load, load_bytes
-from pipelines.annotate.measurements.duplicates import DuplicateConfig, bit_errors, find_duplicates, item_of
+from pipelines.annotate.execution.corpus import DuplicateConfig, bit_errors, find_duplicates, item_of
 from pipelines.annotate.step import RecordingMetadata, Segment
 from pipelines.annotate.steps.fingerprint import SAMPLE_RATE, Fingerprint, FingerprintConfig, fingerprint
 from pipelines.steps.step import Listener

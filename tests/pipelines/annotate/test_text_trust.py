@@ -20,8 +20,7 @@ from audiollm.models.recognition.transcript import SpokenWord
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from pipelines.annotate.execution.config import AnnotationConfig
-from pipelines.annotate.execution.presets import PRESETS
-from pipelines.annotate.execution.rules import Thresholds
+from pipelines.annotate.execution.rules import PRESETS, Thresholds
 from pipelines.annotate.execution.trust import judge_text
 from pipelines.annotate.input.synthetic import CorpusConfig, speak_corpus
 from pipelines.annotate.recognizers.value import transcript_value

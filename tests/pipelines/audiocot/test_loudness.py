@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.audiocot.answers.loudness import Loudness, loudness_of
+from pipelines.audiocot.answers.evidence import Loudness, loudness_of
 
 
 def loudness(curve_dbfs: list[float], onsets_s: tuple[float, ...] = ()) -> Loudness:

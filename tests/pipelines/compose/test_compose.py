@@ -21,8 +21,7 @@ from audiollm.errors import ConfigError, StageError
 from audiollm.files.set_aside import set_aside_row
 from audiollm.recipe.runner import Context, run_recipe
 from audiollm.recipe.stages import Recipe, load_recipe
-from pipelines.compose.choice import choose_test
-from pipelines.compose.stage import STAGE, ComposeConfig
+from pipelines.compose.stage import STAGE, ComposeConfig, choose_test
 
 
 def _segment(index: int, **changes: Any) -> dict[str, Any]:

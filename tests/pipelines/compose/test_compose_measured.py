@@ -19,10 +19,9 @@ from audiollm.data.records.sample import Sample
 from audiollm.errors import StageError
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
-from pipelines.compose.choice import Balance, connected, draw_kept_ids
 from pipelines.compose.facts import COUNTS, Facts, language_name
 from pipelines.compose.rows import SegmentRow
-from pipelines.compose.stage import STAGE, ComposeConfig, split_segments
+from pipelines.compose.stage import STAGE, Balance, ComposeConfig, connected, draw_kept_ids, split_segments
 
 
 def row(index: int, **changes: Any) -> dict[str, Any]:

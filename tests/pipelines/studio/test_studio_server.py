@@ -23,7 +23,6 @@ from audiollm.files.atomic import write_json, write_jsonl
 from audiollm.video.decoders import VideoError
 from audiollm.video.writing import write_video
 from pipelines.studio.browse import clips
-from pipelines.studio.browse.clip_rows import measures_of, sort_columns, sorted_rows
 from pipelines.studio.browse.clips import (
     ClipFilter,
     clip_html,
@@ -31,7 +30,10 @@ from pipelines.studio.browse.clips import (
     drop_reasons,
     give_verdict,
     listed_clips,
+    measures_of,
     review_next,
+    sort_columns,
+    sorted_rows,
 )
 from pipelines.studio.browse.files import ShownClip, ShownFiles
 from pipelines.studio.browse.runs import (

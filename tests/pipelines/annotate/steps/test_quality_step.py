@@ -18,12 +18,6 @@ from numpy.typing import NDArray
 from scipy.signal import fftconvolve
 
 from audiollm.audio import load, save
-from pipelines.annotate.measurements.acoustics import (
-    band_energies,
-    bandwidth_hz,
-    reverberation,
-    signal_to_noise_db,
-)
 from pipelines.annotate.step import RecordingMetadata, Segment
 from pipelines.annotate.steps.quality import (
     SIGMOS_SCORES,
@@ -32,7 +26,11 @@ from pipelines.annotate.steps.quality import (
     QualityConfig,
     Sigmos,
     Utmos,
+    band_energies,
+    bandwidth_hz,
+    reverberation,
     sigmos_features,
+    signal_to_noise_db,
 )
 from pipelines.steps.step import Listener
 

@@ -1,1 +1,0 @@
-"""Measurements on a signal or a corpus: noise, quality, tags, duplicates."""
