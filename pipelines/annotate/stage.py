@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.progress import TaskID
@@ -23,7 +24,7 @@ from pipelines.annotate.execution.corpus import DuplicateConfig, Verdicts, judge
 from pipelines.annotate.execution.plan import plan_annotation
 from pipelines.annotate.execution.rules import RULES, Thresholds
 from pipelines.annotate.execution.shards import remove_shards
-from pipelines.annotate.execution.walk import Run, request_report, write_shards
+from pipelines.annotate.execution.walk import Run, write_shards
 from pipelines.annotate.input import synthetic
 from pipelines.annotate.input.sources import (
     RECORDINGS,
@@ -38,11 +39,11 @@ from pipelines.annotate.output.columns import make_columns
 from pipelines.annotate.output.rows import write_output
 from pipelines.annotate.recognizers.choice import STRONGER, PocketsphinxConfig
 from pipelines.annotate.recognizers.value import recognizer_rows
-from pipelines.execution.engine import EngineError, RunHalted
-from pipelines.execution.ledger import Ledger, LedgerError
+from pipelines.execution.ledger import Ledger
 from pipelines.steps.chain import Missing
 from pipelines.steps.inputs import InputError, digests
 from pipelines.steps.results import Spool, not_whole_sentence, part_ids, write_rules, write_timings
+from pipelines.steps.stage import as_stage_errors, go_on_without, refuse_missing, request_report
 
 _LARGEST_AUTO_GRAMMAR = 60
 _LINK_COSINE = 0.83
@@ -57,27 +58,19 @@ def run_annotation(config: AnnotationConfig, context: Context) -> dict[str, Any]
             before the work; workers that cannot be set up; a step that fails on every item; an endpoint that does
             not answer, after which the run can be continued.
     """
-    try:
-        with Ledger(ledger_path := context.folder / "ledger" / "ledger.sqlite") as ledger:
-            if config.earlier is not None and config.earlier.resolve() != ledger_path.resolve():
-                with Ledger(config.earlier) as earlier:
-                    context.say(f"{ledger.learn(earlier)} measurements are known from {config.earlier}")
-            funnel = _annotate_recordings(config, context, ledger)
-            if config.shards:
-                write_shards(config, context, ledger)
-            else:  # those of an earlier run belong to other segments
-                remove_shards(context.folder / "shards")
-            request_report(config, context, ledger)
-    except (TranscriptError, InputError, AudioError) as error:
-        raise StageError(f"annotate: {error}", exit_code=2) from None
-    except RunHalted as halt:
-        raise StageError(
-            f"annotate stopped: {halt}", "all that was measured and answered is kept: run again to go on"
-        ) from None
-    except EngineError as error:
-        raise StageError(f"annotate: {error}", "audiollm doctor says what is missing") from None
-    except LedgerError as error:
-        raise StageError(f"annotate: {error}") from None
+    with (
+        as_stage_errors("annotate", "run again to go on", TranscriptError, InputError, AudioError),
+        Ledger(ledger_path := context.folder / "ledger" / "ledger.sqlite") as ledger,
+    ):
+        if config.earlier is not None and config.earlier.resolve() != ledger_path.resolve():
+            with Ledger(config.earlier) as earlier:
+                context.say(f"{ledger.learn(earlier)} measurements are known from {config.earlier}")
+        funnel = _annotate_recordings(config, context, ledger)
+        if config.shards:
+            write_shards(config, context, ledger)
+        else:  # those of an earlier run belong to other segments
+            remove_shards(context.folder / "shards")
+        request_report(_write_page, config, context, ledger)
     _print_annotation_summary(funnel, context)
     return funnel
 
@@ -86,7 +79,8 @@ def _annotate_recordings(config: AnnotationConfig, context: Context, ledger: Led
     folder, began, cpu_began = context.folder, time.monotonic(), time.process_time()
     if config.retry_failed:
         context.say(f"{ledger.forget_errors()} calls that failed are tried again")
-    _refuse_missing_scorers(config)
+    chain = chains.build(config.step_settings(), config.recognizer_settings(), {})
+    refuse_missing(config, chains.missing(chain, config.limits))
     sources = _collect_annotation_sources(config, context, ledger)
     thresholds, chain, lacking = _build_annotation_chain(config, context, sources)
     if "speakers" not in chain.settings and (warning := speaker_warning(sources.recordings)):
@@ -165,22 +159,6 @@ def _hint_at_a_pattern(sources: Sources, context: Context) -> None:
         context.say(f"give it as a pattern, for instance transcripts='{hint}'")
 
 
-def _refuse_missing_scorers(config: AnnotationConfig) -> None:
-    """
-    Raises:
-        StageError: something is missing, and the settings do not say to go on without.
-    """
-    chain = chains.build(config.step_settings(), config.recognizer_settings(), {})
-    lacking = chains.missing(chain, config.limits)
-    if lacking and config.missing_scorer == "fail":
-        listed = "\n".join(f"  {missing_step.reason}" for missing_step in lacking)
-        raise StageError(
-            f"annotate: the preset {config.preset} needs what is not here:\n{listed}",
-            "or go on without: missing_scorer=skip (the report will say which thresholds were not applied)",
-            exit_code=2,
-        )
-
-
 def _build_annotation_chain(
     config: AnnotationConfig, context: Context, sources: Sources
 ) -> tuple[Thresholds, Chain, list[Missing]]:
@@ -208,10 +186,7 @@ def _build_annotation_chain(
     lacking = chains.missing(chain, thresholds)
     if not lacking:
         return thresholds, chain, []
-    without = {missing_step.step for missing_step in lacking if missing_step.blocks_step}
-    unset = {rule.threshold: None for missing_step in lacking for rule in missing_step.rules}
-    for lack in lacking:
-        context.say(f"going on without: {lack.reason}")
+    without, unset = go_on_without(lacking, context)
     runnable = {
         name: step_config
         for name, step_config in settings.items()
@@ -293,6 +268,12 @@ def _print_annotation_summary(funnel: Mapping[str, Any], context: Context) -> No
         context.say(STRONGER)
     if funnel["text_agreement"] is not None:
         context.say(f"the recognizer hears the given text in {100 * funnel['text_agreement']:.0f} % of them")
+
+
+def _write_page(folder: Path) -> Path:
+    from pipelines.annotate.report import write_annotation_report
+
+    return write_annotation_report(folder)
 
 
 STAGE = Stage(

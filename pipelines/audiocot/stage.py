@@ -39,13 +39,19 @@ from pipelines.audiocot.rules import RULES, ClipThresholds
 from pipelines.audiocot.settings import AudioCotConfig
 from pipelines.audiocot.sources import FILES, STAGE_NAME, FileSources, ListError, file_sources, video_files
 from pipelines.audiocot.walk import CotWalks
-from pipelines.execution.engine import EngineError, RunHalted
-from pipelines.execution.ledger import Ledger, LedgerError
+from pipelines.execution.ledger import Ledger
 from pipelines.steps.chain import Missing
 from pipelines.steps.driving import StepRun, call_each
 from pipelines.steps.inputs import MANIFESTS, InputError, collect, digests
 from pipelines.steps.results import Place, Spool, not_whole_sentence, write_rules, write_timings
 from pipelines.steps.rules import Drop
+from pipelines.steps.stage import (
+    as_stage_errors,
+    go_on_without,
+    plan_missing,
+    refuse_missing,
+    request_report,
+)
 
 _SECONDS_PER_AUDIO_SECOND = 0.24
 """CPU-seconds of steps and composed sound per second of sound with pictures: benchmarks/history/audiocot.md."""
@@ -60,21 +66,13 @@ def run_audiocot(config: AudioCotConfig, context: Context) -> dict[str, Any]:
             that fails on every item; a spent budget or an endpoint that does not answer, after which the run can be
             continued.
     """
-    try:
-        with Ledger(context.folder / "ledger" / "ledger.sqlite") as ledger:
-            funnel = _think_about_files(config, context, ledger)
-            _request_report(config, context, ledger)
-    except (InputError, ListError, AudioError) as error:
-        raise StageError(f"audiocot: {error}", exit_code=2) from None
-    except RunHalted as halt:
-        raise StageError(
-            f"audiocot stopped: {halt}",
-            "all that was measured and answered is kept: run again to go on (with a larger budget, where it is spent)",
-        ) from None
-    except EngineError as error:
-        raise StageError(f"audiocot: {error}", "audiollm doctor says what is missing") from None
-    except LedgerError as error:
-        raise StageError(f"audiocot: {error}") from None
+    next_run = "run again to go on (with a larger budget, where it is spent)"
+    with (
+        as_stage_errors("audiocot", next_run, InputError, ListError, AudioError),
+        Ledger(context.folder / "ledger" / "ledger.sqlite") as ledger,
+    ):
+        funnel = _think_about_files(config, context, ledger)
+        request_report(_write_page, config, context, ledger)
     _print_audiocot_summary(funnel, config, context)
     return funnel
 
@@ -142,17 +140,8 @@ def _build_runnable_chain(
     settings, limits = config.step_settings(), config.limits
     chain = build_chain(settings, place)
     lacking = missing_parts(chain, limits)
-    if lacking and config.missing_scorer == "fail":
-        listed = "\n".join(f"  {missing_step.reason}" for missing_step in lacking)
-        raise StageError(
-            f"audiocot: the preset {config.preset} needs what is not here:\n{listed}",
-            "or go on without: missing_scorer=skip (the report will say which thresholds were not applied)",
-            exit_code=2,
-        )
-    for lack in lacking:
-        context.say(f"going on without: {lack.reason}")
-    without = {missing_step.step for missing_step in lacking if missing_step.blocks_step}
-    unset = {rule.threshold: None for missing_step in lacking for rule in missing_step.rules}
+    refuse_missing(config, lacking)
+    without, unset = go_on_without(lacking, context)
     runnable = {
         name: step_settings
         for name, step_settings in settings.items()
@@ -213,22 +202,10 @@ def _carry_out_plans(
     return made_sounds, failed
 
 
-def _request_report(config: AudioCotConfig, context: Context, ledger: Ledger) -> None:
-    """
-    Raises:
-        StageError: the report cannot be written.
-    """
-    (outcome,) = call_each("report", _made_report, [context.folder], config.num_workers, ledger)
-    if outcome.value is None:
-        page = context.folder / "report.html"
-        remedy = "all other results are written: correct the problem and run again to make the report alone"
-        raise StageError(f"audiocot: {page}: {outcome.error}", remedy)
-
-
-def _made_report(folder: Path) -> dict[str, Any]:
+def _write_page(folder: Path) -> Path:
     from pipelines.audiocot.report.page import write_audiocot_report
 
-    return {"page": str(write_audiocot_report(folder))}
+    return write_audiocot_report(folder)
 
 
 def _by_operation(plans: list[MadePlan]) -> dict[str, int]:
@@ -261,13 +238,7 @@ def plan_audiocot(config: AudioCotConfig, upstream: Mapping[str, StagePlan]) -> 
     """
     place = AnswerPlace(Path("answers.sqlite"), Budget("plan"))
     lacking = missing_parts(build_chain(config.step_settings(), place), config.limits)
-    if lacking and config.missing_scorer == "fail":
-        raise ConfigError(
-            f"audiocot: the preset {config.preset} needs what is not here: "
-            f"{'; '.join(missing_step.reason for missing_step in lacking)}",
-            "",
-            "give it, or set audiocot.missing_scorer=skip to go on without",
-        )
+    without = plan_missing(config, [missing_step.reason for missing_step in lacking])
     lists = [path for text in config.inputs if (path := Path(text)).suffix in MANIFESTS and path.is_file()]
     try:
         facts = [note for path in lists for note in FILES.read_list(path).notes]
@@ -276,12 +247,11 @@ def plan_audiocot(config: AudioCotConfig, upstream: Mapping[str, StagePlan]) -> 
     seconds = sum(plan.facts.get("seconds", 0.0) for plan in upstream.values())
     samples = sum(plan.facts.get("samples", 0.0) for plan in upstream.values())
     seconds = seconds or sum(_seconds_of(Path(text)) for text in config.inputs)
-    notes = [*facts, *(f"without: {missing_step.reason}" for missing_step in lacking)]
     return StagePlan(
         memory_mb=1200.0,
         disk_mb=seconds * config.made.sample_rate * config.made.channels * 2e-6 * len(config.made.edits),
         core_seconds=5.0 + seconds * _SECONDS_PER_AUDIO_SECOND / config.num_workers,
-        note="; ".join(notes),
+        note="; ".join([*facts, *without]),
         facts={"seconds": seconds, "clip_s": config.clip_length_s or (seconds / samples if samples else 0.0)},
     )
 

@@ -58,7 +58,11 @@ class StepCatalog:
     """
 
     def __init__(
-        self, stage: str, built_in: Mapping[str, str], required: Sequence[str], base: tuple[type[BaseStep[Any]], ...]
+        self,
+        stage: str,
+        built_in: Mapping[str, str],
+        required: Sequence[str],
+        base: tuple[type[BaseStep[Any]], ...],
     ) -> None:
         self.stage, self.built_in, self.required, self.base = stage, built_in, required, base
 

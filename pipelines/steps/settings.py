@@ -26,6 +26,7 @@ class StepsConfig(StageConfig):
     )
 
     input: str | list[str] | None
+    preset: str
     steps: dict[str, dict[str, Any] | None] = Field(default={})
     """Step (`package.module:Name` for one of your own) -> its settings, over those of the preset; null: without this
     step."""

@@ -15,6 +15,7 @@ from pipelines.annotate.input.sources import RECORDINGS, collect_recordings, mat
 from pipelines.annotate.input.transcripts import TranscriptError, is_pattern, read_transcripts
 from pipelines.steps.chain import paths_of
 from pipelines.steps.inputs import MANIFESTS, InputError, is_address, is_tar
+from pipelines.steps.stage import plan_missing
 
 _PROBED_FILES = 2000
 # seconds of one core, measured; see README.md
@@ -90,13 +91,7 @@ def _lacking(config: AnnotationConfig) -> list[str]:
         for missing_step in chains.missing(chain, config.limits)
         if missing_step.step not in later
     ]
-    if lacking and config.missing_scorer == "fail":
-        raise ConfigError(
-            f"annotate: the preset {config.preset} needs what is not here: {'; '.join(lacking)}",
-            "",
-            "give it, or set annotate.missing_scorer=skip to go on without",
-        )
-    return [f"without: {reason}" for reason in lacking]
+    return plan_missing(config, lacking)
 
 
 def _check_lists(config: AnnotationConfig) -> list[str]:

@@ -343,24 +343,5 @@ def write_shards(config: AnnotationConfig, context: Context, ledger: Ledger) -> 
     finish_shards(folder, settings, records)
 
 
-def request_report(config: AnnotationConfig, context: Context, ledger: Ledger) -> None:
-    """Have one of the workers write `report.html`.
-
-    Raises:
-        StageError: it cannot be written.
-    """
-    (outcome,) = call_each("report", _made_report, [context.folder], config.num_workers, ledger)
-    if outcome.value is None:
-        page = context.folder / "report.html"
-        remedy = "all other results are written: correct the problem and run again to make the report alone"
-        raise StageError(f"annotate: {page}: {outcome.error}", remedy)
-
-
 def _make_shard_row(shard: Shard, folder: Path, config: ShardConfig) -> dict[str, Any]:
     return make_shard(shard, folder, config)._asdict()
-
-
-def _made_report(folder: Path) -> dict[str, Any]:
-    from pipelines.annotate.report import write_annotation_report
-
-    return {"page": str(write_annotation_report(folder))}
