@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -133,64 +133,39 @@ class VAEOutput(NamedTuple):
     """The loss of pitch, voicing and harmonic share, of a model with a harmonic source."""
 
 
-class AudioVAE(nn.Module):
-    """Waveform to continuous latents and back: an `audiollm.autoencoder.Autoencoder`."""
+ModelT = TypeVar("ModelT", bound="LatentModel")
 
-    latent_mean_D: Tensor
-    latent_std_D: Tensor
 
-    def __init__(self, config: VAEConfig) -> None:
+class LatentModel(nn.Module):
+    """Base of an `audiollm.autoencoder.Autoencoder`: whole sounds and latents go through the streams of a subclass."""
+
+    model_type: ClassVar[str]
+    config_class: ClassVar[type[Any]]
+
+    def __init__(self, config: Any) -> None:
         super().__init__()
         self.config = config
-        self.encoder = Encoder(config.shape(config.views), 2 * config.latent_dim)
-        self.decoder = Decoder(config.shape(config.channels), config.latent_dim)
-        if config.phase_band is not None:
-            first, last_layer = config.latent_dim, self.encoder.output[-1]
-            assert isinstance(last_layer, nn.Linear)
-            with torch.no_grad():
-                last_layer.bias[first : first + config.phase_band.numbers] = PHASE_BAND_DEVIATION
-        self.register_buffer("latent_mean_D", torch.zeros(config.latent_dim))
-        self.register_buffer("latent_std_D", torch.ones(config.latent_dim))
 
     @property
     def sample_rate(self) -> int:
-        return self.config.sample_rate
-
-    @property
-    def hop_samples(self) -> int:
-        return self.config.hop_samples
+        return int(self.config.sample_rate)
 
     @property
     def channels(self) -> int:
-        return self.config.channels
+        return int(self.config.channels)
+
+    @property
+    def hop_samples(self) -> int:
+        return int(self.config.hop_samples)
+
+    @property
+    def latent_dim(self) -> int:
+        return int(self.config.latent_dim)
 
     @property
     def digest(self) -> str:
         """Digest of weights, statistics and settings; computed anew, for they may have been trained in between."""
         return module_digest(self, repr(self.config))
-
-    @property
-    def latent_rate(self) -> float:
-        """Latent frames per second."""
-        return self.sample_rate / self.hop_samples
-
-    @property
-    def latent_dim(self) -> int:
-        return self.config.latent_dim
-
-    def forward(self, samples_BCN: Tensor, noise_BTD: Tensor, pitch: PitchTarget | None = None) -> VAEOutput:
-        """Reconstruct from the draw of the latent that the noise makes (training).
-
-        Args:
-            samples_BCN: N must be a multiple of the hop.
-            pitch: the pitch at the mel rate, which the source follows; for a model with a harmonic source.
-        """
-        posterior = _posterior(self.encoder(stereo_views(samples_BCN)))
-        latent_BTD = posterior.at(noise_BTD)
-        if pitch is None:
-            return VAEOutput(self.decoder(latent_BTD), posterior)
-        made_BCN, pitch_loss = self.decoder.with_pitch(latent_BTD, pitch, samples_BCN)
-        return VAEOutput(made_BCN, posterior, pitch_loss)
 
     def encode(self, samples_CN: Tensor) -> Tensor:
         """Waveform `[C, N]` at `sample_rate` to the latents' means `[D, ceil(N / hop)]`; N may be hours long.
@@ -219,6 +194,88 @@ class AudioVAE(nn.Module):
         Raises:
             ValueError: a piece of another number of channels or not finite.
         """
+        raise NotImplementedError
+
+    def decode(self, latent_DT: Tensor, num_samples: int | None = None) -> Tensor:
+        """Latents `[D, T]` to a waveform `[C, T * hop]`, cut to `num_samples` where given; its peaks may be above 1.
+
+        Raises:
+            ValueError: no frame, another latent dimension, or not finite.
+        """
+        if latent_DT.ndim == 2 and latent_DT.shape[1] == 0:
+            raise ValueError("decode takes latents of at least one frame, not 0")
+        samples_CN = torch.cat(list(self.decode_stream([latent_DT])), dim=1)
+        return samples_CN if num_samples is None else samples_CN[:, :num_samples]
+
+    def decode_stream(self, pieces_DT: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Waveform pieces of latents that come in pieces `[D, t]`, at constant memory; the same samples as `decode`.
+
+        Raises:
+            ValueError: a piece of another latent dimension or not finite.
+        """
+        raise NotImplementedError
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write `config.json` and `model.safetensors`."""
+        save_model(folder, self, self.model_type, self.config)
+
+    @classmethod
+    def from_pretrained(cls: type[ModelT], folder: Path | str) -> ModelT:
+        """Load what `save_pretrained` wrote, or the folder of the stage that made it.
+
+        Raises:
+            ConfigError: nothing there, or another kind of model.
+        """
+        return load_whole(folder, cls.model_type, cls.config_class, cls)
+
+
+class AudioVAE(LatentModel):
+    """Waveform to continuous latents and back: an `audiollm.autoencoder.Autoencoder`."""
+
+    model_type = MODEL_TYPE
+    config_class = VAEConfig
+    config: VAEConfig
+
+    latent_mean_D: Tensor
+    latent_std_D: Tensor
+
+    def __init__(self, config: VAEConfig) -> None:
+        super().__init__(config)
+        self.encoder = Encoder(config.shape(config.views), 2 * config.latent_dim)
+        self.decoder = Decoder(config.shape(config.channels), config.latent_dim)
+        if config.phase_band is not None:
+            first, last_layer = config.latent_dim, self.encoder.output[-1]
+            assert isinstance(last_layer, nn.Linear)
+            with torch.no_grad():
+                last_layer.bias[first : first + config.phase_band.numbers] = PHASE_BAND_DEVIATION
+        self.register_buffer("latent_mean_D", torch.zeros(config.latent_dim))
+        self.register_buffer("latent_std_D", torch.ones(config.latent_dim))
+
+    @property
+    def latent_rate(self) -> float:
+        """Latent frames per second."""
+        return self.sample_rate / self.hop_samples
+
+    def forward(self, samples_BCN: Tensor, noise_BTD: Tensor, pitch: PitchTarget | None = None) -> VAEOutput:
+        """Reconstruct from the draw of the latent that the noise makes (training).
+
+        Args:
+            samples_BCN: N must be a multiple of the hop.
+            pitch: the pitch at the mel rate, which the source follows; for a model with a harmonic source.
+        """
+        posterior = _posterior(self.encoder(stereo_views(samples_BCN)))
+        latent_BTD = posterior.at(noise_BTD)
+        if pitch is None:
+            return VAEOutput(self.decoder(latent_BTD), posterior)
+        made_BCN, pitch_loss = self.decoder.with_pitch(latent_BTD, pitch, samples_BCN)
+        return VAEOutput(made_BCN, posterior, pitch_loss)
+
+    def encode_stream(self, pieces_CN: Iterable[Tensor]) -> Iterator[Posterior]:
+        """Latents of a waveform that comes in pieces `[C, n]`, at constant memory; the same latents as `encode`.
+
+        Raises:
+            ValueError: a piece of another number of channels or not finite.
+        """
         stream = LatentStream(self.encoder, self.config.step_frames)
         for piece_CN in pieces_CN:
             check_waveform(piece_CN, self.channels)
@@ -231,17 +288,6 @@ class AudioVAE(nn.Module):
             )  # whole: vector code differs at ragged ends
             yield Posterior(mean_DT[:, :frames], log_variance_DT[:, :frames])
             frames -= window_BTD.shape[1]
-
-    def decode(self, latent_DT: Tensor, num_samples: int | None = None) -> Tensor:
-        """Latents `[D, T]` to a waveform `[C, T * hop]`, cut to `num_samples` where given; its peaks may be above 1.
-
-        Raises:
-            ValueError: no frame, another latent dimension, or not finite.
-        """
-        if latent_DT.ndim == 2 and latent_DT.shape[1] == 0:
-            raise ValueError("decode takes latents of at least one frame, not 0")
-        samples_CN = torch.cat(list(self.decode_stream([latent_DT])), dim=1)
-        return samples_CN if num_samples is None else samples_CN[:, :num_samples]
 
     def decode_stream(self, pieces_DT: Iterable[Tensor]) -> Iterator[Tensor]:
         """Waveform pieces of latents that come in pieces `[D, t]`, at constant memory; the same samples as `decode`.
@@ -285,19 +331,6 @@ class AudioVAE(nn.Module):
         mean_D = sum_D / frames
         self.latent_mean_D.copy_(mean_D)
         self.latent_std_D.copy_((square_D / frames - mean_D.square()).clamp_min(DEVIATION_FLOOR**2).sqrt())
-
-    def save_pretrained(self, folder: Path) -> None:
-        """Write `config.json` and `model.safetensors`."""
-        save_model(folder, self, MODEL_TYPE, self.config)
-
-    @classmethod
-    def from_pretrained(cls, folder: Path | str) -> AudioVAE:
-        """Load what `save_pretrained` wrote, or a `train_vae` stage's folder.
-
-        Raises:
-            ConfigError: nothing there, or another kind of model.
-        """
-        return load_whole(folder, MODEL_TYPE, VAEConfig, cls)
 
     def _in_steps(self, pieces_DT: Iterable[Tensor]) -> Iterator[Tensor]:
         """The same frames in pieces of `step_frames`, the last one shorter: see `streaming.py`."""

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from audiollm.autoencoder import check_latent, check_waveform, module_digest
-from audiollm.models.pretrained import load_whole, save_model
+from audiollm.autoencoder import check_latent, check_waveform
+from tokenizer.continuous.model import LatentModel, Posterior
 from tokenizer.mel_pca.phases import BLOCK_LATENTS, PhaseStream
 from tokenizer.native.layers import mel_filters
 from tokenizer.native.operations import magnitudes
@@ -65,15 +63,12 @@ class MelPCAConfig:
         return self.channels * self.stride * self.num_mels
 
 
-class ComponentDistribution(NamedTuple):
-    """The distribution of a sound's latent: independent normal distributions, `[D, T]`."""
-
-    mean: Tensor
-    log_variance: Tensor
-
-
-class MelPCA(nn.Module):
+class MelPCA(LatentModel):
     """Waveform to components of its log-mel frames and back: an `audiollm.autoencoder.Autoencoder`."""
+
+    model_type = MODEL_TYPE
+    config_class = MelPCAConfig
+    config: MelPCAConfig
 
     mean_X: Tensor
     components_XD: Tensor
@@ -86,8 +81,7 @@ class MelPCA(nn.Module):
     inverse_MF: Tensor
 
     def __init__(self, config: MelPCAConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         window, mels = config.hop_samples, config.num_mels
         self.register_buffer("mean_X", torch.zeros(config.numbers))
         self.register_buffer("components_XD", torch.eye(config.numbers, config.latent_dim))
@@ -97,27 +91,6 @@ class MelPCA(nn.Module):
         self.register_buffer("filters_FM", filters_FM, persistent=False)
         self.register_buffer("inverse_MF", torch.linalg.pinv(filters_FM.double()).float(), persistent=False)
         self.register_buffer("window_W", torch.hann_window(window), persistent=False)
-
-    @property
-    def sample_rate(self) -> int:
-        return self.config.sample_rate
-
-    @property
-    def channels(self) -> int:
-        return self.config.channels
-
-    @property
-    def hop_samples(self) -> int:
-        return self.config.hop_samples
-
-    @property
-    def latent_dim(self) -> int:
-        return self.config.latent_dim
-
-    @property
-    def digest(self) -> str:
-        """Digest of components, statistics and settings."""
-        return module_digest(self, repr(self.config))
 
     @torch.no_grad()
     def fit(self, clips_CN: Iterable[Tensor]) -> float:
@@ -150,28 +123,8 @@ class MelPCA(nn.Module):
         self.noise.copy_((left_out_X.mean() if len(left_out_X) else torch.zeros(())).sqrt().clamp_min(FLOOR))
         return float(variance_X[:num_components].sum() / variance_X.sum().clamp_min(1e-12))
 
-    def encode(self, samples_CN: Tensor) -> Tensor:
-        """Waveform `[C, N]` to the latents' means `[D, ceil(N / hop)]`.
-
-        Raises:
-            ValueError: another number of channels, empty, or not finite.
-        """
-        return self.encode_distribution(samples_CN).mean
-
-    def encode_distribution(self, samples_CN: Tensor) -> ComponentDistribution:
-        """The components of each latent frame, and the deviation of what these leave out.
-
-        Raises:
-            ValueError: another number of channels, empty, or not finite.
-        """
-        check_waveform(samples_CN, self.channels)
-        if not samples_CN.shape[1]:
-            raise ValueError("encode takes a waveform of at least one sample")
-        parts = list(self.encode_stream([samples_CN]))
-        return ComponentDistribution(*(torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True)))
-
     @torch.no_grad()
-    def encode_stream(self, pieces_CN: Iterable[Tensor]) -> Iterator[ComponentDistribution]:
+    def encode_stream(self, pieces_CN: Iterable[Tensor]) -> Iterator[Posterior]:
         """Latents of a waveform that comes in pieces `[C, n]`, at constant memory; the same latents as `encode`.
 
         Raises:
@@ -180,18 +133,7 @@ class MelPCA(nn.Module):
         for part_TX in self._log_mel_parts(pieces_CN):
             padded_TX = functional.pad(part_TX, (0, 0, 0, BLOCK_LATENTS - len(part_TX)))
             mean_DT = ((padded_TX - self.mean_X) @ self.components_XD).T[:, : len(part_TX)].contiguous()
-            yield ComponentDistribution(mean_DT, (2 * self.noise.log()).expand_as(mean_DT))
-
-    def decode(self, latent_DT: Tensor, num_samples: int | None = None) -> Tensor:
-        """Latents `[D, T]` to a waveform `[C, T * hop]`, cut to `num_samples` where given; its peaks may be above 1.
-
-        Raises:
-            ValueError: no frame, another latent dimension, or not finite.
-        """
-        if latent_DT.ndim == 2 and latent_DT.shape[1] == 0:
-            raise ValueError("decode takes latents of at least one frame, not 0")
-        samples_CN = torch.cat(list(self.decode_stream([latent_DT])), dim=1)
-        return samples_CN if num_samples is None else samples_CN[:, :num_samples]
+            yield Posterior(mean_DT, (2 * self.noise.log()).expand_as(mean_DT))
 
     @torch.no_grad()
     def decode_stream(self, pieces_DT: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -221,19 +163,6 @@ class MelPCA(nn.Module):
     def denormalize(self, latent_DT: Tensor) -> Tensor:
         """The inverse of `normalize`."""
         return latent_DT * self._scale_D[:, None]
-
-    def save_pretrained(self, folder: Path) -> None:
-        """Write `config.json` and `model.safetensors`."""
-        save_model(folder, self, MODEL_TYPE, self.config)
-
-    @classmethod
-    def from_pretrained(cls, folder: Path | str) -> MelPCA:
-        """Load what `save_pretrained` wrote, or a `fit_mel_pca` stage's folder.
-
-        Raises:
-            ConfigError: nothing there, or another kind of model.
-        """
-        return load_whole(folder, MODEL_TYPE, MelPCAConfig, cls)
 
     @property
     def _scale_D(self) -> Tensor:

@@ -7,7 +7,7 @@ import { offerRecovery, openFile, openProject, refreshState, show } from "./proj
 import { ask, here, isOpen } from "./requests.js";
 import { keepThought, showEvents, undoThought, undoable } from "./thought.js";
 import { bindWave, draw, drawStrip, loadWaveSoon, setView, showSpan, spanFromFields, zoom } from "./timeline.js";
-import { compare, save, switchHeard } from "./versions.js";
+import { compare, fullLength, save, switchHeard } from "./versions.js";
 import { apply, applyReading, changeReading, forgetReading, generate, plan, think } from "./words.js";
 
 function begin(studio) {
@@ -33,7 +33,7 @@ function begin(studio) {
   el.play.onclick = play;
   el.zoomIn.onclick = () => zoom(0.6);
   el.zoomOut.onclick = () => zoom(1.7);
-  el.zoomAll.onclick = () => setView(0, length());
+  el.zoomAll.onclick = () => setView(0, fullLength());
   el.from.onchange = el.to.onchange = spanFromFields;
   el.selectNone.onclick = () => { state.span = null; showSpan(); };
   el.eventAdd.onclick = () => {

@@ -3,6 +3,7 @@ import { complain, el, state } from "./state.js";
 import { drawOverlay, showBox } from "./picture.js";
 import { here } from "./requests.js";
 import { draw, setView } from "./timeline.js";
+import { fullLength } from "./versions.js";
 
 export const audio = () => (state.hearsOther && state.other ? el.audioB : el.audioA);
 const clockOf = () => (state.version ? audio() : el.video);
@@ -132,7 +133,7 @@ function setTurn(by, until) {
 
 let frameTimer = 0;
 export function seek(time) {
-  state.cursor = Math.min(Math.max(0, time), length());
+  state.cursor = Math.min(Math.max(0, time), fullLength());
   if (isPlaying) start(state.cursor);
   else for (const each of [el.audioA, el.audioB]) if (each.src) each.currentTime = state.cursor;
   if (state.project.has_pictures) {
@@ -173,9 +174,9 @@ export function timeOf(field) {
 }
 
 export function showClock() {
-  el.clock.textContent = length() < 60 ? `${state.cursor.toFixed(2)} of ${length().toFixed(2)} s`
-    : `${timeText(state.cursor)} of ${timeText(length())}`;
-  el.wave.setAttribute("aria-valuemax", length().toFixed(2));
+  el.clock.textContent = fullLength() < 60 ? `${state.cursor.toFixed(2)} of ${fullLength().toFixed(2)} s`
+    : `${timeText(state.cursor)} of ${timeText(fullLength())}`;
+  el.wave.setAttribute("aria-valuemax", fullLength().toFixed(2));
   el.wave.setAttribute("aria-valuenow", state.cursor.toFixed(2));
-  el.wave.setAttribute("aria-valuetext", length() < 60 ? `${state.cursor.toFixed(2)} seconds` : timeText(state.cursor));
+  el.wave.setAttribute("aria-valuetext", fullLength() < 60 ? `${state.cursor.toFixed(2)} seconds` : timeText(state.cursor));
 }

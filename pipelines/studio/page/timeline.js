@@ -2,6 +2,7 @@
 import { complain, el, guarded, root, state } from "./state.js";
 import { play, seek, timeOf, timeText } from "./player.js";
 import { ask, versionPath } from "./requests.js";
+import { fullLength } from "./versions.js";
 import { changeReading, planned } from "./words.js";
 
 let waveNumber = 0;
@@ -27,7 +28,7 @@ export function loadWaveSoon(delay_ms) {
   waveTimer = setTimeout(() => loadWave().catch(complain), delay_ms);
 }
 export function setView(start, end) {
-  const longest = length();
+  const longest = fullLength();
   const wide = Math.min(Math.max(end - start, 0.02), longest);
   start = Math.min(Math.max(0, start), longest - wide);
   state.view = [start, start + wide];
@@ -111,7 +112,7 @@ export function draw() {
   const wide = state.view[1] - state.view[0];
   const rough = wide / Math.max(2, width / 90);
   const step = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1200].find((each) => each >= rough) || 1800;
-  const longest = length();
+  const longest = fullLength();
   for (let tick = Math.ceil(state.view[0] / step) * step; tick < state.view[1]; tick += step) {
     pen.fillStyle = colour("--st-line") || "#d4d4d8";
     pen.fillRect(toX(tick), 0, 1, HEIGHT - 14);
@@ -217,7 +218,7 @@ export function bindWave() {
     el.wave.setPointerCapture(event.pointerId);
   });
   el.wave.addEventListener("pointermove", (event) => {
-    if (begun !== null && Math.abs(toX(at(event)) - toX(begun)) > 4) setSpan(begun, Math.min(at(event), length()));
+    if (begun !== null && Math.abs(toX(at(event)) - toX(begun)) > 4) setSpan(begun, Math.min(at(event), fullLength()));
   });
   el.wave.addEventListener("pointerup", (event) => {
     if (begun !== null && Math.abs(toX(at(event)) - toX(begun)) <= 4) seek(at(event));
@@ -237,8 +238,8 @@ export function bindWave() {
     const step = event.shiftKey ? 1 : 0.1;
     const work = {
       ArrowLeft: () => seek(state.cursor - step), ArrowRight: () => seek(state.cursor + step),
-      Home: () => seek(0), End: () => seek(length()), " ": play, Escape: () => { state.span = null; showSpan(); },
-      "[": () => setSpan(state.cursor, state.span && state.span[1] > state.cursor ? state.span[1] : length()),
+      Home: () => seek(0), End: () => seek(fullLength()), " ": play, Escape: () => { state.span = null; showSpan(); },
+      "[": () => setSpan(state.cursor, state.span && state.span[1] > state.cursor ? state.span[1] : fullLength()),
       "]": () => setSpan(state.span && state.span[0] < state.cursor ? state.span[0] : 0, state.cursor),
       "+": () => zoom(0.6), "-": () => zoom(1.7),
     }[event.key];

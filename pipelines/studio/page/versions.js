@@ -13,7 +13,7 @@ export async function selectVersion(version) {
   if (was !== version.id) {
     el.audioA.src = `/studio/api${versionPath(version.id, "/sound.wav")}`;
     if (isPlaying && !state.hearsOther) start(Math.min(state.cursor, version.duration_s));
-    const longest = length();
+    const longest = fullLength();
     if (state.view[1] > longest || was === null) state.view = [0, longest];
     else if (state.view[0] === 0) state.view = [0, longest];
   }
@@ -23,7 +23,7 @@ export async function selectVersion(version) {
   await loadWave();
 }
 
-const length = () => Math.max(state.project.has_pictures ? state.project.duration_s : 0.1,
+export const fullLength = () => Math.max(state.project.has_pictures ? state.project.duration_s : 0.1,
   ...state.project.versions.map((each) => each.duration_s));
 
 const DEEPEST = 6;
