@@ -38,8 +38,8 @@ from audiollm.data.records.sample import Sample
 from audiollm.evaluate.judges.classifier import ClassifierConfig, ClipClassifier, train_classifier
 from audiollm.evaluate.sound.edited_sounds import judge_edits, read_edited
 from audiollm.evaluate.sound.generated_sounds import GeneratedSound, read_generated
-from audiollm.evaluate.sound.sound_measures import energy_onsets
 from audiollm.evaluate.sound.sound_judges import ClassSpace, OwnClasses
+from audiollm.evaluate.sound.sound_measures import energy_onsets
 from audiollm.evaluate.sound.suite import SuiteJudges, evaluate_sounds
 from audiollm.files.atomic import write_jsonl
 from audiollm.flow.generator import SoundGenerator

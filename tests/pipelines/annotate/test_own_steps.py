@@ -59,7 +59,7 @@ def function(item):
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working directory with the example of the guide in `my_parts.py`, other steps in `more_parts.py`."""
     section = GUIDE.read_text(encoding="utf-8").partition("## A step of an annotation")[2]
-    (example,) = re.findall(r"```python\n(.*?)```", section, flags=re.S)
+    example = re.findall(r"```python\n(.*?)```", section, flags=re.S)[0]
     (tmp_path / "my_parts.py").write_text(example)
     (tmp_path / "more_parts.py").write_text(PARTS)
     monkeypatch.chdir(tmp_path)
