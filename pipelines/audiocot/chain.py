@@ -8,8 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from audiollm.recipe.plug_ins import Catalog
-from audiollm.recipe.plug_ins import plug_in_facts
+from audiollm.recipe.plug_ins import Catalog, plug_in_facts
 from pipelines.audiocot.answers.choice import AnswererConfig, AnswerPlace
 from pipelines.audiocot.clip import ClipStep, FileStep
 from pipelines.audiocot.rules import BALANCE, RULES, ClipThresholds

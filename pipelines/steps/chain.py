@@ -13,8 +13,7 @@ from pydantic import BaseModel
 
 from audiollm.errors import ConfigError, suggestion
 from audiollm.evaluate.judges.yamnet import AUTO
-from audiollm.recipe.plug_ins import Catalog, documented
-from audiollm.recipe.plug_ins import import_named, is_import_path
+from audiollm.recipe.plug_ins import Catalog, documented, import_named, is_import_path
 from audiollm.recipe.stages import located
 from pipelines.execution.engine import Pool
 from pipelines.steps.rules import Rule

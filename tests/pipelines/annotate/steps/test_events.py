@@ -332,7 +332,7 @@ def yamnet() -> Events:
 
 def test_yamnet_hears_what_its_makers_show(yamnet: Events) -> None:
     """The label list inside the file is the one beside it, and the clip that goes with the model is speech."""
-    model = yamnet._config.model
+    model = yamnet.config.model
     assert model is not None and zipfile.is_zipfile(model)
     beside = next((SHARED / "judge_models").rglob("yamnet_521_labels.txt"))
     assert yamnet._tagger.labels == beside.read_text().splitlines()
