@@ -107,8 +107,8 @@ class OptimizerSettings(LoopSettings):
     rollbacks: int = Field(3, ge=0)
     """Steps that may be skipped, as a spike or not finite, before the run stops; raised, a stopped run goes on."""
     report_to: tuple[str, ...] = ("tensorboard",)
-    """Where figures, alarms and sounds are drawn beside the files: `tensorboard`, `wandb`, or a class of your own
-    (`package.module:Class`)."""
+    """Where figures, alarms, answers and sounds are drawn beside the files: `tensorboard`, `wandb`, or a class of your
+    own (`package.module:Class`)."""
 
     @field_validator("report_to")
     @classmethod

@@ -20,6 +20,7 @@ from audiollm.rl.online.progress import StartMeasure
 from audiollm.rl.online.rollout_step import RolloutStep
 from audiollm.rl.online.scored_packs import ScoredPack
 from audiollm.rl.preference.held_out import AnswersFile
+from audiollm.train.loop.task import Board
 
 Pieces = Callable[[SampledTokens], list[str | int]]
 """The texts of the tokens of an answer: `Policy.pieces`."""
@@ -106,6 +107,10 @@ class GreedyAnswerFiles:
     def __init__(self, folder: Path, ranks: Ranks) -> None:
         self._file, self._folder, self._ranks = AnswersFile(folder), folder / "answers", ranks
         self._stage_folder = folder
+
+    def draw_on(self, boards: Sequence[Board]) -> None:
+        """See `DrawsOnBoards`."""
+        self._file.boards = boards
 
     @property
     def has_begun(self) -> bool:

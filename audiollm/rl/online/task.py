@@ -52,7 +52,7 @@ from audiollm.rl.policy_gradient.kl import KLController
 from audiollm.rl.policy_gradient.losses import Regularizers, StepCounts
 from audiollm.rl.policy_gradient.rollout_batch import RolloutLogprobs
 from audiollm.rl.preference.ptx import SupervisedMaker, SupervisedPacks
-from audiollm.train.loop.task import PHASE_PREFIX, Update
+from audiollm.train.loop.task import PHASE_PREFIX, Board, Update
 
 
 class PackedStep(NamedTuple):
@@ -177,6 +177,11 @@ class PolicyTask:
         for copy in (self._parts.weights, self._parts.refresh, self._parts.ahead):
             if copy is not None:
                 copy.read_by(read)
+
+    def draw_on(self, boards: Sequence[Board]) -> None:
+        """See `DrawsOnBoards`."""
+        if self._parts.answers is not None:
+            self._parts.answers.draw_on(boards)
 
     def optimizers(self) -> dict[str, list[str]]:
         return {"main": ["policy"]}

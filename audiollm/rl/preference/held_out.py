@@ -22,6 +22,7 @@ from audiollm.files.atomic import read_whole_lines, write_jsonl
 from audiollm.generation.engine.request import AnswerKind, Limits
 from audiollm.recipe.ranks import Ranks
 from audiollm.rl.preference.batches import ItemOrigin, MicroBatch, RecordPlace, StepMaker, answers_of
+from audiollm.train.loop.task import Board
 from audiollm.train.loop.whole import Read, WholeCopy
 
 PAIRS_KEPT = 64
@@ -170,6 +171,8 @@ def _finite(value: float | None) -> float | None:
 FILE = "answers.jsonl"
 LIMIT_FACTOR = 4
 """An answer is cut at this many times the length of its record's longest answer."""
+SHOWN_COLUMNS = ("id", "question", "answer", "tokens", "reward")
+"""Columns of the answers on a board."""
 MIN_LIMIT, MAX_LIMIT = 16, 512
 """Bounds of that length, in tokens or code frames."""
 
@@ -190,6 +193,8 @@ class AnswersFile:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
+        self.boards: Sequence[Board] = ()
+        """Where the answers of an evaluation are shown, too."""
 
     def before(self, step: int) -> list[dict[str, Any]]:
         """Return the rows of earlier evaluations: an attempt that was killed may have left later ones."""
@@ -199,8 +204,19 @@ class AnswersFile:
 
     def write(self, step: int, rows: Sequence[dict[str, Any]]) -> None:
         """Put the rows of an evaluation behind those of earlier ones; no rows leave the file as it is."""
-        if rows:
-            write_jsonl(self._path, [*self.before(step), *rows])
+        if not rows:
+            return
+        write_jsonl(self._path, [*self.before(step), *rows])
+        for board in self.boards:
+            board.table(step, "evaluation/answers", SHOWN_COLUMNS, [_shown_row(row) for row in rows])
+
+
+def _shown_row(row: Mapping[str, Any]) -> list[str]:
+    """The row of an answer in a table; numbers that it has not are empty."""
+    parts = [part for message in row["messages"] for part in message["content"]]
+    question = " ".join(str(part["text"]) for part in parts if part.get("text"))
+    reward = row.get("reward")
+    return [row["id"], question, row["answer"], str(row["tokens"]), "" if reward is None else f"{reward:.3f}"]
 
 
 class EvalAnswers:
@@ -237,6 +253,10 @@ class EvalAnswers:
         if self._ranks.first and not self._file.before(1):
             self._answer(0)
         self._ranks.barrier()
+
+    def draw_on(self, boards: Sequence[Board]) -> None:
+        """See `DrawsOnBoards`."""
+        self._file.boards = boards
 
     def read_by(self, read: Read) -> None:
         """Take `Strategy.read`."""

@@ -26,7 +26,7 @@ from audiollm.rl.preference.batches import MicroBatch, PreferenceStep, StepMaker
 from audiollm.rl.preference.held_out import EvalAnswers, WorstItems
 from audiollm.rl.preference.ptx import SupervisedMaker
 from audiollm.rl.preference.statistics import StepStatistics
-from audiollm.train.loop.task import Update
+from audiollm.train.loop.task import Board, Update
 
 CONTRAST_K = 5
 """Likeliest tokens that CRINGE draws its contrast from (arXiv 2211.05826, section 3)."""
@@ -108,6 +108,11 @@ class PreferenceTask:
         """See `ReadsWeights`: answers at evaluations may need whole weights."""
         if self._eval_answers is not None:
             self._eval_answers.read_by(read)
+
+    def draw_on(self, boards: Sequence[Board]) -> None:
+        """See `DrawsOnBoards`."""
+        if self._eval_answers is not None:
+            self._eval_answers.draw_on(boards)
 
     def optimizers(self) -> dict[str, list[str]]:
         return {"main": ["policy"]}

@@ -32,6 +32,9 @@ PEAK_FLOPS: Mapping[str, float] = {
 """Dense bf16 (V100: fp16) operations a second by NVIDIA's data sheets, by a part of the device's name."""
 
 
+BOARD_METHODS = ("scalars", "text", "table", "audio", "close")
+
+
 def open_boards(report_to: Sequence[str], folder: Path, resume_step: int = 0) -> list[Board]:
     """Open the boards of `report_to`: `tensorboard`, `wandb`, or `package.module:Class`.
 
@@ -45,11 +48,15 @@ def board_class(name: str) -> type[Board]:
     """The class of a board by its name, or at an import path.
 
     Raises:
-        ConfigError: it cannot be imported.
+        ConfigError: it cannot be imported, or lacks a method.
     """
     if name in BOARDS:
         return BOARDS[name]
-    own: type[Board] = import_named(name, "give a class with the methods of `Board`: see docs/extending.md")
+    remedy = "give a class with the methods of `Board`: see docs/extending.md"
+    own: type[Board] = import_named(name, remedy)
+    missing = [method for method in BOARD_METHODS if not hasattr(own, method)]
+    if missing:
+        raise ConfigError(f"has no method {missing[0]}", name, remedy)
     return own
 
 
@@ -126,6 +133,10 @@ class TensorBoard:
     def text(self, step: int, key: str, text: str) -> None:
         self._writer.add_text(key, text, step)
 
+    def table(self, step: int, key: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        lines = [headings, ["---"] * len(headings), *rows]
+        self._writer.add_text(key, "\n".join(map(_markdown_row, lines)), step)
+
     def audio(self, step: int, key: str, samples_1N: Tensor, sample_rate: int) -> None:
         self._writer.add_audio(key, samples_1N, step, sample_rate=sample_rate)
 
@@ -160,6 +171,12 @@ class WeightsAndBiases:
     def text(self, step: int, key: str, text: str) -> None:
         self._run.alert(title=key, text=text)
 
+    def table(self, step: int, key: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        import wandb
+
+        shown = wandb.Table(columns=list(headings), data=[list(row) for row in rows])
+        self._run.log({key: shown}, step=step)
+
     def audio(self, step: int, key: str, samples_1N: Tensor, sample_rate: int) -> None:
         import wandb
 
@@ -167,6 +184,10 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(' '.join(cell.replace('|', chr(92) + '|').split()) for cell in cells)} |"
 
 
 BOARDS: Mapping[str, type[Board]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}

@@ -117,6 +117,9 @@ class Board(Protocol):
     def text(self, step: int, key: str, text: str) -> None:
         """Show a text: an alarm."""
 
+    def table(self, step: int, key: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Show a table of texts: answers to held-out prompts."""
+
     def audio(self, step: int, key: str, samples_1N: Tensor, sample_rate: int) -> None:
         """Show a sound."""
 
@@ -126,7 +129,7 @@ class Board(Protocol):
 
 @runtime_checkable
 class DrawsOnBoards(Protocol):
-    """A task that shows sounds at its evaluations."""
+    """A task that shows sounds or answers at its evaluations."""
 
     def draw_on(self, boards: Sequence[Board]) -> None:
         """Take the boards of the first rank; called before the first step, and again after a rollback."""

@@ -248,6 +248,7 @@ def test_parts_of_a_users_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert 0 < losses[-1] < 400
     lines = (folder / "gap" / "train_preference" / "board.txt").read_text().splitlines()
     assert any("margin=" in line for line in lines)
+    assert any(" evaluation/answers: " in line for line in lines)
     run(
         folder, "signs", "train_policy", start=str(folder / "model"), samples=str(folder / "spoken"), answer="audio",
         advantage="my_parts:signs", rewards={"my_parts:few_frames": 1.0}, group_size=8, steps=20, max_frames=12,

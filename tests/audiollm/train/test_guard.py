@@ -20,7 +20,7 @@ from audiollm.files.atomic import read_json, read_jsonl
 from audiollm.train.loop import monitor
 from audiollm.train.loop.guard import LOSS_EMA_DECAY, SETTLE_STEPS, Guard, LeftOut, RunningLoss
 from audiollm.train.loop.loop import Update, step_generator, train
-from audiollm.train.loop.monitor import Monitor, Speed
+from audiollm.train.loop.monitor import Monitor, Speed, open_boards
 from audiollm.train.settings import ParameterRule
 
 BAD = 23
@@ -311,13 +311,17 @@ def test_weights_and_biases_gets_what_tensorboard_gets(
         alert=lambda title, text: calls.append((title, text)),
         finish=lambda: calls.append(("finish",)),
     )
-    monkeypatch.setitem(
-        sys.modules, "wandb", SimpleNamespace(init=lambda **named: calls.append(("init", named)) or fake)
+    module = SimpleNamespace(
+        init=lambda **named: calls.append(("init", named)) or fake,
+        Table=lambda columns, data: (columns, data),
     )
+    monkeypatch.setitem(sys.modules, "wandb", module)
     written = Monitor(tmp_path, report_to=("wandb",))
     written.write(3, {"loss": 1.5})
     written.performance(3, {"tokens_per_second": 9.0})
     written.alarm(3, "collapse", "few codes")
+    for board in written.boards:
+        board.table(3, "answers", ("id", "answer"), [("a", "yes")])
     written.close()
     (_, given), *calls = calls
     assert given["name"] == f"{tmp_path.parent.name}-{tmp_path.name}" and given["resume"] == "allow"
@@ -325,6 +329,7 @@ def test_weights_and_biases_gets_what_tensorboard_gets(
         (3, {"loss": 1.5}),
         (3, {"performance/tokens_per_second": 9.0}),
         ("alarm/collapse", "few codes"),
+        (3, {"answers": (["id", "answer"], [["a", "yes"]])}),
         ("finish",),
     ]
     calls.clear()
@@ -336,6 +341,26 @@ def test_weights_and_biases_gets_what_tensorboard_gets(
         Monitor(folder, report_to=("wandb",)).close()
     resumed, afresh = (row[1]["id"] for row in calls if row[0] == "init")
     assert resumed == given["id"] != afresh and len(afresh) >= 8
+
+
+def test_a_table_on_tensorboard_is_one_of_markdown(tmp_path: Path) -> None:
+    (board,) = open_boards(("tensorboard",), tmp_path)
+    board.table(3, "answers", ("id", "answer"), [("a", "one\ntwo | three")])
+    board.close()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    (event,) = events.Tensors("answers/text_summary")
+    (text,) = event.tensor_proto.string_val
+    assert text.decode() == "| id | answer |\n| --- | --- |\n| a | one two \\| three |"
+
+
+def test_a_board_without_a_method_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_board.py").write_text("class Figures:\n    scalars = text = audio = close = None\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="has no method table"):
+        open_boards(("own_board:Figures",), tmp_path)
 
 
 def test_speed_adds_up_ranks_and_knows_devices(monkeypatch: pytest.MonkeyPatch) -> None:
