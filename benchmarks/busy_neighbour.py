@@ -1,6 +1,6 @@
 """CPU-seconds of a training, alone on the machine and beside a busy process.
 
-    python benchmarks/busy_neighbour.py [--steps 60] [--pairs 3] [--waiting passive active]
+    python benchmarks/busy_neighbour.py [--steps 60] [--full] [--pairs 1] [--waiting passive active]
 
 Each case is a run of `audiollm` in a process of its own: the stage `train` of size tiny on random codes. Threads of a
 parallel region that wait for the others sleep (`OMP_WAIT_POLICY=passive`, which `audiollm` sets) or spin (`active`);

@@ -1,6 +1,6 @@
 """The vote over three recognizers against the best single one of them: word errors.
 
-    python benchmarks/consensus.py [--data ../shared/data] [--sentences 1000] [--clips 40]
+    python benchmarks/consensus.py [--data ../shared/data] [--full] [--sentences 300] [--clips 10]
 
 *Simulated*: sentences of LibriSpeech-PC, and three recognizers whose substitutions, deletions and insertions are drawn
 independently at known rates; with confidences (Beta 5:2 where a word is right, 2:3 where it is wrong) and without. A

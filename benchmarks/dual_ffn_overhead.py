@@ -1,6 +1,6 @@
 """Cost of the second feed-forward: a training step of DualFFN over that of the same decoder with one.
 
-    OMP_WAIT_POLICY=passive python benchmarks/dual_ffn_overhead.py --data DATA [--sizes 256x6] [--steps 4] [--rounds 5]
+    OMP_WAIT_POLICY=passive python benchmarks/dual_ffn_overhead.py --data DATA [--full] [--sizes 256x6]
 
 Both are `DualFFN`: the single one has `audio_ffn_layers=()`, so that text and audio take one set of norms and one
 feed-forward in every layer, by the same code; embeddings and heads are the same. Both take the same packs of real

@@ -1,6 +1,6 @@
 """Near duplicates: how many are found by coding, what is found that is none, and how fast, against comparing all pairs.
 
-    python benchmarks/duplicates.py [--data ../shared/data] [--rows 100000]
+    python benchmarks/duplicates.py [--data ../shared/data] [--full] [--rows 20000]
 
 Speech is cut to 6 s (`librispeech_speakers`) and spoken digits are whole (`fsdd`, 0.2 to 2 s; less than four fifths of
 the shortest is left when they are trimmed by 64 ms, and then they are no duplicates). Each is coded anew, and the pair

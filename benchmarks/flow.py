@@ -1,7 +1,7 @@
 """A training step, sampling and memory of the flow-matching models against the class of the package `thinksound`.
 
-    python benchmarks/flow.py --thinksound FOLDER [--widths 128,1024] [--rounds 3] [--device cpu]
-        [--cases "train full,train real,sample,memory"] [--steps 24]
+    python benchmarks/flow.py --thinksound FOLDER [--full] [--widths 128] [--rounds 1] [--device cpu]
+        [--cases "train full,train real,sample,memory"] [--steps 4]
 
 FOLDER holds the package's code: `pip install --no-deps --target FOLDER thinksound==0.0.19`. Widths are 128 x (2 + 4)
 blocks with 16 clips of 9 s and 1024 x (1 + 2) with one. Weights and velocity are compared first; then the sides take

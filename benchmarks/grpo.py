@@ -1,6 +1,6 @@
 """A step of GRPO: ours against TRL's GRPOTrainer, in turns on one thread.
 
-    OMP_WAIT_POLICY=passive python benchmarks/grpo.py [--rounds 6] [--only time,memory,group,audio,ahead]
+    OMP_WAIT_POLICY=passive python benchmarks/grpo.py [--full] [--rounds 2] [--only time,memory,group,audio]
 
 A step is 8 answers of 64 tokens to a prompt, two rewards with weights 2 and 1, the reference (beta 0.01, k3), the
 gradient of GRPO, clipping and AdamW, in float32. The models are Qwen2 of random weights, 64 wide with 2 layers and
@@ -19,7 +19,7 @@ everything is imported: models, optimizer and two steps. `ratio` is peer / ours.
 Reported without a ratio: `phases` of our step; `adapter`, our policy for models of transformers (a Qwen2-Audio around
 the same Qwen2, its rollouts by `generate`) in the same turns; `group`, 8 answers to one prompt of 800 tokens as a group
 against single requests; `audio`, a step whose prompt has a recording of 2 s, of a DualFFN with an encoder and of the
-Qwen2-Audio; and `sampling ahead`, wall time of a training's step on 2 threads, with `ahead: 1` and without. Linux
+Qwen2-Audio; and `sampling ahead`, wall time of a training's step on 2 threads, with `ahead: 1` and without (with `--full` alone). Linux
 only; needs TRL 1.16 (extra `test`).
 """
 

@@ -1,6 +1,6 @@
 """The live loop and rollouts of streams against transformers: CPU-seconds per second of sound, actions per CPU-second.
 
-    python benchmarks/interpret.py [--rounds 5] [--chunks 24] [--cases "live text,live speech,rollout,ppo"]
+    python benchmarks/interpret.py [--full] [--rounds 1] [--chunks 8] [--cases "live text,live speech,rollout,ppo"]
 
 Both sides take turns in one process, on one thread, with random weights and no codec; the median of the rounds counts.
 

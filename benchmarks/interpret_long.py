@@ -1,6 +1,6 @@
-"""Two hours of recordings through the live loop, end to end: memory, CPU-seconds per chunk, right groups of digits.
+"""Recordings through the live loop, end to end: memory, CPU-seconds per chunk, right groups of digits.
 
-    python benchmarks/interpret_long.py --data ../shared/data [--model RUN/stage_2 --prompt "..."] [--minutes 120]
+    python benchmarks/interpret_long.py --data ../shared/data [--model RUN/stage_2 --prompt "..."] [--full]
 
 The sound is held-out takes of the spoken digits (takes 0 to 4), in groups of one or two with pauses of 0.05 to 0.3 s
 inside a group and 0.6 to 1.2 s between groups; the speaker changes every five minutes. It is made as it is heard, and
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="a stage of training on streams of digits")
     parser.add_argument("--codec", type=Path)
     parser.add_argument("--prompt", help="the system message; by default that of its training")
-    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--minutes", type=float, default=6.0)
     arguments = parse_options(parser, minutes=120.0)
     torch.set_num_threads(1)
     generator, chunk_frames, instruction = untrained(), 8, arguments.prompt

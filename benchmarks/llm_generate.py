@@ -1,6 +1,6 @@
 """Audio frames per second of our engine against transformers' `generate`: the same weights, prompts and frames.
 
-    python benchmarks/llm_generate.py [--frames 100] [--rounds 5] [--threads 2] [--device cpu]
+    python benchmarks/llm_generate.py [--full] [--frames 50] [--rounds 2] [--threads 2] [--device cpu]
 
 Both sides take turns in one process and the median over the rounds counts; prefill is part of it, the weights are
 random, drawing is greedy. EOS is never the most likely code here, so that both make the same number of frames, and the

@@ -1,6 +1,6 @@
 """Trained tokens per CPU-second: our DualFFN on packs, against transformers' Higgs Audio V2 on padded batches.
 
-    OMP_WAIT_POLICY=passive python benchmarks/llm_train.py --data DATA [--sizes 256x6] [--steps 4] [--rounds 3]
+    OMP_WAIT_POLICY=passive python benchmarks/llm_train.py --data DATA [--full] [--sizes 256x6] [--steps 1]
 
 The same weights (one set of tensors, which both sides train in turn with one AdamW and one clipping), the same samples
 and labels, at most 4,096 positions of samples to an optimizer step. Before anything is timed, the losses of both

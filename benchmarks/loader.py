@@ -1,6 +1,6 @@
 """Samples per CPU-second from shards with FLAC decode, ours against a bare webdataset pipeline; and a large manifest.
 
-    python benchmarks/loader.py [--data ../shared/data] [--rounds 7] [--manifest-samples 1000000]
+    python benchmarks/loader.py [--data ../shared/data] [--full] [--rounds 3]
 
 *Shards*: the same tars (json, and FLAC of every clip found below --data, or of generated tones) are read and decoded
 to float32 by `open_source` and `Loader` (checked, in our order) and by `webdataset.WebDataset` with soundfile and json.

@@ -1,6 +1,6 @@
-"""One hour through the tokenizer, file to codes to file: peak memory, and what is heard at the borders of the pieces.
+"""Long audio through the tokenizer, file to codes to file: peak memory, and what is heard at the borders of the pieces.
 
-    python benchmarks/long_audio.py [--codec FOLDER] [--minutes 60]
+    python benchmarks/long_audio.py [--codec FOLDER] [--full] [--minutes 10]
 
 Without `--codec` an untrained tokenizer of the tiny size: neither memory nor seams depend on what it has learned.
 Reading, encoding, decoding and writing go block by block in a process of its own, whose peak memory is told. Seams are

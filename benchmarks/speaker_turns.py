@@ -1,8 +1,8 @@
 """Diarization error of the step `speakers` on mixtures whose turns are known, and on a meeting.
 
-    python benchmarks/speaker_turns.py [--data ../shared/data] [--tuning] [--hours 3]
+    python benchmarks/speaker_turns.py [--data ../shared/data] [--full] [--tuning] [--hours 3]
 
-20 mixtures of a minute are made from LibriSpeech test-other (7 speakers, 2 to 4 in each, a tenth of the speech
+Mixtures of a minute (6, with `--full` 20) are made from LibriSpeech test-other (7 speakers, 2 to 4 in each, a tenth of the speech
 overlaps); the settings were tuned on other speakers and seeds, the 40 of train-clean-100 (`--tuning` scores those).
 The reference is where the clean clips are loud, the hypothesis starts from Silero VAD. pyannote.metrics scores, overlap
 included; a collar of 0.25 s on each side of a boundary, or none. The peers: one speaker for everything, and ours when

@@ -1,5 +1,5 @@
-"""Cost of the studio: from the click to playable sound in Chromium against a new process per request; the waveform of
-an hour; memory after 5 and 50 edits.
+"""Cost of the studio: from the click to playable sound in Chromium against a new process per request; a long
+waveform; memory after 5 edits and after more (50 with `--full`).
 
 A new process per request is how the page of ThinkSound's authors works; here it is our own `audiollm sound generate`.
 Both use the same checkpoint of random weights. Costs are CPU-seconds of the server (without the browser) or process,

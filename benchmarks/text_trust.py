@@ -1,6 +1,6 @@
 """Trust in recognized text: the kept share, its errors, and how often foreign speech and sounds keep text.
 
-    python benchmarks/text_trust.py [--data ../shared/data] [--half choose|report|both]
+    python benchmarks/text_trust.py [--data ../shared/data] [--full] [--half choose|report|both]
         [--recognizer faster_whisper=FOLDER] [--recognizer transformers=FOLDER] [--groups "sound events;foreign speech"]
 
 Runs `annotate` as it is without any setting (Pocketsphinx, open vocabulary), and once with each recognizer whose folder

@@ -4,6 +4,7 @@ Runs the quickstart on the recordings with growing training budgets (everything 
 prints, for the first budget whose generated speech is recognized at least 0.95 as often as the held-out real
 recordings, the minutes of all stages from `annotate` to `generate`: by the clock, and in CPU-minutes over 2 cores,
 which do not depend on what else the machine does. The judges' time is not counted: they measure and make nothing.
+By default tokenizer and model have few steps, which show the way alone; `--full` has the budgets of the claim.
 """
 
 from __future__ import annotations

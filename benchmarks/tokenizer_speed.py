@@ -1,6 +1,6 @@
 """CPU-seconds for a second of audio, encoding and decoding, against the peers in transformers at published shapes.
 
-    python benchmarks/tokenizer_speed.py [--rounds 5] [--seconds 8] [--case mimi]
+    python benchmarks/tokenizer_speed.py [--full] [--rounds 1] [--seconds 2] [--case mimi]
 
 Random weights on both sides; both in one process, in turns, on one thread; the median over the rounds. Cases:
 `mimi` and `higgs`, our `native` tokenizer at published size against Mimi (79 M) and the Higgs tokenizer (200 M);
