@@ -2,10 +2,11 @@
 
     make -C benchmarks annotate-speed DATA=../shared/data
 
-Cases: `overhead` (CPU seconds of a run in one process against those its steps took by themselves: asked 1.05 at most),
-`two workers` (wall-clock of one worker over that of two, alternated; asked 1.6; CPU-seconds may grow by 5 %), a line
-for each step (hours of audio an hour of one core), and `N hours` (peak memory of a file of that
-length, 3 with `--full`; asked below 1,500 MB). Recordings are read speech of seconds each; the load of the machine is told with the times.
+Cases: `overhead` (CPU seconds of a run in one process against those its steps took by themselves: asked 1.05 at
+most), `two workers` (wall-clock of one worker over that of two, alternated; asked 1.6; CPU-seconds may grow by 5 %),
+a line for each step (hours of audio an hour of one core), and `N hours` (peak memory of a file of that length, 3 with
+`--full`; asked below 1,500 MB). Recordings are read speech of seconds each; the load of the machine is told with the
+times.
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 
     OMP_WAIT_POLICY=passive python benchmarks/dpo.py [--full] [--rounds 1] [--only time,memory,head]
 
-A step is the batch, the policy and the frozen reference on 2 pairs (16 with `--full`), backward pass, clipping
-and AdamW, in float32 on one thread. The model is a Qwen2 of random weights, 256 wide with 4 layers and a vocabulary of 32,768; the reference is
-another one. `ours` is a DualFFN loaded from the Qwen2's folder, trained as the stage `train_preference` does (its task,
-its settings of size `tiny`, the loop's strategy); it also trains the audio part that a DualFFN has. `peer` is TRL's
-DPOTrainer in its own `train()`, with its defaults except for the batch of all pairs, float32 in place of bf16, and
-neither log nor checkpoint. TRL checkpoints activations by default: so do both sides (`--keep-activations`: neither).
-TRL pads the pairs to one length; `--peer-batch 1` has it take a pair at a time, with accumulation, and pad less.
-Before anything is timed, loss and gradient norm of the first step are compared: a relative difference above 1e-4 ends
-the benchmark with exit code 1.
+A step is the batch, the policy and the frozen reference on 2 pairs (16 with `--full`), backward pass, clipping and
+AdamW, in float32 on one thread. The model is a Qwen2 of random weights, 256 wide with 4 layers and a vocabulary of
+32,768; the reference is another one. `ours` is a DualFFN loaded from the Qwen2's folder, trained as the stage
+`train_preference` does (its task, its settings of size `tiny`, the loop's strategy); it also trains the audio part
+that a DualFFN has. `peer` is TRL's DPOTrainer in its own `train()`, with its defaults except for the batch of all
+pairs, float32 in place of bf16, and neither log nor checkpoint. TRL checkpoints activations by default: so do both
+sides (`--keep-activations`: neither). TRL pads the pairs to one length; `--peer-batch 1` has it take a pair at a
+time, with accumulation, and pad less. Before anything is timed, loss and gradient norm of the first step are
+compared: a relative difference above 1e-4 ends the benchmark with exit code 1.
 
     long tail    prompt and answer have lengths as in packing.py, but at most 960 tokens: with the marks of the chat
                  template, TRL's default `max_length` of 1,024 cuts none

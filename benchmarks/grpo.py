@@ -17,10 +17,10 @@ the others counts. `memory` is the peak resident size of a process of each side'
 everything is imported: models, optimizer and two steps. `ratio` is peer / ours.
 
 Reported without a ratio: `phases` of our step; `adapter`, our policy for models of transformers (a Qwen2-Audio around
-the same Qwen2, its rollouts by `generate`) in the same turns; `group`, 8 answers to one prompt of 800 tokens as a group
-against single requests; `audio`, a step whose prompt has a recording of 2 s, of a DualFFN with an encoder and of the
-Qwen2-Audio; and `sampling ahead`, wall time of a training's step on 2 threads, with `ahead: 1` and without (with `--full` alone). Linux
-only; needs TRL 1.16 (extra `test`).
+the same Qwen2, its rollouts by `generate`) in the same turns; `group`, 8 answers to one prompt of 800 tokens as a
+group against single requests; `audio`, a step whose prompt has a recording of 2 s, of a DualFFN with an encoder and
+of the Qwen2-Audio; and `sampling ahead`, wall time of a training's step on 2 threads, with `ahead: 1` and without
+(with `--full` alone). Linux only; needs TRL 1.16 (extra `test`).
 """
 
 from __future__ import annotations

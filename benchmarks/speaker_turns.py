@@ -2,12 +2,12 @@
 
     python benchmarks/speaker_turns.py [--data ../shared/data] [--full] [--tuning] [--hours 3]
 
-Mixtures of a minute (6, with `--full` 20) are made from LibriSpeech test-other (7 speakers, 2 to 4 in each, a tenth of the speech
-overlaps); the settings were tuned on other speakers and seeds, the 40 of train-clean-100 (`--tuning` scores those).
-The reference is where the clean clips are loud, the hypothesis starts from Silero VAD. pyannote.metrics scores, overlap
-included; a collar of 0.25 s on each side of a boundary, or none. The peers: one speaker for everything, and ours when
-told how many there are. `--hours`: a file of so many hours goes through in a process of its own; time, and peak memory
-against 1 GB.
+Mixtures of a minute (6, with `--full` 20) are made from LibriSpeech test-other (7 speakers, 2 to 4 in each, a tenth
+of the speech overlaps); the settings were tuned on other speakers and seeds, the 40 of train-clean-100 (`--tuning`
+scores those). The reference is where the clean clips are loud, the hypothesis starts from Silero VAD.
+pyannote.metrics scores, overlap included; a collar of 0.25 s on each side of a boundary, or none. The peers: one
+speaker for everything, and ours when told how many there are. `--hours`: a file of so many hours goes through in a
+process of its own; time, and peak memory against 1 GB.
 """
 
 from __future__ import annotations

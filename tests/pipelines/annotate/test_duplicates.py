@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import pytest
 import torch
@@ -16,11 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from audiollm.audio import Waveform, load, load_bytes
+from audiollm.audio import Waveform, load
 from pipelines.annotate.execution.corpus import DuplicateConfig, bit_errors, find_duplicates, item_of
 from pipelines.annotate.step import RecordingMetadata, Segment
 from pipelines.annotate.steps.fingerprint import SAMPLE_RATE, Fingerprint, FingerprintConfig, fingerprint
 from pipelines.steps.step import Listener
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
+
+from duplicates import coded
 
 SHARED = Path(
     os.environ.get("AUDIOLLM_SHARED_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data"
@@ -60,22 +63,6 @@ def mono(path: Path) -> Waveform:
 
 def bits(wave: Waveform) -> NDArray[np.uint16]:
     return fingerprint(wave.resample(SAMPLE_RATE).samples_CN[0].numpy())
-
-
-def coded(wave: Waveform, codec: str, container: str, bitrate: int, rate: int) -> Waveform:
-    """Through a lossy coder of FFmpeg and back."""
-    samples = (wave.resample(rate).samples_CN.numpy() * 32767).round().astype(np.int16)
-    target = io.BytesIO()
-    with av.open(target, "w", format=container) as out:
-        stream = out.add_stream(codec, rate=rate, layout="mono")
-        stream.bit_rate = bitrate
-        frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
-        frame.sample_rate = rate
-        sized = av.AudioResampler(stream.format.name, "mono", rate, stream.frame_size or None)
-        for piece in [*sized.resample(frame), *sized.resample(None)]:
-            out.mux(stream.encode(piece))
-        out.mux(stream.encode(None))
-    return load_bytes(target.getvalue(), f"clip.{container}").mono()
 
 
 def versions(wave: Waveform) -> dict[str, Waveform]:
