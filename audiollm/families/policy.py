@@ -263,6 +263,30 @@ class Policy(Protocol[Prompted, Encoded, Batch]):
 
 
 @runtime_checkable
+class HiddenScorer(Protocol):
+    """The root of a policy whose hidden states can be scored: by reward models, and by critics."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Size of the hidden states."""
+
+    def hidden_before_end(self, batch: Any) -> Tensor:
+        """The hidden state `[A, C]` that the token which ends each answer is chosen from: it has seen all the rest.
+
+        Behind that token a supervised training has no target: what a trained model has heard and said is hardly there.
+        """
+
+    def hidden_at(self, batch: Any, answer_S: Tensor, position_S: Tensor) -> Tensor:
+        """The hidden state `[S, C]` at positions of answers, counted from the beginning of their prompts."""
+
+    def hidden_before(self, batch: Any) -> Tensor:
+        """The hidden state `[T, C]` that each answer token is chosen from."""
+
+    def freeze_head(self) -> None:
+        """Take the output head, which a score does not depend on, out of what is trained."""
+
+
+@runtime_checkable
 class StreamPolicy(Policy[Any, Any, Any], Protocol):
     """A policy of a family that takes streams: prompts that are open while more sound arrives."""
 

@@ -82,6 +82,11 @@ class PackedScorer(nn.Module):
             ]
             return _join_head_figures(batch, *head_outputs)
 
+    @property
+    def hidden_size(self) -> int:
+        """See `HiddenScorer.hidden_size`."""
+        return self.model.config.hidden_size
+
     def hidden_before_end(self, batch: PackedAnswers) -> Tensor:
         """Compute the hidden state `[A, C]` that the last token of each answer, which ends its turn, is chosen from."""
         ends_A = batch.pack.layout.cumulative_lengths[1 : batch.num_answers + 1].long() - 1

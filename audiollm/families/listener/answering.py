@@ -12,15 +12,21 @@ import torch
 from torch import Tensor
 
 from audiollm.devices import default_device
-from audiollm.families.answering import AnswerError, AnsweringModel, AnswerRequest, WrittenAnswer
+from audiollm.errors import BadSample
+from audiollm.families.answering import AnswerError, AnswerRequest, LikelihoodModel, WrittenAnswer
 from audiollm.families.listener.generating import drawn_options, generate_ids, stopping_criteria
+from audiollm.families.listener.policy import ListenerPolicy
+from audiollm.families.listener.prompts import end_tokens
+from audiollm.families.listener.scorer import AnswerScorer
+from audiollm.families.logprobs.token_figures import TokenRequest
+from audiollm.families.policy import PromptedAnswers
 from audiollm.files.atomic import folder_digest
 from audiollm.models.audio_llms.inputs import InputsError, Turn, processor_inputs, takes_recordings
 from audiollm.models.audio_llms.loading import load_audio_llm
 
 
 class ListenerAnswers:
-    """An `AnsweringModel` of transformers (Qwen2-Audio, Qwen-Omni, Voxtral, ...), one conversation after the other.
+    """A `LikelihoodModel` of transformers (Qwen2-Audio, Qwen-Omni, Voxtral, ...), one conversation after the other.
 
     Its own processor and chat template make the inputs; nothing is downloaded, nothing of the folder is run. Greedy
     answers follow the model's own generation config.
@@ -62,6 +68,25 @@ class ListenerAnswers:
         """See `AnsweringModel.notes_on`; nothing is known of what the model was trained on."""
         return ()
 
+    @torch.inference_mode()
+    def log_probability(self, answered: Sequence[tuple[Sequence[Turn], str]]) -> tuple[float, int]:
+        """See `LikelihoodModel.log_probability`; as a policy's, one answer after the other."""
+        total, tokens = 0.0, 0
+        for turns, text in answered:
+            try:
+                encoded = self._policy.encode(PromptedAnswers("", turns, [text]))
+            except BadSample as bad:
+                raise AnswerError(bad.reason, bad.kind) from bad
+            batch = self._policy.batch(encoded).to(self._model.device)
+            answers = self._policy.answer_logprobs(self._policy.root, batch, TokenRequest(reference=False))
+            total, tokens = total + float(answers.policy_T.sum()), tokens + len(answers.policy_T)
+        return total, tokens
+
+    @cached_property
+    def _policy(self) -> ListenerPolicy:
+        ends = end_tokens(self._model.generation_config, self._processor, self._folder)
+        return ListenerPolicy(self._folder, self._processor, AnswerScorer(self._model), ends)
+
     def _inputs(self, turns: Sequence[Turn]) -> dict[str, Tensor]:
         try:
             return processor_inputs(self._processor, turns, generation_prompt=True)
@@ -89,4 +114,4 @@ class ListenerAnswers:
         return WrittenAnswer(text.strip(), inputs["input_ids"].shape[1] + ids_1N.shape[1])
 
 
-_: type[AnsweringModel] = ListenerAnswers
+_: type[LikelihoodModel] = ListenerAnswers

@@ -22,7 +22,7 @@ class ListenerFolder:
     """A `ModelFolder` of a model that hears, or sees, and answers in words."""
 
     speaks = False
-    has_likelihoods = False
+    has_likelihoods = True
     shares_prompt = False
     rollout_slots = MAX_ROWS
 

@@ -79,6 +79,11 @@ class AnswerScorer(nn.Module):
         forbidden = batch.forbidden(logits_TV.shape[1])
         return token_figures(logits_TV, batch.target_T, request, reference_TV, draw_T, forbidden)
 
+    @property
+    def hidden_size(self) -> int:
+        """See `HiddenScorer.hidden_size`."""
+        return int(self.model.config.get_text_config().hidden_size)
+
     def hidden_before_end(self, batch: PaddedAnswers) -> Tensor:
         """Compute the hidden state `[A, D]` that the last token of each answer, which ends its turn, is chosen from."""
         row_A = torch.zeros(batch.num_answers, dtype=torch.long, device=batch.row_T.device)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from audiollm.errors import ConfigError
 from audiollm.families.logprobs.token_figures import TokenFigures, TokenRequest
 from audiollm.families.policies import load_policy
-from audiollm.families.policy import Policy
+from audiollm.families.policy import HiddenScorer, Policy
 from audiollm.files.atomic import atomic_path, read_json, write_json
 from audiollm.files.tensors import load_tensors
 from audiollm.models.pretrained import model_folder
@@ -27,25 +27,6 @@ HEAD_FILE = "score_head.safetensors"
 FACTS_FILE = "reward.json"
 STATE_OF_ANSWERS = "before the end of the turn"
 """The hidden state that an answer is scored by; told beside the head, which means nothing on another one."""
-
-
-class HiddenScorer(Protocol):
-    """The root of a policy, as a reward model uses it."""
-
-    def hidden_before_end(self, batch: Any) -> Tensor:
-        """The hidden state `[A, C]` that the token which ends each answer is chosen from: it has seen all the rest.
-
-        Behind that token a supervised training has no target: what a trained model has heard and said is hardly there.
-        """
-
-    def hidden_at(self, batch: Any, answer_S: Tensor, position_S: Tensor) -> Tensor:
-        """The hidden state `[S, C]` at positions of answers, counted from the beginning of their prompts."""
-
-    def hidden_before(self, batch: Any) -> Tensor:
-        """The hidden state `[T, C]` that each answer token is chosen from."""
-
-    def freeze_head(self) -> None:
-        """Take the output head, which a score does not depend on, out of what is trained."""
 
 
 class HeadedScorer(nn.Module):
@@ -118,11 +99,21 @@ def head_facts(place: Path) -> dict[str, Any]:
     return facts
 
 
-def hidden_size(scorer: Any) -> int:
-    """Return the size of the hidden states of a policy's root."""
-    config = scorer.model.config
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return int(text.hidden_size)
+def scorer_of(policy: Policy[Any, Any, Any], folder: Path) -> Any:
+    """Return a policy's root, whose hidden states a head is to score, with its own output head frozen.
+
+    Raises:
+        ConfigError: the family of the model does not give hidden states.
+    """
+    root = policy.root
+    if not isinstance(root, HiddenScorer):
+        raise ConfigError(
+            "models of this family give no hidden states, which reward models and critics score",
+            str(folder),
+            "give a DualFFN or an audio LLM of transformers, or methods of `HiddenScorer` to the policy's root",
+        )
+    root.freeze_head()
+    return root
 
 
 class Critic(HeadedScorer):
@@ -199,9 +190,8 @@ class CriticModel:
         policy = load_policy(
             folder, choice.trained or config.trained, choice.lora or config.lora, max_tokens=max_tokens
         )
-        scorer: Any = policy.root
-        scorer.freeze_head()
-        root = Critic(scorer, hidden_size(scorer), bias=True)
+        scorer = scorer_of(policy, folder)
+        root = Critic(scorer, scorer.hidden_size, bias=True)
         if weights := head_weights(model_folder(folder), ["answers", "tokens"]):
             root.score.load_state_dict({"bias": torch.zeros(1), **weights})
         return cls(policy, root)

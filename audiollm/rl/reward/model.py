@@ -26,8 +26,8 @@ from audiollm.rl.critic.model import (
     HeadedScorer,
     head_facts,
     head_weights,
-    hidden_size,
     save_head,
+    scorer_of,
 )
 from audiollm.train.settings import LoRASettings, Trained
 
@@ -78,9 +78,8 @@ class RewardModel:
             DamagedFile: the head of a reward model is not whole.
         """
         policy: Any = load_policy(folder, trained, lora, max_tokens=max_tokens)
-        scorer: Any = policy.root
-        scorer.freeze_head()
-        root = RewardScorer(scorer, hidden_size(scorer), bias)
+        scorer = scorer_of(policy, folder)
+        root = RewardScorer(scorer, scorer.hidden_size, bias)
         place = model_folder(folder)
         if weights := head_weights(place, [scored]):
             root.score = nn.Linear(root.score.in_features, 1, bias="bias" in weights)

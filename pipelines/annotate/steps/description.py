@@ -293,9 +293,7 @@ class Description(SegmentStep[DescriptionConfig]):
             if not (config.clap / "config.json").is_file():
                 return f"description.clap: no model in {config.clap} (config.json): give a CLAP's folder"
         elif folder is None or not _has_likelihoods(folder):
-            return (
-                "description.gate: self needs a model of ours, whose likelihoods can be read: set gate: clap"
-            )
+            return "description.gate: self needs the folder of a model whose likelihoods can be read: set gate: clap"
         return None
 
     def setup(self) -> None:

@@ -285,6 +285,12 @@ def test_a_changed_part_is_a_changed_stage(
     assert fingerprints[0] == fingerprints[1] != fingerprints[2]
 
 
+def test_a_reward_model_is_refused_without_hidden_states(folder: Path) -> None:
+    settings = {"start": str(folder / "model"), "samples": str(folder / "pairs"), "steps": 10}
+    with pytest.raises(StageError, match="no hidden states"):
+        run(folder, "reward", "train_reward", **settings)
+
+
 @pytest.mark.parametrize(
     ("stage", "settings", "reason"),
     [

@@ -70,7 +70,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_step_of_the_guide_measures_segments(folder: Path, workers: int) -> None:
-    speak_corpus(folder / "spoken", CorpusConfig(words=["one"], voices=1, takes=3, test_takes=0), 0, lambda done: None)
+    speak_corpus(
+        folder / "spoken", CorpusConfig(words=["one"], voices=1, takes=3, test_takes=0), 0, lambda done: None
+    )
     settings: dict[str, Any] = {
         "input": str(folder / "spoken"),
         "transcripts": "{text}_{speaker}_{take}.wav",

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from audiollm.audio import Waveform
 from audiollm.families.adapting import TrainedPart
+from audiollm.families.listener.answering import ListenerAnswers
 from audiollm.families.listener.encoding import EncodedAnswer
 from audiollm.families.listener.policy import ListenerPolicy
 from audiollm.families.logprobs.answers import AnswerLogprobs
@@ -416,3 +417,24 @@ def test_recordings_that_answers_share_are_encoded_once(folder: Path) -> None:
     torch.testing.assert_close(once_T, twice_T, rtol=0, atol=1e-11)
     for one, other in zip(once, twice, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_a_likelihood_is_that_of_the_logits(folder: Path) -> None:
+    """The gate of captions asks it: all tokens of the answers and their ends, with the recording or another one."""
+    model, policy = ListenerAnswers(folder), load(folder, dtype=torch.float32, needs_reference=False)
+    (prompted, *_), (swapped, *_) = prompts(folder), prompts(folder, swapped=0)
+    scores = [
+        model.log_probability([(asked.prompt, text) for text in asked.answers])
+        for asked in (prompted, swapped)
+    ]
+    encoded = policy.encode(prompted)
+    batch = policy.batch(encoded)
+    with torch.no_grad():
+        logits_ALV = policy.root.model(**batch.inputs, use_cache=False).logits
+    logprobs_RV = logits_ALV.log_softmax(-1).flatten(0, 1)[batch.row_T]
+    expected = float(logprobs_RV.gather(1, batch.target_T[:, None]).sum())
+    assert scores[0] == (
+        pytest.approx(expected, abs=1e-3),
+        sum(answer.num_answer_tokens for answer in encoded),
+    )
+    assert scores[1][0] != pytest.approx(expected, abs=1e-5)

@@ -18,7 +18,7 @@ from audiollm.families.logprobs.token_figures import TokenRequest
 from audiollm.files.atomic import read_json, write_json
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.rl.critic.model import Critic, hidden_size
+from audiollm.rl.critic.model import Critic
 from audiollm.rl.objectives.catalog import ObjectiveTerm, objective_term
 from audiollm.rl.preference.batches import BatchNeeds, StepMaker
 from audiollm.rl.preference.ptx import SupervisedMaker
@@ -66,7 +66,7 @@ def make_task(folder: Path, name: str, max_tokens: int, ranks: Ranks) -> Prefere
     if needs.value_head:
         torch.manual_seed(0)
         root: Any = ListenerPolicy.load(folder / "llm", dtype=torch.float64).root
-        critic = Critic(root, hidden_size(root), bias=True).double()
+        critic = Critic(root, root.hidden_size, bias=True).double()
     ptx = None
     if name.endswith("+ptx"):
         supervised = [ManifestSource(str(folder / "answered.jsonl"))]

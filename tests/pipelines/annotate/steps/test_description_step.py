@@ -359,11 +359,13 @@ def test_settings_that_cannot_be_and_what_is_missing(tmp_path: Path) -> None:
 
     assert "description.model: no model is given" in reason()
     assert f"no model in {empty}" in reason(model=str(empty))
-    assert "self needs a model of ours" in reason(model=str(other))
-    assert "self needs a model of ours" in reason(model="package.module:factory")
+    assert "self needs the folder of a model" in reason(model="package.module:factory")
     assert "no CLAP is given" in reason(model=str(other), gate="clap")
     assert f"description.clap: no model in {empty}" in reason(model=str(other), gate="clap", clap=str(empty))
-    for settings in ({"model": str(own)}, {"model": str(other), "gate": "clap", "clap": str(own)}):
+    for settings in (
+        *({"model": str(folder)} for folder in (own, other)),
+        {"model": str(other), "gate": "clap", "clap": str(own)},
+    ):
         assert reason(**settings) == "None"
     assert Description(DescriptionConfig(gate="clap")).needs == ("events",)
 
