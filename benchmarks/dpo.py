@@ -55,6 +55,7 @@ from audiollm.data.chat.template import TokenStream
 from audiollm.data.records.manifest import ManifestSource
 from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.sample import Message, RatedAnswer, Sample, TextPart, write_samples
+from audiollm.data.records.step_records import find_usable
 from audiollm.data.text.tokenizer import add_special_tokens
 from audiollm.families.dual_ffn.policy import DualFFNPolicy
 from audiollm.families.listener.encoding import EncodedAnswer
@@ -64,7 +65,7 @@ from audiollm.families.policy import Policy
 from audiollm.files.set_aside import SetAside
 from audiollm.rl.objectives.catalog import objective_term
 from audiollm.rl.preference.batches import StepMaker
-from audiollm.rl.preference.records import Grouping, find_usable
+from audiollm.rl.preference.records import Grouping
 from audiollm.rl.preference.settings import SIZES
 from audiollm.rl.preference.task import PreferenceParts, PreferenceTask
 from audiollm.train.settings import Precision
@@ -278,7 +279,7 @@ class Ours:
         sources = [ManifestSource(records)]
         grouping = Grouping("pairs", term.needs.fields)
         set_aside = SetAside(records.parent / "set_aside.jsonl", "dpo", strict=True)
-        usable = find_usable(sources, grouping, set_aside)
+        usable = find_usable(sources, grouping.groups, set_aside)
         steps: StepMaker[Any, Any, Any] = StepMaker(
             policy, sources, usable, grouping, StepDraws(setting.pairs, max_tokens=rule.max_tokens)
         )

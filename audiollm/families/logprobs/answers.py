@@ -13,6 +13,19 @@ import torch
 from torch import Tensor
 
 
+def required_tensor(holder: object, name: str, problem: str) -> Tensor:
+    """Return the field `name`.
+
+    Raises:
+        ValueError: the field is None; the error says `problem`.
+    """
+    value = getattr(holder, name)
+    if value is None:
+        raise ValueError(problem)
+    assert isinstance(value, Tensor)
+    return value
+
+
 def sum_by_index(values_E: Tensor, index_E: Tensor, size: int) -> Tensor:
     """Return `[size]` sums of the values that share an index; differentiable."""
     return values_E.new_zeros(size).index_add(0, index_E, values_E)
@@ -114,11 +127,7 @@ class AnswerLogprobs:
         Raises:
             ValueError: the field is None.
         """
-        value = getattr(self, name)
-        if value is None:
-            raise ValueError(f"this objective reads {name}, which was not computed")
-        assert isinstance(value, Tensor)
-        return value
+        return required_tensor(self, name, f"this objective reads {name}, which was not computed")
 
     @property
     def is_code_T(self) -> Tensor | None:
@@ -273,11 +282,7 @@ class Singles:
         Raises:
             ValueError: the field is None.
         """
-        value = getattr(self, name)
-        if value is None:
-            raise ValueError(f"this objective reads {name}, which the data lack")
-        assert isinstance(value, Tensor)
-        return value
+        return required_tensor(self, name, f"this objective reads {name}, which the data lack")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 
 from audiollm.codec import FRAME_RATE
 from audiollm.data.text.tokenizer import AUDIO_OUT_BOS
-from audiollm.errors import BadSample, StageError
+from audiollm.errors import StageError
 from audiollm.families.policy import StreamPolicy
 from audiollm.families.rollout import RolloutEngine, RolloutSettings
 from audiollm.interpret.training.settings import InterpreterTrainingConfig
@@ -20,7 +20,7 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.rl.online.prompts import Prompt
 from audiollm.rl.online.refill import SamplesSteps
-from audiollm.rl.online.rollout_step import RolloutGroup, RolloutStep, missing_rewards
+from audiollm.rl.online.rollout_step import RolloutStep, missing_rewards, sample_groups
 from audiollm.rl.online.run import SamplingParts, train_policy
 from audiollm.rl.rollouts.process import ProcessRollouts
 
@@ -86,20 +86,7 @@ class StreamMaker:
         self, prompts: Sequence[Prompt], numbers: Sequence[int], settings: RolloutSettings
     ) -> RolloutStep:
         started = time.monotonic()
-        groups: list[RolloutGroup] = []
-        bad: list[BadSample] = []
-        try:
-            rollouts_by_prompt = self._engine.sample(
-                [prompt.prompted for prompt in prompts], [numbers] * len(prompts), settings
-            )
-            groups = [RolloutGroup(*pair) for pair in zip(prompts, rollouts_by_prompt, strict=True)]
-        except BadSample:  # one at a time, so that the stream at fault is named
-            for prompt in prompts:
-                try:
-                    (rollouts,) = self._engine.sample([prompt.prompted], [numbers], settings)
-                    groups.append(RolloutGroup(prompt, rollouts))
-                except BadSample as error:
-                    bad.append(error.with_traceback(None))
+        groups, bad = sample_groups(self._engine, prompts, numbers, settings)
         sampled = time.monotonic()
         samples = [group.prompt.sample for group in groups for _ in group.rollouts]
         sizes = torch.tensor([len(group.rollouts) for group in groups], dtype=torch.long)

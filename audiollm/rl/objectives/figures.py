@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from audiollm.families.logprobs.answers import required_tensor
+
 
 @dataclass(frozen=True)
 class StepFigures:
@@ -38,11 +40,7 @@ class StepFigures:
         Raises:
             ValueError: the figure is None.
         """
-        value = getattr(self, name)
-        if value is None:
-            raise ValueError(f"this objective needs the step's {name}")
-        assert isinstance(value, Tensor)
-        return value
+        return required_tensor(self, name, f"this objective needs the step's {name}")
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from audiollm.data.records.mixture import Mixture, StepDraws, evenly
+from audiollm.data.records.mixture import StepDraws, evenly
 from audiollm.data.records.sample import AudioPart, Sample, check_without_video
 from audiollm.data.records.source import LoadedSample, Source
+from audiollm.data.records.step_records import RecordPlace, StepPlaces, find_usable, name_of
 from audiollm.data.text.option_forms import are_told_apart
 from audiollm.errors import BadSample
 from audiollm.evaluate.listening.stage import choices_of, question_of
@@ -20,21 +19,15 @@ from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.rl.preference.held_out import described_messages
 
-WINDOW_RUNS = 64
-"""Runs of 64 records that are shuffled together; a smaller source is shuffled as a whole."""
-
 REFILL_SEED = 7919
 """Added to the seed for the stream of prompts that take the place of others."""
-
-PromptPlace = tuple[int, int]
-"""A source's number, and that of a record in it."""
 
 
 @dataclass(frozen=True)
 class Prompt:
     """A prompt as the policy takes it, and what its answers are compared with."""
 
-    place: PromptPlace
+    place: RecordPlace
     sample: Sample
     """With the right answer as its last message, and the options of its question in `metadata.choices`."""
     prompted: Any
@@ -67,24 +60,13 @@ class PromptMaker:
     ) -> None:
         self._policy, self._sources, self._batch_size = policy, sources, draws.batch_size
         self._ranks = ranks
-        train: list[list[int]] = [[] for _ in sources]
-        self._held_out: list[PromptPlace] = []
         samples: list[Sample] = []
-        for place, source in enumerate(sources):
-            set_aside.add(source.bad)
-            for index in range(len(source)):
-                advance()
-                try:
-                    sample = source[index].sample
-                    check_question(sample, self._name((place, index)))
-                except BadSample as bad:
-                    set_aside.add([bad.with_traceback(None)])
-                    continue
-                samples.append(sample)
-                if sample.is_held_out:
-                    self._held_out.append((place, index))
-                else:
-                    train[place].append(index)
+
+        def check(sample: Sample, place: str) -> None:
+            check_question(sample, place)
+            samples.append(sample)
+
+        usable = find_usable(sources, check, set_aside, advance)
         answered = [sample for sample in samples if sample.messages[-1].role == "assistant"]
         question_answers = choices_of(answered).items()
         self._choices = {
@@ -92,14 +74,15 @@ class PromptMaker:
         }
         self.samples = [self._with_choices(sample) for sample in samples]
         """All that can be asked."""
-        self._train = [np.array(indices, np.int64) for indices in train]
-        self.trained = sum(map(len, train))
+        self.trained = usable.num_trained
         """Number of the records that are trained on."""
+        self._held_out = [
+            (number, int(index)) for number, used in enumerate(usable.held_out) for index in used
+        ]
         self.held_out = len(self._held_out)
         if self.trained:
-            sizes = [len(indices) for indices in train]
-            self._mixture = Mixture(sizes, draws.weights, draws.seed, window_runs=WINDOW_RUNS)
-            self._refills = Mixture(sizes, draws.weights, draws.seed + REFILL_SEED, window_runs=WINDOW_RUNS)
+            self._places = StepPlaces(usable, draws)
+            self._refills = StepPlaces(usable, replace(draws, seed=draws.seed + REFILL_SEED))
 
     def __call__(self, step: int) -> tuple[list[Prompt], list[BadSample]]:
         """Return this rank's prompts of a step, each once, and those that turned out bad."""
@@ -110,11 +93,11 @@ class PromptMaker:
         """Prompts of a step, over all ranks."""
         return self._batch_size
 
-    def places(self, step: int) -> list[PromptPlace]:
+    def places(self, step: int) -> list[RecordPlace]:
         """Return the prompts of a step over all ranks, each once."""
-        return self._draw(self._mixture, step)
+        return list(dict.fromkeys(self._places(step)))
 
-    def refill_places(self, step: int, number: int, max_refills: int) -> list[PromptPlace]:
+    def refill_places(self, step: int, number: int, max_refills: int) -> list[RecordPlace]:
         """Return prompts that may take the place of others of a step, each once.
 
         They are drawn as the prompts of steps are, from a stream of their own, at a place that the step and the number
@@ -124,23 +107,18 @@ class PromptMaker:
             number: of the refill, from 0.
             max_refills: refills of a step.
         """
-        return self._draw(self._refills, step * max_refills + number)
+        return list(dict.fromkeys(self._refills(step * max_refills + number)))
 
-    def read(self, places: Sequence[PromptPlace]) -> tuple[list[Prompt], list[BadSample]]:
+    def read(self, places: Sequence[RecordPlace]) -> tuple[list[Prompt], list[BadSample]]:
         """Return this rank's share of prompts that all ranks read together, and those that turned out bad."""
         return self._read(places[self._ranks.rank :: self._ranks.world])
-
-    def _draw(self, mixture: Mixture, number: int) -> list[PromptPlace]:
-        first = number * self._batch_size
-        items = mixture.items(first, first + self._batch_size)
-        return list(dict.fromkeys((item.source, int(self._train[item.source][item.index])) for item in items))
 
     def held_out_prompts(self, max_prompts: int) -> tuple[list[Prompt], list[BadSample]]:
         """Return this rank's held-out prompts, evenly picked."""
         places = evenly(self.held_out, max_prompts)
         return self._read([self._held_out[place] for place in places][self._ranks.rank :: self._ranks.world])
 
-    def _read(self, places: Sequence[PromptPlace]) -> tuple[list[Prompt], list[BadSample]]:
+    def _read(self, places: Sequence[RecordPlace]) -> tuple[list[Prompt], list[BadSample]]:
         prompts: list[Prompt] = []
         bad: list[BadSample] = []
         for place in places:
@@ -150,16 +128,18 @@ class PromptMaker:
                 bad.append(error.with_traceback(None))
         return prompts, bad
 
-    def _prompt(self, place: PromptPlace) -> Prompt:
+    def _prompt(self, place: RecordPlace) -> Prompt:
         source, index = place
         loaded = self._sources[source][index]
         question = without_right_answer(loaded)
-        prompted = self._policy.take(question, [], self._name(place))
+        prompted = self._policy.take(question, [], name_of(self._sources, place))
         chunk_frames = loaded.sample.messages[-1].chunk_frames
         if chunk_frames is not None:
             if not hasattr(prompted, "chunk_frames"):
                 raise BadSample(
-                    self._name(place), loaded.sample.id, "is a stream, which this model cannot hear"
+                    name_of(self._sources, place),
+                    loaded.sample.id,
+                    "is a stream, which this model cannot hear",
                 )
             prompted = replace(prompted, chunk_frames=chunk_frames)
             check_stream(prompted, len(loaded.sample.messages[-1].actions()))
@@ -184,10 +164,6 @@ class PromptMaker:
             if choices
             else sample
         )
-
-    def _name(self, place: PromptPlace) -> str:
-        source, index = place
-        return f"{self._sources[source].name} [{index}]"
 
 
 def check_question(sample: Sample, place: str) -> None:

@@ -96,7 +96,8 @@ class RefillingMaker:
         bad = []
         rounds = 0
         for number in range(self._max_refills):
-            lacking = self._prompts.batch_size - self._total(self._count_teaching_groups(every))
+            teaching = sum(int(self._teaches(rollout_step).sum()) for rollout_step in every)
+            lacking = self._prompts.batch_size - self._total(teaching)
             if lacking <= 0:
                 break
             candidates = self._prompts.refill_places(step, number, self._max_refills)
@@ -122,9 +123,6 @@ class RefillingMaker:
             replaced=selected_groups(joined, [not does_teach for does_teach in teaches]),
             figures=figures,
         )
-
-    def _count_teaching_groups(self, every: Sequence[RolloutStep]) -> int:
-        return sum(int(self._teaches(rollout_step).sum()) for rollout_step in every)
 
     def _total(self, count: int) -> int:
         return sum(self._ranks.gather(count))

@@ -152,10 +152,12 @@ class RolloutMaker:
         """Sample and reward a group for each prompt."""
         started = time.monotonic()
         settings = self._at(step, self._settings.temperature)
-        groups, bad = self._sampled(prompts, range(self._group_size), settings)
+        groups, bad = sample_groups(self._engine, prompts, range(self._group_size), settings)
         greedy: list[RolloutGroup] = []
         if self._needs_greedy:
-            greedy, _ = self._sampled([group.prompt for group in groups], [0], self._at(step, 0.0))
+            greedy, _ = sample_groups(
+                self._engine, [group.prompt for group in groups], [0], self._at(step, 0.0)
+            )
         sampled = time.monotonic()
         scores = self._rewards.score(sampled_answers(groups, self._codec))
         baseline = self._rewards.score(sampled_answers(greedy, self._codec)) if self._needs_greedy else None
@@ -182,37 +184,36 @@ class RolloutMaker:
 
     def greedy(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
         """Answer each prompt once, greedily, and reward the answers."""
-        groups, bad = self._sampled(prompts, [0], self._at(step, 0.0))
+        groups, bad = sample_groups(self._engine, prompts, [0], self._at(step, 0.0))
         scores = self._rewards.score(sampled_answers(groups, self._codec))
         return RolloutStep(groups, scores, None, [*bad, *missing_rewards(scores)])
 
     def _at(self, step: int, temperature: float) -> RolloutSettings:
-        return RolloutSettings(**{**vars(self._settings), "step": step, "temperature": temperature})
+        return replace(self._settings, step=step, temperature=temperature)
 
-    def _sampled(
-        self, prompts: Sequence[Prompt], numbers: Sequence[int], settings: RolloutSettings
-    ) -> tuple[list[RolloutGroup], list[BadSample]]:
-        """Sample all groups together; where the model refuses a prompt, that one is left out."""
+
+def sample_groups(
+    engine: RolloutEngine[Any], prompts: Sequence[Prompt], numbers: Sequence[int], settings: RolloutSettings
+) -> tuple[list[RolloutGroup], list[BadSample]]:
+    """Sample all groups together; where the model refuses a prompt, one by one, and that prompt is left out.
+
+    Args:
+        numbers: of the answers to each prompt.
+    """
+    try:
+        rollouts = engine.sample([prompt.prompted for prompt in prompts], [numbers] * len(prompts), settings)
+        return [RolloutGroup(*pair) for pair in zip(prompts, rollouts, strict=True)], []
+    except BadSample:
+        pass
+    groups: list[RolloutGroup] = []
+    bad: list[BadSample] = []
+    for prompt in prompts:
         try:
-            rollouts = self._engine.sample(
-                [prompt.prompted for prompt in prompts], [numbers] * len(prompts), settings
-            )
-            return [RolloutGroup(*pair) for pair in zip(prompts, rollouts, strict=True)], []
-        except BadSample:
-            return self._one_by_one(prompts, numbers, settings)
-
-    def _one_by_one(
-        self, prompts: Sequence[Prompt], numbers: Sequence[int], settings: RolloutSettings
-    ) -> tuple[list[RolloutGroup], list[BadSample]]:
-        groups: list[RolloutGroup] = []
-        bad: list[BadSample] = []
-        for prompt in prompts:
-            try:
-                (rollouts,) = self._engine.sample([prompt.prompted], [numbers], settings)
-                groups.append(RolloutGroup(prompt, rollouts))
-            except BadSample as error:
-                bad.append(error.with_traceback(None))
-        return groups, bad
+            (answers,) = engine.sample([prompt.prompted], [numbers], settings)
+            groups.append(RolloutGroup(prompt, answers))
+        except BadSample as error:
+            bad.append(error.with_traceback(None))
+    return groups, bad
 
 
 def sampled_answers(groups: Sequence[RolloutGroup], codec: Codec | None) -> RewardBatch:

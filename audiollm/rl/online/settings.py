@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -82,11 +83,8 @@ class KLChoice(KLSettings):
     def _is_known(self) -> KLChoice:
         for choice in (self.controller, self.audio):
             if choice is not None:
-                self._check_controller(choice)
+                _as_value_error(partial(kl_controller_settings, choice.name, choice.values))
         return self
-
-    def _check_controller(self, choice: NamedChoice) -> None:
-        _as_value_error(lambda: kl_controller_settings(choice.name, choice.values))
 
 
 class RefillChoice(BaseModel):

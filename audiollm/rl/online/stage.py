@@ -25,14 +25,6 @@ def _plan_policy_training(config: PolicyTrainingConfig, plans: Mapping[str, Stag
     return plan_policy_training(config, plans)
 
 
-def _policy_facts(config: PolicyTrainingConfig) -> list[str]:
-    return [*source_facts(config.reward_terms), *config.own_part_facts()]
-
-
-def _critic_artifact(config: PolicyTrainingConfig) -> Mapping[str, str]:
-    return {} if config.critic is None else CRITIC_ARTIFACT
-
-
 STAGE = Stage(
     kind="train_policy",
     config=PolicyTrainingConfig,
@@ -41,7 +33,7 @@ STAGE = Stage(
     help="train a model on its own fresh answers, by their rewards (GRPO, RLOO, PPO, ...)",
     plan=_plan_policy_training,
     all_ranks=True,
-    more_artifacts=_critic_artifact,
-    facts=_policy_facts,
+    more_artifacts=lambda config: {} if config.critic is None else CRITIC_ARTIFACT,
+    facts=lambda config: [*source_facts(config.reward_terms), *config.own_part_facts()],
     keeps=(VERDICTS,),
 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from audiollm.families.logprobs.answers import AnswerLogprobs, ItemTokens, sum_by_index
+from audiollm.families.logprobs.answers import AnswerLogprobs, ItemTokens, required_tensor, sum_by_index
 from audiollm.rl.policy_gradient.corrections import ImportanceWeights
 
 
@@ -68,7 +68,7 @@ class RolloutRewards:
         Raises:
             ValueError: the field is None.
         """
-        return _require_tensor(self, name, "advantage")
+        return required_tensor(self, name, f"this advantage reads {name}, which was not given")
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class RolloutLogprobs:
         Raises:
             ValueError: the field is None.
         """
-        return _require_tensor(self, name, "objective")
+        return required_tensor(self, name, f"this objective reads {name}, which was not given")
 
     @property
     def mask_T(self) -> Tensor:
@@ -156,11 +156,3 @@ def last_tokens(answer_T: Tensor, num_answers: int) -> Tensor:
 def _check_shape(name: str, value: Tensor | None, shape: torch.Size) -> None:
     if value is not None and value.shape != shape:
         raise ValueError(f"{name} has shape {list(value.shape)}, expected {list(shape)}")
-
-
-def _require_tensor(holder: object, name: str, kind: str) -> Tensor:
-    value = getattr(holder, name)
-    if value is None:
-        raise ValueError(f"this {kind} reads {name}, which was not given")
-    assert isinstance(value, Tensor)
-    return value

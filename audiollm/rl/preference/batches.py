@@ -14,8 +14,9 @@ from typing import Any, Generic
 import torch
 from torch import Tensor
 
-from audiollm.data.records.mixture import Mixture, StepDraws, evenly
+from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.source import LoadedSample, Source
+from audiollm.data.records.step_records import RecordPlace, StepPlaces, UsableRecords, name_of
 from audiollm.errors import BadSample
 from audiollm.families.logprobs.answers import AnswerGroups, LabelledSteps, Lists, Pairs, Singles
 from audiollm.families.policy import Batch, Encoded, Policy, Prompted
@@ -23,16 +24,7 @@ from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.rl.groups import AnswerPair, AnswerSteps, JudgedAnswer, RankedAnswers, SampleGroup
 from audiollm.rl.objectives.catalog import GroupKind
 from audiollm.rl.objectives.pair_variants import answer_draws
-from audiollm.rl.preference.records import Grouping, UsableRecords
-
-WINDOW_RUNS = 64
-"""Runs of 64 records that are shuffled together; a smaller source is shuffled as a whole."""
-HELD_OUT = 256
-"""Held-out records of each source that an evaluation looks at, at most, evenly picked."""
-
-
-RecordPlace = tuple[int, int]
-"""A source's number, and that of a record in it."""
+from audiollm.rl.preference.records import Grouping
 
 
 @dataclass(frozen=True)
@@ -143,15 +135,10 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
         self._policy, self._sources, self._usable, self._grouping = policy, sources, usable, grouping
         self._batch_size, self._max_tokens, self._seed = draws.batch_size, draws.max_tokens, draws.seed
         self._needs, self._ranks = needs, ranks
-        sizes = [len(used) for used in usable.train]
-        self.mixture = Mixture(sizes, draws.weights, draws.seed, window_runs=WINDOW_RUNS)
+        self.places = StepPlaces(usable, draws)
 
     def __call__(self, step: int) -> PreferenceStep[Batch]:
-        first = step * self._batch_size
-        items = [
-            (item.source, int(self._usable.train[item.source][item.index]))
-            for item in self.mixture.items(first, first + self._batch_size)
-        ]
+        items = self.places(step)
         bad: list[BadSample] = []
         local_places = range(self._ranks.rank, len(items), self._ranks.world)
         records = [self._encoded(items[place], _after(items, place), bad) for place in local_places]
@@ -179,11 +166,7 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
 
     def held_out_places(self) -> list[RecordPlace]:
         """The places of the held-out records that evaluations look at."""
-        return [
-            (place, int(used[number]))
-            for place, used in enumerate(self._usable.held_out)
-            for number in evenly(len(used), HELD_OUT)
-        ]
+        return self._usable.held_out_places()
 
     def read(self, place: RecordPlace) -> tuple[LoadedSample, list[SampleGroup]]:
         """Read a record and the groups of its answers.
@@ -198,8 +181,7 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
 
     def name_of(self, place: RecordPlace) -> str:
         """Where a record was read, for errors."""
-        source, index = place
-        return f"{self._sources[source].name} [{index}]"
+        return name_of(self._sources, place)
 
     def code_rate(self, place: RecordPlace) -> float | None:
         """Code frames per second of a record's codec; None where the source does not tell."""

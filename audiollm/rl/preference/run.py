@@ -12,6 +12,7 @@ import torch
 from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.opening import open_source
 from audiollm.data.records.source import Source
+from audiollm.data.records.step_records import UsableRecords, find_usable
 from audiollm.devices import default_device
 from audiollm.errors import BadSample, ConfigError, StageError
 from audiollm.families.policies import load_policy, plain_model, untrained_copy
@@ -24,7 +25,7 @@ from audiollm.rl.critic.model import ActorCritic, CriticModel
 from audiollm.rl.preference.batches import BatchNeeds, StepMaker
 from audiollm.rl.preference.held_out import EvalAnswers
 from audiollm.rl.preference.ptx import supervised_maker
-from audiollm.rl.preference.records import Grouping, UsableRecords, find_usable
+from audiollm.rl.preference.records import Grouping
 from audiollm.rl.preference.settings import AnswerTrainingConfig, PreferenceConfig
 from audiollm.rl.preference.task import PreferenceParts, PreferenceTask
 from audiollm.supervised.corpus.sources import set_aside_of
@@ -48,12 +49,12 @@ class Records:
     @property
     def trained(self) -> int:
         """Number of the records that are trained on."""
-        return sum(len(indices) for indices in self.usable.train)
+        return self.usable.num_trained
 
     def counts(self) -> dict[str, int]:
         """Figures of the stage."""
-        held_out = sum(len(indices) for indices in self.usable.held_out)
-        return {"records": self.trained, "held_out_records": held_out, "set_aside": len(self.set_aside.rows)}
+        held_out, set_aside = self.usable.num_held_out, len(self.set_aside.rows)
+        return {"records": self.trained, "held_out_records": held_out, "set_aside": set_aside}
 
 
 def train_preference(config: PreferenceConfig, context: Context) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def find_records(
     altered = any(needs.altered_recordings for needs in config.needs)
     grouping = Grouping(config.group_kind, _fields(config), config.pairs, altered, takes_video)
     with context.progress("reading records", sum(map(len, sources))) as bar:
-        usable = find_usable(sources, grouping, set_aside, lambda: bar.advance(bar.task_ids[0]))
+        usable = find_usable(sources, grouping.groups, set_aside, lambda: bar.advance(bar.task_ids[0]))
     records = Records(sources, usable, grouping, set_aside)
     if not records.trained:
         raise StageError(_nothing_usable(config, set_aside), "see set_aside.jsonl", 2)

@@ -25,14 +25,6 @@ def _plan_preference_training(config: PreferenceConfig, plans: Mapping[str, Stag
     return plan_answer_training(config, plans, config.needs_reference, has_critic, config.pictures)
 
 
-def _preference_critic_artifact(config: PreferenceConfig) -> Mapping[str, str]:
-    return {} if config.critic is None else CRITIC_ARTIFACT
-
-
-def _objective_facts(config: PreferenceConfig) -> list[str]:
-    return plug_in_facts(choice.name for choice in config.objective)
-
-
 STAGE = Stage(
     kind="train_preference",
     config=PreferenceConfig,
@@ -41,6 +33,6 @@ STAGE = Stage(
     help="train a model on answers that were judged better and worse",
     plan=_plan_preference_training,
     all_ranks=True,
-    more_artifacts=_preference_critic_artifact,
-    facts=_objective_facts,
+    more_artifacts=lambda config: {} if config.critic is None else CRITIC_ARTIFACT,
+    facts=lambda config: plug_in_facts(choice.name for choice in config.objective),
 )

@@ -182,9 +182,7 @@ class PreferenceTask:
 
     def _losses(self, micro: MicroBatch[Any], figures: StepFigures, with_kl: bool = False) -> ItemLosses:
         on_device_batch = micro.to(self.device)
-        request = (
-            TokenRequest(**{**vars(self._request), "kl": True}) if self._adds_kl(with_kl) else self._request
-        )
+        request = replace(self._request, kl=self._request.kl or (with_kl and self._request.reference))
         answers = self._policy.answer_logprobs(
             self._root, on_device_batch.batch, request, on_device_batch.draw_T
         )
@@ -194,9 +192,6 @@ class PreferenceTask:
         if answers.kl_T is not None and with_kl:
             return ItemLosses(losses.loss_I, {**losses.metrics, "kl_per_token": answers.kl_T})
         return losses
-
-    def _adds_kl(self, with_kl: bool) -> bool:
-        return with_kl and self._request.reference
 
     def _figures(
         self, micro: Sequence[MicroBatch[Any]], mismatched: Sequence[Any], training: bool

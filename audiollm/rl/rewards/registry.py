@@ -88,14 +88,10 @@ def _load_reward(term: RewardTerm, folder: Path | None, rank: int) -> RewardFunc
         return function
     if term.name in _BY_RULE:
         rule = _BY_RULE[term.name]
-        return each_answer(partial(_ruled, rule, term.settings))
+        return each_answer(lambda answer: rule(answer, term.settings))
     if isinstance(term.settings, JudgeSettings):
         return models.JudgeReward(term.settings, verdict_store(term.settings.store, folder, rank))
     return _LOADED[term.name](term.settings)
-
-
-def _ruled(rule: Callable[[Any, Any], RewardValue], settings: Any, answer: Any) -> RewardValue:
-    return rule(answer, settings)
 
 
 NAMED = 5

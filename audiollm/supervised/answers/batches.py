@@ -9,22 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from audiollm.data.records.mixture import Mixture, StepDraws, evenly
+from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.sample import Sample, check_without_video
 from audiollm.data.records.source import Source
+from audiollm.data.records.step_records import RecordPlace, StepPlaces, find_usable, name_of
 from audiollm.errors import BadSample, StageError
 from audiollm.families.policy import Policy
 from audiollm.families.prompts import with_last_message_as_answer
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import Ranks
-
-WINDOW_RUNS = 64
-"""Runs of 64 samples that are shuffled together; a smaller source is shuffled as a whole."""
-HELD_OUT = 256
-"""Held-out samples of each source that an evaluation looks at, at most, evenly picked."""
 
 
 @dataclass(frozen=True)
@@ -68,60 +61,38 @@ class AnswerBatchMaker:
     ) -> None:
         self._policy, self._sources, self._set_aside, self._ranks = policy, sources, set_aside, ranks
         self._batch_size, self._max_tokens = draws.batch_size, draws.max_tokens
-        train: list[list[int]] = [[] for _ in sources]
-        held_out: list[list[int]] = [[] for _ in sources]
-        self._bad = 0
-        for number, source in enumerate(sources):
-            set_aside.add(source.bad)
-            self._bad += len(source.bad)
-            for index in range(len(source)):
-                advance()
-                try:
-                    sample = source[index].sample
-                    check_answered(sample, self._name(number, index))
-                    if not sees:
-                        check_without_video(sample, self._name(number, index))
-                except BadSample as bad:
-                    set_aside.add([bad.with_traceback(None)])
-                    self._bad += 1
-                    continue
-                (held_out if sample.is_held_out else train)[number].append(index)
-        if not any(train):
+
+        def check(sample: Sample, place: str) -> None:
+            check_answered(sample, place)
+            if not sees:
+                check_without_video(sample, place)
+
+        self._usable = find_usable(sources, check, set_aside, advance)
+        if not self._usable.num_trained:
             raise StageError(f"{key}: no sample of the train split has an answer", "see set_aside.jsonl", 2)
-        self._train: list[NDArray[np.int64]] = [np.array(indices, np.int64) for indices in train]
-        self._held_out = held_out
-        self._mixture = Mixture(
-            [len(indices) for indices in train], draws.weights, draws.seed, window_runs=WINDOW_RUNS
-        )
+        self._places = StepPlaces(self._usable, draws)
 
     @property
     def counts(self) -> dict[str, int]:
         """Samples that are trained on, that are held out, and that cannot be used."""
-        train, test = (sum(map(len, split)) for split in (self._train, self._held_out))
-        return {"train": train, "test": test, "bad": self._bad}
+        usable = self._usable
+        return {"train": usable.num_trained, "test": usable.num_held_out, "bad": usable.num_bad}
 
     def __call__(self, step: int) -> AnswerBatches:
         """Encode and batch the samples of a step. Called on every rank."""
-        first = step * self._batch_size
-        items = self._mixture.items(first, first + self._batch_size)
-        places = [(item.source, int(self._train[item.source][item.index])) for item in items]
-        return self._batches(places)
+        return self._batches(self._places(step))
 
     def held_out(self) -> Iterator[AnswerBatches]:
         """Held-out samples, a step's number at a time; encoded when asked for. Called on every rank."""
-        places = [
-            (number, indices[index])
-            for number, indices in enumerate(self._held_out)
-            for index in evenly(len(indices), HELD_OUT)
-        ]
+        places = self._usable.held_out_places()
         for first in range(0, len(places), self._batch_size):
             yield self._batches(places[first : first + self._batch_size])
 
-    def _batches(self, places: Sequence[tuple[int, int]]) -> AnswerBatches:
+    def _batches(self, places: Sequence[RecordPlace]) -> AnswerBatches:
         encoded = []
         for place in places[self._ranks.rank :: self._ranks.world]:
             try:
-                encoded.append(self._encoded(*place))
+                encoded.append(self._encoded(place))
             except BadSample as bad:
                 self._set_aside.add([bad.with_traceback(None)])
         plans = self._policy.plan([[answer] for answer in encoded], self._max_tokens) if encoded else []
@@ -132,13 +103,10 @@ class AnswerBatchMaker:
         answers, all_tokens = (sum(row[column] for row in gathered) for column in (1, 2))
         return AnswerBatches(batches, answers, all_tokens, tokens)
 
-    def _encoded(self, source: int, index: int) -> Any:
-        place = self._name(source, index)
-        prompted = self._policy.take(with_last_message_as_answer(self._sources[source][index]), [0], place)
-        return self._policy.encode(prompted)[0]
-
-    def _name(self, source: int, index: int) -> str:
-        return f"{self._sources[source].name} [{index}]"
+    def _encoded(self, place: RecordPlace) -> Any:
+        source, index = place
+        answered = with_last_message_as_answer(self._sources[source][index])
+        return self._policy.encode(self._policy.take(answered, [0], name_of(self._sources, place)))[0]
 
 
 def check_answered(sample: Sample, place: str) -> None:

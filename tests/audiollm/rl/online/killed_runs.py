@@ -67,7 +67,7 @@ def attempt(folder: Path, name: str, told: Connection) -> None:
             yield from super()._losses(*given)
 
     run.PolicyTask = Telling  # type: ignore[misc]
-    telling(rollout_step.RolloutMaker, "_sampled", "rollout")
+    telling(rollout_step, "sample_groups", "rollout")
     telling(RewardSuite, "score", "reward")
     telling(StreamMaker, "_sample_step", "rollout")
     telling(StreamRewarder, "__call__", "reward")

@@ -16,6 +16,7 @@ from audiollm.audio import load as load_audio
 from audiollm.data.records.manifest import ManifestSource
 from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.sample import AudioPart, Message, TextPart
+from audiollm.data.records.step_records import find_usable
 from audiollm.evaluate.subjects.chat import FolderChat
 from audiollm.families.dual_ffn.policy import DualFFNPolicy
 from audiollm.families.listener.policy import ListenerPolicy
@@ -30,7 +31,7 @@ from audiollm.recipe.stages import load_recipe
 from audiollm.rl.objectives.catalog import objective_term
 from audiollm.rl.preference.batches import StepMaker
 from audiollm.rl.preference.held_out import EvalAnswers
-from audiollm.rl.preference.records import Grouping, find_usable
+from audiollm.rl.preference.records import Grouping
 from audiollm.rl.preference.task import PreferenceParts, PreferenceTask
 from tests.audiollm.families.dual_ffn.packed_samples import heard, prompted, save_model
 from tests.audiollm.models.tiny_audio_llms import save_tiny
@@ -133,7 +134,7 @@ def evaluated(folder: Path, ranks: Ranks, result: str) -> None:
     sources = [ManifestSource(str(folder / "data" / "records.jsonl"))]
     term, grouping = objective_term("dpo", {}), Grouping("pairs", frozenset())
     set_aside = SetAside(folder / f"set_aside-{ranks.rank}.jsonl", "test", strict=True)
-    usable = find_usable(sources, grouping, set_aside)
+    usable = find_usable(sources, grouping.groups, set_aside)
     steps: StepMaker[Any, Any, Any] = StepMaker(
         policy, sources, usable, grouping, StepDraws(4, max_tokens=1000), ranks=ranks
     )

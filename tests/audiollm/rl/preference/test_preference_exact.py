@@ -13,6 +13,7 @@ import torch
 from audiollm.data.records.manifest import ManifestSource, read_samples
 from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.sample import Message, write_samples
+from audiollm.data.records.step_records import find_usable
 from audiollm.families.listener.policy import ListenerPolicy
 from audiollm.families.logprobs.token_figures import TokenRequest
 from audiollm.files.atomic import read_json, write_json
@@ -22,7 +23,7 @@ from audiollm.rl.critic.model import Critic
 from audiollm.rl.objectives.catalog import ObjectiveTerm, objective_term
 from audiollm.rl.preference.batches import BatchNeeds, StepMaker
 from audiollm.rl.preference.ptx import SupervisedMaker
-from audiollm.rl.preference.records import Grouping, find_usable
+from audiollm.rl.preference.records import Grouping
 from audiollm.rl.preference.task import PreferenceParts, PreferenceTask
 from audiollm.supervised.answers.batches import AnswerBatchMaker
 from tests.audiollm.models.tiny_audio_llms import save_tiny
@@ -59,7 +60,7 @@ def make_task(folder: Path, name: str, max_tokens: int, ranks: Ranks) -> Prefere
     grouping = Grouping(kind, needs.fields, "all")  # type: ignore[arg-type]
     set_aside = SetAside(folder / f"set_aside-{ranks.rank}.jsonl", "test", strict=True)
     steps: StepMaker[Any, Any, Any] = StepMaker(
-        policy, sources, find_usable(sources, grouping, set_aside), grouping, StepDraws(4, 3, None, max_tokens),
+        policy, sources, find_usable(sources, grouping.groups, set_aside), grouping, StepDraws(4, 3, None, max_tokens),
         BatchNeeds("draw_T" in needs.fields, needs.mismatched_answers, needs.altered_recordings, needs.prompts), ranks,
     )  # fmt: skip
     critic = None
@@ -230,10 +231,7 @@ def test_the_kl_of_kto_is_that_of_answers_behind_the_next_records_prompt(folder:
     """`max(0, mean log ratio)` of the mismatched answers, each computed alone, and KTO's loss at it."""
     task = make_task(folder, "kto", 64, ALONE)
     steps, step = task._steps, 2
-    places = [
-        (item.source, int(steps._usable.train[item.source][item.index]))
-        for item in steps.mixture.items(4 * step, 4 * step + 4)
-    ]
+    places = steps.places(step)
     policy = ListenerPolicy.load(folder / "llm", dtype=torch.float64)
     root = task.modules()["policy"]
 

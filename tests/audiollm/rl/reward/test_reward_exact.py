@@ -11,13 +11,14 @@ from torch.nn.functional import logsigmoid
 
 from audiollm.data.records.manifest import ManifestSource
 from audiollm.data.records.mixture import StepDraws
+from audiollm.data.records.step_records import find_usable
 from audiollm.families.logprobs.answers import Pairs
 from audiollm.files.atomic import read_json, write_json
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.rl.objectives.catalog import objective_term
 from audiollm.rl.preference.batches import StepMaker
-from audiollm.rl.preference.records import Grouping, find_usable
+from audiollm.rl.preference.records import Grouping
 from audiollm.rl.reward.model import RewardModel
 from audiollm.rl.reward.task import RewardTask
 from tests.audiollm.models.tiny_audio_llms import save_tiny
@@ -43,7 +44,7 @@ def make_task(folder: Path, name: str, max_tokens: int, ranks: Ranks) -> RewardT
     source = ManifestSource(str(folder / ("steps.jsonl" if name == "process" else "records.jsonl")))
     grouping = Grouping(term.needs.groups[0], term.needs.fields, "all")
     aside = SetAside(folder / f"set_aside-{ranks.rank}.jsonl", "test", strict=True)
-    usable = find_usable([source], grouping, aside)
+    usable = find_usable([source], grouping.groups, aside)
     steps: StepMaker[Any, Any, Any] = StepMaker(
         model.policy, [source], usable, grouping, StepDraws(5, 3, None, max_tokens), ranks=ranks
     )
