@@ -26,7 +26,7 @@ from audiollm.commands import cli
 MODULES = (
     "torch._dynamo", "torch.distributed.fsdp", "torch.testing", "deepspeed", "pytest", "hypothesis", "peft",
     "webdataset", "transformers", "audiollm.commands.run", "audiollm.evaluate.report.suite", "audiollm.flow.training",
-    "audiollm.supervised.run", "audiollm.rl.online.run", "audiollm.rl.preference.run", "audiollm.rl.reward.run",
+    "audiollm.supervised.run", "audiollm.rl.online.run", "audiollm.rl.preference.run", "audiollm.rl.reward_models.run",
     "tokenizer.training.run", "tokenizer.continuous.run", "pipelines.report.stage",
     "tests.audiollm.train.two_ranks",
 )  # fmt: skip

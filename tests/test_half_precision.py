@@ -28,7 +28,7 @@ from audiollm.flow.sound_model import SoundModel, SoundModelConfig, condition_fa
 from audiollm.onnx_models import package_file
 from audiollm.rl.critic.model import CriticModel
 from audiollm.rl.critic.settings import CriticStart
-from audiollm.rl.reward.model import RewardModel, Scored, load_reward_model
+from audiollm.rl.reward_models.model import RewardModel, Scored, load_reward_model
 from audiollm.train.settings import LoRASettings
 from tests.audiollm.evaluate.sound.test_evaluate_sound import save_clap
 from tests.audiollm.families.dual_ffn.packed_samples import save_model
@@ -37,7 +37,7 @@ from tests.audiollm.flow.test_condition_encoders import CAPTION_DIM, save_clip, 
 from tests.audiollm.half_precision import DTYPES, stored_as
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.preference.records import tone
-from tests.audiollm.rl.reward.test_reward_models import samples
+from tests.audiollm.rl.reward_models.test_reward_models import samples
 from tests.pipelines.annotate.steps.tiny_recognizers import ctc_folder, whisper_folder
 from tests.pipelines.audiocot.test_tracking import detector, tracker
 from tests.tokenizer import test_codecs, test_continuous, test_higgs, test_mel_pca, test_model

@@ -36,7 +36,7 @@ from audiollm.evaluate.report.suite import spread_items
 from audiollm.evaluate.report.text_errors import TextForm, choose_form
 from audiollm.files.atomic import folder_digest
 from audiollm.models.pretrained import model_folder
-from audiollm.rl.reward.model import RewardModel, load_reward_model
+from audiollm.rl.reward_models.model import RewardModel, load_reward_model
 from audiollm.synthesis.run import text_and_speaker
 from pipelines.answers.judge import (
     DEFAULT_PROMPT,

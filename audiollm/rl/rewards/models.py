@@ -17,7 +17,7 @@ from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.judging import read_points
 from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.subjects.chat import EndpointChat
-from audiollm.rl.reward.model import RewardModel, load_reward_model
+from audiollm.rl.reward_models.model import RewardModel, load_reward_model
 from audiollm.rl.rewards.batch import RewardBatch, SampledAnswer, ScoredStep, thought_steps
 from audiollm.rl.rewards.settings import JudgeSettings, ModelSettings, StepModelSettings, StepSplit
 

@@ -19,7 +19,7 @@ from audiollm.flow.conditions.pretrained import load_text_encoder
 from audiollm.models.audio_encoder import encoder_config
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.hub import save_pretrained
-from audiollm.rl.reward.model import RewardModel
+from audiollm.rl.reward_models.model import RewardModel
 
 
 def test_missing_and_surplus_keys_are_named(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from audiollm.generation.speaking.generator import Generator
 from audiollm.models.hub import save_pretrained
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
-from audiollm.rl.reward.model import RewardModel
+from audiollm.rl.reward_models.model import RewardModel
 from pipelines.answers import spoken, voices
 from tests.audiollm.generation.toy_speech import ToyCodec, a_voice, toy_generator
 from tests.audiollm.models.tiny_audio_llms import save_tiny

@@ -18,7 +18,7 @@ from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
 from audiollm.rl.preference.report_section import preferences_section
 from audiollm.rl.report.cases import NO_PAIRS
-from audiollm.rl.reward.report_section import rewards_section
+from audiollm.rl.reward_models.report_section import rewards_section
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.preference.records import write_records
 from tests.pipelines.report.report_run import HOSTILE, Node, Page, Run, beep, section_of

@@ -34,7 +34,7 @@ MOMENTS = ("rollout", "reward", "reference", "update", "sync", "write", "written
 RARE = ("replay", "refresh")
 PRELOADED = [
     "tests.audiollm.rl.online.killed_runs", "torch._dynamo", "pytest", "webdataset", "peft", "safetensors.torch",
-    "audiollm.evaluate.report.suite", "audiollm.rl.reward.run",
+    "audiollm.evaluate.report.suite", "audiollm.rl.reward_models.run",
 ]  # fmt: skip
 NOT_COMPARED = ("stage.json", "performance.jsonl", "config.yaml")
 

@@ -16,7 +16,7 @@ from audiollm.families.dual_ffn.policy import DualFFNPolicy
 from audiollm.files.atomic import read_jsonl
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.recipe.stages import load_recipe
-from audiollm.rl.reward.model import RewardModel
+from audiollm.rl.reward_models.model import RewardModel
 from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.online.bad_rewards import PLACE, REASONS

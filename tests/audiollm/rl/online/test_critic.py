@@ -21,7 +21,7 @@ from audiollm.recipe.ranks import ALONE
 from audiollm.recipe.stages import load_recipe
 from audiollm.rl.critic.model import CriticModel
 from audiollm.rl.online.settings import PolicyTrainingConfig
-from audiollm.rl.reward.model import RewardModel
+from audiollm.rl.reward_models.model import RewardModel
 from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.online.fresh_tasks import gradient_of_step, make_task

@@ -19,7 +19,7 @@ from audiollm.rl.critic.model import ActorCritic
 from audiollm.rl.online.prompts import Prompt, PromptMaker
 from audiollm.rl.online.rollout_step import RolloutGroup, RolloutMaker, sampled_answers
 from audiollm.rl.online.settings import PolicyTrainingConfig
-from audiollm.rl.reward.model import RewardModel
+from audiollm.rl.reward_models.model import RewardModel
 from audiollm.rl.rewards.catalog import reward_terms
 from audiollm.rl.rewards.registry import load_rewards
 from audiollm.rl.rewards.scoring import RewardSuite

@@ -25,7 +25,7 @@ from audiollm.rl.online.progress import SkippedSteps
 from audiollm.rl.online.run import train_policy
 from audiollm.rl.online.settings import PolicyTrainingConfig
 from audiollm.rl.online.steps import StepRewarder, placed_steps
-from audiollm.rl.reward.model import RewardModel
+from audiollm.rl.reward_models.model import RewardModel
 from audiollm.rl.rewards.batch import RewardBatch, SampledAnswer
 from audiollm.rl.rewards.catalog import reward_terms
 from audiollm.rl.rewards.registry import load_rewards

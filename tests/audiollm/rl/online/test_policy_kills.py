@@ -17,7 +17,7 @@ import yaml
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import RatedAnswer, TextPart, write_samples
 from audiollm.files.atomic import read_json, read_jsonl
-from audiollm.rl.reward.model import RewardModel
+from audiollm.rl.reward_models.model import RewardModel
 from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.rl.online.killed_runs import MOMENTS, KilledRuns, assert_same_files
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts

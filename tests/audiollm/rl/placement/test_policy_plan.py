@@ -24,7 +24,7 @@ from audiollm.rl.online.planning import (
 )
 from audiollm.rl.online.settings import PolicyTrainingConfig
 from audiollm.rl.placement.settings import PlacementChoice
-from audiollm.rl.reward.model import RewardModel
+from audiollm.rl.reward_models.model import RewardModel
 from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
 from tests.audiollm.rl.online.stage_runs import write_recipe

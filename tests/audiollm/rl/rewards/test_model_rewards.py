@@ -9,7 +9,7 @@ import torch
 
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
 from audiollm.errors import ConfigError
-from audiollm.rl.reward.model import RewardModel, Scored
+from audiollm.rl.reward_models.model import RewardModel, Scored
 from audiollm.rl.rewards.batch import RewardBatch, SampledAnswer
 from audiollm.rl.rewards.catalog import reward_terms
 from audiollm.rl.rewards.models import ModelReward, StepModelReward

@@ -10,9 +10,9 @@ from audiollm.devices import default_device
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.rl.preference.run import errors_of_stage, find_records, make_steps
-from audiollm.rl.reward.model import RewardModel
-from audiollm.rl.reward.settings import RewardConfig
-from audiollm.rl.reward.task import RewardTask
+from audiollm.rl.reward_models.model import RewardModel
+from audiollm.rl.reward_models.settings import RewardConfig
+from audiollm.rl.reward_models.task import RewardTask
 from audiollm.train.loop.checkpoint import trained_weights
 from audiollm.train.loop.loop import train
 

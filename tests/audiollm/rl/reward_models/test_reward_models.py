@@ -15,7 +15,7 @@ from audiollm.data.records.sample import AudioPart, Message, RatedAnswer, Sample
 from audiollm.data.records.source import AudioClip, LoadedSample
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import write_json
-from audiollm.rl.reward.model import RewardModel, Scored, load_reward_model
+from audiollm.rl.reward_models.model import RewardModel, Scored, load_reward_model
 from audiollm.train.settings import LoRASettings, Trained
 from tests.audiollm.families.dual_ffn.packed_samples import codes, save_model
 from tests.audiollm.models.tiny_audio_llms import save_tiny

@@ -19,11 +19,11 @@ from audiollm.families.policy import PromptedAnswers
 from audiollm.models.audio_llms import inputs
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
-from audiollm.rl.reward.model import RewardModel, load_reward_model
-from audiollm.rl.reward.task import reliability_of
+from audiollm.rl.reward_models.model import RewardModel, load_reward_model
+from audiollm.rl.reward_models.task import reliability_of
 from tests.audiollm.families.dual_ffn.packed_samples import codes, prompted, save_model, speech, text
 from tests.audiollm.models.tiny_audio_llms import save_tiny
-from tests.audiollm.rl.reward.step_records import HELD_OUT, write_steps
+from tests.audiollm.rl.reward_models.step_records import HELD_OUT, write_steps
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ from typing import Any
 
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan
-from audiollm.rl.reward.settings import RewardConfig
+from audiollm.rl.reward_models.settings import RewardConfig
 
 
 def _run_reward_training(config: RewardConfig, context: Context) -> dict[str, Any]:
-    from audiollm.rl.reward.run import train_reward
+    from audiollm.rl.reward_models.run import train_reward
 
     return train_reward(config, context)
 

@@ -19,11 +19,11 @@ from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.rl.objectives.catalog import objective_term
 from audiollm.rl.preference.batches import StepMaker
 from audiollm.rl.preference.records import Grouping
-from audiollm.rl.reward.model import RewardModel
-from audiollm.rl.reward.task import RewardTask
+from audiollm.rl.reward_models.model import RewardModel
+from audiollm.rl.reward_models.task import RewardTask
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.preference.records import write_lists
-from tests.audiollm.rl.reward.step_records import write_steps
+from tests.audiollm.rl.reward_models.step_records import write_steps
 from tests.audiollm.train.two_ranks import on_two_ranks
 
 OBJECTIVES: dict[str, dict[str, Any]] = {

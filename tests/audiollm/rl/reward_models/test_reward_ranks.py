@@ -13,10 +13,10 @@ from audiollm.files.atomic import read_json, read_jsonl
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
-from audiollm.rl.reward.run import train_reward
-from audiollm.rl.reward.settings import RewardConfig
+from audiollm.rl.reward_models.run import train_reward
+from audiollm.rl.reward_models.settings import RewardConfig
 from tests.audiollm.models.tiny_audio_llms import save_tiny
-from tests.audiollm.rl.reward.step_records import write_steps
+from tests.audiollm.rl.reward_models.step_records import write_steps
 from tests.audiollm.train.two_ranks import on_two_ranks
 
 LORA = {"trained": "adapter", "lora": {"rank": 2, "alpha": 4}}

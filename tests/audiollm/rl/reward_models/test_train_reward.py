@@ -17,8 +17,8 @@ from audiollm.data.records.manifest import ManifestSource
 from audiollm.errors import ConfigError, StageError
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
-from audiollm.rl.reward.model import RewardModel, load_reward_model
-from audiollm.rl.reward.task import reliability_of
+from audiollm.rl.reward_models.model import RewardModel, load_reward_model
+from audiollm.rl.reward_models.task import reliability_of
 from audiollm.train.loop.checkpoint import trained_weights
 from audiollm.train.settings import LoRASettings
 from tests.audiollm.families.dual_ffn.packed_samples import save_model

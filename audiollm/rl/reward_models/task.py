@@ -32,7 +32,7 @@ from audiollm.rl.objectives.registry import mixed_losses
 from audiollm.rl.preference.batches import MicroBatch, StepMaker
 from audiollm.rl.preference.held_out import WorstItems
 from audiollm.rl.preference.task import MetricSums, PreferenceParts, PreferenceTask
-from audiollm.rl.reward.model import RewardModel
+from audiollm.rl.reward_models.model import RewardModel
 
 
 class RewardTask(PreferenceTask):
