@@ -9,6 +9,8 @@ busy machine any of them can take long.
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,11 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"real recordings are not here: {folder}")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def fresh_user_modules() -> Iterator[None]:
+    """Modules that a test writes as a reader's own are imported anew by the next one."""
+    yield
+    for name in ("my_parts", "more_parts", "my_rewards"):
+        sys.modules.pop(name, None)

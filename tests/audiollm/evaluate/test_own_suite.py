@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,11 @@ GUIDE = Path(__file__).parents[3] / "docs" / "extending.md"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     section = GUIDE.read_text(encoding="utf-8").partition("## An evaluation suite")[2]
     (tmp_path / "my_parts.py").write_text(re.findall(r"```python\n(.*?)```", section, flags=re.S)[0])
     monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    sys.modules.pop("my_parts", None)
+    return tmp_path
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

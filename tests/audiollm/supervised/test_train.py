@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +164,9 @@ class SoundList:
         pass
 
     def text(self, step: int, key: str, text: str) -> None:
+        pass
+
+    def table(self, step: int, key: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         pass
 
     def audio(self, step: int, key: str, samples_1N: torch.Tensor, sample_rate: int) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import sqlite3
-import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -56,16 +54,14 @@ def function(item):
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with the example of the guide in `my_parts.py`, other steps in `more_parts.py`."""
     section = GUIDE.read_text(encoding="utf-8").partition("## A step of an annotation")[2]
     example = re.findall(r"```python\n(.*?)```", section, flags=re.S)[0]
     (tmp_path / "my_parts.py").write_text(example)
     (tmp_path / "more_parts.py").write_text(PARTS)
     monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    for module in ("my_parts", "more_parts"):
-        sys.modules.pop(module, None)
+    return tmp_path
 
 
 @pytest.mark.parametrize("workers", [0, 2])
