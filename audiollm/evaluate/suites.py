@@ -16,7 +16,7 @@ def suite_catalog() -> Catalog:
         entry.name.removeprefix(PREFIX): entry.load() for entry in sorted(commands, key=lambda e: e.name)
     }
     own = (
-        "Your own: `audiollm evaluate package.module:function` of a function with Typer's options, or the name "
-        "`evaluate.NAME` by an entry point of audiollm.commands."
+        "Your own: behind `audiollm evaluate`, package.module:function of a function with Typer's options; or the "
+        "name `evaluate.NAME` by an entry point of audiollm.commands."
     )
     return Catalog(documented(suites), own)

@@ -48,7 +48,7 @@ def test_an_interrupted_command_says_how_to_go_on(
 
     app = typer.Typer()
     app.command()(interrupted)
-    monkeypatch.setattr(cli, "build_app", lambda wanted: app)
+    monkeypatch.setattr(cli, "build_app", lambda *names: app)
     monkeypatch.setattr("sys.argv", ["audiollm"])
     with pytest.raises(SystemExit) as end:
         cli.main()
@@ -67,7 +67,7 @@ def test_a_sound_file_that_is_refused_ends_a_command_with_a_sentence(
 
     app = typer.Typer()
     app.command()(refused)
-    monkeypatch.setattr(cli, "build_app", lambda wanted: app)
+    monkeypatch.setattr(cli, "build_app", lambda *names: app)
     monkeypatch.setattr("sys.argv", ["audiollm"])
     with pytest.raises(SystemExit) as end:
         cli.main()
