@@ -10,7 +10,7 @@ from itertools import chain
 from audiollm.pages.clips import Gallery
 from audiollm.pages.page import Section
 from audiollm.pages.run_record import RunRecord, StageRecord
-from audiollm.recipe.plug_ins import Catalog, entry_point_catalog, import_named
+from audiollm.recipe.plug_ins import Catalog, documented, import_named
 
 GROUP = "audiollm.sections"
 ALL = "all"
@@ -61,4 +61,4 @@ def load_sections(names: Iterable[str]) -> dict[str, SectionBuilder]:
 def section_catalog() -> Catalog:
     """Sections of the page of a run."""
     own = "Your own: `sections: [all, package.module:name]` of the stage `report`, or entry point audiollm.sections."
-    return entry_point_catalog(GROUP, own)
+    return Catalog(documented(load_sections([ALL])), own)
