@@ -351,4 +351,8 @@ def test_an_unknown_section_is_refused_before_any_work(tmp_path: Path, name: str
 
 def test_sections_are_listed() -> None:
     catalog = load_catalog("sections")
-    assert list(catalog.entries) == sorted(section_names()) and "package.module:name" in catalog.own
+    assert (
+        list(catalog.entries) == section_names()
+        and all(catalog.entries.values())
+        and "package.module:name" in catalog.own
+    )
