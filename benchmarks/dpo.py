@@ -74,8 +74,6 @@ PAIRS, PROMPT_TOKENS, EQUAL_TOKENS, MAX_TOKENS = 16, 12, 256, 960
 LEARNING_RATE = 1e-6
 """TRL's default."""
 TOLERANCE = 1e-4
-BARS = {"long tail": 0.5, "equal": 0.7}
-"""The largest share of TRL's time, and of its memory, that is asked for."""
 OURS = ("ours", "adapter")
 """The policies: a DualFFN, and a model of transformers."""
 END_OF_TURN, END_OF_TEXT = "<|im_end|>", "<|endoftext|>"
@@ -408,7 +406,7 @@ def compare_time(folder: Path, case: str, rounds: int, setting: Setting) -> None
         line: dict[str, Any] = {"bench": "dpo", "case": f"{'time' if kind == 'ours' else kind}, {case}"}
         line |= {"ours": round(ours, 2), "peer": round(peer, 2)}
         if kind == "ours":
-            line |= {"ratio": round(peer / ours, 2), "bar": round(1 / BARS[case], 2)}
+            line |= {"ratio": round(peer / ours, 2)}
         print(json.dumps({**line, "unit": "CPU-s", **setting.printed_entries}), flush=True)
 
 
@@ -478,7 +476,7 @@ def compare_memory(folder: Path, case: str, setting: Setting) -> None:
     for side in ("ours", "peer"):
         peaks[side] = in_own_process(peak_memory, folder, case, side, rows, setting)
     line = {"bench": "dpo", "case": f"memory, {case}", **{side: round(mb) for side, mb in peaks.items()}}
-    line |= {"ratio": round(peaks["peer"] / peaks["ours"], 2), "bar": round(1 / BARS[case], 2)}
+    line |= {"ratio": round(peaks["peer"] / peaks["ours"], 2)}
     print(json.dumps({**line, "unit": "MB at the peak", **setting.printed_entries}), flush=True)
 
 

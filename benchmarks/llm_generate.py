@@ -40,7 +40,6 @@ from audiollm.generation.engine.streaming import stream_audio
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 
-BARS = {("256x6", 1): 2.0, ("256x6", 8): 3.0}
 TEXTS = (
     "seven", "the rain has stopped, and the streets are empty", "what time does the last train leave?",
     "one two three four five", "no", "she read the letter twice before she answered it, and then she laughed",
@@ -109,12 +108,13 @@ def compare(
             "unit": "audio frames/s",
         }
         line |= {name: round(rates[name], 1) for name in ("ours", "peer")}
-        line |= {"ratio": round(rates["ours"] / rates["peer"], 2), "bar": BARS.get((size, batch))}
+        line |= {"ratio": round(rates["ours"] / rates["peer"], 2)}
         line |= {"cpu ratio": round(rates["ours cpu"] / rates["peer cpu"], 2)}
         line |= {"same codes": round(statistics.mean(same), 4), "device": device.type, "frames": frames}
         print(json.dumps(line | {"threads": torch.get_num_threads(), "rounds": rounds}), flush=True)
-    print(json.dumps({"case": f"{size}, first sound", **first_sound(model, template, rounds)}), flush=True)
-    print(json.dumps({"case": f"{size}, group of 8", **group_of_eight(model, template, rounds)}), flush=True)
+    for case, measure in (("first sound", first_sound), ("group of 8", group_of_eight)):
+        line = {"bench": "llm_generate", "case": f"{size}, {case}", **measure(model, template, rounds)}
+        print(json.dumps(line), flush=True)
 
 
 def speaking_model(config: DualFFNConfig) -> DualFFN:

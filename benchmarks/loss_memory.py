@@ -44,9 +44,9 @@ def compare(case: str, rows: int, hidden: int, folder: Path) -> None:
     results = {}
     for side in ("chunked", "dense"):
         results[side] = in_own_process(run, case, side, rows, hidden, folder / f"{case}-{side}")
-    for place, unit in ((0, "MB at the peak"), (1, "CPU-s")):
+    for place, (what, unit) in enumerate((("memory", "MB at the peak"), ("time", "CPU-s"))):
         ours, peer = results["chunked"][place], results["dense"][place]
-        print_row("loss_memory", f"{case}, {rows} rows", ours, peer, unit, digits=2)
+        print_row("loss_memory", f"{case}, {rows} rows, {what}", ours, peer, unit, digits=2)
     gradients = [load_file(folder / f"{case}-{side}") for side in results]
     differences = {
         key: float((gradients[0][key] - gradients[1][key]).norm() / gradients[1][key].norm())

@@ -162,7 +162,10 @@ def test_a_recording_on_a_narrow_screen_by_keyboard_alone(
 
 def test_two_people_and_one_who_closes_the_window(server: Server, chromium: Any, tmp_path: Path) -> None:
     alice, bob = Person(chromium, server.url), Person(chromium, server.url)
-    for person, seconds in ((alice, 30.0), (bob, 3.0)):  # hers takes longer than until her window counts as closed
+    for person, seconds in (
+        (alice, 30.0),
+        (bob, 3.0),
+    ):  # hers takes longer than until her window counts as closed
         person.open(write_recording(tmp_path / "street.wav", seconds))
         person.page.click("summary")
     assert len(alice.page.locator("#st-projects option").all()) == 2  # her own, and the choice of none
