@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from audiollm.audio import save
 from audiollm.commands.cli import build_app
+from audiollm.commands.machine_speed import MachineSpeed
 from audiollm.commands.run import stage_plans
 from audiollm.errors import ConfigError
 from audiollm.recipe.plug_ins import is_import_path
@@ -205,7 +206,7 @@ def test_a_recipe_takes_the_settings_that_it_is_given(snippet: Snippet) -> None:
     ]
     recipe = load_recipe(path, filled, absent=[])
     try:
-        stage_plans(recipe, 1, tflops=400)
+        stage_plans(recipe, 1, MachineSpeed(400))
     except ConfigError as error:
         assert "docs/models.md" in str(error) and "docs/models.md" in snippet.line, error
 

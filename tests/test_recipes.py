@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import math
 import re
 import subprocess
 import sys
 import time
 from importlib.resources import files
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -18,12 +21,21 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
+from audiollm.commands.cluster import MEASURED_EFFICIENCY, efficiency, reduction_seconds
+from audiollm.commands.machine_speed import REFERENCE, MachineSpeed
+from audiollm.commands.measuring import (
+    disk_mb_per_second,
+    measure_machine,
+    median_seconds,
+    sound_per_second,
+    training_tflops,
+)
 from audiollm.commands.run import plan, plan_table, print_plan, stage_plans
-from audiollm.devices import CORE_TFLOPS, TRAINING_SHARE, product_tflops
+from audiollm.devices import one_thread
 from audiollm.errors import ConfigError, StageError
 from audiollm.files.atomic import read_json, read_jsonl, write_json
 from audiollm.recipe.runner import run_recipe
-from audiollm.recipe.stages import load_recipe
+from audiollm.recipe.stages import StagePlan, load_recipe
 from pipelines.answers import voices
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -100,7 +112,7 @@ def test_a_method_that_is_not_there_is_refused() -> None:
 def rows_of(path: Path, overrides: list[str], devices: int = 1) -> dict[str, dict[str, str]]:
     """The plan's table: stage -> heading -> cell."""
     recipe = load_recipe(path, overrides, absent=[])
-    table = plan_table(recipe, stage_plans(recipe, devices, tflops=400))
+    table = plan_table(recipe, stage_plans(recipe, devices, MachineSpeed(400)))
     columns = {str(column.header): list(column.cells) for column in table.columns}
     names = columns.pop("stage")
     return {
@@ -142,7 +154,7 @@ def test_a_recipe_is_typed_and_planned_before_anything_is_there(path: Path) -> N
     recipe = load_recipe(path, required(path), absent=absent)
     given = {Path(text.partition("=")[2]) for text in required(path)}
     assert {next((top for top in given if each.is_relative_to(top)), each) for each in absent} == given
-    table = plan_table(recipe, stage_plans(recipe, 8, 400))
+    table = plan_table(recipe, stage_plans(recipe, 8, MachineSpeed(400)))
     assert table.row_count == len(recipe.stages) + 1
     if required(path):
         with pytest.raises(ConfigError, match="no such file or folder: /not/there/"):
@@ -203,24 +215,68 @@ def test_the_plan_counts_what_a_language_model_becomes(tmp_path: Path) -> None:
     )
 
 
-def test_the_command_says_what_it_reckoned_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    speeds: list[tuple[float, float]] = []
+def plan_output(*arguments: str) -> str:
+    done = CliRunner().invoke(app(), ["plan", *arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
 
-    def measured() -> tuple[float, float]:
-        speeds.append((0.05, 1.0))
-        return speeds[-1]
 
-    monkeypatch.setattr("audiollm.devices.measured_speed", measured)
+def test_the_command_says_what_it_reckoned_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[dict[str, Any]] = []
+
+    def measure(folder: Path, devices: int, **parts: bool) -> MachineSpeed:
+        measured.append({"folder": folder, "devices": devices, **parts})
+        return MachineSpeed(0.05, 1.0, 50.0, notes=("the disk takes 50 MB/s",))
+
+    monkeypatch.setattr("audiollm.commands.measuring.measure_machine", measure)
     path = RECIPES / "finetune_higgs" / "lora.yaml"
-    told = CliRunner().invoke(app(), ["plan", str(path), *required(path), "--launch", "4", "--tflops", "150"])
-    assert told.exit_code == 0, told.output
-    assert "trained on 4 devices that reach 150 TFLOP/s" in told.output
-    assert "not there yet: /not/there/audio" in told.output
-    asked = len(speeds)
-    told = CliRunner().invoke(app(), ["plan", str(RECIPES / "quickstart.yaml")])
-    assert "trained on 1 device that reaches 0.05 TFLOP/s" in told.output and len(speeds) == asked + 1
-    told = CliRunner().invoke(app(), ["plan", str(RECIPES / "quickstart.yaml"), "--tflops", "2"])
-    assert "trained on 1 device that reaches 2 TFLOP/s" in told.output
+    output = plan_output(str(path), *required(path), "--launch", "4", "--tflops", "150")
+    assert "trained on 4 devices that reach 150 TFLOP/s" in output and measured == []
+    assert "not there yet: /not/there/audio" in output and "measured here" not in output
+    output = plan_output(str(RECIPES / "quickstart.yaml"))
+    assert "trained on 1 device that reaches 0.05 TFLOP/s" in output
+    assert "measured here: the disk takes 50 MB/s" in output and "cluster" not in output
+    assert measured.pop() == {
+        "folder": Path("runs/quickstart"), "devices": 1, "products": True, "sound": True, "disk": True,
+    }  # fmt: skip
+    output = plan_output(str(RECIPES / "quickstart.yaml"), "--tflops", "2")
+    assert "trained on 1 device that reaches 2 TFLOP/s" in output and not measured.pop()["products"]
+
+
+def test_the_plan_of_a_cluster_says_what_it_assumes_and_what_much_sound_takes(tmp_path: Path) -> None:
+    path = RECIPES / "tts" / "full.yaml"
+    llama = llama_of_published_size(tmp_path / "llama")
+    given = [text for text in required(path) if not text.startswith("language_model=")]
+    output = plan_output(str(path), *given, f"language_model={llama}", "--launch", "64")
+    assert "cluster: 64 devices, each 400 TFLOP/s (an H100 in bf16, MFU 40%, assumed)" in output
+    assert "gradients are summed at 300 GB/s a device" in output
+    assert "benchmarks/scaling.py" in output
+    (line,) = [line for line in output.splitlines() if line.startswith("  joint: ")]
+    found = re.fullmatch(
+        r"  joint: ([\d,]+) hours of sound, efficiency (0\.\d\d); "
+        r"1,000 hours take ([\d.]+) (\w+), 100,000 hours take ([\d.]+) (\w+)",
+        line,
+    )
+    assert found is not None, line
+    recipe = load_recipe(path, [*given, f"language_model={llama}"], absent=[])
+    speed = MachineSpeed(400, gradient_bytes=300e9)
+    joint = stage_plans(recipe, 64, speed)["joint"]
+    assert joint.seconds is not None
+    units = {"min": 60, "h": 3600, "days": 86_400}
+    short, long = (float(found[group]) * units[found[group + 1]] for group in (3, 5))
+    assert long == pytest.approx(100 * short, rel=0.05)
+    assert short == pytest.approx(joint.seconds * 3.6e6 / joint.sound_s, rel=0.05)
+    work_s = joint.flops / (64 * 400e12)
+    assert float(found[2]) == pytest.approx(work_s / joint.seconds, abs=0.006)
+
+
+def test_the_rule_of_reductions_gives_the_efficiency_that_ranks_were_measured_to_have() -> None:
+    for measured, computed in MEASURED_EFFICIENCY.values():
+        assert computed == pytest.approx(measured, rel=0.05)
+    # a ring: what each of many devices sends and receives approaches twice its gradients
+    seconds = [reduction_seconds(1e9, devices, 1e9) for devices in (1, 2, 4, 10_000)]
+    assert seconds == pytest.approx([0, 1, 1.5, 2], abs=1e-3)
+    assert efficiency(1.0, 1e9, 2, 1e9) == pytest.approx(0.5)
 
 
 MEASURED_SECONDS = {
@@ -239,13 +295,13 @@ two cores (75 of its workers and 13 of the stage itself); 2026-11-28."""
 @pytest.mark.parametrize("path", MEASURED_SECONDS)
 def test_the_times_of_a_plan_are_those_of_the_clock(path: str) -> None:
     recipe = load_recipe(RECIPES / path, [], absent=[])
-    plans = stage_plans(recipe, 1, TRAINING_SHARE * CORE_TFLOPS)
+    plans = stage_plans(recipe, 1, REFERENCE)
     measured = MEASURED_SECONDS[path]
     planned = {name: plans[name].seconds or 0.0 for name in measured}
     assert 1 / 1.5 < sum(planned.values()) / sum(measured.values()) < 1.5
     far = {name: (planned[name], measured[name]) for name in measured if measured[name] > 100}
     assert all(1 / 1.8 < mine / clock < 1.8 for mine, clock in far.values()), far
-    twice = stage_plans(recipe, 1, 2 * TRAINING_SHARE * CORE_TFLOPS, core_speed=2.0)
+    twice = stage_plans(recipe, 1, MachineSpeed(2 * REFERENCE.tflops, core=2.0))
     assert sum(twice[name].seconds or 0.0 for name in measured) == pytest.approx(
         sum(planned.values()) / 2, rel=0.05
     )
@@ -254,7 +310,7 @@ def test_the_times_of_a_plan_are_those_of_the_clock(path: str) -> None:
 @pytest.mark.parametrize("path", [f"{folder}/tiny.yaml" for folder in FOLDERS] + ["quickstart.yaml"])
 def test_a_plan_tells_the_time_of_every_training(path: str) -> None:
     recipe = load_recipe(RECIPES / path, required(RECIPES / path), absent=[])
-    plans = stage_plans(recipe, 1, TRAINING_SHARE * CORE_TFLOPS)
+    plans = stage_plans(recipe, 1, REFERENCE)
     kinds = {stage.name: stage.stage.kind for stage in recipe.stages}
     untimed = [name for name, plan in plans.items() if plan.seconds is None]
     assert [kinds[name] for name in untimed if kinds[name].startswith("train_tokenizer")] == []
@@ -262,19 +318,53 @@ def test_a_plan_tells_the_time_of_every_training(path: str) -> None:
         assert untimed == []
 
 
-def test_a_machine_is_measured_by_its_fastest_product() -> None:
-    rate = product_tflops(torch.device("cpu"), torch.float32, seconds=0.2)
-    size, before = 512, torch.get_num_threads()
+def test_a_machine_is_measured_in_two_seconds_and_as_far_as_is_needed(tmp_path: Path) -> None:
+    measure_machine(tmp_path)  # what torch does once
+    began, before = time.monotonic(), torch.get_num_threads()
+    speed = measure_machine(tmp_path / "runs" / "not there yet")
+    assert time.monotonic() - began < 4  # two on an idle machine
+    assert torch.get_num_threads() == before and list(tmp_path.iterdir()) == []
+    assert (
+        len(speed.notes) == 3 and 1e-3 < speed.tflops < 1e3 and speed.core > 0.1 and speed.disk_mb < math.inf
+    )
+    assert measure_machine(tmp_path, products=False, sound=False, disk=False) == MachineSpeed(
+        REFERENCE.tflops, gradient_bytes=speed.gradient_bytes
+    )
+    # processes that train together share the cores
+    several = measure_machine(tmp_path, 2 * before, sound=False, disk=False)
+    assert several.tflops == pytest.approx(0.5 * speed.tflops / math.sqrt(before), rel=0.5)
+
+
+def test_measurements_count_the_work_that_is_done() -> None:
+    cpu = torch.device("cpu")
+    size = 512
     a_SS = torch.randn(size, size)
-    torch.set_num_threads(1)
-    times = []
-    for _ in range(20):
-        started = time.perf_counter()
-        torch.mm(a_SS, a_SS)
-        times.append(time.perf_counter() - started)
-    torch.set_num_threads(before)
-    assert rate == pytest.approx(2 * size**3 / min(times) / 1e12, rel=0.7)
-    assert torch.get_num_threads() == before
+    with one_thread():
+        seconds = median_seconds(lambda: torch.mm(a_SS, a_SS), 0.1, time.process_time)
+    assert 0.05 < training_tflops(cpu, 0.2) / (2 * size**3 / seconds / 1e12) < 3
+    assert sound_per_second(0.1) == pytest.approx(sound_per_second(0.1), rel=0.7)
+
+
+def test_a_disk_that_takes_nothing_is_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    assert disk_mb_per_second(tmp_path, 0.1) is None
+    speed = measure_machine(tmp_path, products=False, sound=False)
+    assert speed.disk_mb == math.inf and speed.notes == (f"{tmp_path} cannot be written to",)
+
+
+def test_files_take_the_time_of_the_disk() -> None:
+    recipe = load_recipe(RECIPES / "thinksound" / "tiny.yaml", [], absent=[])
+    slow, fast = (stage_plans(recipe, 1, MachineSpeed(1.0, disk_mb=rate)) for rate in (10.0, math.inf))
+    for name, plan_ in slow.items():
+        assert required_seconds(plan_) == pytest.approx(required_seconds(fast[name]) + plan_.disk_mb / 10)
+
+
+def required_seconds(stage_plan: StagePlan) -> float:
+    assert stage_plan.seconds is not None
+    return stage_plan.seconds
 
 
 def test_a_start_that_is_not_there_is_said_to_be_unknown() -> None:
@@ -449,7 +539,7 @@ def test_annotating_again_with_what_was_learned(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["quickstart.yaml", "tts/tiny.yaml"])
 def test_a_plan_is_never_cut(path: str, width: int) -> None:
     recipe = load_recipe(RECIPES / path, [], absent=[])
-    table = plan_table(recipe, stage_plans(recipe, 1, 400))
+    table = plan_table(recipe, stage_plans(recipe, 1, MachineSpeed(400)))
     console = Console(record=True, width=width, file=io.StringIO())
     print_plan(table, console)
     shown = console.export_text()

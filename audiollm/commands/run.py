@@ -19,6 +19,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from audiollm.commands.cluster import (
+    GPU_REDUCTION_BYTES,
+    H100_TFLOPS,
+    cluster_lines,
+    format_duration,
+    reduction_seconds,
+)
+from audiollm.commands.machine_speed import MachineSpeed
 from audiollm.errors import ConfigError
 from audiollm.recipe.ranks import Ranks, join_ranks, launch, leave
 from audiollm.recipe.runner import run_recipe
@@ -26,10 +34,10 @@ from audiollm.recipe.stages import Recipe, StagePlan, find_stage, load_recipe
 
 NOTE_WIDTH = 28
 """The narrowest column for what a stage does."""
-H100_TFLOPS = 400.0
-"""Throughput assumed for all sizes but tiny, in 10^12 operations per second: an H100 in bf16 at 40 % of its peak."""
 TRAINING_EXTRA, TRAINING_EXTRA_S = 1.2, 10.0
 """Evaluations and checkpoints of a training of size tiny, as a factor; loading, in seconds."""
+MEASURED_DISK_MB = 100
+"""Files of a recipe, from which on the time to write them counts."""
 
 RecipeArgument = Annotated[
     Path | None, typer.Argument(help="The recipe, for example recipes/quickstart.yaml.", show_default=False)
@@ -98,7 +106,7 @@ def plan(
         typer.Option(
             min=1e-3,
             help="Training throughput of one device, in 10^12 operations per second.",
-            show_default="for tiny what this machine does, measured in a second, else 400 (H100)",
+            show_default="for tiny what this machine does, measured, else 400 (H100)",
         ),
     ] = None,
 ) -> None:
@@ -111,18 +119,24 @@ def plan(
     absent: list[Path] = []
     loaded = load_recipe(_require_recipe(recipe), overrides or [], name, runs, absent)
     console = Console()
-    rate, core_speed = _speed(loaded.size)
-    rate = tflops or rate
-    plans = stage_plans(loaded, devices, rate, core_speed)
+    untimed = untimed_plans(loaded)
+    speed = _speed(loaded, untimed, devices, tflops)
+    plans = {name: timed(plan, loaded.size, devices, speed) for name, plan in untimed.items()}
     print_plan(plan_table(loaded, plans), console)
-    for name, stage_plan in plans.items():
-        for line in stage_plan.details(devices, rate) if stage_plan.details else ():
-            console.print(f"  {name}: {line}", highlight=False, markup=False, soft_wrap=True)
     notes = [
-        f"run folder: {loaded.folder}   seed {loaded.seed}   size {loaded.size}",
-        f"trained on {devices} device{'s' * (devices > 1)} that reach{'es' * (devices == 1)} {rate:.3g} TFLOP/s "
-        "(--launch, --tflops); an empty cell is not known",
+        f"{name}: {line}"
+        for name, stage_plan in plans.items()
+        for line in (stage_plan.details(devices, speed.tflops) if stage_plan.details else ())
     ]
+    notes += [
+        f"run folder: {loaded.folder}   seed {loaded.seed}   size {loaded.size}",
+        f"trained on {devices} device{'s' * (devices > 1)} that reach{'es' * (devices == 1)} {speed.tflops:.3g} "
+        "TFLOP/s (--launch, --tflops); an empty cell is not known",
+    ]
+    if speed.notes:
+        notes.append(f"measured here: {', '.join(speed.notes)}")
+    if loaded.size != "tiny":
+        notes += cluster_lines(plans, devices, speed.tflops, is_assumed=tflops is None)
     notes += [f"not there yet: {path}" for path in dict.fromkeys(absent)]
     for note in notes:
         console.print(f"  {note}", highlight=False, markup=False, soft_wrap=True)
@@ -140,46 +154,59 @@ def without_option(arguments: Sequence[str], option: str) -> list[str]:
     return other_arguments
 
 
-def _speed(size: str) -> tuple[float, float]:
-    """Throughput of a training, in 10^12 operations per second, and the speed of a core; see `measured_speed`."""
-    if size != "tiny":
-        return H100_TFLOPS, 1.0
-    from audiollm.devices import measured_speed
+def _speed(
+    recipe: Recipe, plans: Mapping[str, StagePlan], devices: int, tflops: float | None
+) -> MachineSpeed:
+    """What times are computed from: for size tiny this machine, measured as far as a stage needs it."""
+    if recipe.size != "tiny":
+        return MachineSpeed(tflops or H100_TFLOPS, gradient_bytes=GPU_REDUCTION_BYTES)
+    from audiollm.commands.measuring import measure_machine  # here: it loads torch
 
-    return measured_speed()
+    known = [plan for plan in plans.values() if plan.seconds is None]
+    speed = measure_machine(
+        recipe.folder,
+        devices,
+        products=tflops is None and any(plan.flops or plan.seconds_on for plan in known),
+        sound=any(plan.core_seconds is not None for plan in known),
+        disk=sum(plan.disk_mb for plan in plans.values()) >= MEASURED_DISK_MB,
+    )
+    return replace(speed, tflops=tflops or speed.tflops)
 
 
-def stage_plans(recipe: Recipe, devices: int, tflops: float, core_speed: float = 1.0) -> dict[str, StagePlan]:
-    """Plan the stages, by name, with memory and time on these devices.
+def stage_plans(recipe: Recipe, devices: int, speed: MachineSpeed) -> dict[str, StagePlan]:
+    """Plan the stages, by name, with memory and time on so many devices that train together."""
+    return {name: timed(plan, recipe.size, devices, speed) for name, plan in untimed_plans(recipe).items()}
 
-    Args:
-        devices: number of devices that train together.
-        tflops: throughput of one device, in 10^12 operations per second.
-        core_speed: of a CPU core, over the one that `core_seconds` were measured on.
-    """
+
+def untimed_plans(recipe: Recipe) -> dict[str, StagePlan]:
+    """The stages' own plans, by name."""
     plans: dict[str, StagePlan] = {}
     for stage in recipe.stages:
         planned = stage.stage.plan(stage.config, plans) if stage.stage.plan else StagePlan()
-        seconds = _estimate_stage_seconds(planned, recipe.size, devices, tflops, core_speed)
-        memory_mb = planned.memory_mb if planned.memory_mb_on is None else planned.memory_mb_on(devices)
-        plans[stage.name] = replace(planned, seconds=seconds, memory_mb=memory_mb, artifacts=stage.artifacts)
+        plans[stage.name] = replace(planned, artifacts=stage.artifacts)
     return plans
 
 
-def _estimate_stage_seconds(
-    plan: StagePlan, size: str, devices: int, tflops: float, core_speed: float
-) -> float | None:
-    if plan.seconds is not None:
-        return plan.seconds
-    if plan.core_seconds is not None:
-        return plan.core_seconds / core_speed
+def timed(plan: StagePlan, size: str, devices: int, speed: MachineSpeed) -> StagePlan:
+    """A stage's plan with memory and time on devices of this speed."""
+    memory_mb = plan.memory_mb if plan.memory_mb_on is None else plan.memory_mb_on(devices)
+    seconds = plan.seconds
+    if seconds is None and plan.core_seconds is not None:
+        seconds = plan.core_seconds / speed.core
+    elif seconds is None and (plan.seconds_on is not None or plan.flops):
+        seconds = _training_seconds(plan, devices, speed)
+        if size == "tiny":
+            seconds = seconds * TRAINING_EXTRA + TRAINING_EXTRA_S / speed.core
+    if seconds is not None and plan.seconds is None:
+        seconds += plan.disk_mb / speed.disk_mb
+    return replace(plan, seconds=seconds, memory_mb=memory_mb)
+
+
+def _training_seconds(plan: StagePlan, devices: int, speed: MachineSpeed) -> float:
     if plan.seconds_on is not None:
-        seconds = plan.seconds_on(devices, tflops)
-    elif plan.flops:
-        seconds = plan.flops / (devices * tflops * 1e12)
-    else:
-        return None
-    return seconds * TRAINING_EXTRA + TRAINING_EXTRA_S / core_speed if size == "tiny" else seconds
+        return plan.seconds_on(devices, speed.tflops)
+    work_s = plan.flops / (devices * speed.tflops * 1e12)
+    return work_s + reduction_seconds(plan.gradient_bytes, devices, speed.gradient_bytes)
 
 
 def plan_table(recipe: Recipe, plans: Mapping[str, StagePlan]) -> Table:
@@ -232,15 +259,8 @@ def _cells(plan: StagePlan) -> list[str]:
         return f"{value:.0f} {unit}".rstrip()
 
     memory, disk = (number(mb * 2**20, "B") if mb else "" for mb in (plan.memory_mb, plan.disk_mb))
-    time = "" if plan.seconds is None else _duration(plan.seconds)
+    time = "" if plan.seconds is None else format_duration(plan.seconds)
     return [number(plan.parameters), number(plan.tokens), memory, time, disk]
-
-
-def _duration(seconds: float) -> str:
-    for factor, unit in ((86_400, "days"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * factor:
-            return f"{seconds / factor:.1f} {unit}"
-    return f"{max(seconds, 1):.0f} s"
 
 
 def _join_launched_ranks() -> Ranks:

@@ -100,6 +100,8 @@ def _plan_train_flow(config: TrainFlowConfig, plans: Mapping[str, StagePlan]) ->
         parameters=parameters,
         tokens=steps * rows,
         flops=6.0 * parameters * steps * rows,
+        gradient_bytes=4.0 * parameters * steps,
+        sound_s=steps * rows / ROWS_PER_SECOND,
         memory_mb=memory(1),
         memory_mb_on=memory,
         disk_mb=parameters * (3 * 16 + 4) / 2**20,  # three checkpoints while one is replaced, and the model

@@ -154,11 +154,15 @@ class StagePlan:
     """As measured on CPUs, or the budget; None: by `flops`, or not known."""
     core_seconds: float | None = None
     """Seconds of work that does not scale with operations, on one core of the machine that they were measured on
-    (`machine_speed.CORE_TFLOPS`)."""
+    (`audiollm.commands.machine_speed.REFERENCE`)."""
     seconds_on: Callable[[int, float], float] | None = None
     """Seconds on several devices, with their number and 10^12 operations per second of each; None: by `flops`."""
     flops: float = 0.0
     """Floating-point operations of a training, all devices together."""
+    gradient_bytes: float = 0.0
+    """Gradients that each of several devices sums with the others in a training, by `flops`."""
+    sound_s: float = 0.0
+    """Seconds of sound that a training goes through, all devices together; 0: not known."""
     details: Callable[[int, float], Sequence[str]] | None = None
     """Lines that stand below the table, as `seconds_on` has it."""
     note: str = ""

@@ -64,6 +64,8 @@ def _plan_train(config: TrainTokenizerConfig, plans: Mapping[str, StagePlan]) ->
         memory_mb=900 + (parameters * 16 + frames * widths * 14 * 4) / 2**20,
         disk_mb=parameters * (3 * 16 + 4) / 2**20,  # three checkpoints while one is replaced, and the model
         flops=FLOPS_PER_PARAMETER * parameters * (steps or 0) * frames,
+        gradient_bytes=4.0 * parameters * (steps or 0),
+        sound_s=(steps or 0) * frames / FRAME_RATE,
         seconds=config.budget_seconds(),
         note=config.budget_text(),
     )

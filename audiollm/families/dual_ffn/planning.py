@@ -35,6 +35,9 @@ without gaps."""
 VALUES_PER_ROW = 24
 """Kept for the backward pass, in hidden sizes a row and layer: norms, attention, and a feed-forward of 8/3."""
 
+GRADIENT_BYTES = 4
+"""Of a parameter: gradients are summed in float32."""
+
 LOOP_PREFIX = "model.model."
 """The training loop's names of the decoder's parameters, which `rules` go by: the task's module, and its losses'."""
 
@@ -87,6 +90,7 @@ def plan_training(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StageP
     if counts.trained < counts.total:
         note += f", {counts.trained / 1e6:.1f} M trained"
     memory = partial(_memory_mb, config, shape, counts, batch * data.length)
+    sound_s = max(0.0, data.length - TEXT_ROWS) / _rows_per_second(shape)
     return StagePlan(
         parameters=counts.total,
         tokens=tokens,
@@ -97,6 +101,8 @@ def plan_training(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StageP
         flops=0.0
         if seconds
         else (steps or 0) * batch * _flops_per_sample(config, shape, counts, data.length),
+        gradient_bytes=GRADIENT_BYTES * (steps or 0) * counts.trained,
+        sound_s=(steps or 0) * batch * sound_s,
         note=note,
         model=transformers_config(shape, None),
     )

@@ -68,6 +68,7 @@ def plan_policy_training(config: PolicyTrainingConfig, plans: Mapping[str, Stage
         disk_mb=(WEIGHT_BYTES * model.parameters + 2 * states) / 2**20,
         seconds=seconds,
         seconds_on=None if seconds or not steps else seconds_on,
+        sound_s=(steps or 0) * planned.prompts * _clip_seconds(config, plans),
         note=note,
         details=partial(described, timed, rates=rates),
     )

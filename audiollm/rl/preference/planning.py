@@ -71,6 +71,7 @@ def plan_answer_training(
         disk_mb=disk,
         seconds=seconds,
         flops=0.0 if seconds else flops,
+        gradient_bytes=4.0 * trained * (steps or 0),
         note=note,
     )
 

@@ -83,6 +83,7 @@ def plan_answers(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StagePl
         disk_mb=(parameters * FROZEN_BYTES + 2 * trained * (TRAINED_BYTES - FROZEN_BYTES)) / 1e6,
         seconds=seconds,
         flops=0.0 if seconds else 6.0 * parameters * (steps or 0) * batch_size * ANSWER_ROWS,
+        gradient_bytes=4.0 * trained * (steps or 0),
         note=note,
     )
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from audiollm.audio import load
 from audiollm.commands.cli import build_app
+from audiollm.commands.machine_speed import MachineSpeed
 from audiollm.commands.run import stage_plans
 from audiollm.data.records.sample import AudioPart, Message, RatedAnswer, Sample, TextPart, write_samples
 from audiollm.data.records.shards import ShardWriter
@@ -228,7 +229,7 @@ def test_plan_counts_the_model(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         ],
     }  # fmt: skip
     (folder / "plan.yaml").write_text(yaml.safe_dump(recipe))
-    plans = stage_plans(load_recipe(folder / "plan.yaml", name="plan", runs=folder), 1, 1.0)
+    plans = stage_plans(load_recipe(folder / "plan.yaml", name="plan", runs=folder), 1, MachineSpeed(1.0))
     expected = sum(parameter.numel() for parameter in load_talker(folder / "model").parameters())
     assert [plan.parameters for plan in plans.values()] == [expected, expected]
 
