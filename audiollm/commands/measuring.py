@@ -30,7 +30,7 @@ LAYERS, WIDTH, HEADS, HIDDEN = 4, 256, 4, 704
 """Shape of the decoder whose training step is timed."""
 ROWS, SEQUENCE = 512, 64
 """Rows of its step, and of them those that see one another: few for its parameters, as in the tiny recipes."""
-TRAINING_SHARE = 0.7
+TRAINING_SHARE = 0.6
 """Operations per second of whole trainings of size tiny, over those of that decoder."""
 SOUND_PER_SECOND = 240.0
 """Seconds of sound that the core processes per second which stages' `core_seconds` were measured on (AMD EPYC with
