@@ -307,6 +307,30 @@ def test_the_times_of_a_plan_are_those_of_the_clock(path: str) -> None:
     )
 
 
+XEON = MachineSpeed(tflops=0.089, core=1.95, disk_mb=280)
+"""What `measure_machine` said, on average of five times, of an Intel Xeon with AMX at a load of 6; 2026-11-29."""
+SECONDS_ON_XEON = {
+    "audio_reasoner/tiny.yaml": {
+        "annotate": 45, "train": 117, "train_policy": 92, "before": 10, "after": 11, "report": 2,
+    },
+    "thinksound/tiny.yaml": {
+        "compose_scenes": 23, "fit_mel_pca": 22, "encode_latents": 28, "train_flow": 1500, "generate_sound": 15,
+        "edit_sounds": 50, "evaluate_sound": 39, "report": 2,
+    },
+}  # fmt: skip
+"""CPU-seconds of stages on that machine, with one thread and one worker. Of trainings shorter ones were timed, and the
+seconds of their steps multiplied: 120 of 300 steps of `train` (0.27 s each), 5 of 120 of `train_policy` (0.68 s), 60 of
+2,400 of `train_flow` (0.59 s); what starts, evaluations and checkpoints took is added as it was."""
+
+
+@pytest.mark.parametrize("path", SECONDS_ON_XEON)
+def test_a_plan_holds_on_a_second_machine_by_its_measurement(path: str) -> None:
+    overrides = ["annotate.workers=1"] if path.startswith("audio_reasoner") else []
+    plans = stage_plans(load_recipe(RECIPES / path, overrides, absent=[]), 1, XEON)
+    planned = sum(required_seconds(plans[name]) for name in SECONDS_ON_XEON[path])
+    assert 1 / 1.5 < planned / sum(SECONDS_ON_XEON[path].values()) < 1.5
+
+
 @pytest.mark.parametrize("path", [f"{folder}/tiny.yaml" for folder in FOLDERS] + ["quickstart.yaml"])
 def test_a_plan_tells_the_time_of_every_training(path: str) -> None:
     recipe = load_recipe(RECIPES / path, required(RECIPES / path), absent=[])
