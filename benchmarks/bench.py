@@ -213,7 +213,10 @@ def figure_cells(
     bar = next((bar for bar in bars.get(bench, ()) if fnmatchcase(case, bar.case)), None)
     if not bench or ("ours" not in line and bar is None):
         return None
-    figures = [format_figure(line.get(key)) for key in ("ours", "peer", "ratio")]
+    keys = bar.figure.split(" / ") if bar is not None and " / " in bar.figure else ["ours", "peer"]
+    ours_key = "ours" if "ours" in line else keys[0]
+    peer_key = "peer" if "peer" in line else next(key for key in reversed(keys) if key != ours_key)
+    figures = [format_figure(line.get(key)) for key in (ours_key, peer_key, "ratio")]
     judged = ["", ""] if bar is None else [str(bar), bar.judge(line, is_full)]
     return [bench, case, *figures, str(line.get("unit") or "").replace("|", "/"), *judged]
 

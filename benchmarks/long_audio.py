@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--codec", type=Path, help="a trained tokenizer's folder")
     parser.add_argument("--minutes", type=float, default=10)
     arguments = parse_options(parser, minutes=60)
+    torch.set_num_threads(1)  # as in `through`: sums in another order give other codes
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         codec = arguments.codec or _untrained(folder / "codec")

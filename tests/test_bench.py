@@ -65,6 +65,20 @@ def test_a_failure_ends_no_other_benchmark_and_is_named(tmp_path: Path) -> None:
     assert lines[2]["target"] == "bad" and lines[2]["status"] == 2
 
 
+def test_a_quotient_shows_both_of_its_entries() -> None:
+    bars = {
+        "heads": [bench.Bar("memory", "dense / ours", at_least=3)],
+        "layers": [bench.Bar("*", "dual / single")],
+    }
+    cells = bench.figure_cells(
+        {"bench": "heads", "case": "memory", "ours": 2, "dense": 8, "trl": 5}, bars, False
+    )
+    assert cells == ["heads", "memory", "2", "8", "", "", "dense / ours ≥ 3", "met"]
+    cells = bench.figure_cells({"bench": "layers", "case": "any", "dual": 4, "single": 3}, bars, False)
+    assert cells is not None and cells[2:4] == ["4", "3"]
+    assert bench.figure_cells({"bench": "heads", "case": "time", "trl": 5}, bars, False) is None
+
+
 def test_only_chooses_benchmarks(tmp_path: Path) -> None:
     done = run_bench(tmp_path, "--only", "good")
     assert done.returncode == 0 and "==> good" in done.stdout and "==> bad" not in done.stdout
