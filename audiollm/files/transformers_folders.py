@@ -67,6 +67,8 @@ def open_model(
     """
     from transformers.utils.logging import disable_progress_bar
 
+    from audiollm.products import accelerate_products
+
     disable_progress_bar()  # a stage opens several models, and shows its own progress
     check_tensors(folder)
     model, info = model_class.from_pretrained(
@@ -85,6 +87,7 @@ def open_model(
             str(folder),
             "download or copy the whole model again; config.json and the weights must be of one model",
         )
+    accelerate_products(model)
     return model.eval().to(device)
 
 

@@ -28,6 +28,7 @@ from audiollm.files.json_files import no_config, read_json_file
 from audiollm.files.tensors import open_tensors
 from audiollm.models.attention import attention_backend, sequence_attention
 from audiollm.models.audio_stem import FRAMES_PER_POSITION, Stem2d, StemName, places, stem_1d
+from audiollm.products import Linear
 
 _TOWER_KEYS = ("model.encoder.", "encoder.", "model.audio_tower.", "audio_tower.", "thinker.audio_tower.", "")
 """Key prefixes of the encoder in checkpoints of Whisper, Qwen2-Audio and Boson, or of the encoder alone."""
@@ -97,10 +98,10 @@ class EncoderAttention(nn.Module):
     def __init__(self, config: AudioEncoderConfig) -> None:
         super().__init__()
         self.head_dim = config.d_model // config.encoder_attention_heads
-        self.k_proj = nn.Linear(config.d_model, config.d_model, bias=False)
-        self.v_proj = nn.Linear(config.d_model, config.d_model)
-        self.q_proj = nn.Linear(config.d_model, config.d_model)
-        self.out_proj = nn.Linear(config.d_model, config.d_model)
+        self.k_proj = Linear(config.d_model, config.d_model, bias=False)
+        self.v_proj = Linear(config.d_model, config.d_model)
+        self.q_proj = Linear(config.d_model, config.d_model)
+        self.out_proj = Linear(config.d_model, config.d_model)
 
     def forward(self, x_PC: Tensor, positions: tuple[int, ...]) -> Tensor:
         q, k, v = (
@@ -119,8 +120,8 @@ class EncoderLayer(nn.Module):
         self.dropout = config.dropout
         self.self_attn = EncoderAttention(config)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
-        self.fc1 = nn.Linear(config.d_model, config.encoder_ffn_dim)
-        self.fc2 = nn.Linear(config.encoder_ffn_dim, config.d_model)
+        self.fc1 = Linear(config.d_model, config.encoder_ffn_dim)
+        self.fc2 = Linear(config.encoder_ffn_dim, config.d_model)
         self.final_layer_norm = nn.LayerNorm(config.d_model)
 
     def forward(self, x_PC: Tensor, positions: tuple[int, ...]) -> Tensor:
@@ -265,9 +266,9 @@ class Projector(nn.Module):
         width = config.d_model * (config.stride if config.reduction == "concat" else 1)
         self.has_hidden = config.projector_size is not None
         if config.projector_size is not None:
-            self.hidden = nn.Linear(width, config.projector_size)
+            self.hidden = Linear(width, config.projector_size)
             width = config.projector_size
-        self.linear = nn.Linear(width, hidden_size)
+        self.linear = Linear(width, hidden_size)
         self.apply(_initialize)
 
     def forward(self, x_R: Tensor) -> Tensor:

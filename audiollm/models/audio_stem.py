@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from audiollm.data.hearing.features import PackedFeatures
+from audiollm.products import Linear
 
 StemName = Literal["conv1d", "conv2d"]
 FRAMES_PER_POSITION: dict[StemName, int] = {"conv1d": 2, "conv2d": 8}
@@ -99,7 +100,7 @@ class Stem2d(nn.Module):
             StemBlock(convolution.inputs, convolution.outputs, convolution.kernel, convolution.stride)
             for convolution in firsts
         )
-        self.linear = nn.Linear(sizes[-1].inputs, width)
+        self.linear = Linear(sizes[-1].inputs, width)
         nn.init.normal_(self.linear.weight, std=LAST_GAIN * self.linear.in_features**-0.5)
         nn.init.zeros_(self.linear.bias)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from audiollm.models.kernels import matmul_dtype
+from audiollm.products import input_gradient, multiply, weight_gradient
 
 CHUNK_LOGITS = 2**22
 """Logits of a chunk, where no size is given: 16 MB in float32 ..."""
@@ -93,13 +94,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             for start in range(0, len(hidden_XC), chunk):
                 rows = slice(start, start + chunk)
                 hidden_RC = hidden_XC[rows].to(dtype)
-                logits_RV = (hidden_RC @ cast_VC.T).to(exact)
+                logits_RV = multiply(hidden_RC, cast_VC).to(exact)
                 sums_K += _chunk_sums(logits_RV, targets_XK[rows], weights_XK[rows], any(needs))
                 grad_logits_RV = logits_RV.to(dtype)
                 if grad_hidden_XC is not None:
-                    grad_hidden_XC[rows] = grad_logits_RV @ cast_VC
+                    grad_hidden_XC[rows] = input_gradient(grad_logits_RV, cast_VC)
                 if grad_weight_VC is not None:
-                    add_product(grad_weight_VC, grad_logits_RV.T, hidden_RC)
+                    add_weight_gradient(grad_weight_VC, grad_logits_RV, hidden_RC)
         ctx.save_for_backward(grad_hidden_XC, grad_weight_VC, largest)
         ctx.dtypes = hidden_XC.dtype, weight_VC.dtype
         sums_K *= largest
@@ -140,11 +141,8 @@ def _chunk_sums(logits_RV: Tensor, targets_RK: Tensor, weights_RK: Tensor, gradi
     return (loss_RK1.double() * weights_RK1).sum(dim=(0, 2))
 
 
-def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """`total += left @ right`, summed in the dtype of the total."""
-    if left.dtype == torch.float16:  # a sum over rows may leave its range, whatever the loss scale
-        left, right = left.to(total.dtype), right.to(total.dtype)
-    if left.dtype == total.dtype:
-        total.addmm_(left, right)
-    else:
-        total += left @ right
+def add_weight_gradient(total_VC: Tensor, grad_RV: Tensor, rows_RC: Tensor) -> None:
+    """`total += grad.T @ rows`, summed in the dtype of the total."""
+    if grad_RV.dtype == torch.float16:  # a sum over rows may leave its range, whatever the loss scale
+        grad_RV, rows_RC = grad_RV.to(total_VC.dtype), rows_RC.to(total_VC.dtype)
+    weight_gradient(grad_RV, rows_RC, total_OI=total_VC)

@@ -19,6 +19,7 @@ from audiollm.data.packing import SegmentLayout
 from audiollm.models.attention import BackendName, PrefixTurns, RopeScaling, packed_attention, rotate
 from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.models.kernels import RMSNorm, silu_multiply
+from audiollm.products import Linear
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: DualFFNConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(silu_multiply(self.gate_proj(x), self.up_proj(x)))
@@ -129,10 +130,10 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = config.head_dim
         wide, narrow = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, wide, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(config.hidden_size, narrow, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(config.hidden_size, narrow, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(wide, config.hidden_size, bias=False)
+        self.q_proj = Linear(config.hidden_size, wide, bias=config.qkv_bias)
+        self.k_proj = Linear(config.hidden_size, narrow, bias=config.qkv_bias)
+        self.v_proj = Linear(config.hidden_size, narrow, bias=config.qkv_bias)
+        self.o_proj = Linear(wide, config.hidden_size, bias=False)
         self.normalizes_heads = config.qk_norm
         if config.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, config.norm_eps)

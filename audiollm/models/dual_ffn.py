@@ -33,6 +33,7 @@ from audiollm.models.cache import Cache, attend_cached, fill_cache
 from audiollm.models.decoder import Attend, AttendPacked, DualFFNConfig, DualFFNLayer, Rows
 from audiollm.models.hub import from_language_model, load_pretrained, save_pretrained
 from audiollm.models.kernels import RMSNorm, matmul_dtype
+from audiollm.products import Linear, linear
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from audiollm.models.model_card import ModelCard
 
 
-class Head(nn.Linear):
+class Head(Linear):
     """Hidden states to logits, without a bias."""
 
     def forward(self, hidden_XC: Tensor, use: Callable[[Tensor, Tensor], Any] | None = None) -> Any:
@@ -48,7 +49,7 @@ class Head(nn.Linear):
 
         A call of the module in either case, so that a strategy that shards weights finds out and gathers them.
         """
-        return functional.linear(hidden_XC, self.weight) if use is None else use(hidden_XC, self.weight)
+        return linear(hidden_XC, self.weight) if use is None else use(hidden_XC, self.weight)
 
 
 def through_head(head: nn.Module, hidden_XC: Tensor, use: Callable[[Tensor, Tensor], Any]) -> Any:

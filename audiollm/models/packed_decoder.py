@@ -27,6 +27,7 @@ from audiollm.models.cache import Cache, attend_cached, fill_cache
 from audiollm.models.decoder import DualFFNConfig, DualFFNLayer, FeedForward, route
 from audiollm.models.dual_ffn import DualFFN, Head
 from audiollm.models.kernels import RMSNorm
+from audiollm.products import Linear
 
 MAX_WEIGHT_BYTES = 2**31
 """Largest model that gets a packed copy, which doubles its memory; a larger one gains little from it."""
@@ -153,7 +154,7 @@ def packed_decoder(model: DualFFN) -> PackedDecoder | None:
     weights = list(model.parameters())
     if len(_layers(model)) < model.config.num_layers or not torch.backends.mkldnn.is_available():
         return None
-    plain = all(type(module) in (nn.Linear, Head) for module in _projections(model)) and all(
+    plain = all(type(module) in (Linear, Head) for module in _projections(model)) and all(
         type(weight) is nn.Parameter
         and weight.device.type == "cpu"
         and weight.dtype == torch.float32

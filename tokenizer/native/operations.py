@@ -6,8 +6,10 @@ Shapes: B batch, N samples, T frames, W window samples, H hop samples, F frequen
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
+
+from audiollm import products
 
 
 def frame(samples_BN: Tensor, window_samples: int, hop_samples: int) -> Tensor:
@@ -35,31 +37,20 @@ def magnitudes(samples_BN: Tensor, window_W: Tensor, hop_samples: int) -> Tensor
     return (spectrum.real.square() + spectrum.imag.square() + 1e-10).sqrt()
 
 
-HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-"""The operator is private to torch; where it is not there, everything goes the plain way."""
+class Linear(products.Linear):
+    """`nn.Linear` that runs through oneDNN where no gradient is needed: a row has the same bits alone and among others,
+    by which a signal that is encoded whole, in a batch or in pieces has the same codes."""
 
-
-class Linear(nn.Module):
-    """`nn.Linear` (same parameters) that runs through oneDNN where no gradient is needed.
-
-    torch sends float32 products to MKL, which is about half as fast as oneDNN on AMD processors.
-    """
-
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__()
-        plain = nn.Linear(in_features, out_features)
-        self.weight, self.bias = plain.weight, plain.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, self.weight, self.bias)
 
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """`functional.linear`, through oneDNN where that is possible."""
+    """`functional.linear`: through oneDNN without a gradient, else by the faster library."""
     if uses_onednn(x):
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight_OI, bias_O, "none", [], "")
         return product
-    return functional.linear(x, weight_OI, bias_O)
+    return products.linear(x, weight_OI, bias_O)
 
 
 def uses_onednn(x: Tensor) -> bool:
@@ -69,5 +60,5 @@ def uses_onednn(x: Tensor) -> bool:
         and x.dtype == torch.float32
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
-        and HAS_ONEDNN
+        and products.has_onednn()
     )

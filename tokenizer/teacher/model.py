@@ -27,6 +27,7 @@ from audiollm.errors import ConfigError
 from audiollm.files.json_files import OFFLINE, read_json_file
 from audiollm.files.transformers_folders import open_model
 from audiollm.models.pretrained import load_model, model_folder, report_model_errors, save_model
+from audiollm.products import Linear
 from tokenizer.native.layers import LogMel
 from tokenizer.quantizers.residual import nearest_codes
 from tokenizer.rates import FRAME_RATE, HOP_SAMPLES, SAMPLE_RATE
@@ -342,12 +343,12 @@ class MelUnitEncoder(nn.Module):
         size, mels = config.hidden_size, config.num_mels
         stride = HOP_SAMPLES // config.mel_hop_samples
         self.mel = LogMel(SAMPLE_RATE, config.mel_window_samples, config.mel_hop_samples, mels)
-        self.embed = nn.Linear(stride * mels, size)
+        self.embed = Linear(stride * mels, size)
         self.embed_norm = nn.LayerNorm(size)
         self.hidden_C = nn.Parameter(torch.randn(size) * 0.1)
         self.blocks = nn.ModuleList(TeacherBlock(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(size)
-        self.predict = nn.Linear(size, config.units_per_frame * config.num_units)
+        self.predict = Linear(size, config.units_per_frame * config.num_units)
         self.register_buffer("cepstra_MQ", cosine_transform(mels, config.num_cepstra), persistent=False)
         self.register_buffer("band_mean_M", torch.zeros(mels))
         self.register_buffer("band_std_M", torch.ones(mels))
@@ -413,11 +414,11 @@ class TeacherBlock(nn.Module):
         self.heads = config.heads
         self.near = nn.Conv1d(size, size, kernel, padding=kernel // 2, groups=size)
         self.attention_norm = nn.LayerNorm(size)
-        self.query_key_value = nn.Linear(size, 3 * size)
-        self.attention_out = nn.Linear(size, size)
+        self.query_key_value = Linear(size, 3 * size)
+        self.attention_out = Linear(size, size)
         self.expand_norm = nn.LayerNorm(size)
-        self.expand = nn.Linear(size, config.expansion * size)
-        self.reduce = nn.Linear(config.expansion * size, size)
+        self.expand = Linear(size, config.expansion * size)
+        self.reduce = Linear(config.expansion * size, size)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         x_BTC = x_BTC + self.near(x_BTC.transpose(1, 2)).transpose(1, 2)

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from audiollm.models.chunked_cross_entropy import add_product
+from audiollm.models.chunked_cross_entropy import add_weight_gradient
 from audiollm.models.kernels import matmul_dtype
+from audiollm.products import input_gradient, multiply
 
 CHUNK_ELEMENTS = 2**22
 """Logits per chunk on a CPU: 16 MB in float32 ..."""
@@ -253,9 +254,9 @@ class _ChunkedFigures(torch.autograd.Function):
                     continue
                 gradient_RV = gradient_RV.to(ctx.dtype)
                 if grad_rows is not None:
-                    grad_rows[chunk_rows] = gradient_RV @ logits.weight_VC
+                    grad_rows[chunk_rows] = input_gradient(gradient_RV, logits.weight_VC)
                 if grad_weight_VC is not None:
-                    add_product(grad_weight_VC, gradient_RV.T, rows[chunk_rows].to(ctx.dtype))
+                    add_weight_gradient(grad_weight_VC, gradient_RV, rows[chunk_rows].to(ctx.dtype))
         if grad_weight_VC is not None:
             grad_weight_VC = grad_weight_VC.to(weight_VC.dtype)
         return grad_rows, grad_weight_VC, *(None,) * 7
@@ -310,7 +311,7 @@ class _Logits:
         if self.weight_VC is None:
             logits_RV.copy_(rows)
         elif self._dtype == self.exact:
-            torch.mm(rows.to(self._dtype), self.weight_VC.T, out=logits_RV)
+            multiply(rows.to(self._dtype), self.weight_VC, out_RO=logits_RV)
         else:
             logits_RV.copy_(rows.to(self._dtype) @ self.weight_VC.T)
         if self._temperature != 1:

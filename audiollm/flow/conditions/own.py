@@ -22,6 +22,7 @@ from audiollm.flow.model.packed import PackedModality
 from audiollm.flow.model.rows import SampleRows
 from audiollm.models.attention import attention_backend, sequence_attention
 from audiollm.models.audio_encoder import sinusoids
+from audiollm.products import Linear
 
 _TOKEN = re.compile(r"[^\W\d_]+|\d|[^\w\s]")
 _SECONDS = r"\s*(?:s|secs?|seconds?)\b"
@@ -113,7 +114,7 @@ class WordEncoder(nn.Module):
             raise ValueError(f"the width of a word encoder is a multiple of {_HEAD}, not {width}")
         self.embedding = nn.Embedding(num_words, width)
         nn.init.normal_(self.embedding.weight, std=0.5)
-        self.value = nn.Linear(2 * len(_VALUE_FREQUENCIES), width, bias=False)
+        self.value = Linear(2 * len(_VALUE_FREQUENCIES), width, bias=False)
         self.layers = nn.ModuleList(_WordLayer(width) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.register_buffer("positions", sinusoids(MAX_WORDS, width), persistent=False)
@@ -141,8 +142,8 @@ class _WordLayer(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.attention_norm, self.ffn_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.qkv, self.out = Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x_RC: Tensor, layout: SegmentLayout) -> Tensor:
         query, key, value = self.qkv(self.attention_norm(x_RC)).unflatten(-1, (3, -1, _HEAD)).unbind(1)
@@ -169,7 +170,7 @@ class PictureEncoder(nn.Module):
             nn.Conv2d(2 * channels, 4 * channels, 3, 2, 1),
             nn.SiLU(),
         )
-        self.linear = nn.Linear(4 * channels * (side // 16) ** 2, width)
+        self.linear = Linear(4 * channels * (side // 16) ** 2, width)
         self.norm = nn.LayerNorm(width)
 
     def forward(self, packed: PackedModality) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from audiollm.data.packing import SegmentLayout
 from audiollm.flow.model.rows import RowConv, RowMLP, SampleRows, Spread, permute_rows
 from audiollm.models.attention import attention_backend, sequence_attention
+from audiollm.products import Linear
 
 ROTARY_THETA = 10_000.0
 
@@ -56,7 +57,7 @@ class BlockAttention(nn.Module):
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.qkv = nn.Linear(width, 3 * width)
+        self.qkv = Linear(width, 3 * width)
         self.q_norm = nn.RMSNorm(width // num_heads)
         self.k_norm = nn.RMSNorm(width // num_heads)
 
@@ -96,10 +97,10 @@ class StreamBlock(nn.Module):
         self.norm1 = nn.LayerNorm(width, elementwise_affine=False)
         self.attn = BlockAttention(width, num_heads)
         if not pre_only:
-            self.linear1 = nn.Linear(width, width) if kernel_size == 1 else RowConv(width, width, kernel_size)
+            self.linear1 = Linear(width, width) if kernel_size == 1 else RowConv(width, width, kernel_size)
             self.norm2 = nn.LayerNorm(width, elementwise_affine=False)
             self.ffn = RowMLP(width, int(width * mlp_ratio), kernel_size)
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, (2 if pre_only else 6) * width))
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(width, (2 if pre_only else 6) * width))
 
     def before(self, x_RC: Tensor, stream: Stream) -> tuple[QKV, Sequence[Tensor]]:
         """Queries, keys and values, and what `after` takes."""
@@ -165,7 +166,7 @@ class FinalLayer(nn.Module):
 
     def __init__(self, width: int, latent_dim: int) -> None:
         super().__init__()
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(width, 2 * width))
         self.norm = nn.LayerNorm(width, elementwise_affine=False)
         self.conv = RowConv(width, latent_dim, 7)
 
@@ -183,7 +184,7 @@ class TimeEmbedding(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
+        self.mlp = nn.Sequential(Linear(width, width), nn.SiLU(), nn.Linear(width, width))
         places = torch.arange(0, width, 2, dtype=torch.float32) / width
         # the order of operations is the released one's: at t near 1 a last bit of a frequency of 10,000 counts
         self.register_buffer("freqs", 10_000 * (1.0 / (10_000**places)), persistent=False)
@@ -205,7 +206,7 @@ class ConvProjection(nn.ModuleList):
     """From features to the width: a layer, SiLU, and a feed-forward; convolutions where the kernels are above 1."""
 
     def __init__(self, channels: int, width: int, kernel_size: int, mlp_kernel_size: int) -> None:
-        first = nn.Linear(channels, width) if kernel_size == 1 else RowConv(channels, width, kernel_size)
+        first = Linear(channels, width) if kernel_size == 1 else RowConv(channels, width, kernel_size)
         super().__init__([first, nn.SiLU(), RowMLP(width, 4 * width, mlp_kernel_size)])
         self._kernel_size = kernel_size
 

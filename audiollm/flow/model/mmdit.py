@@ -36,6 +36,7 @@ from audiollm.flow.model.blocks import (
 from audiollm.flow.model.packed import PackedConditions, PackedModality
 from audiollm.flow.model.rows import RowMLP, SampleRows, Spread, permute_rows, rows_of
 from audiollm.models.pretrained import load_whole, save_model
+from audiollm.products import Linear
 
 MODEL_TYPE = "audiollm_mmdit"
 MASK_CHANNELS = 2
@@ -127,14 +128,14 @@ class MMDiT(nn.Module):
         self.audio_input_proj = ConvProjection(config.input_channels, width, kernel, kernel)
         if config.frames_dim:
             self.clip_input_proj = ConvProjection(config.frames_dim, width, 1, kernel)
-            self.clip_cond_proj = nn.Linear(width, width)
+            self.clip_cond_proj = Linear(width, width)
             self.null_frames = nn.Parameter(torch.zeros(width))
         if config.sync_dim:
             self.sync_input_proj = ConvProjection(config.sync_dim, width, kernel, kernel)
             self.null_sync = nn.Parameter(torch.zeros(width))
         if config.caption_dim:
             self.caption_input_proj = ConvProjection(config.caption_dim, width, 1, 1)
-            self.text_cond_proj = nn.Linear(config.caption_pooled_dim or width, width)
+            self.text_cond_proj = Linear(config.caption_pooled_dim or width, width)
             self.null_caption = nn.Parameter(torch.zeros(width))
         if config.cot_dim:
             self.text_input_proj = ConvProjection(config.cot_dim, width, 1, 1)
@@ -147,9 +148,9 @@ class MMDiT(nn.Module):
         if config.gated_fusion and config.frames_dim:
             self.gated_mlp = nn.Sequential(
                 nn.LayerNorm(2 * width),
-                nn.Linear(2 * width, width, bias=False),
+                Linear(2 * width, width, bias=False),
                 nn.SiLU(),
-                nn.Linear(width, width, bias=False),
+                Linear(width, width, bias=False),
                 nn.Sigmoid(),
             )
         self.fused_blocks = nn.ModuleList(

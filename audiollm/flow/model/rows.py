@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from audiollm.products import Linear, input_gradient, multiply, weight_gradient
+
 
 @dataclass(frozen=True)
 class SampleRows:
@@ -133,7 +135,7 @@ class RowMLP(nn.Module):
 
         def layer(channels: int, out: int) -> nn.Module:
             if kernel_size == 1:
-                return nn.Linear(channels, out, bias=False)
+                return Linear(channels, out, bias=False)
             return RowConv(channels, out, kernel_size, bias=False)
 
         self.w1, self.w2, self.w3 = layer(width, hidden), layer(hidden, width), layer(width, hidden)
@@ -171,20 +173,20 @@ class _RowProducts(torch.autograd.Function):
         ctx.edges = edges
         ctx.save_for_backward(x_RC, *weights)
         beside = _with_neighbours(x_RC, edges)
-        return tuple(beside @ _flatten_kernel(weight).T for weight in weights)
+        return tuple(multiply(beside, _flatten_kernel(weight)) for weight in weights)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x_RC, *weights = ctx.saved_tensors
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_beside = grads[0] @ _flatten_kernel(weights[0])
+            grad_beside = input_gradient(grads[0], _flatten_kernel(weights[0]))
             for grad, weight in zip(grads[1:], weights[1:], strict=True):
-                grad_beside.addmm_(grad, _flatten_kernel(weight))
+                input_gradient(grad, _flatten_kernel(weight), total_RI=grad_beside)
             grad_x = _gather_gradient(grad_beside, ctx.edges)
             del grad_beside
         beside = _with_neighbours(x_RC, ctx.edges)
-        return grad_x, None, *(_as_kernel(grad.T @ beside, weights[0]) for grad in grads)
+        return grad_x, None, *(_as_kernel(weight_gradient(grad, beside), weights[0]) for grad in grads)
 
 
 class _GatedProduct(torch.autograd.Function):
@@ -196,14 +198,17 @@ class _GatedProduct(torch.autograd.Function):
     ) -> Tensor:
         ctx.edges = edges
         ctx.save_for_backward(gate_RH, value_RH, weight)
-        return _with_neighbours(functional.silu(gate_RH) * value_RH, edges) @ _flatten_kernel(weight).T
+        beside = _with_neighbours(functional.silu(gate_RH) * value_RH, edges)
+        return multiply(beside, _flatten_kernel(weight))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         gate_RH, value_RH, weight = ctx.saved_tensors
         open_RH = functional.silu(gate_RH)
-        grad_weight = _as_kernel(grad.T @ _with_neighbours(open_RH * value_RH, ctx.edges), weight)
-        grad_RH = _gather_gradient(grad @ _flatten_kernel(weight), ctx.edges)
+        grad_weight = _as_kernel(
+            weight_gradient(grad, _with_neighbours(open_RH * value_RH, ctx.edges)), weight
+        )
+        grad_RH = _gather_gradient(input_gradient(grad, _flatten_kernel(weight)), ctx.edges)
         share_RH = gate_RH.sigmoid()
         slope_RH = share_RH.add_(open_RH * (1 - share_RH))
         return slope_RH.mul_(value_RH).mul_(grad_RH), grad_RH.mul_(open_RH), None, grad_weight

@@ -35,6 +35,7 @@ from audiollm.flow.model.blocks import (
 from audiollm.flow.model.packed import Modality, PackedConditions, PackedModality
 from audiollm.flow.model.rows import RowMLP, SampleRows, Spread, rows_of
 from audiollm.models.pretrained import StoredWeights, fill, load_whole, save_model
+from audiollm.products import Linear
 
 MODEL_TYPE = "thinksound_mmdit"
 FRAMES_PER_SECOND, SYNC_PER_SECOND, SYNC_SEGMENT = 8, 25, 8
@@ -91,9 +92,9 @@ class ThinkSound(nn.Module):
         if config.fusion == "released":
             self.gated_mlp = nn.Sequential(
                 nn.LayerNorm(2 * width),
-                nn.Linear(2 * width, 4 * width, bias=False),
+                Linear(2 * width, 4 * width, bias=False),
                 nn.SiLU(),
-                nn.Linear(4 * width, width, bias=False),
+                Linear(4 * width, width, bias=False),
                 nn.Sigmoid(),
             )
         self.audio_input_proj = ConvProjection(
@@ -102,8 +103,8 @@ class ThinkSound(nn.Module):
         self.clip_input_proj = ConvProjection(config.frames_dim, width, 1, 3)
         self.sync_input_proj = ConvProjection(config.sync_dim, width, config.sync_kernel, 3)
         self.text_input_proj = ConvProjection(config.text_dim, width, 1, 1)
-        self.clip_cond_proj = nn.Linear(width, width)
-        self.text_cond_proj = nn.Linear(CAPTION_DIM, width)
+        self.clip_cond_proj = Linear(width, width)
+        self.text_cond_proj = Linear(CAPTION_DIM, width)
         self.global_cond_mlp = RowMLP(width, 4 * width, 1)
         self.sync_pos_emb = nn.Parameter(torch.zeros(1, 1, SYNC_SEGMENT, config.sync_dim))
         self.final_layer = FinalLayer(width, config.latent_dim)
