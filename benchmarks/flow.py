@@ -54,7 +54,10 @@ def main() -> None:
     parser.add_argument("--widths", default="128")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument(
-        "--draws", type=int, default=8, help="draws of conditions and dropout in `train real`"
+        "--draws",
+        type=int,
+        default=8,
+        help="draws of conditions and dropout in `train real`, at least one pack",
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cases", default=",".join(CASES))
@@ -90,12 +93,11 @@ def compare(released: Any, width: int, arguments: argparse.Namespace) -> None:
         model.to(device)
     full = full_batch(clips, device)
     check_velocity(peer, ours, full)
-    real = [real_conditions(index) for index in range(arguments.draws)]
+    draws = -(-arguments.draws // clips) * clips
+    real = [real_conditions(index) for index in range(draws)]
     dropout, dice = ConditionDropout(), torch.Generator().manual_seed(0)
     hidden = [hide(conditions, dropout.draw(conditions, dice)) for conditions in real]
-    packs = [
-        pack_conditions(hidden[first : first + clips], device) for first in range(0, arguments.draws, clips)
-    ]
+    packs = [pack_conditions(hidden[first : first + clips], device) for first in range(0, draws, clips)]
     unhidden = pack_conditions(real[:clips], device)
     latents = rows_of([LATENTS] * clips, device)
     sampled: Any = native

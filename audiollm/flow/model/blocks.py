@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from audiollm.data.packing import SegmentLayout
-from audiollm.flow.model.rows import RowConv, RowMLP, SampleRows, Spread, permute_rows
+from audiollm.flow.model.row_convolutions import RowConv, RowMLP
+from audiollm.flow.model.rows import SampleRows, Spread, permute_rows
 from audiollm.models.attention import attention_backend, sequence_attention
 from audiollm.products import Linear
 

@@ -34,7 +34,8 @@ from audiollm.flow.model.blocks import (
     zero,
 )
 from audiollm.flow.model.packed import PackedConditions, PackedModality
-from audiollm.flow.model.rows import RowMLP, SampleRows, Spread, permute_rows, rows_of
+from audiollm.flow.model.row_convolutions import RowMLP
+from audiollm.flow.model.rows import SampleRows, Spread, permute_rows, rows_of
 from audiollm.models.pretrained import load_whole, save_model
 from audiollm.products import Linear
 

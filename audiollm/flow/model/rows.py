@@ -11,10 +11,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
-
-from audiollm.products import Linear, input_gradient, multiply, weight_gradient
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -112,108 +109,6 @@ class Spread:
         return values_UC.index_select(0, self.rows.sample_R if self.index_R is None else self.index_R)
 
 
-class RowConv(nn.Module):
-    """A convolution along the rows of each sample, zeros beyond its ends; the weights are those of `nn.Conv1d`."""
-
-    def __init__(self, channels: int, out_channels: int, kernel_size: int, bias: bool = True) -> None:
-        super().__init__()
-        like = nn.Conv1d(channels, out_channels, kernel_size, bias=bias)
-        self.weight, self.bias = like.weight, like.bias
-
-    def forward(self, x_RC: Tensor, rows: SampleRows) -> Tensor:
-        (out_RC,) = convolve_rows(x_RC, rows, self.weight)
-        return out_RC if self.bias is None else out_RC + self.bias.to(out_RC.dtype)
-
-
-class RowMLP(nn.Module):
-    """SwiGLU with convolutions along the rows, or without (kernel size 1); the widths of the released model."""
-
-    def __init__(self, width: int, hidden: int, kernel_size: int) -> None:
-        super().__init__()
-        hidden = 256 * -(-int(2 * hidden / 3) // 256)
-        self.kernel_size = kernel_size
-
-        def layer(channels: int, out: int) -> nn.Module:
-            if kernel_size == 1:
-                return Linear(channels, out, bias=False)
-            return RowConv(channels, out, kernel_size, bias=False)
-
-        self.w1, self.w2, self.w3 = layer(width, hidden), layer(hidden, width), layer(width, hidden)
-
-    def forward(self, x_RC: Tensor, rows: SampleRows) -> Tensor:
-        if self.kernel_size == 1:
-            fed_RC: Tensor = self.w2(functional.silu(self.w1(x_RC)) * self.w3(x_RC))
-            return fed_RC
-        assert isinstance(self.w1, RowConv) and isinstance(self.w2, RowConv) and isinstance(self.w3, RowConv)
-        gate_RH, value_RH = convolve_rows(x_RC, rows, self.w1.weight, self.w3.weight)
-        weight_CHK, edges = self.w2.weight.to(gate_RH.dtype), _kernel_edges(rows, self.kernel_size)
-        out_RC: Tensor = _GatedProduct.apply(gate_RH, value_RH, edges, weight_CHK)
-        return out_RC
-
-
-def convolve_rows(x_RC: Tensor, rows: SampleRows, *weights_OCK: Tensor) -> tuple[Tensor, ...]:
-    """Convolutions of the same rows, `[R, O]` each, without bias; the kernels have one size.
-
-    Each is a matrix product with the neighbours side by side, which are laid out once for all of them, and again in
-    the backward pass in place of being kept.
-    """
-    if torch.is_autocast_enabled(x_RC.device.type):
-        dtype = torch.get_autocast_dtype(x_RC.device.type)
-        x_RC, weights_OCK = x_RC.to(dtype), tuple(weight.to(dtype) for weight in weights_OCK)
-    edges = _kernel_edges(rows, weights_OCK[0].shape[2])
-    out: tuple[Tensor, ...] = _RowProducts.apply(x_RC, edges, *weights_OCK)
-    return out
-
-
-class _RowProducts(torch.autograd.Function):
-    """Products of each row's neighbours with kernels `[O, C, K]`; only the rows and the kernels themselves are kept."""
-
-    @staticmethod
-    def forward(ctx: Any, x_RC: Tensor, edges: tuple[Tensor, ...], *weights: Tensor) -> tuple[Tensor, ...]:
-        ctx.edges = edges
-        ctx.save_for_backward(x_RC, *weights)
-        beside = _with_neighbours(x_RC, edges)
-        return tuple(multiply(beside, _flatten_kernel(weight)) for weight in weights)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x_RC, *weights = ctx.saved_tensors
-        grad_x = None
-        if ctx.needs_input_grad[0]:
-            grad_beside = input_gradient(grads[0], _flatten_kernel(weights[0]))
-            for grad, weight in zip(grads[1:], weights[1:], strict=True):
-                input_gradient(grad, _flatten_kernel(weight), total_RI=grad_beside)
-            grad_x = _gather_gradient(grad_beside, ctx.edges)
-            del grad_beside
-        beside = _with_neighbours(x_RC, ctx.edges)
-        return grad_x, None, *(_as_kernel(weight_gradient(grad, beside), weights[0]) for grad in grads)
-
-
-class _GatedProduct(torch.autograd.Function):
-    """The product of SwiGLU's rows with a kernel `[O, H, K]`; gate and value are kept, and not what is made of them."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, gate_RH: Tensor, value_RH: Tensor, edges: tuple[Tensor, ...], weight: Tensor
-    ) -> Tensor:
-        ctx.edges = edges
-        ctx.save_for_backward(gate_RH, value_RH, weight)
-        beside = _with_neighbours(functional.silu(gate_RH) * value_RH, edges)
-        return multiply(beside, _flatten_kernel(weight))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        gate_RH, value_RH, weight = ctx.saved_tensors
-        open_RH = functional.silu(gate_RH)
-        grad_weight = _as_kernel(
-            weight_gradient(grad, _with_neighbours(open_RH * value_RH, ctx.edges)), weight
-        )
-        grad_RH = _gather_gradient(input_gradient(grad, _flatten_kernel(weight)), ctx.edges)
-        share_RH = gate_RH.sigmoid()
-        slope_RH = share_RH.add_(open_RH * (1 - share_RH))
-        return slope_RH.mul_(value_RH).mul_(grad_RH), grad_RH.mul_(open_RH), None, grad_weight
-
-
 class _Permute(torch.autograd.Function):
     """Rows in another order. The gradient is gathered by the inverse order; `index_select` would scatter it."""
 
@@ -237,52 +132,3 @@ def permute_rows(x: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
 def rows_of(lengths: Sequence[int], device: torch.device) -> SampleRows:
     """The layout of rows of these lengths."""
     return SampleRows(tuple(int(length) for length in lengths), device)
-
-
-def _kernel_edges(rows: SampleRows, kernel_size: int) -> tuple[Tensor, ...]:
-    """For each place of a kernel, the rows that have no neighbour there."""
-    return tuple(rows.edge(shift) for shift in range(-(kernel_size // 2), kernel_size // 2 + 1))
-
-
-def _flatten_kernel(weight_OCK: Tensor) -> Tensor:
-    """A kernel as a matrix, `[O, K * C]`."""
-    return weight_OCK.transpose(1, 2).flatten(1)
-
-
-def _as_kernel(grad_OX: Tensor, like_OCK: Tensor) -> Tensor:
-    """The gradient of a kernel from that of its matrix."""
-    return grad_OX.unflatten(1, (-1, like_OCK.shape[1])).transpose(1, 2)
-
-
-def _with_neighbours(x_RC: Tensor, edges: tuple[Tensor, ...]) -> Tensor:
-    """Each row with its neighbours of the same sample, `[R, K * C]`, zeros where there is none."""
-    rows, channels = x_RC.shape
-    out_RKC = x_RC.new_empty(rows, len(edges), channels)
-    for place, edge in enumerate(edges):
-        shift = place - len(edges) // 2
-        here, there = _overlapping_rows(shift, rows)
-        out_RKC[here, place] = x_RC[there]
-        out_RKC[edge, place] = 0
-    return out_RKC.flatten(1)
-
-
-def _gather_gradient(grad: Tensor, edges: tuple[Tensor, ...]) -> Tensor:
-    """The gradient of the rows from that of `_with_neighbours`; `grad` is written to."""
-    grad_RKC = grad.unflatten(1, (len(edges), -1))
-    middle = len(edges) // 2
-    total_RC = grad_RKC[:, middle].clone()
-    for place, edge in enumerate(edges):
-        if place != middle:
-            grad_RKC[edge, place] = 0
-            here, there = _overlapping_rows(place - middle, len(grad))
-            total_RC[there] += grad_RKC[here, place]
-    return total_RC
-
-
-def _overlapping_rows(shift: int, rows: int) -> tuple[slice, slice]:
-    """The rows that have a row `shift` further on in the pack, and those rows."""
-    if abs(shift) >= rows:
-        return slice(0, 0), slice(0, 0)
-    if shift >= 0:
-        return slice(0, rows - shift), slice(shift, rows)
-    return slice(-shift, rows), slice(0, rows + shift)

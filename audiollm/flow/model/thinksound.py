@@ -33,7 +33,8 @@ from audiollm.flow.model.blocks import (
     zero,
 )
 from audiollm.flow.model.packed import Modality, PackedConditions, PackedModality
-from audiollm.flow.model.rows import RowMLP, SampleRows, Spread, rows_of
+from audiollm.flow.model.row_convolutions import RowMLP
+from audiollm.flow.model.rows import SampleRows, Spread, rows_of
 from audiollm.models.pretrained import StoredWeights, fill, load_whole, save_model
 from audiollm.products import Linear
 

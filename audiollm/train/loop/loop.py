@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from audiollm.errors import StageError
-from audiollm.products import LIBRARIES
+from audiollm.measured_choices import CHOICES
 from audiollm.recipe.runner import Context
 from audiollm.train.loop.budget import StepCost, step_cost, steps_of_budget
 from audiollm.train.loop.checkpoint import Best, Readers, load_part, open_part, read_state, save_checkpoint
@@ -407,7 +407,7 @@ class _Run:
             "evaluation": self.evaluated,
             "guard": self.guard.state(),
             "scaler": self.strategy.scaler_state(),
-            "products": LIBRARIES.state(),
+            "fastest_ways": CHOICES.state(),
         }
         parts: dict[str, Readers] = {
             "modules": self._readers_of(self._tensors()),
@@ -434,7 +434,7 @@ class _Run:
         self.step, self.cpu_seconds, self.tokens = state["step"], state["cpu_seconds"], state["tokens"]
         self.evaluated = state.get("evaluation", {})
         self.guard.restore(state["guard"])
-        LIBRARIES.restore(state.get("products", {}))
+        CHOICES.restore(state.get("fastest_ways", {}))
         self.strategy.restore_scaler(state["scaler"])
         return True
 

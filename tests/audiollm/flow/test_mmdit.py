@@ -20,7 +20,8 @@ from audiollm.flow.model.context import AudioContext, LatentState, hidden_contex
 from audiollm.flow.model.mmdit import MMDiT, MMDiTConfig, velocity_of_estimate
 from audiollm.flow.model.objective import velocity_loss
 from audiollm.flow.model.packed import MODALITIES, TIMED, Conditions, Features, Modality, pack_conditions
-from audiollm.flow.model.rows import RowConv, rows_of
+from audiollm.flow.model.row_convolutions import RowConv
+from audiollm.flow.model.rows import rows_of
 from audiollm.flow.model.sampling import integrate, schedule_times
 
 CPU = torch.device("cpu")
