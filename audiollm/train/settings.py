@@ -75,7 +75,7 @@ class RunSettings(LoopSettings):
     """How the steps are computed and kept."""
 
     precision: Precision = "auto"
-    """`auto`: bf16 on a GPU and on CPUs where it is faster (AMX, or AMD's AVX512_BF16), else fp32. fp16 scales its
+    """`auto`: bf16 on a GPU and on CPUs where it was measured to be faster, else fp32. fp16 scales its
     losses."""
     checkpoint_seconds: float = Field(20.0, ge=0)
     """Least time between checkpoints; never less than 20 times what writing one takes. 0: one after every step."""

@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from audiollm import devices
+from audiollm.measured_choices import MeasuredChoices, Ways
 from audiollm.train.loop.optim import compute_dtype
 
 
-@pytest.mark.parametrize(
-    ("amx", "avx512_bf16", "vendor", "fast"),
-    [
-        (True, True, "GenuineIntel", True),
-        (False, True, "GenuineIntel", False),
-        (False, True, "AuthenticAMD", True),
-        (False, False, "AuthenticAMD", False),
-        (False, True, None, False),
-    ],
-)
-def test_bf16_is_taken_where_it_is_faster(
-    amx: bool,
-    avx512_bf16: bool,
-    vendor: str | None,
-    fast: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("slower", "dtype"), [("fp32", torch.bfloat16), ("bf16", None)])
+def test_bf16_is_taken_where_it_was_measured_to_be_faster(
+    slower: str, dtype: torch.dtype | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    facts = tmp_path / "cpuinfo"
-    if vendor is not None:
-        facts.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n")
-    monkeypatch.setattr(devices, "CPU_FACTS", facts)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
-    devices.is_amd_cpu.cache_clear()
-    try:
-        assert compute_dtype("auto", torch.device("cpu")) == (torch.bfloat16 if fast else None)
-    finally:
-        devices.is_amd_cpu.cache_clear()
+    measured = devices._precisions
+
+    def precisions() -> Ways:
+        ways = dict(measured())
+        return {**ways, slower: lambda: (time.sleep(0.2), ways[slower]())}
+
+    monkeypatch.setattr(devices, "CHOICES", MeasuredChoices(tmp_path / "fastest.json"))
+    monkeypatch.setattr(devices, "_precisions", precisions)
+    assert compute_dtype("auto", torch.device("cpu")) == dtype
+
+
+def test_the_precisions_that_are_compared_compute_the_same() -> None:
+    full, half = (compute() for compute in devices._precisions().values())
+    assert full.dtype == half.dtype == torch.float32
+    torch.testing.assert_close(half, full, rtol=0.02, atol=0.02 * float(full.abs().max()))

@@ -37,7 +37,7 @@ def gradients(module: nn.Module, x: Tensor, upstream: Tensor) -> list[Tensor]:
     x = x.clone().requires_grad_()
     out = module(x)
     out.backward(upstream)
-    return [out.detach(), x.grad, *(parameter.grad for parameter in module.parameters())]  # type: ignore[list-item]
+    return [out.detach(), x.grad, *(parameter.grad for parameter in module.parameters())]
 
 
 @pytest.mark.parametrize("has_bias", [True, False])

@@ -112,7 +112,7 @@ SCHEDULES: Mapping[str, Callable[[float], float]] = {
 def compute_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
     """Return the dtype of matrix products; None for the parameters' own.
 
-    `auto` takes bf16 on a GPU and on CPUs where it is faster (AMX; AVX512_BF16 of AMD's).
+    `auto` takes bf16 on a GPU and on CPUs where its products were measured to be faster.
     """
     if precision == "auto":
         return torch.bfloat16 if is_bf16_fast(device) else None

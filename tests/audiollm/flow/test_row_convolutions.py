@@ -53,13 +53,10 @@ def test_swiglu_with_convolutions_has_the_gradients_of_autograd(
     x, upstream = torch.randn(rows.total, CHANNELS), torch.randn(rows.total, CHANNELS)
     ours, exact = x.clone().requires_grad_(), x.double().requires_grad_()
     mlp(ours, rows).backward(upstream)
-    w1, w2, w3 = (
-        layer.weight.detach().double().requires_grad_()
-        for layer in (mlp.w1, mlp.w2, mlp.w3)  # type: ignore[union-attr, operator]
-    )
+    w1, w2, w3 = (layer.weight.detach().double().requires_grad_() for layer in (mlp.w1, mlp.w2, mlp.w3))
     gated = functional.silu(convolve_alone(exact, lengths, w1)) * convolve_alone(exact, lengths, w3)
     convolve_alone(gated, lengths, w2).backward(upstream.double())
     grads = [ours.grad, *(layer.weight.grad for layer in (mlp.w1, mlp.w2, mlp.w3))]
     for value, reference in zip(grads, [exact.grad, w1.grad, w2.grad, w3.grad], strict=True):
         assert value is not None and reference is not None
-        torch.testing.assert_close(value.double(), reference, rtol=1e-4, atol=1e-4)  # type: ignore[union-attr]
+        torch.testing.assert_close(value.double(), reference, rtol=1e-4, atol=1e-4)
