@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-MIN_GAIN = 1.05
+MIN_GAIN = 1.1
 """How many times as fast as the plain way another has to be."""
-REPEATS = 4
+REPEATS = 6
 CPU_FACTS = Path("/proc/cpuinfo")
 _CPU_KEYS = ("model name", "cpu family", "model", "stepping", "flags")
 _INSTRUCTION_LIMITS = ("MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
@@ -82,11 +82,14 @@ class MeasuredChoices:
         The file is not locked while something is measured, since that may ask for a choice itself.
         """
         name: str | None = None
-        with suppress(OSError), _locked(self.path) as kept:
+        with suppress(OSError), _kept_choices(self.path) as kept:
             name = kept.get(key)
         if name is None:
             name = fastest_of(ways())
-            with suppress(OSError), _locked(self.path) as kept:  # no place to write: each process for itself
+            with (
+                suppress(OSError),
+                _kept_choices(self.path) as kept,
+            ):  # no place to write: each process for itself
                 name = kept.setdefault(key, name)
         self._chosen[key] = name
         return name
@@ -124,7 +127,7 @@ def machine_digest() -> str:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[dict[str, str]]:
+def _kept_choices(path: Path) -> Iterator[dict[str, str]]:
     """What a file keeps, while no other process changes it; what the block adds is written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:

@@ -57,7 +57,7 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
         tensor is not None and tensor.requires_grad for tensor in (x, weight_OI, bias_O)
     )
     kinds: tuple[Kind, ...] = ("forward", "input_gradient", "weight_gradient") if learns else ("forward",)
-    if all(_library(kind, rows, inputs, outputs) == "plain" for kind in kinds):
+    if all(chosen_library(kind, rows, inputs, outputs) == "plain" for kind in kinds):
         return functional.linear(x, weight_OI, bias_O)
     x_RI = x.reshape(-1, inputs)
     out_RO: Tensor = _Linear.apply(x_RI, weight_OI, bias_O) if learns else multiply(x_RI, weight_OI, bias_O)
@@ -94,7 +94,7 @@ def weight_gradient(grad_RO: Tensor, x_RI: Tensor, total_OI: Tensor | None = Non
     """`grad.T @ x`, `[O, I]`, added to a total where one is given."""
     (rows, inputs), outputs, library = x_RI.shape, grad_RO.shape[1], "plain"
     if x_RI.numel() * outputs >= MIN_MULTIPLY_ADDS and is_accelerated(grad_RO, x_RI):
-        library = _library("weight_gradient", rows, inputs, outputs)
+        library = chosen_library("weight_gradient", rows, inputs, outputs)
     if total_OI is None:
         return _weight_gradient(library, grad_RO, x_RI)
     if library == "plain" and total_OI.dtype == grad_RO.dtype:
@@ -158,18 +158,22 @@ def _library_of(kind: Kind, rows_RX: Tensor, weight_OI: Tensor) -> str:
     if len(rows_RX) * weight_OI.numel() < MIN_MULTIPLY_ADDS or not is_accelerated(rows_RX, weight_OI):
         return "plain"
     outputs, inputs = weight_OI.shape
-    return _library(kind, len(rows_RX), inputs, outputs)
+    return chosen_library(kind, len(rows_RX), inputs, outputs)
 
 
-def _library(kind: Kind, rows: int, inputs: int, outputs: int) -> str:
-    """`plain`; `onednn`; or `onednn_transposed`, which lays out anew the transposed weight (gradient of the input) or
-    the transposed result (gradient of the weight)."""
+def chosen_library(kind: Kind, rows: int, inputs: int, outputs: int) -> str:
+    """The library of a float32 product on this machine, whatever its size, with the threads that PyTorch has now.
+
+    Returns:
+        `plain`; `onednn`; or `onednn_transposed`, which lays out anew the transposed weight (gradient of the input)
+        or the transposed result (gradient of the weight).
+    """
     rows = rounded_rows(rows)
     key = f"{kind} {rows}x{inputs}x{outputs} threads {torch.get_num_threads()}"
-    return forced_library() or CHOICES.choose(key, partial(_ways, kind, rows, inputs, outputs))
+    return forced_library() or CHOICES.choose(key, partial(_ways_to_multiply, kind, rows, inputs, outputs))
 
 
-def _ways(kind: Kind, rows: int, inputs: int, outputs: int) -> Ways:
+def _ways_to_multiply(kind: Kind, rows: int, inputs: int, outputs: int) -> Ways:
     rows = max(1, min(rows, MEASURED_MULTIPLY_ADDS // (inputs * outputs)))
     x_RI, weight_OI, grad_RO = numbers(rows, inputs), numbers(outputs, inputs), numbers(rows, outputs)
     if kind == "forward":

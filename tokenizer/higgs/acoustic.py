@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tokenizer.native.operations import linear, uses_onednn
+from tokenizer.native.operations import multiply_exactly, uses_onednn
 
 Source = Callable[[int, int], Tensor]
 """`(start, stop)` to the signal there, `[1, C, stop - start]`, zeros outside of it."""
@@ -340,7 +340,7 @@ def strided_conv(layer: nn.Conv1d, x_BCT: Tensor) -> Tensor:
     if layer.weight.numel() < LARGE_WEIGHTS or not uses_onednn(x_BCT):
         return conv(layer, x_BCT, pad=False)
     windows_BTCK = x_BCT.unfold(2, layer.kernel_size[0], layer.stride[0]).transpose(1, 2)
-    return linear(windows_BTCK.flatten(2), layer.weight.flatten(1), layer.bias).transpose(1, 2)
+    return multiply_exactly(windows_BTCK.flatten(2), layer.weight.flatten(1), layer.bias).transpose(1, 2)
 
 
 def transposed_conv(layer: nn.ConvTranspose1d, x_BCT: Tensor) -> Tensor:
@@ -355,7 +355,7 @@ def transposed_conv(layer: nn.ConvTranspose1d, x_BCT: Tensor) -> Tensor:
         weight = layer.weight.unsqueeze(2)
         y_BC1T = functional.conv_transpose2d(x_BC1T, weight, layer.bias, (1, stride), (0, padding), more)
         return y_BC1T.squeeze(2)
-    pieces = linear(x_BCT.transpose(1, 2), layer.weight.flatten(1).t(), None)
+    pieces = multiply_exactly(x_BCT.transpose(1, 2), layer.weight.flatten(1).t(), None)
     pieces_BTKC = pieces.view(batch, steps, layer.out_channels, 2 * stride).transpose(2, 3)
     whole_BTSC = pieces.new_zeros(batch, steps + 1, stride, layer.out_channels)
     whole_BTSC[:, :-1] = pieces_BTKC[:, :, :stride]

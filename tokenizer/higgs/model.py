@@ -27,7 +27,7 @@ from tokenizer.higgs.semantic import (
     teacher_frames,
 )
 from tokenizer.native.model import TokenizerOutput
-from tokenizer.native.operations import linear
+from tokenizer.native.operations import multiply_exactly
 from tokenizer.native.pitch import PitchTarget
 
 
@@ -174,7 +174,7 @@ class HiggsTokenizer(nn.Module):
         if int(codes_BKF.min()) < 0 or int(codes_BKF.max()) >= self.codebook_size:
             raise ValueError(f"codes must be 0..{self.codebook_size - 1}")
         latent_BFD = self.quantizer.decode(codes_BKF)
-        x_BDF = linear(latent_BFD, self.fc2.weight, self.fc2.bias).transpose(1, 2)
+        x_BDF = multiply_exactly(latent_BFD, self.fc2.weight, self.fc2.bias).transpose(1, 2)
         if x_BDF.device.type != "cpu":
             return self.acoustic_decoder(x_BDF)[:, 0]
         return torch.cat([self.acoustic_decoder.infer(x_1DF) for x_1DF in x_BDF.split(1)])[:, 0]
@@ -230,7 +230,7 @@ class HiggsTokenizer(nn.Module):
         by_spans = samples_BN.device.type == "cpu" and len(samples_BN) == 1 and not torch.is_grad_enabled()
         encode = self.acoustic_encoder.infer if by_spans else self.acoustic_encoder
         both_BFD = torch.cat([encode(samples_B1N), semantic_BDF], dim=1).transpose(1, 2)
-        return linear(both_BFD, self.fc.weight, self.fc.bias)
+        return multiply_exactly(both_BFD, self.fc.weight, self.fc.bias)
 
     def _check(self, samples_BN: Tensor, num_codebooks: int | None) -> None:
         if samples_BN.ndim != 2 or 0 in samples_BN.shape:

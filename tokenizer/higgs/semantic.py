@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tokenizer.native.operations import Linear
+from tokenizer.native.operations import ExactLinear
 
 TEACHER_PADDING_SAMPLES = 160
 
@@ -24,7 +24,7 @@ def build_teacher(config: Any) -> nn.Module:
     for parent in list(teacher.modules()):
         for name, child in parent.named_children():
             if isinstance(child, nn.Linear):
-                setattr(parent, name, Linear(child.in_features, child.out_features))
+                setattr(parent, name, ExactLinear(child.in_features, child.out_features))
     return teacher.requires_grad_(False).eval()
 
 

@@ -17,7 +17,7 @@ from librosa.filters import mel as librosa_mel
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tokenizer.native.operations import Linear, magnitudes, overlap_add
+from tokenizer.native.operations import ExactLinear, magnitudes, overlap_add
 from tokenizer.native.pitch import PitchSalience
 from tokenizer.native.source import Excitation
 from tokenizer.quantizers.codebooks import at_least_float32
@@ -108,8 +108,8 @@ class ConvNeXtBlock(nn.Module):
         super().__init__()
         self.depthwise = CausalConv(channels, channels, kernel_size, groups=channels)
         self.norm = nn.LayerNorm(channels)
-        self.expand = Linear(channels, expansion * channels)
-        self.reduce = Linear(expansion * channels, channels)
+        self.expand = ExactLinear(channels, expansion * channels)
+        self.reduce = ExactLinear(expansion * channels, channels)
         self.scale = nn.Parameter(torch.full((channels,), 0.1))
 
     def forward(self, x_BTC: Tensor, carry: Carry | None = None) -> Tensor:
@@ -124,7 +124,7 @@ class Downsample(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
         self.stride = stride
-        self.project = Linear(stride * in_channels, out_channels)
+        self.project = ExactLinear(stride * in_channels, out_channels)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         folded: Tensor = self.project(x_BTC.unflatten(1, (-1, self.stride)).flatten(2))
@@ -137,7 +137,7 @@ class Upsample(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
         self.stride = stride
-        self.project = Linear(in_channels, stride * out_channels)
+        self.project = ExactLinear(in_channels, stride * out_channels)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         expanded: Tensor = self.project(x_BTC)
@@ -167,11 +167,11 @@ class InverseSTFTHead(nn.Module):
         super().__init__()
         self.n_fft, self.hop_samples, self.channels = n_fft, hop_samples, channels
         self.delay_samples = (n_fft - hop_samples) // 2
-        self.project = Linear(in_channels, channels * (n_fft + 2))
+        self.project = ExactLinear(in_channels, channels * (n_fft + 2))
         self.register_buffer("window_W", torch.hann_window(n_fft), persistent=False)
         self.window_W: Tensor
         if band_centres_hz:
-            self.harmonic_share = Linear(in_channels, channels * len(band_centres_hz))
+            self.harmonic_share = ExactLinear(in_channels, channels * len(band_centres_hz))
             bands_PF = _interpolation(band_centres_hz, n_fft, sample_rate)
             self.register_buffer("bands_PF", bands_PF, persistent=False)
             self.bands_PF: Tensor

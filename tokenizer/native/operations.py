@@ -37,15 +37,15 @@ def magnitudes(samples_BN: Tensor, window_W: Tensor, hop_samples: int) -> Tensor
     return (spectrum.real.square() + spectrum.imag.square() + 1e-10).sqrt()
 
 
-class Linear(products.Linear):
+class ExactLinear(products.Linear):
     """`nn.Linear` that runs through oneDNN where no gradient is needed: a row has the same bits alone and among others,
     by which a signal that is encoded whole, in a batch or in pieces has the same codes."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return linear(input, self.weight, self.bias)
+        return multiply_exactly(input, self.weight, self.bias)
 
 
-def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+def multiply_exactly(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     """`functional.linear`: through oneDNN without a gradient, else by the faster library."""
     if uses_onednn(x):
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight_OI, bias_O, "none", [], "")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tokenizer.native.operations import Linear, frame, overlap_add
+from tokenizer.native.operations import ExactLinear, frame, overlap_add
 from tokenizer.quantizers.codebooks import at_least_float32
 
 QUIET = 1e-2
@@ -84,8 +84,8 @@ class BandInput(nn.Module):
         super().__init__()
         self.transform, self.channels = transform, band.channels
         coefficients = transform.num_coefficients
-        self.to_hidden = Linear(band.channels * coefficients, hidden_size)
-        self.to_output = Linear(band.channels * coefficients, outputs)
+        self.to_hidden = ExactLinear(band.channels * coefficients, hidden_size)
+        self.to_output = ExactLinear(band.channels * coefficients, outputs)
         with torch.no_grad():
             self.to_output.weight.zero_()
             self.to_output.bias.zero_()
@@ -130,8 +130,8 @@ class BandOutput(nn.Module):
         cutoff_share = transform.num_coefficients / transform.hop_samples
         self.num_bins = min(self.n_fft // 2 + 1, math.ceil(cutoff_share * self.n_fft / 2) + 1 + LEAKED_BINS)
         outputs = channels * 2 * self.num_bins
-        self.from_latents = Linear(3 * latent_dim, frames_per_latent * outputs)
-        self.from_hidden = Linear(hidden_size, outputs)
+        self.from_latents = ExactLinear(3 * latent_dim, frames_per_latent * outputs)
+        self.from_hidden = ExactLinear(hidden_size, outputs)
         with torch.no_grad():
             self.from_hidden.weight.zero_()
             self.from_hidden.bias.zero_()

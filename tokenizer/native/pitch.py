@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tokenizer.native.operations import Linear
+from tokenizer.native.operations import ExactLinear
 from tokenizer.quantizers.codebooks import at_least_float32
 
 LOWEST_HZ, VOICE_HZ, SOUND_HZ = 60.0, 500.0, 1500.0
@@ -112,11 +112,11 @@ class PitchPredictor(nn.Module):
         self.frames_per_latent = frames_per_latent
         window = PITCH_PAST_FRAMES + 1 + PITCH_FUTURE_FRAMES
         self.net = nn.Sequential(
-            Linear(window * latent_dim, hidden_size),
+            ExactLinear(window * latent_dim, hidden_size),
             nn.GELU(),
-            Linear(hidden_size, hidden_size),
+            ExactLinear(hidden_size, hidden_size),
             nn.GELU(),
-            Linear(hidden_size, frames_per_latent * (num_pitch_classes(highest_hz) + 1)),
+            ExactLinear(hidden_size, frames_per_latent * (num_pitch_classes(highest_hz) + 1)),
         )
 
     def forward(self, latent_BTD: Tensor) -> PitchLogits:

@@ -87,7 +87,7 @@ class _RowConvolutions(torch.autograd.Function):
     def forward(ctx: Any, x_RC: Tensor, rows: SampleRows, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.rows = rows
         ctx.save_for_backward(x_RC, *weights)
-        return _convolve(x_RC, rows, *weights)
+        return _convolve_rows(x_RC, rows, *weights)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -103,7 +103,7 @@ class _GatedConvolution(torch.autograd.Function):
     def forward(ctx: Any, gate_RH: Tensor, value_RH: Tensor, rows: SampleRows, weight: Tensor) -> Tensor:
         ctx.rows = rows
         ctx.save_for_backward(gate_RH, value_RH, weight)
-        (out_RO,) = _convolve(functional.silu(gate_RH).mul_(value_RH), rows, weight)
+        (out_RO,) = _convolve_rows(functional.silu(gate_RH).mul_(value_RH), rows, weight)
         return out_RO
 
     @staticmethod
@@ -116,14 +116,14 @@ class _GatedConvolution(torch.autograd.Function):
         return grad_gate_RH, grad_RH.mul_(open_RH), None, grad_weight
 
 
-def _convolve(x_RC: Tensor, rows: SampleRows, *weights: Tensor) -> tuple[Tensor, ...]:
-    if _way("forward", rows, weights[0], x_RC) == "convolution":
+def _convolve_rows(x_RC: Tensor, rows: SampleRows, *weights: Tensor) -> tuple[Tensor, ...]:
+    if _chosen_way("forward", rows, weights[0], x_RC) == "convolution":
         return tuple(_convolve_samples(x_RC, rows, weight) for weight in weights)
     return _multiply_neighbours(x_RC, rows, weights)
 
 
 def _gradient_of_rows(rows: SampleRows, grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-    if _way("input_gradient", rows, weights[0], *grads) == "convolution":
+    if _chosen_way("input_gradient", rows, weights[0], *grads) == "convolution":
         total, *more = (
             _convolve_gradient(grad, rows, weight) for grad, weight in zip(grads, weights, strict=True)
         )
@@ -136,13 +136,13 @@ def _gradient_of_rows(rows: SampleRows, grads: Sequence[Tensor], weights: Sequen
 def _gradients_of_kernels(
     x_RC: Tensor, rows: SampleRows, grads: Sequence[Tensor], weights: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    if _way("weight_gradient", rows, weights[0], x_RC, *grads) == "places":
+    if _chosen_way("weight_gradient", rows, weights[0], x_RC, *grads) == "places":
         return tuple(_multiply_places(x_RC, rows, grad, weights[0].shape[2]) for grad in grads)
     beside = _with_neighbours(x_RC, _kernel_edges(rows, weights[0].shape[2]))
     return tuple(_as_kernel(weight_gradient(grad, beside), weights[0]) for grad in grads)
 
 
-def _way(kind: str, rows: SampleRows, weight_OCK: Tensor, *tensors: Tensor) -> str:
+def _chosen_way(kind: str, rows: SampleRows, weight_OCK: Tensor, *tensors: Tensor) -> str:
     """`neighbours`: products with all neighbours side by side; `convolution`; or for the gradient of a kernel `places`.
 
     Small convolutions, and those of samples of several lengths, go by the first.
@@ -157,10 +157,10 @@ def _way(kind: str, rows: SampleRows, weight_OCK: Tensor, *tensors: Tensor) -> s
     samples = len(rows.lengths) if rows.equal else 1
     length = rounded_rows(rows.total // samples)
     key = f"rows {kind} {samples}x{length}x{channels}x{outputs}x{size} threads {torch.get_num_threads()}"
-    return CHOICES.choose(key, partial(_ways, kind, samples, length, weight_OCK.shape))
+    return CHOICES.choose(key, partial(_ways_to_convolve, kind, samples, length, weight_OCK.shape))
 
 
-def _ways(kind: str, samples: int, length: int, kernel: Sequence[int]) -> Ways:
+def _ways_to_convolve(kind: str, samples: int, length: int, kernel: Sequence[int]) -> Ways:
     outputs, channels, size = kernel
     samples = max(1, min(samples, MEASURED_MULTIPLY_ADDS // (length * outputs * channels * size)))
     rows, weight = rows_of([length] * samples, torch.device("cpu")), numbers(outputs, channels, size)
