@@ -30,6 +30,8 @@ TEXT_ANSWER_SHARE = 0.4
 """Length of an answer in words over the longest that is allowed, on average, for the time of models of size tiny."""
 DELAY_ROWS = 8
 """Rows that the delay pattern adds to speech."""
+MET_SHARE = 0.6
+"""Share of a DualFFN's parameters that a position meets: one of the two feed-forwards, and few rows of the tables."""
 UNTIMED_REWARDS = ("judge", "words", "voice", "quality")
 """Built-in rewards whose time their sizes do not tell: endpoints, recognizers, voice encoders."""
 
@@ -99,6 +101,7 @@ def _planned(
         updates=config.updates,
         max_tokens=required(config.max_tokens),
         shares_prompt=opened.shares_prompt,
+        met_share=MET_SHARE if opened.shares_prompt else 1.0,
         slots=opened.rollout_slots,
         reference=_parameters(config.reference or config.start, plans) if own_reference else 0,
         reads_reference=config.needs_reference,
@@ -234,6 +237,8 @@ class PlannedTraining:
     """Whether the rows of a prompt are computed once for its group in training (a DualFFN)."""
     slots: int
     """Most answers that the engine samples at a time."""
+    met_share: float = 1.0
+    """Share of the parameters of policy, reference and critic whose operations a position takes."""
     reference: int = 0
     """Parameters of a reference of its own; 0: none, or the policy with its adapter off."""
     reads_reference: bool = False
@@ -300,14 +305,15 @@ def step_seconds(plan: PlannedTraining, devices: int, tflops: float, rates: Devi
             GPU where it has less than one.
     """
     speed = 1e12 * tflops
-    passes = plan.trained_positions * 2 * plan.model.parameters
+    positions = plan.trained_positions * plan.met_share
+    passes = positions * 2 * plan.model.parameters
     samplers = _count(plan, "rollout", devices)
     seconds = {"rollout": _rollout_seconds(plan, samplers, speed * _device_share(plan, "rollout"), rates)}
     scored = plan.prompts * plan.group_size * (plan.prompt_length + plan.answer_length)
     if work := sum(2 * size * scored for size in plan.rewards.values()):
         seconds["reward"] = work / (_count(plan, "reward", devices) * speed * _device_share(plan, "reward"))
     old = passes / (devices * speed)
-    reference = 2 * (plan.reference or plan.model.parameters) * plan.trained_positions
+    reference = 2 * (plan.reference or plan.model.parameters) * positions
     beside = 0.0
     if plan.reads_reference:
         beside = reference / (_count(plan, "reference", devices) * speed * _device_share(plan, "reference"))
@@ -315,13 +321,11 @@ def step_seconds(plan: PlannedTraining, devices: int, tflops: float, rates: Devi
         seconds["score"] = max(old, beside)  # at the same time
     else:
         seconds["score"] = old + beside
-    seconds["score"] += 2 * plan.critic * plan.trained_positions / (devices * speed)
+    seconds["score"] += 2 * plan.critic * positions / (devices * speed)
     # backward to the activations always; to the weights where they are trained
     backward = 2 + plan.trained_share
     seconds["update"] = plan.updates * passes * backward / (devices * speed)
-    seconds["update"] += (
-        plan.updates * 2 * plan.critic * plan.trained_positions * backward / (devices * speed)
-    )
+    seconds["update"] += plan.updates * 2 * plan.critic * positions * backward / (devices * speed)
     sent = 0.0
     if devices > 1 and plan.strategy in (*SHARDED, "zero2"):
         sent += WEIGHT_BYTES * plan.model.parameters
@@ -360,8 +364,8 @@ def described(plan: PlannedTraining, devices: int, tflops: float, rates: DeviceR
     lines.append(
         f"basis: {plan.prompts} prompts of {plan.prompt_length:.0f} positions (assumed), {plan.group_size} answers to "
         f"each of {plan.answer_length} tokens (assumed); 2 operations per weight and position, 4 to 6 with gradients, "
-        f"at {tflops:.3g} TFLOP/s; a next token reads all weights ({rates.read_bytes / 1e9:g} GB/s) and takes "
-        f"{1e3 * rates.step_s:g} ms beside ({rates.basis})"
+        f"of {plan.met_share:.0%} of the weights, at {tflops:.3g} TFLOP/s; a next token reads those weights "
+        f"({rates.read_bytes / 1e9:g} GB/s) and takes {1e3 * rates.step_s:g} ms beside ({rates.basis})"
     )
     return lines
 
@@ -401,11 +405,10 @@ def _rollout_seconds(plan: PlannedTraining, samplers: int, speed: float, rates: 
     prompts = math.ceil(plan.prompts / samplers)
     answers = prompts * plan.group_size
     read = prompts * (1 if plan.shares_prompt else plan.group_size) * plan.prompt_length
-    prefill = 2 * plan.model.parameters * read / speed
+    met_parameters = plan.met_share * plan.model.parameters
+    prefill = 2 * met_parameters * read / speed
     together = min(plan.slots, answers)
-    token = max(
-        WEIGHT_BYTES * plan.model.parameters / rates.read_bytes, 2 * plan.model.parameters * together / speed
-    )
+    token = max(WEIGHT_BYTES * met_parameters / rates.read_bytes, 2 * met_parameters * together / speed)
     return prefill + math.ceil(answers / together) * plan.answer_length * (token + rates.step_s)
 
 
