@@ -31,9 +31,9 @@ def main() -> None:
     )
     parser.add_argument("--transcripts", help="a table, or a pattern such as '{text}_{speaker}_{take}.wav'")
     parser.add_argument("--test", help="which recordings are held out, for example 'take<5'")
-    parser.add_argument("--steps", type=int, nargs="+", default=[150], help="training budgets to try")
+    parser.add_argument("--steps", type=int, nargs="+", default=[100], help="training budgets to try")
     tokenizer_help = "steps of the tokenizer; 0: those of the recipe"
-    parser.add_argument("--tokenizer-steps", type=int, default=150, help=tokenizer_help)
+    parser.add_argument("--tokenizer-steps", type=int, default=100, help=tokenizer_help)
     parser.add_argument("--name", default="time-to-voice")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     arguments = parse_options(parser, steps=[500, 1200], tokenizer_steps=0)
