@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -96,6 +96,18 @@ class Cache:
             )
         self.pinned[row] = prefix
 
+    def claim_positions(self, rows: int) -> list[int]:
+        """Return the next position of each of the first `rows` rows, and count it as filled.
+
+        Raises:
+            ValueError: one of these rows is full.
+        """
+        positions = self.lengths[:rows]
+        if max(positions) >= self.length:
+            raise ValueError(f"the cache has room for {self.length} positions a row, and one is full")
+        self.lengths[:rows] = [position + 1 for position in positions]
+        return positions
+
     def largest_append(self, row: int) -> int:
         """Return the most positions that a row takes at once."""
         prefix = self.pinned[row]
@@ -148,6 +160,17 @@ def fill_cache(
     return FillCache(cache, attend, batch.row_of_S[:total], row_P, position_P)
 
 
+class AttendExtended(Protocol):
+    """Attention of a new position in each row of a cache that is extended: an `Attend` that knows the positions."""
+
+    @property
+    def position_X(self) -> Tensor:
+        """The new position of each row of the model's batch."""
+
+    def __call__(self, layer: int, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> Tensor:
+        """`[S, H, D]`."""
+
+
 @dataclass(frozen=True)
 class AttendCached:
     """Attention of a new position in each of the first R cache rows over the positions that the row holds."""
@@ -189,11 +212,8 @@ def attend_cached(cache: Cache, rows: int, order_R: Tensor | None) -> AttendCach
     Raises:
         ValueError: a row of the cache is full.
     """
-    device, lengths = cache.keys_NRGDL.device, cache.lengths[:rows]
+    device, lengths = cache.keys_NRGDL.device, cache.claim_positions(rows)
     low, high = min(lengths), max(lengths)
-    if high >= cache.length:
-        raise ValueError(f"the cache has room for {cache.length} positions a row, and one is full")
-    cache.lengths[:rows] = [length + 1 for length in lengths]
     position_R = torch.tensor(lengths, device=device)
     keys_NRGDL, values_NRGLD = cache.keys_NRGDL[:, :rows], cache.values_NRGLD[:, :rows]
     same = low == high

@@ -29,7 +29,7 @@ from audiollm.models.attention import (
     rotary_angles,
 )
 from audiollm.models.audio_encoder import AudioEncoderConfig, AudioTower, Projector
-from audiollm.models.cache import Cache, attend_cached, fill_cache
+from audiollm.models.cache import AttendExtended, Cache, attend_cached, fill_cache
 from audiollm.models.decoder import Attend, AttendPacked, DualFFNConfig, DualFFNLayer, Rows
 from audiollm.models.hub import from_language_model, load_pretrained, save_pretrained
 from audiollm.models.kernels import RMSNorm, matmul_dtype
@@ -211,6 +211,10 @@ class DualFFN(nn.Module):
             ValueError: a row of the cache is full.
         """
         attend = attend_cached(cache, len(text_ids_X) + len(codes_YK), order_R)
+        return self.extend_by(text_ids_X, codes_YK, cache, attend)
+
+    def extend_by(self, text_ids_X: Tensor, codes_YK: Tensor, cache: Cache, attend: AttendExtended) -> Tensor:
+        """Compute the hidden states of `extend` with this attention over the cache."""
         x_RC = self.embed(text_ids_X, codes_YK)
         cosine, sine = (table[attend.position_X] for table in (cache.cosine_LD, cache.sine_LD))
         return self._layers(x_RC, Rows(len(text_ids_X), cosine[:, None], sine[:, None], attend))

@@ -41,6 +41,7 @@ from audiollm.generation.engine.state import AnswerState, Codes, Marks, SpeechSt
 from audiollm.models.cache import Cache
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.packed_decoder import GenerationDecoder, PackedDecoder
+from audiollm.models.static_steps import StaticSteps, StepKind
 
 ENDLESS = 2**31
 """Room of a slot that forgets."""
@@ -58,6 +59,11 @@ class Engine:
         slots: rows of the cache. A request takes one for each branch of its guidance.
         max_length: the longest prompt and answer together, in positions.
         decoder: of this model, where several engines share it.
+        steps: `static` computes steps in static shapes, and `cuda_graph` replays them as CUDA graphs; steps in which
+            some rows write and others speak, and those of open requests, are computed plainly all the same.
+
+    Raises:
+        ValueError: `steps` is `cuda_graph`, and the model is on no CUDA device.
     """
 
     def __init__(
@@ -67,6 +73,7 @@ class Engine:
         slots: int = 8,
         max_length: int = 2048,
         decoder: GenerationDecoder | None = None,
+        steps: StepKind = "plain",
     ) -> None:
         weight = next(model.parameters())
         self._model, self._template, self._device = model, template, weight.device
@@ -75,6 +82,9 @@ class Engine:
         """Decoder that computes the steps, with the weights of the time when an answer last began."""
         self._marks = Marks.of(template)
         self._cache = Cache.empty(model.config, slots, max_length, weight.device, weight.dtype)
+        self._static = (
+            None if steps == "plain" else StaticSteps(model, self._cache, recorded=steps == "cuda_graph")
+        )
         self._slots, self._submitted = slots, 0
         self._waiting: deque[Running] = deque()
         self._owners: list[Running] = []
@@ -98,6 +108,7 @@ class Engine:
         most_slots: int = 256,
         decoder: GenerationDecoder | None = None,
         answers_per_request: int = 1,
+        steps: StepKind = "plain",
     ) -> Engine:
         """Make an engine with a slot for each branch of these requests, up to a limit, and room for the longest one."""
         branches = [
@@ -106,7 +117,9 @@ class Engine:
         longest = max(
             _positions(template, request, _lay_out_prompts(template, request)) for request in requests
         )
-        return cls(model, template, max(max(branches), min(sum(branches), most_slots)), longest, decoder)
+        return cls(
+            model, template, max(max(branches), min(sum(branches), most_slots)), longest, decoder, steps
+        )
 
     @property
     def busy(self) -> bool:
@@ -417,6 +430,8 @@ class Engine:
             self._plan = None
         if admitted:
             self._layers = self._decoder.current()
+            if self._static is not None:
+                self._static.refresh()
         pairs: list[tuple[TokenStream, int]] = []
         copies: list[tuple[int, int, int]] = []
         for member in admitted:
@@ -445,7 +460,10 @@ class Engine:
     def _feed(self, ids_X: Tensor, codes_YK: Tensor, order_R: Tensor | None) -> tuple[Tensor, Tensor]:
         """Feed one position to every row; returns hidden states of text rows and audio logits of code rows."""
         ids_X, codes_YK = ids_X.to(self._device), codes_YK.to(self._device)
-        hidden_RC = self._layers.extend(ids_X, codes_YK, self._cache, order_R)
+        if self._static is None or order_R is not None:
+            hidden_RC = self._layers.extend(ids_X, codes_YK, self._cache, order_R)
+        else:
+            hidden_RC = self._static.extend(ids_X, codes_YK)
         if not len(codes_YK):
             return hidden_RC, hidden_RC.new_zeros(0)
         return hidden_RC[: len(ids_X)], self._layers.audio_logits(hidden_RC[len(ids_X) :]).float()

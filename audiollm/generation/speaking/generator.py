@@ -21,6 +21,7 @@ from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.packed_decoder import GenerationDecoder
 from audiollm.models.pretrained import model_folder
+from audiollm.models.static_steps import StepKind
 
 
 class Generator(SpeechGenerator):
@@ -38,6 +39,8 @@ class Generator(SpeechGenerator):
     ) -> None:
         super().__init__(codec, speakers, longest_positions, defaults, words)
         self.model, self.template = model.eval(), template
+        self.steps: StepKind = "plain"
+        """How the engines compute their steps; `cuda_graph` on a CUDA device alone (see `Engine`)."""
         self.decoder = GenerationDecoder(model)
         """Decoder shared by the engines of all answers, so that weights are laid out once."""
 
@@ -82,7 +85,7 @@ class Generator(SpeechGenerator):
 
     def engine(self, requests: Sequence[Request]) -> Engine:
         """See `SpeechGenerator.engine`."""
-        return Engine.sized_for(self.model, self.template, requests, decoder=self.decoder)
+        return Engine.sized_for(self.model, self.template, requests, decoder=self.decoder, steps=self.steps)
 
     def check_messages(self, messages: Sequence[Message], num_recordings: int) -> None:
         """See `SpeechGenerator.check_messages`."""

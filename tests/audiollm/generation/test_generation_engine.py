@@ -18,8 +18,10 @@ from audiollm.generation.engine.request import Answer, Finished, Frames, Limits,
 from audiollm.generation.engine.rows import UNIFORM_STEPS, Running
 from audiollm.generation.engine.sampling import SamplingConfig, guide, sample_codes
 from audiollm.generation.engine.state import AnswerState, Marks
+from audiollm.models import static_steps
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.static_steps import StaticSteps, StepKind
 
 BOOKS, SIZE = 3, 16
 WORDS = "system user assistant one two three"
@@ -381,3 +383,64 @@ def test_the_numbers_of_an_answer_go_on_and_never_repeat(template: Template) -> 
     assert len(drawn_S2K.unique(dim=0)) == 3 * UNIFORM_STEPS
     generator = torch.Generator().manual_seed(7)
     assert torch.equal(drawn_S2K, torch.rand(drawn_S2K.shape, generator=generator))
+
+
+def varied_requests() -> list[list[Request]]:
+    """Speech alone, text alone, and both by turns, with answers and prompts of many lengths."""
+    kinds, ways = ("audio", "text", "any"), (GREEDY, PLAIN, GUIDED)
+    return [
+        [request(n, answer=kind, sampling=ways[n % 3], limits=Limits(4 + 3 * n, 5 + 2 * n)) for n in range(5)]
+        for kind in kinds
+    ]
+
+
+def answers_by(model: DualFFN, template: Template, steps: StepKind) -> list[Any]:
+    engine = Engine(model, template, slots=12, max_length=110, steps=steps)
+    return [told(answer) for requests in varied_requests() for answer in engine.run(requests)]
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_steps_in_static_shapes_give_the_same(
+    template: Template, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and spans are filled up, and several of both are met."""
+    monkeypatch.setattr(static_steps, "SPAN", 8)
+    shapes: list[tuple[int, int, bool]] = []
+    step_of = StaticSteps._step_of
+
+    def record_shape(steps: StaticSteps, rows: int, span: int, is_text: bool) -> Any:
+        shapes.append((rows, span, is_text))
+        return step_of(steps, rows, span, is_text)
+
+    monkeypatch.setattr(StaticSteps, "_step_of", record_shape)
+    model = random_model(template, sliding_window=window)
+    assert answers_by(model, template, "static") == answers_by(model, template, "plain")
+    for numbers, least in zip(zip(*shapes, strict=True), (3, 3, 2), strict=True):
+        assert len(set(numbers)) >= least
+
+
+def test_static_steps_follow_weights_that_were_written_or_moved(template: Template) -> None:
+    model = random_model(template)
+    asked = [request(0, answer="audio")]
+    engine = Engine(model, template, slots=3, max_length=110, steps="static")
+    for change in (
+        lambda: model.model.layers[0].mlp.down_proj.weight.data.mul_(-1),
+        lambda: setattr(model.model.norm, "weight", torch.nn.Parameter(-model.model.norm.weight)),
+    ):
+        before = told(engine.run(asked)[0])
+        change()
+        model.weights_changed()
+        after = told(engine.run(asked)[0])
+        assert before != after == told(Engine(model, template, slots=3, max_length=110).run(asked)[0])
+
+
+def test_graphs_are_refused_without_a_gpu(model: DualFFN, template: Template) -> None:
+    with pytest.raises(ValueError, match="'cuda_graph' needs a CUDA device, and the model is on cpu"):
+        Engine(model, template, steps="cuda_graph")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_replayed_graphs_give_the_same(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(static_steps, "SPAN", 16)
+    model = random_model(template).cuda()
+    assert answers_by(model, template, "cuda_graph") == answers_by(model, template, "plain")
