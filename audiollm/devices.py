@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from audiollm.measured_choices import CHOICES, Ways
@@ -13,6 +14,11 @@ from audiollm.products import multiply, numbers
 
 _BF16_ROWS, _BF16_FEATURES = 512, 768
 """Of the products by which bf16 is compared with float32."""
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to a device; to a GPU from pinned memory without waiting for the work before it."""
+    return tensor.to(device, non_blocking=device.type == "cuda")
 
 
 def default_device() -> torch.device:

@@ -21,6 +21,7 @@ from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import Kind, TokenStream
 from audiollm.data.hearing.features import FeatureShape, PackedFeatures, silence
 from audiollm.data.shared_rows import shared_lengths, without_first_rows
+from audiollm.devices import to_device
 
 Normalization = Literal["sequence", "token"]
 AudioReduction = Literal["mean", "sum"]
@@ -85,12 +86,13 @@ class PackedBatch:
         return len(self.text_ids_X) + (self.features.num_rows if self.features else 0)
 
     def to(self, device: torch.device) -> PackedBatch:
+        """Copy the batch to a device; to a GPU from pinned memory without waiting for the work before it."""
         moved: dict[str, Any] = {
-            key: value if value is None else value.to(device)
+            key: to_device(value, device) if isinstance(value, Tensor) else value
             for key, value in self.__dict__.items()
-            if key != "counts"
         }
-        return PackedBatch(**moved, counts=self.counts)
+        features = None if self.features is None else self.features.to(device)
+        return PackedBatch(**{**moved, "layout": self.layout.to(device), "features": features})
 
 
 def pack(
@@ -515,7 +517,7 @@ class SegmentLayout:
 
     def to(self, device: torch.device) -> SegmentLayout:
         ends_B, row_of_S, order_S = (
-            tensor.to(device) for tensor in (self.cumulative_lengths, self.row_of_S, self.order_S)
+            to_device(tensor, device) for tensor in (self.cumulative_lengths, self.row_of_S, self.order_S)
         )
         return SegmentLayout(self.lengths, ends_B, row_of_S, order_S, self.pinned_rows)
 

@@ -10,6 +10,7 @@ import torch
 from audiollm.data.hearing.features import FeatureShape
 from audiollm.data.packing import PackedBatch
 from audiollm.data.records.loader import Loader
+from audiollm.devices import default_device
 from audiollm.errors import BadSample, StageError
 from audiollm.families.packed_training import PackedTraining
 from audiollm.families.registry import packed_training
@@ -38,6 +39,8 @@ def train_model(config: TrainConfig, context: Context) -> dict[str, Any]:
         if training is None:
             return train_on_answers(config, context)
         training.check()
+        if config.pin_memory and default_device().type != "cuda":
+            raise StageError("pin_memory is set, and there is no GPU", "leave it out", 2)
         return _train_on_packs(config, training, context)
     except BadSample as bad:
         raise StageError(str(bad), "mend or remove it, or leave `strict` out to set it aside", 2) from bad
@@ -61,7 +64,7 @@ def _train_on_packs(config: TrainConfig, training: PackedTraining, context: Cont
     )
     task = SFTTask(
         model,
-        Loader(maker, config.workers),
+        Loader(maker, config.workers, pinned=config.pin_memory),
         held_out,
         {"text": config.text_weight, "audio": config.audio_weight},
         corpus.set_aside,

@@ -202,6 +202,7 @@ class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
 
     incidental: ClassVar[frozenset[str]] = ModelTrainingConfig.incidental | {
         "workers",
+        "pin_memory",
         "eval_audio_samples",
         "codec",
     }
@@ -212,6 +213,8 @@ class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
     """A sample whose codes take more when they are unpacked is set aside; 64 MB are some 11 hours of 8 codebooks."""
     workers: int = Field(0, ge=0)
     """Processes that read and pack ahead; 0: the training process itself."""
+    pin_memory: bool = Field(False, exclude_if=lambda value: not value)
+    """Batches are copied to the GPU from pinned memory, while it still works on the step before. Needs a GPU."""
     strict: bool = False
     """Stop at the first bad sample; otherwise it is set aside, counted and left out."""
     codec: InputPath | None = None

@@ -24,6 +24,7 @@ from audiollm.audio.samples import SILENCE_DBFS, peak_dbfs
 from audiollm.data.records.sample import AudioPart, Sample
 from audiollm.data.records.source import AudioClip, LoadedSample, silent_part, teaches_words
 from audiollm.data.records.storage import is_url
+from audiollm.devices import to_device
 from audiollm.errors import BadSample
 
 if TYPE_CHECKING:
@@ -146,8 +147,8 @@ class PackedFeatures:
         return encoded if self.row_of is None else encoded.index_select(0, self.row_of)
 
     def to(self, device: torch.device) -> PackedFeatures:
-        row_of = None if self.row_of is None else self.row_of.to(device)
-        return PackedFeatures(self.mel_MX.to(device), self.frames, self.rows, row_of)
+        row_of = None if self.row_of is None else to_device(self.row_of, device)
+        return PackedFeatures(to_device(self.mel_MX, device), self.frames, self.rows, row_of)
 
 
 def size_of(audio_input: PartAudio) -> PartSize:

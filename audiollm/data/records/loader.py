@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.utils.data
@@ -29,17 +29,21 @@ class Loader(Generic[T]):
             back through shared memory and cost a file descriptor each: give few and large ones.
         workers: processes; 0 makes each step here, when it is asked for.
         ahead: steps made before they are asked for, at least one a worker.
+        pinned: each step is handed over in pinned memory, by its `pin_memory`. Needs a GPU.
 
     Raises:
         ValueError: a negative number.
     """
 
-    def __init__(self, make: Callable[[int], T], workers: int = 0, ahead: int = 4) -> None:
+    def __init__(
+        self, make: Callable[[int], T], workers: int = 0, ahead: int = 4, pinned: bool = False
+    ) -> None:
         if workers < 0 or ahead < 0:
             raise ValueError(f"workers and ahead must be >= 0, not {workers} and {ahead}")
         self._make = make
         self._steps = _StepsFrom()
-        self._loader = _start_loader(make, self._steps, workers, ahead) if workers else None
+        self._pinned = pinned
+        self._loader = _start_loader(make, self._steps, workers, ahead, pinned) if workers else None
         self._iterator: Iterator[T] | None = None
         self._next = -1
 
@@ -51,7 +55,8 @@ class Loader(Generic[T]):
                 RuntimeError, with the worker's traceback in its text.
         """
         if self._loader is None:
-            return self._make(step)
+            here: Any = self._make(step)
+            return here.pin_memory() if self._pinned else here
         if step != self._next or self._iterator is None:
             self._steps.start = step
             with interrupts_held_back():
@@ -92,7 +97,7 @@ class _StepsFrom(torch.utils.data.Sampler[int]):
 
 
 def _start_loader(
-    make: Callable[[int], T], steps: _StepsFrom, workers: int, ahead: int
+    make: Callable[[int], T], steps: _StepsFrom, workers: int, ahead: int, pinned: bool
 ) -> torch.utils.data.DataLoader[T]:
     # not fork: that of a process with threads can hang. The server loads the modules once, for all workers.
     context = multiprocessing.get_context("forkserver")
@@ -113,6 +118,7 @@ def _start_loader(
         num_workers=workers,
         prefetch_factor=max(1, -(-ahead // workers)),
         persistent_workers=True,
+        pin_memory=pinned,
         multiprocessing_context=context,
         worker_init_fn=_end_with_parent,
         generator=torch.Generator(),  # else it draws from the global one, and dropout after it is another

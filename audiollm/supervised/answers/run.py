@@ -28,7 +28,7 @@ from audiollm.train.supervised_settings import TrainConfig
 OF_PACKS = (
     "text_tokenizer", "audio_in", "augment", "max_length", "too_long", "packing", "audio_reduction", "text_dropout",
     "speaker_dropout", "corrupt_codes", "silence_weight", "text_weight", "audio_weight", "max_codes_mb", "workers",
-    "codec", "eval_audio_samples",
+    "codec", "eval_audio_samples", "pin_memory",
 )  # fmt: skip
 """Settings of `train` that a model which answers in words has no use for."""
 LEARNING_RATE, ADAPTER_LEARNING_RATE = 1e-5, 1e-4

@@ -8,7 +8,7 @@ Shapes: K items of a step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,6 +63,10 @@ class StepBatch:
     packs: list[PackedBatch]
     bad: list[BadSample] = field(default_factory=list)
     """Left out of it."""
+
+    def pin_memory(self) -> StepBatch:
+        """Copy the tensors to pinned memory, from which a GPU takes them while the host goes on."""
+        return StepBatch(_pinned(self.packs), self.bad)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Between processes as plain arrays: as tensors, each would hold a file descriptor open."""
@@ -252,6 +256,17 @@ def _fit_usable_sample(
     if stream is None:
         raise BadSample(place, id, f"changed since it was measured: {reason}; put it back", "changed sample")
     return stream
+
+
+def _pinned(value: Any) -> Any:
+    """Copy lists and dataclasses, with their tensors in pinned memory."""
+    if isinstance(value, Tensor):
+        return value.pin_memory()
+    if isinstance(value, list):
+        return [_pinned(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{field.name: _pinned(getattr(value, field.name)) for field in fields(value)})
+    return value
 
 
 def _restore_step_batch(packs: list[Any], bad: list[BadSample]) -> StepBatch:

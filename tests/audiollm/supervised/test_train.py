@@ -106,6 +106,14 @@ def test_attention_that_cannot_be_had_is_refused_before_anything_is_read(tmp_pat
         assert refused.value.exit_code == 2 and not list((tmp_path / name).iterdir())
 
 
+def test_pinned_memory_without_a_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    shards = str(write_shards(tmp_path / "a", 3))
+    with pytest.raises(StageError, match="pin_memory is set, and there is no GPU") as refused:
+        run_stage(tmp_path / "run", shards, shape=SMALL, pin_memory=True)
+    assert refused.value.exit_code == 2 and not list((tmp_path / "run").iterdir())
+
+
 def test_the_stage_trains_saves_and_mixes_sources(tmp_path: Path) -> None:
     first, second = write_shards(tmp_path / "a", 7), write_shards(tmp_path / "b", 5)
     sources = [{"path": str(first), "weight": 1}, {"path": str(second), "weight": 3}]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from audiollm.data.chat.conditions import corrupt, hide_conditions
 from audiollm.data.chat.template import Kind, Template
@@ -123,6 +124,30 @@ def test_workers_make_the_same_batches(tmp_path: Path, template: Template) -> No
             )
             assert ours.layout.lengths == theirs.layout.lengths
     loader.close()
+
+
+def test_a_pinned_step_has_every_tensor_in_pinned_memory(
+    tmp_path: Path, template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU nothing can be pinned: a copy takes the place of what is pinned, and is counted."""
+    pinned: set[int] = set()
+
+    def pin(tensor: Tensor) -> Tensor:
+        copy = tensor.clone()
+        pinned.add(copy.data_ptr())
+        return copy
+
+    monkeypatch.setattr(Tensor, "pin_memory", pin)
+    maker = maker_of(write_shards(tmp_path, 7), template, batching(max_tokens=60))
+    plain, step = maker(1), Loader(maker, pinned=True)[1]
+    assert len(plain.packs) == len(step.packs) > 1
+    for before, after in zip(plain.packs, step.packs, strict=True):
+        assert after.counts == before.counts and after.layout.lengths == before.layout.lengths
+        both = [{**vars(pack), **vars(pack.layout)} for pack in (before, after)]
+        names = [name for name, value in both[0].items() if isinstance(value, Tensor)]
+        assert len(names) > 12
+        for name in names:
+            assert torch.equal(both[0][name], both[1][name]) and both[1][name].data_ptr() in pinned, name
 
 
 def test_ranks_share_a_step_out(tmp_path: Path, template: Template) -> None:
