@@ -32,13 +32,12 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import datasets
 import torch
 import transformers
 from measure import bench_parser, in_own_process, parse_options, peak_mb_of
@@ -46,9 +45,6 @@ from packing import long_tail
 from task_steps import Step, TaskSteps
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from trl import DPOConfig, DPOTrainer
-from trl.kernels.chunked_logprob import ChunkedLogProbFunction
-from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
 from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import TokenStream
@@ -69,6 +65,9 @@ from audiollm.rl.preference.records import Grouping
 from audiollm.rl.preference.settings import SIZES
 from audiollm.rl.preference.task import PreferenceParts, PreferenceTask
 from audiollm.train.settings import Precision
+
+if TYPE_CHECKING:
+    from trl_peers import DPOPeer
 
 PAIRS, PROMPT_TOKENS, EQUAL_TOKENS, MAX_TOKENS = 16, 12, 256, 960
 LEARNING_RATE = 1e-6
@@ -135,7 +134,6 @@ def main() -> None:
     arguments = parse_options(parser, rounds=3, pairs=PAIRS)
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
     only = set(arguments.only.split(","))
     setting = Setting(not arguments.keep_activations, arguments.peer_batch, arguments.pairs)
     with tempfile.TemporaryDirectory() as name:
@@ -285,68 +283,6 @@ class Ours:
         self.step = TaskSteps(task, LEARNING_RATE, setting.checkpointed, setting.device, setting.precision)
 
 
-class Peer(DPOTrainer):
-    """TRL's trainer, which keeps the figures of its optimizer steps and calls `between` after each of them."""
-
-    def __init__(
-        self,
-        model: Path,
-        reference: Path,
-        rows: Sequence[dict[str, str]],
-        steps: int,
-        output: Path,
-        setting: Setting,
-    ) -> None:
-        self.steps_taken: list[Step] = []
-        self.between: Callable[[], None] = lambda: None
-        self._losses: list[float] = []
-        batch = setting.peer_batch or len(rows)
-        config = DPOConfig(
-            output_dir=str(output),
-            per_device_train_batch_size=batch,
-            gradient_accumulation_steps=len(rows) // batch,
-            max_steps=steps,
-            bf16=setting.precision == "bf16",
-            use_cpu=setting.device.type == "cpu",
-            gradient_checkpointing=setting.checkpointed,
-            learning_rate=LEARNING_RATE,
-            save_strategy="no",
-            logging_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-        )
-        super().__init__(
-            str(model),
-            transformers.AutoModelForCausalLM.from_pretrained(reference, dtype=torch.float32),
-            config,
-            train_dataset=datasets.Dataset.from_list(list(rows)),
-            processing_class=transformers.AutoTokenizer.from_pretrained(model),
-        )
-        self.add_callback(Between(self))
-        self.remove_callback(transformers.PrinterCallback)
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        loss: Tensor = super().training_step(*args, **kwargs)
-        self._losses.append(float(loss))
-        return loss
-
-    def _clip_grad_norm(self, model: Any) -> Any:
-        norm = super()._clip_grad_norm(model)
-        self.steps_taken.append(Step(sum(self._losses), float(norm)))
-        self._losses.clear()
-        return norm
-
-
-class Between(transformers.TrainerCallback):
-    """Calls the trainer's `between` after each optimizer step."""
-
-    def __init__(self, peer: Peer) -> None:
-        self._peer = peer
-
-    def on_step_end(self, *_: Any, **kwargs: Any) -> None:
-        self._peer.between()
-
-
 def policy_of(folder: Path, kind: str) -> Policy[Any, Any, Any]:
     """Load the policy `ours` (a DualFFN) or `adapter` (a model of transformers), in float32."""
     torch.manual_seed(0)  # the audio part of the DualFFN begins at random
@@ -442,9 +378,21 @@ def in_turns(
     return {side: values[1:] for side, values in seconds.items()}, first
 
 
-def peer_of(folder: Path, case: str, rows: Sequence[dict[str, str]], steps: int, setting: Setting) -> Peer:
+def peer_of(folder: Path, case: str, rows: Sequence[dict[str, str]], steps: int, setting: Setting) -> DPOPeer:
+    from trl_peers import DPOPeer
+
     root = folder / "qwen2"
-    return Peer(root / "policy", root / "reference", rows, steps, folder / case / "trl", setting)
+    config = {
+        "per_device_train_batch_size": setting.peer_batch or len(rows),
+        "gradient_accumulation_steps": len(rows) // (setting.peer_batch or len(rows)),
+        "bf16": setting.precision == "bf16",
+        "use_cpu": setting.device.type == "cpu",
+        "gradient_checkpointing": setting.checkpointed,
+        "output_dir": str(folder / case / "trl"),
+    }
+    return DPOPeer(
+        root / "policy", root / "reference", rows, max_steps=steps, learning_rate=LEARNING_RATE, **config
+    )
 
 
 def check_equal(case: str, first: Mapping[str, Step]) -> None:
@@ -485,7 +433,6 @@ def peak_memory(
 ) -> float:
     """MB of models, optimizer and two steps, above what the imports take."""
     torch.set_num_threads(1)
-    datasets.disable_progress_bars()
 
     def two_steps() -> None:
         if side == "peer":
@@ -535,16 +482,14 @@ def head_cost(side: str, targets: int, hidden: int, vocabulary: int) -> tuple[fl
     return peak, seconds, [float(hidden_XC.grad.norm()), float(weight_VC.grad.norm())]
 
 
+def trl_head(hidden_XC: Tensor, weight_VC: Tensor, target_X: Tensor) -> Tensor:
+    from trl_peers import chunked_logprobs
+
+    return chunked_logprobs(hidden_XC, weight_VC, target_X)
+
+
 def our_head(hidden_XC: Tensor, weight_VC: Tensor, target_X: Tensor) -> Tensor:
     return linear_token_figures(hidden_XC, weight_VC, target_X[:, None], TokenRequest()).logprob_T[:, 0]
-
-
-def trl_head(hidden_XC: Tensor, weight_VC: Tensor, target_X: Tensor) -> Tensor:
-    outputs = ("log_probs", "entropy", "mean_logits", "is_top1")  # those of DPOTrainer's policy
-    log_probs: Tensor = ChunkedLogProbFunction.apply(
-        hidden_XC, weight_VC, None, target_X, 1.0, _CHUNKED_LOGPROB_CHUNK_SIZE, None, 1.0, outputs
-    )[0]
-    return log_probs
 
 
 def dense_head(hidden_XC: Tensor, weight_VC: Tensor, target_X: Tensor) -> Tensor:

@@ -29,14 +29,13 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
 
-import datasets
 import numpy as np
 import soundfile
 import torch
@@ -46,7 +45,6 @@ from measure import bench_parser, in_own_process, in_turns, parse_options, peak_
 from rich.console import Console
 from task_steps import TaskSteps
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from trl import GRPOConfig, GRPOTrainer
 
 from audiollm.data.packing import pack
 from audiollm.data.records.manifest import ManifestSource
@@ -68,6 +66,9 @@ from audiollm.rl.online.settings import PolicyTrainingConfig
 from audiollm.rl.rewards.batch import RewardBatch
 from audiollm.train.loop.task import Task
 from audiollm.train.settings import Precision
+
+if TYPE_CHECKING:
+    from trl_peers import GRPOPeer
 
 GROUP, NEW_TOKENS, BETA, LEARNING_RATE = 8, 64, 0.01, 1e-6
 PROMPTS, LONG_PROMPT_WORDS, SECONDS_HEARD = 64, 100, 2
@@ -124,7 +125,6 @@ def main() -> None:
     arguments = parse_options(parser, rounds=6, only=ALL_CASES)
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
     only = set(arguments.only.split(","))
     with tempfile.TemporaryDirectory() as name:
         for shape in SHAPES:
@@ -326,55 +326,29 @@ class Assembled(Exception):
     """The stage has made its task."""
 
 
-class Peer(GRPOTrainer):
-    """TRL's trainer, which calls `between` after each optimizer step."""
+def peer_of(folder: Path, steps: int, **config: Any) -> GRPOPeer:
+    """TRL's trainer over the prompts in text, which both policies must have in the same tokens.
 
-    def __init__(self, folder: Path, steps: int) -> None:
-        self.between: Callable[[], None] = lambda: None
-        config = GRPOConfig(
-            output_dir=str(folder / "trl"),
-            per_device_train_batch_size=GROUP,
-            num_generations=GROUP,
-            max_completion_length=NEW_TOKENS,
-            beta=BETA,
-            use_bias_correction_kl=False,
-            loss_type="grpo",
-            reward_weights=list(WEIGHTS.values()),
-            max_steps=steps,
-            learning_rate=LEARNING_RATE,
-            bf16=False,
-            use_cpu=True,
-            gradient_checkpointing=False,
-            save_strategy="no",
-            logging_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-        )
-        super().__init__(
-            str(folder / "qwen2"),
-            [names_key_of_texts, length_of_texts],
-            config,
-            datasets.Dataset.from_list(rows_for_trl(folder)),
-            processing_class=tokenizer_of(folder),
-        )
-        self.add_callback(Between(self))
-        self.remove_callback(transformers.PrinterCallback)
-        self.generated: list[int] = []
+    Args:
+        config: entries of TRL's `GRPOConfig` in place of those of a step on the CPU in float32.
+    """
+    from trl_peers import GRPOPeer
 
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
-        completions = super()._generate_and_score_completions(inputs)
-        self.generated.append(int(completions["completion_mask"].sum()))
-        return completions
-
-
-class Between(transformers.TrainerCallback):
-    """Calls the trainer's `between` after each optimizer step."""
-
-    def __init__(self, peer: Peer) -> None:
-        self._peer = peer
-
-    def on_step_end(self, *_: Any, **kwargs: Any) -> None:
-        self._peer.between()
+    settings = {
+        "output_dir": str(folder / "trl"),
+        "per_device_train_batch_size": GROUP,
+        "num_generations": GROUP,
+        "max_completion_length": NEW_TOKENS,
+        "beta": BETA,
+        "reward_weights": list(WEIGHTS.values()),
+        "max_steps": steps,
+        "learning_rate": LEARNING_RATE,
+        "bf16": False,
+        "use_cpu": True,
+    }
+    rewards = [names_key_of_texts, length_of_texts]
+    rows = rows_for_trl(folder)
+    return GRPOPeer(folder / "qwen2", rewards, rows, tokenizer_of(folder), **settings | config)
 
 
 def tokenizer_of(folder: Path) -> Any:
@@ -417,7 +391,7 @@ def prompt_ids(policy: Policy[Any, Any, Any], loaded: Any) -> list[int]:
 def compare_time(folder: Path, shape: Shape, rounds: int) -> None:
     """Time TRL, ours and the adapter in turns; both sides must generate as many tokens."""
     sides = {kind: steps_of(folder, kind) for kind in OURS}
-    peer = Peer(folder, rounds + 1)
+    peer = peer_of(folder, rounds + 1)
     seconds: dict[str, list[float]] = {side: [] for side in ("peer", *sides)}
     phases: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     started = 0.0
@@ -474,11 +448,10 @@ def compare_memory(folder: Path, shape: Shape) -> None:
 def peak_memory(folder: Path, side: str) -> float:
     """MB of models, optimizer and two steps, above what the imports take."""
     torch.set_num_threads(1)
-    datasets.disable_progress_bars()
 
     def two_steps() -> None:
         if side == "peer":
-            Peer(folder, 2).train()
+            peer_of(folder, 2).train()
             return
         step = steps_of(folder, "ours")
         for _ in range(2):
