@@ -29,7 +29,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,12 +147,15 @@ def main() -> None:
 
 
 def write_models(
-    folder: Path, shape: Shape, hearing_alone: bool = False, device: torch.device | None = None
+    folder: Path,
+    shape: Shape,
+    models: Collection[str] = ("dual_ffn", "qwen2_audio", "hearing"),
+    device: torch.device | None = None,
 ) -> None:
     """Write the Qwen2, the DualFFN and the Qwen2-Audio around it, and a DualFFN with an encoder; and the prompts.
 
     Args:
-        hearing_alone: no Qwen2-Audio, and no DualFFN without an encoder.
+        models: which of them are written beside the Qwen2.
         device: where the weights of the Qwen2 are drawn; None: on the CPU.
     """
     folder.mkdir(parents=True)
@@ -184,16 +187,17 @@ def write_models(
         model.lm_head.weight[ends, 0] = -10.0
     model.save_pretrained(folder / "qwen2")
     tokenizer.save_pretrained(folder / "qwen2")
-    if not hearing_alone:
+    if "qwen2_audio" in models:
         audio_llm, processor = around(model, tokenizer)
         audio_llm.save_pretrained(folder / "qwen2_audio")
         processor.save_pretrained(folder / "qwen2_audio")
     template = start_template(folder / "qwen2")
     ours = start_model(folder / "qwen2", template, audio_ffn_layers=[])
-    if not hearing_alone:
+    if "dual_ffn" in models:
         ours.save_pretrained(folder / "dual_ffn", template.tokenizer)
-    ours.add_audio_encoder(shape.encoder)
-    ours.save_pretrained(folder / "hearing", template.tokenizer)
+    if "hearing" in models:
+        ours.add_audio_encoder(shape.encoder)
+        ours.save_pretrained(folder / "hearing", template.tokenizer)
     noise = 0.1 * np.random.default_rng(0).standard_normal(16_000 * SECONDS_HEARD)
     soundfile.write(folder / "noise.wav", noise, 16_000, subtype="PCM_16")
     write_samples(folder / "text.jsonl", [prompt(number) for number in range(PROMPTS)])
@@ -326,10 +330,13 @@ class Assembled(Exception):
     """The stage has made its task."""
 
 
-def peer_of(folder: Path, steps: int, **config: Any) -> GRPOPeer:
-    """TRL's trainer over the prompts in text, which both policies must have in the same tokens.
+def peer_of(
+    folder: Path, steps: int, policies: Sequence[str] = ("dual_ffn", "qwen2_audio"), **config: Any
+) -> GRPOPeer:
+    """TRL's trainer over the prompts in text, which the policies must have in the same tokens.
 
     Args:
+        policies: folders of those that are compared with it.
         config: entries of TRL's `GRPOConfig` in place of those of a step on the CPU in float32.
     """
     from trl_peers import GRPOPeer
@@ -347,7 +354,7 @@ def peer_of(folder: Path, steps: int, **config: Any) -> GRPOPeer:
         "use_cpu": True,
     }
     rewards = [names_key_of_texts, length_of_texts]
-    rows = rows_for_trl(folder)
+    rows = rows_for_trl(folder, policies)
     return GRPOPeer(folder / "qwen2", rewards, rows, tokenizer_of(folder), **settings | config)
 
 
@@ -356,19 +363,20 @@ def tokenizer_of(folder: Path) -> Any:
     return transformers.PreTrainedTokenizerFast.from_pretrained(folder / "qwen2", padding_side="left")
 
 
-def rows_for_trl(folder: Path) -> list[dict[str, str]]:
+def rows_for_trl(folder: Path, policies: Sequence[str]) -> list[dict[str, str]]:
     """The prompts as TRL takes them, in text; its tokenizer must give the policies' own tokens.
 
     Raises:
         SystemExit: it does not.
     """
     tokenizer = tokenizer_of(folder)
-    ours, adapter = load_policy(folder / "dual_ffn"), load_policy(folder / "qwen2_audio")
+    loaded = [load_policy(folder / name) for name in policies]
     rows, source = [], ManifestSource(folder / "text.jsonl")
     for number in range(len(source)):
-        ids = prompt_ids(ours, source[number])
+        ids = prompt_ids(loaded[0], source[number])
         rows.append({"prompt": tokenizer.decode(ids)})
-        if not ids == tokenizer(rows[-1]["prompt"])["input_ids"] == prompt_ids(adapter, source[number]):
+        sides = [tokenizer(rows[-1]["prompt"])["input_ids"], *(prompt_ids(p, source[number]) for p in loaded)]
+        if any(side_ids != ids for side_ids in sides):
             raise SystemExit(f"prompt {number}: the tokens of the sides differ")
     return rows
 
