@@ -133,16 +133,7 @@ def compare(released: Any, width: int, arguments: argparse.Namespace) -> None:
 
 def models_of(released: Any, width: int) -> tuple[Any, ThinkSound, MMDiT]:
     heads, multi, single, _ = SHAPES[width]
-    torch.manual_seed(0)
-    peer = released.MMmodule(
-        latent_dim=64, clip_dim=1024, sync_dim=768, text_dim=2048, hidden_dim=width, depth=multi + single,
-        fused_depth=single, num_heads=heads, latent_seq_len=LATENTS, clip_seq_len=FRAMES, sync_seq_len=SYNC,
-        v2=True, kernel_size=3,
-    )  # fmt: skip
-    with torch.no_grad():
-        for parameter in peer.parameters():
-            if float(parameter.abs().max()) == 0.0:
-                parameter.normal_(std=0.02)
+    peer = released_model(released, width, (heads, multi, single))
     ours = ThinkSound(
         ThinkSoundConfig(hidden_size=width, depth=multi + single, fused_depth=single, num_heads=heads)
     )
@@ -153,6 +144,26 @@ def models_of(released: Any, width: int) -> tuple[Any, ThinkSound, MMDiT]:
         )
     )
     return peer, ours, native
+
+
+def released_model(released: Any, width: int, shape: tuple[int, int, int]) -> Any:
+    """The released class of random weights.
+
+    Args:
+        shape: heads, multi-stream and single-stream blocks.
+    """
+    heads, multi, single = shape
+    torch.manual_seed(0)
+    peer = released.MMmodule(
+        latent_dim=64, clip_dim=1024, sync_dim=768, text_dim=2048, hidden_dim=width, depth=multi + single,
+        fused_depth=single, num_heads=heads, latent_seq_len=LATENTS, clip_seq_len=FRAMES, sync_seq_len=SYNC,
+        v2=True, kernel_size=3,
+    )  # fmt: skip
+    with torch.no_grad():
+        for parameter in peer.parameters():
+            if float(parameter.abs().max()) == 0.0:
+                parameter.normal_(std=0.02)
+    return peer
 
 
 def full_batch(clips: int, device: torch.device) -> dict[str, Any]:

@@ -18,12 +18,8 @@ tokens, the others with silence, as in interpretation; log-probabilities are rec
 chunk by chunk with its cache, on a Llama of the same shape (256 x 6), with the same silences; it records nothing. Unit:
 actions per CPU-second. `rollout, all speak` has no silences, and no bar.
 
-Without a ratio: milliseconds per chunk of both live cases; the time of a step of PPO over streams by phase.
-
-    python benchmarks/interpret.py --device cuda
-
-reports on a GPU, in bf16 at the width of a 1 B model, the real-time factor of one stream, and of how many streams at
-once the slowest chunk is still done within its time.
+Without a ratio: milliseconds per chunk of both live cases; the time of a step of PPO over streams by phase. On a GPU:
+`gpu.py --only interpret`.
 """
 
 from __future__ import annotations
@@ -75,6 +71,23 @@ class Shape:
         return f"{self.width} x {self.layers}"
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a peer's loop runs, and by which clock: of the process on a CPU, of the wall on a GPU."""
+
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    warm_steps: int = 0
+    """Steps before those that count; 0: until the window is full."""
+
+    def now(self) -> float:
+        if self.device.type == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+ON_CPU = Place(torch.device("cpu"))
 LIVE, SAMPLED, TRAINED, SMALL = Shape(512, 8), Shape(256, 6), Shape(128, 4), Shape(64, 2, 2.0)
 GREEDY = SamplingConfig(temperature=0, top_p=1.0, text_guidance=1, speaker_guidance=1)
 STREAMS, ROLLOUT_CHUNKS, ROLLOUT_FRAMES, SPEAKING_SHARE = 32, 16, 8, 0.25
@@ -86,14 +99,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--chunks", type=int, default=8, help="chunks of each live case and round")
     parser.add_argument("--cases", default="live text,live speech,rollout,ppo")
-    parser.add_argument("--device", default="cpu")
     parser.add_argument(
         "--smoke", action="store_true", help="small models and a window of 2 s: all cases run"
     )
     arguments = parse_options(parser, rounds=5, chunks=24)
-    if arguments.device != "cpu":
-        on_device(torch.device(arguments.device))
-        return
     torch.set_num_threads(1)
     wide, narrow = (SMALL, SMALL) if arguments.smoke else (LIVE, SAMPLED)
     for case in arguments.cases.split(","):
@@ -211,8 +220,8 @@ def interpreter(shape: Shape, speaks: bool) -> tuple[DualFFN, Template]:
     return model, template
 
 
-def kyutai_loop(shape: Shape) -> Callable[[int], list[float]]:
-    """The loop of Kyutai's speech-to-text model: returns the CPU-seconds of each of its steps."""
+def kyutai_loop(shape: Shape, place: Place = ON_CPU) -> Callable[[int], list[float]]:
+    """The loop of Kyutai's speech-to-text model: returns the seconds of each of its steps."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -224,29 +233,30 @@ def kyutai_loop(shape: Shape) -> Callable[[int], list[float]]:
         codec_config=tiny_mimi(), attn_implementation="sdpa",
     )  # fmt: skip
     torch.manual_seed(0)
-    model = transformers.KyutaiSpeechToTextForConditionalGeneration(config).eval()
+    with place.device:
+        model = transformers.KyutaiSpeechToTextForConditionalGeneration(config).eval().to(place.dtype)
     cache = transformers.DynamicCache(config=config)
     draw = torch.Generator().manual_seed(1)
-    state = torch.zeros(1, 1, 1, dtype=torch.long)
+    state = torch.zeros(1, 1, 1, dtype=torch.long, device=place.device)
 
     @torch.inference_mode()
     def run(steps: int) -> list[float]:
         nonlocal state
         seconds = []
         for _ in range(steps):
-            input_codes = torch.randint(CODES, (1, 1, BOOKS), generator=draw)
-            began = time.process_time()
+            input_codes = torch.randint(CODES, (1, 1, BOOKS), generator=draw).to(place.device)
+            began = place.now()
             out = model(input_ids=torch.cat([state, input_codes], dim=2), cache=cache, use_cache=True)
             state = out.logits[:, -1:].argmax(-1, keepdim=True)
-            seconds.append(time.process_time() - began)
+            seconds.append(place.now() - began)
         return seconds
 
-    run(round(shape.window_s * PEER_FRAME_RATE) + 10)
+    run(place.warm_steps or round(shape.window_s * PEER_FRAME_RATE) + 10)
     return run
 
 
-def moshi_loop(shape: Shape) -> Callable[[int], list[float]]:
-    """The loop of Moshi: returns the CPU-seconds of each of its steps. It draws codes half of the time."""
+def moshi_loop(shape: Shape, place: Place = ON_CPU) -> Callable[[int], list[float]]:
+    """The loop of Moshi: returns the seconds of each of its steps. It draws codes half of the time."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -263,11 +273,13 @@ def moshi_loop(shape: Shape) -> Callable[[int], list[float]]:
         attn_implementation="sdpa",
     )  # fmt: skip
     torch.manual_seed(0)
-    model = transformers.MoshiForConditionalGeneration(config).eval()
+    with place.device:
+        model = transformers.MoshiForConditionalGeneration(config).eval().to(place.dtype)
     cache = transformers.DynamicCache(config=config)
     draw = torch.Generator().manual_seed(1)
-    word = torch.zeros(1, 1, dtype=torch.long)
-    output_codes = torch.full((1, BOOKS, 1), CODES)
+    word = torch.zeros(1, 1, dtype=torch.long, device=place.device)
+    silence = torch.full((1, BOOKS, 1), CODES, device=place.device)
+    output_codes = silence
     step = 0
 
     @torch.inference_mode()
@@ -275,8 +287,8 @@ def moshi_loop(shape: Shape) -> Callable[[int], list[float]]:
         nonlocal word, output_codes, step
         seconds = []
         for _ in range(steps):
-            input_codes = torch.randint(CODES, (1, BOOKS, 1), generator=draw)
-            began = time.process_time()
+            input_codes = torch.randint(CODES, (1, BOOKS, 1), generator=draw).to(place.device)
+            began = place.now()
             out = model(
                 input_ids=word,
                 moshi_audio_codes=output_codes,
@@ -300,12 +312,12 @@ def moshi_loop(shape: Shape) -> Callable[[int], list[float]]:
                     frame_codes.append(token)
                 output_codes = torch.stack(frame_codes, dim=1)
             else:
-                output_codes = torch.full((1, BOOKS, 1), CODES)
+                output_codes = silence
             step += 1
-            seconds.append(time.process_time() - began)
+            seconds.append(place.now() - began)
         return seconds
 
-    run(round(shape.window_s * PEER_FRAME_RATE) + 10)
+    run(place.warm_steps or round(shape.window_s * PEER_FRAME_RATE) + 10)
     return run
 
 
@@ -494,50 +506,6 @@ def ppo_phases() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ a GPU
-
-
-def on_device(device: torch.device) -> None:
-    """Real-time factor and the number of real-time streams of a model of 1 B width in bf16."""
-    template = Template(tokens.train_text_tokenizer(["one two three four"] * 3, 400), BOOKS, CODES)
-    window = round(LIVE.window_s * FRAME_RATE)
-    config = DualFFNConfig(
-        vocab_size=128_256, num_codebooks=BOOKS, codebook_size=CODES + 2, hidden_size=2048, num_layers=16,
-        num_heads=32, num_kv_heads=8, intermediate_size=8192, sliding_window=window,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = DualFFN(config).to(torch.bfloat16).eval()
-    with torch.no_grad():
-        model.text_lm_head.weight[template.tokenizer.token_to_id(tokens.END_OF_TURN)] = 0
-    chunk_s = CHUNK_FRAMES / FRAME_RATE
-    streams, max_streams = 1, 0
-    while streams <= 1024:
-        try:
-            slowest, median = device_chunks(model, template, streams, device)
-        except torch.OutOfMemoryError:
-            break
-        line = {
-            "bench": "interpret",
-            "case": f"{streams} streams, 1 B in bf16",
-            "unit": "s per chunk of 0.96 s",
-            "median": round(median, 4),
-            "slowest": round(slowest, 4),
-            "real-time factor": round(median / chunk_s, 4),
-        }
-        print(json.dumps(line | {"device": torch.cuda.get_device_name(device)}), flush=True)
-        if slowest > chunk_s:
-            break
-        max_streams, streams = streams, 2 * streams
-    print(
-        json.dumps(
-            {
-                "bench": "interpret",
-                "case": "real-time streams, 1 B in bf16",
-                "ours": max_streams,
-                "unit": "streams",
-            }
-        )
-    )
 
 
 def device_chunks(

@@ -76,7 +76,9 @@ def dpo(scale: Scale) -> None:
         bench.write_models(folder, shape, with_audio=False, device=default_device())
         (folder / case).mkdir()
         records = folder / case / "records.jsonl"
-        bench.write_records(records, [40, 24] * pairs if scale.tiny else bench.long_tail(2 * pairs, bench.MAX_TOKENS))
+        bench.write_records(
+            records, [40, 24] * pairs if scale.tiny else bench.long_tail(2 * pairs, bench.MAX_TOKENS)
+        )
         policy = bench.policy_of(folder, "ours")
         rows = bench.rows_for_trl(folder, policy, records)
         forget_peak()

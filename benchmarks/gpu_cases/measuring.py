@@ -151,6 +151,18 @@ def forget_peak() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
+def compile_backend(scale: Scale) -> str:
+    """Return the backend of `torch.compile`: at tiny size none that writes kernels, whose compiler takes minutes."""
+    return "eager" if scale.tiny else "inductor"
+
+
+def compiled_graphs() -> int:
+    """The graphs that `torch.compile` has made in this process: more than a few mean that shapes are met anew."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
 def mfu(operations: float, seconds: float) -> float:
     return rounded(operations / seconds / PEAK)
 

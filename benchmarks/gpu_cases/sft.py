@@ -10,7 +10,17 @@ from typing import Any
 
 import llm_train as bench
 import torch
-from gpu_cases.measuring import Scale, forget_peak, mfu, peak_gb, rate_of, tell, try_option
+from gpu_cases.measuring import (
+    Scale,
+    compile_backend,
+    compiled_graphs,
+    forget_peak,
+    mfu,
+    peak_gb,
+    rate_of,
+    tell,
+    try_option,
+)
 from llm_generate import BILLION
 
 from audiollm.data.chat.template import TokenStream
@@ -111,10 +121,11 @@ def sft_compiled(scale: Scale) -> None:
     larger = begin_larger(scale, training, streams)
     forget_peak()
     plain = larger.rate()
-    larger.losses.compile()  # as the training loop does
+    larger.tell(f"sft {scale.name}, not compiled", plain)
+    larger.losses.compile(backend=compile_backend(scale))  # as the training loop does
     forget_peak()
     rate = larger.rate()
-    larger.tell(f"sft {scale.name}, compiled", rate, plain=plain)
+    larger.tell(f"sft {scale.name}, compiled", rate, plain=plain, graphs=compiled_graphs())
 
 
 def begin(scale: Scale, config: DualFFNConfig) -> tuple[Training, Any, list[TokenStream]]:

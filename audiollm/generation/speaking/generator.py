@@ -40,20 +40,26 @@ class Generator(SpeechGenerator):
         super().__init__(codec, speakers, longest_positions, defaults, words)
         self.model, self.template = model.eval(), template
         self.steps: StepKind = "plain"
-        """How the engines compute their steps; `cuda_graph` on a CUDA device alone (see `Engine`)."""
+        """How the engines of answers compute their steps: see `Engine`."""
         self.decoder = GenerationDecoder(model)
         """Decoder shared by the engines of all answers, so that weights are laid out once."""
 
     @classmethod
-    def from_pretrained(cls, model: Path | str, codec: Path | str | None = None) -> Generator:
+    def from_pretrained(
+        cls, model: Path | str, codec: Path | str | None = None, steps: StepKind = "plain"
+    ) -> Generator:
         """Load a model and its codec from their folders (or those of their stages), with the default sampling.
 
         Args:
             codec: by default the `train_tokenizer` of the run that the model's stage belongs to.
+            steps: see `Engine`.
 
         Raises:
-            ConfigError: nothing there, damaged files, or a codec or a vocabulary that is not the model's.
+            ConfigError: nothing there, damaged files, a codec or a vocabulary that is not the model's, or `cuda_graph`
+                without a CUDA device.
         """
+        if steps == "cuda_graph" and default_device().type != "cuda":
+            raise ConfigError("'cuda_graph' needs a CUDA device, and there is none", "steps", "take 'plain'")
         folder = model_folder(Path(model))
         defaults, trained = read_defaults(folder), read_trained(folder)
         speakers = folder / SPEAKERS_FILE
@@ -73,9 +79,11 @@ class Generator(SpeechGenerator):
             raise ConfigError(problem, str(folder), "tokenizer.json and the weights must be of one model")
         style = header_style_of(tokenizer)
         template = Template(tokenizer, config.num_codebooks, config.codebook_size - 2, style)
-        return cls(
+        generator = cls(
             loaded, loaded_codec, template, names, trained.longest_positions, defaults, trained.words or None
         )
+        generator.steps = steps
+        return generator
 
     @property
     def encoder(self) -> FeatureShape | None:
