@@ -472,6 +472,8 @@ class SegmentLayout:
 
     lengths: tuple[int, ...]
     """Sequence lengths, kept on the host so that a loop over sequences needs no device sync."""
+    longest: int
+    """The largest of them, a number of its own: `torch.compile` would make a graph for every set of lengths."""
     cumulative_lengths: Tensor
     """int32 `[B + 1]`, from 0 to the number of positions, shared ones counted in every sequence."""
     row_of_S: Tensor
@@ -480,10 +482,6 @@ class SegmentLayout:
     """The position of each row, the first of those that share it: `positions[order_S]` is in the order of rows."""
     pinned_rows: tuple[int, ...] = ()
     """First rows of each sequence that a sliding window never forgets; empty: none of any."""
-
-    @property
-    def longest(self) -> int:
-        return max(self.lengths)
 
     @classmethod
     def of(
@@ -504,22 +502,23 @@ class SegmentLayout:
         ends_B = _cumulative(lengths)
         row_of_own = order_S.argsort()
         if shared is None or not any(shared):
-            return cls(tuple(lengths), ends_B, row_of_own, order_S, pinned_rows)
+            return cls(tuple(lengths), max(lengths), ends_B, row_of_own, order_S, pinned_rows)
         own_P, first_S = _own_rows(lengths, shared)
-        return cls(tuple(lengths), ends_B, row_of_own[own_P], first_S[order_S], pinned_rows)
+        rows = row_of_own[own_P], first_S[order_S]
+        return cls(tuple(lengths), max(lengths), ends_B, *rows, pinned_rows)
 
     @classmethod
     def in_order(cls, lengths: Sequence[int], device: torch.device) -> SegmentLayout:
         """Build a layout of rows that stand sequence after sequence already."""
         ends_B = _cumulative(lengths)
         rows_S = torch.arange(sum(lengths), device=device)
-        return cls(tuple(lengths), ends_B.to(device), rows_S, rows_S)
+        return cls(tuple(lengths), max(lengths), ends_B.to(device), rows_S, rows_S)
 
     def to(self, device: torch.device) -> SegmentLayout:
         ends_B, row_of_S, order_S = (
             to_device(tensor, device) for tensor in (self.cumulative_lengths, self.row_of_S, self.order_S)
         )
-        return SegmentLayout(self.lengths, ends_B, row_of_S, order_S, self.pinned_rows)
+        return SegmentLayout(self.lengths, self.longest, ends_B, row_of_S, order_S, self.pinned_rows)
 
 
 def _cumulative(lengths: Sequence[int]) -> Tensor:

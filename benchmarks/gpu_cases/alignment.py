@@ -98,10 +98,9 @@ def dpo(scale: Scale) -> None:
         def compare() -> None:
             peer = bench.peer_of(folder, case, rows, 3 if scale.tiny else MAX_PEER_STEPS, setting)
             peer_s = peer_step_s(peer, scale.seconds(12), 2)
-            more = {"peer_mfu": mfu(operations, peer_s), "peer_peak_gb": peak_gb()}
-            tell(
-                f"{title}, against TRL", unit, rate, tokens / peer_s, **more, peer_s_per_step=rounded(peer_s)
-            )
+            more: dict[str, Any] = {"peer_mfu": mfu(operations, peer_s), "peer_peak_gb": peak_gb()}
+            more["peer_s_per_step"] = rounded(peer_s)
+            tell(f"{title}, against TRL", unit, rate, tokens / peer_s, **more)
 
         try_option(scale, f"{title}, peer", compare)
 

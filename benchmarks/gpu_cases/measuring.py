@@ -82,7 +82,7 @@ def leave_out(case: str, reason: str) -> None:
     print(json.dumps({"bench": "gpu", "case": case, "left_out": f"{reason:.300}"}), flush=True)
 
 
-def try_option(scale: Scale, case: str, measure: Callable[[], None]) -> None:
+def try_option(scale: Scale, case: str, measure: Callable[[], Any]) -> None:
     """Measure an option, or a peer; print why not, where it cannot run here or the time is over."""
     if scale.remaining_s < MIN_OPTION_S:
         leave_out(case, f"no time: the case ends in {scale.remaining_s:.0f} s")

@@ -221,3 +221,19 @@ def test_groups_that_do_not_fit_are_named() -> None:
         plan_step([3, 5, 6], 10, groups=[[0], [1, 2]])
     with pytest.raises(ValueError, match="each of the 3 samples must be in exactly one group"):
         plan_step([3, 5, 6], 20, groups=[[0], [1, 1]])
+
+
+def test_layouts_of_many_lengths_share_a_compiled_graph() -> None:
+    """A kernel is given the longest length: a graph must not depend on all lengths, and not on their number."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    scale = torch.compile(lambda rows, layout: rows * layout.longest, backend=count)
+    for frames in ([3, 5], [4, 2, 9], [7], [1, 8, 2, 6]):
+        layout = pack([speech(number) for number in frames]).layout
+        assert layout.longest == max(layout.lengths)
+        assert float(scale(torch.ones(1), layout)) == layout.longest
+    assert len(graphs) == 2, "one of a number, one of any"
