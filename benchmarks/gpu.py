@@ -1,7 +1,7 @@
 """Figures of one H100 or H200 in bf16, in ten minutes: tokens or seconds of sound per second, MFU, memory, and peers.
 
     python benchmarks/gpu.py [--only sft generate ...] [--tiny]
-    make gpu [ONLY="sft generate"] [TINY=1]
+    make -C benchmarks gpu [ONLY="sft generate"] [TINY=1]
 
 Each case runs in a process of its own, which is ended after 80 s with the lines that it has printed so far, and all of
 them together after 10 minutes less 10 s: those that are wanted most come first. A case that fails leaves the end of
@@ -81,8 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.here is not None:
         run_here(options.only, options.tiny, options.here)
         return
-    print_header()
     ends = time.monotonic() + MAX_S
+    print_header()
     failed = [case for case in options.only if not run_apart(case, options.tiny, ends)]
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")

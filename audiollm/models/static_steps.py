@@ -170,4 +170,4 @@ class _Step:
         keys = self._cache.keys_NRGDL
         bias_RL = torch.zeros(hidden_RL.shape, dtype=keys.dtype, device=keys.device)
         bias_RL.masked_fill_(hidden_RL, -torch.inf)
-        return bias_RL.repeat_interleave(keys.shape[2], dim=0)[:, None]
+        return bias_RL[:, None].expand(-1, keys.shape[2], -1).reshape(-1, 1, bias_RL.shape[1])

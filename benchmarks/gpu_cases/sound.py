@@ -46,7 +46,7 @@ from audiollm.train.loop.optim import autocast, build_optimizer
 CLIPS, CLIP_S = (16, 64), 9.0
 UNIT = "seconds of sound per second"
 THINKSOUND = Path(__file__).parents[2] / "build" / "thinksound"
-"""Code of the package, as `make flow` installs it."""
+"""Code of the package, as `make -C benchmarks flow` installs it."""
 
 
 def flow(scale: Scale) -> None:
