@@ -40,12 +40,16 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 CASES: Mapping[str, str] = {
     "sft": "sft:sft",
@@ -67,6 +71,7 @@ MAX_CASE_S, MAX_S = 80.0, 590.0
 MIN_CASE_S = 20.0
 """Least seconds in which a case is begun."""
 ERROR_LINES = 12
+MEMORY = Path("/dev/shm")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -132,25 +137,36 @@ def run_apart(case: str, tiny: bool, ends: float) -> bool:
         return False
     command = [sys.executable, "-W", "ignore", __file__, "--here", str(seconds), "--only", case]
     command += ["--tiny"] if tiny else []
-    began, figures = time.monotonic(), 0
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
-        ended = threading.Timer(seconds, process.kill)
-        ended.start()
+    began, figures, ended = time.monotonic(), 0, threading.Event()
+    # the case's models lie in memory, where there is such a place, and go with the folder where the case is killed
+    memory = MEMORY if MEMORY.is_dir() else None
+    with tempfile.TemporaryDirectory(dir=memory) as folder, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ, "TMPDIR": folder},
+            start_new_session=True,
+        )  # fmt: skip
+
+        def end() -> None:
+            ended.set()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+        timer = threading.Timer(seconds, end)
+        timer.start()
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True, file=sys.stdout if line.startswith("{") else sys.stderr)
             figures += '"ours"' in line
         code = process.wait()
-        is_ended = not ended.is_alive()
-        ended.cancel()
+        timer.cancel()
         errors.seek(0)
         last = errors.read().splitlines()[-ERROR_LINES:]
-    outcome = f"ended after {figures} figures" if is_ended else f"exit code {code}"
-    if code and not (is_ended and figures):
+    has_failed = bool(code) and not (ended.is_set() and figures)
+    outcome = f"ended after {figures} figures" if ended.is_set() else f"exit code {code}"
+    if has_failed:
         print(f"{case} failed, {outcome}:", *last, sep="\n", file=sys.stderr, flush=True)
     say(f"{case}: {time.monotonic() - began:.0f} s in all, {outcome}")
-    return not code or bool(is_ended and figures)
+    return not has_failed
 
 
 def say(text: str) -> None:

@@ -80,10 +80,11 @@ def test_a_case_that_takes_too_long_is_ended_with_what_it_printed(
     """In the place of the script, one whose case has figures and does not end, has none, or fails."""
     script = tmp_path / "cases.py"
     script.write_text(
-        "import sys, time\n"
+        "import subprocess, sys, tempfile, time\n"
         "case = sys.argv[sys.argv.index('--only') + 1]\n"
         "if case == 'sft':\n"
-        "    print('noise')\n"
+        "    print('in memory:', tempfile.mkdtemp(), flush=True)\n"
+        "    subprocess.Popen(['sleep', '60'])\n"
         "    print('{\"case\": \"sft\", \"ours\": 1.0}', flush=True)\n"
         "if case == 'codec':\n"
         "    raise SystemExit('no codec')\n"

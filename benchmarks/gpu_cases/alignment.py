@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,7 +15,6 @@ from typing import Any
 import transformers
 from gpu_cases.measuring import (
     Scale,
-    folder_in_memory,
     forget_peak,
     mfu,
     peak_gb,
@@ -71,7 +71,7 @@ def dpo(scale: Scale) -> None:
     pairs = bench.PAIRS
     if scale.tiny:
         shape, pairs = bench.Shape(32, 64, 1, 2), 4
-    with folder_in_memory() as name:
+    with tempfile.TemporaryDirectory() as name:
         folder, case = Path(name), "long tail"
         bench.write_models(folder, shape, with_audio=False, device=default_device())
         (folder / case).mkdir()
@@ -119,7 +119,7 @@ def grpo(scale: Scale) -> None:
 
     transformers.utils.logging.disable_progress_bar()
     prompts, new = prompts_and_tokens(scale)
-    with folder_in_memory() as name:
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "grpo"
         bench.write_models(folder, shape_of(scale), {"dual_ffn"}, device=default_device())
         case = f"grpo {scale.name}, {prompts} x {bench.GROUP} answers of {new} tokens"
@@ -148,7 +148,7 @@ def grpo_audio(scale: Scale) -> None:
 
     prompts, new = prompts_and_tokens(scale)
     bench.SECONDS_HEARD = 2 if scale.tiny else 10
-    with folder_in_memory() as name:
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "grpo"
         bench.write_models(folder, shape_of(scale), {"hearing"}, device=default_device())
         case = f"grpo {scale.name}, {prompts} x {bench.GROUP} answers of {new} tokens, {bench.SECONDS_HEARD} s heard"

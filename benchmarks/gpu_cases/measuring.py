@@ -6,12 +6,10 @@ import gc
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -174,9 +172,3 @@ def say(text: str) -> None:
 def device_name() -> str:
     device = default_device()
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def folder_in_memory() -> tempfile.TemporaryDirectory[str]:
-    """A folder for models that a case writes and reads: in memory, where there is such a place."""
-    shared = Path("/dev/shm")
-    return tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_cases.measuring import Scale, folder_in_memory, rounded, tell, timed
+from gpu_cases.measuring import Scale, rounded, tell, timed
 
 from audiollm.autoencoder import load_autoencoder
 from audiollm.data.records.sample import VideoPart
@@ -29,7 +30,7 @@ CLICK_COT = (
 
 def studio_click(scale: Scale) -> None:
     """Words and pictures, 24 steps with guidance in float32, the VAE of `train_vae` on the CPU."""
-    with folder_in_memory() as name:
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_click_models(folder, scale)
         dice = np.random.default_rng(0)
