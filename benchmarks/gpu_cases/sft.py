@@ -116,9 +116,12 @@ def sft(scale: Scale) -> None:
 
 
 def sft_compiled(scale: Scale) -> None:
-    """A step through `torch.compile`, as the setting `compile` has it, beside the same step without."""
+    """A step through `torch.compile`, as the setting `compile` has it, beside the same step without.
+
+    Of one pack: packs of other sizes take some more graphs, each as long to make as the first.
+    """
     training, _, streams = begin(scale, TINY if scale.tiny else BILLION)
-    larger = begin_larger(scale, training, streams)
+    larger = begin_larger(scale, training, streams, groups=1)
     forget_peak()
     plain = larger.rate()
     larger.tell(f"sft {scale.name}, not compiled", plain)
@@ -141,9 +144,12 @@ def begin(scale: Scale, config: DualFFNConfig) -> tuple[Training, Any, list[Toke
     return Training(losses, optimizer, groups, scale.seconds(5)), template, streams
 
 
-def begin_larger(scale: Scale, training: Training, streams: Sequence[TokenStream]) -> Training:
-    groups = bench.in_order(streams, 2 * step_tokens(scale) if scale.tiny else MORE_TOKENS)
-    return Training(training.losses, training.optimizer, groups[:2], scale.seconds(4))
+def begin_larger(
+    scale: Scale, training: Training, streams: Sequence[TokenStream], groups: int = 2
+) -> Training:
+    """The same model at a step of the larger size, on so many groups of samples."""
+    steps = bench.in_order(streams, 2 * step_tokens(scale) if scale.tiny else MORE_TOKENS)
+    return Training(training.losses, training.optimizer, steps[:groups], scale.seconds(4))
 
 
 def step_tokens(scale: Scale) -> int:
