@@ -133,7 +133,7 @@ def run_apart(case: str, tiny: bool, ends: float) -> bool:
     """
     seconds = min(MAX_CASE_S, ends - time.monotonic())
     if seconds < MIN_CASE_S:
-        say(f"{case}: {seconds:.0f} s are left, which are too few")
+        say(f"{case}: {max(0.0, seconds):.0f} s are left, which are too few")
         return False
     command = [sys.executable, "-W", "ignore", __file__, "--here", str(seconds), "--only", case]
     command += ["--tiny"] if tiny else []

@@ -99,13 +99,9 @@ def test_a_case_that_takes_too_long_is_ended_with_what_it_printed(
     assert time.monotonic() - began < 30
     said = capfd.readouterr()
     assert said.out.splitlines() == ['{"case": "sft", "ours": 1.0}']
-    for words in (
-        "noise",
-        "sft: 2 s in all, ended after 1 figures",
-        "dpo failed, ended",
-        "no codec",
-        "too few",
-    ):
+    (folder,) = [line.split()[-1] for line in said.err.splitlines() if line.startswith("in memory: ")]
+    assert not Path(folder).exists()
+    for words in ("sft: 2 s in all, ended after 1 figures", "dpo failed, ended", "no codec", "too few"):
         assert words in said.err
 
 
