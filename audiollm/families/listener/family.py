@@ -48,6 +48,12 @@ class ListenerFolder:
             pictures=settings.pictures,
         )
 
+    def check_served(self) -> None:
+        """See `ServedFolder.check_served`."""
+        from audiollm.families.listener.serving import check_served_folder
+
+        check_served_folder(self.path)
+
     def answering_model(self, codec: Path | None = None) -> AnsweringModel:
         """See `ModelFolder.answering_model`; such a model hears without a codec."""
         from audiollm.families.listener.answering import ListenerAnswers

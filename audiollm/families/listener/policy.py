@@ -35,10 +35,12 @@ from audiollm.families.listener.limits import MAX_ROWS
 from audiollm.families.listener.prompts import end_tokens, prompted_answers
 from audiollm.families.listener.rollouts import ListenerRollouts
 from audiollm.families.listener.scorer import AnswerScorer
+from audiollm.families.listener.serving import ServedListener
 from audiollm.families.logprobs.answers import AnswerLogprobs
 from audiollm.families.logprobs.prompt_tokens import logprobs_of_figures, prompt_lengths, scored_batch
 from audiollm.families.logprobs.text_places import actions_at, pieces_of
 from audiollm.families.logprobs.token_figures import TokenFigures, TokenRequest, token_figures
+from audiollm.families.policies import plain_model
 from audiollm.families.policy import OTHER_INPUTS, GreedyAnswer, GreedyRequest, Policy, PromptedAnswers
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.models.audio_llms.inputs import (
@@ -171,6 +173,10 @@ class ListenerPolicy:
     def rollout_engine(self, slots: int | None = None) -> ListenerRollouts:
         """See `Policy.rollout_engine`."""
         return ListenerRollouts(self._root.model, self._processor, self._ends, slots or MAX_ROWS)
+
+    def served_model(self) -> ServedListener:
+        """See `ServedPolicy.served_model`."""
+        return ServedListener(self._folder, plain_model(self._root), self._processor, self._ends)
 
     def greedy_answers(self, requests: Sequence[GreedyRequest]) -> list[GreedyAnswer]:
         """See `Policy.greedy_answers`; one prompt after the other, by the model's own generation config."""

@@ -280,7 +280,7 @@ def _processor_content(turn_part: TurnPart, rate: int) -> dict[str, Any]:
         return {"type": "text", "text": turn_part}
     if isinstance(turn_part, Pictures):
         return {"type": "video", "video": np.stack(turn_part.frames)}
-    return {"type": "audio", "audio": _mono(turn_part, rate)[0].numpy()}
+    return {"type": "audio", "audio": mono_at(turn_part, rate)[0].numpy()}
 
 
 def _mistral_content(turn_part: TurnPart, rate: int) -> dict[str, Any]:
@@ -288,11 +288,12 @@ def _mistral_content(turn_part: TurnPart, rate: int) -> dict[str, Any]:
         return {"type": "text", "text": turn_part}
     if isinstance(turn_part, Pictures):
         raise InputsError("this model takes no pictures", "refused by processor")
-    content = encode_bytes(_mono(turn_part, rate).clamp(-1.0, 1.0), rate, "wav")
+    content = encode_bytes(mono_at(turn_part, rate).clamp(-1.0, 1.0), rate, "wav")
     return {"type": "audio", "base64": base64.b64encode(content).decode()}
 
 
-def _mono(recording: Waveform, rate: int) -> Tensor:
+def mono_at(recording: Waveform, rate: int) -> Tensor:
+    """Mix a recording to mono at a sample rate in Hz; float32 `[1, samples]`."""
     return resample(to_mono(recording.samples_CN), recording.sample_rate, rate)
 
 

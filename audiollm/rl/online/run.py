@@ -39,8 +39,9 @@ from audiollm.rl.preference.ptx import supervised_maker
 from audiollm.rl.preference.run import errors_of_stage
 from audiollm.rl.rewards.registry import check_rewards, load_rewards
 from audiollm.rl.rewards.scoring import RewardSuite
-from audiollm.rl.rollouts.engines import import_engine, load_engine
+from audiollm.rl.rollouts.engines import CheckedRollouts, check_engine, load_engine
 from audiollm.rl.rollouts.process import ProcessRollouts
+from audiollm.rl.rollouts.settings import EngineChoice
 from audiollm.supervised.corpus.sources import set_aside_of
 from audiollm.supervised.eval_audio import SHARDING
 from audiollm.train.loop.checkpoint import trained_weights
@@ -77,8 +78,7 @@ def train_policy(
         StageError: settings that do not fit the model, no prompt, or a bad one where `strict` is set.
     """
     with errors_of_stage():
-        if config.rollouts is not None:
-            import_engine(config.rollouts)  # before any work
+        check_engine(config.rollouts, config.start)  # before any work
         with joined_cluster(config.placement, context.ranks, context.say) as joined:
             return _train_policy(config, context, make, joined)
 
@@ -161,7 +161,7 @@ def _train_policy(
         log_every=1,
         rules=(*config.rules, *rules),
     )
-    with _engine_ahead(config, policy) as early_engine:
+    with _engine_ahead(config, policy) as early_engine, _closing(engine):
         ahead, early = None, maker
         if early_engine is not None:
             early = make(early_engine, sampling)
@@ -206,6 +206,16 @@ def _engine(
         return load_engine(sampler, config.start, config.rollouts)
     model = SampledModel(config.start, required(config.max_tokens), config.rollouts, str(Path.cwd()))
     return RolloutActors(joined, model, plain_model(sampler.root))
+
+
+@contextmanager
+def _closing(engine: RolloutEngine[Any]) -> Iterator[None]:
+    """End an engine that has a process of its own at the end."""
+    try:
+        yield
+    finally:
+        if isinstance(engine, CheckedRollouts):
+            engine.close()
 
 
 def _reference_actors(
@@ -285,12 +295,12 @@ def _engine_ahead(
 
 
 def load_sampling(
-    model: Path, max_tokens: int, rollouts: str | None = None
+    model: Path, max_tokens: int, rollouts: EngineChoice | None = None
 ) -> tuple[nn.Module, RolloutEngine[Any]]:
     """Load a model that samples and is not trained, on its device; return it, and its engine.
 
     Args:
-        rollouts: import path of a user's engine; None: this project's.
+        rollouts: vLLM, or a user's engine; None: that of the model's family.
     """
     policy = load_policy(model, max_tokens=max_tokens)
     policy.root.requires_grad_(False).to(default_device())

@@ -31,6 +31,7 @@ from audiollm.rl.policy_gradient.settings import (
 )
 from audiollm.rl.preference.settings import PTXChoice, SourceList, weights_of
 from audiollm.rl.rewards.catalog import RewardTerm, reward_terms, with_checked_folders
+from audiollm.rl.rollouts.settings import EngineChoice
 from audiollm.train.settings import ModelTrainingConfig
 
 
@@ -141,8 +142,9 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     objective: NamedChoice = NamedChoice(name="grpo")
     """The loss of the sampled tokens, with its settings (`{name: dapo, epsilon_high: 0.3}`), or an objective on the
     best and worst answers (`{name: online_dpo, beta: 0.1}`) or on the best (`{name: online_rft, least: 1.0}`)."""
-    rollouts: str | None = None
-    """An engine of one's own that samples the answers (`package.module:Engine`); None: ours, or transformers'."""
+    rollouts: EngineChoice | None = None
+    """The engine that samples the answers: `vllm`, with its settings (`{name: vllm, python: ~/vllm/bin/python}`), or
+    one's own (`package.module:Engine`); None: ours, or transformers'."""
     placement: PlacementChoice | None = None
     """Rollouts, rewards and reference in Ray actors (`{rollout: {actors: 2, gpus: 0.5}}`); None: everything runs with
     the training ranks."""
@@ -213,7 +215,7 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     """Decay of the averaged weights that the run ends with; 0: no averaging."""
     weight_decay: float = Field(0.0, ge=0)
 
-    @field_validator("advantage", "objective", mode="before")
+    @field_validator("advantage", "objective", "rollouts", mode="before")
     @classmethod
     def _name_or_settings(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
@@ -222,13 +224,6 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     @classmethod
     def _folder_or_settings(cls, value: Any) -> Any:
         return {"start": value} if isinstance(value, str | Path) else value
-
-    @field_validator("rollouts")
-    @classmethod
-    def _is_import_path(cls, value: str | None) -> str | None:
-        if value is not None and not is_import_path(value):
-            raise ValueError(f"{value!r} is no import path: give package.module:Engine")
-        return value
 
     @field_validator("rewards")
     @classmethod
@@ -261,6 +256,11 @@ class PolicyTrainingConfig(ModelTrainingConfig):
         if words and self.answer == "audio":
             raise ValueError(
                 f"rewards.{words[0]}: scores words, and answer is audio: leave it out, or set answer: any"
+            )
+        if self.uses_vllm and self.answer != "text":
+            raise ValueError(
+                f"rollouts: vllm samples words alone, and answer is {self.answer}: leave rollouts out, or set "
+                "answer: text"
             )
         if self.kl is not None and self.kl.audio is not None and self.answer == "text":
             raise ValueError("kl.audio is set, and answer is text: leave it out, or set answer: any")
@@ -333,6 +333,10 @@ class PolicyTrainingConfig(ModelTrainingConfig):
         if "reference" in shares and self.refresh_reference is not None:
             raise ValueError(
                 "placement.reference: a reference that is refreshed is with the ranks: leave it out"
+            )
+        if "rollout" in shares and self.uses_vllm:
+            raise ValueError(
+                "placement.rollout: rollouts: vllm samples in a process of its own: leave one of them out"
             )
         if "rollout" in shares and self.ahead:
             raise ValueError(
@@ -439,6 +443,11 @@ class PolicyTrainingConfig(ModelTrainingConfig):
         return self.compares_answers and "reward_A" in self.advantage_term.reads
 
     @property
+    def uses_vllm(self) -> bool:
+        """Whether vLLM samples the answers."""
+        return self.rollouts is not None and self.rollouts.is_vllm
+
+    @property
     def reads_values(self) -> bool:
         """Whether the advantage reads the values of a critic."""
         return "value_T" in self.advantage_term.reads
@@ -469,7 +478,7 @@ class PolicyTrainingConfig(ModelTrainingConfig):
         controllers = () if self.kl is None else (self.kl.controller, self.kl.audio)
         choices = (self.advantage, self.objective, *controllers)
         names = [choice.name for choice in choices if choice is not None]
-        return plug_in_facts([*([] if self.rollouts is None else [self.rollouts]), *names])
+        return [*([] if self.rollouts is None else self.rollouts.facts()), *plug_in_facts(names)]
 
     @property
     def weights(self) -> list[float] | None:

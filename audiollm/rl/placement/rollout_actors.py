@@ -20,6 +20,7 @@ from audiollm.families.policies import load_policy, plain_model
 from audiollm.families.rollout import Rollout, RolloutEngine, RolloutSettings
 from audiollm.rl.placement.pool import Joined
 from audiollm.rl.rollouts.engines import load_engine
+from audiollm.rl.rollouts.settings import EngineChoice
 from audiollm.train.loop.modules import announce_weights
 from audiollm.train.loop.whole import whole_tensors
 
@@ -30,8 +31,8 @@ class SampledModel:
 
     folder: Path
     max_tokens: int
-    rollouts: str | None
-    """Import path of a user's engine; None: ours, or transformers'."""
+    rollouts: EngineChoice | None
+    """A user's engine; None: ours, or transformers'."""
     directory: str
     """Working directory, in which relative paths and modules are looked for."""
 

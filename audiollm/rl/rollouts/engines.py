@@ -1,4 +1,4 @@
-"""The engine that samples the rollouts of a training: that of the model's family, or one of a user's own."""
+"""The engine that samples the rollouts of a training: that of the model's family, vLLM, or one of a user's own."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from typing import Any
 
 from audiollm.errors import ConfigError, StageError, error_line
 from audiollm.families.policy import Policy
+from audiollm.families.registry import open_model_folder
 from audiollm.families.rollout import Rollout, RolloutEngine, RolloutSettings
+from audiollm.families.serving import ServedFolder, ServedPolicy
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.plug_ins import import_named
+from audiollm.rl.rollouts.served.engine import ServedRollouts
+from audiollm.rl.rollouts.settings import VLLM, EngineChoice
 
 REMEDY = "give package.module:name of a class or function f(policy, folder) that returns a RolloutEngine"
 
@@ -21,19 +25,25 @@ from are those that `policy.root` has at each call of `weights_changed`."""
 
 
 def load_engine(
-    policy: Policy[Any, Any, Any], folder: Path, rollouts: str | None = None
+    policy: Policy[Any, Any, Any], folder: Path, choice: EngineChoice | None = None
 ) -> RolloutEngine[Any]:
     """Make the engine of a training.
 
     Args:
         folder: of the model that the training begins from.
-        rollouts: import path of a user's engine; None: this project's.
+        choice: vLLM, or a user's engine; None: that of the model's family.
 
     Raises:
-        ConfigError: the user's engine cannot be imported or made, or is no engine.
+        ConfigError: the engine cannot be imported or made, or cannot sample this model.
+        StageError: vLLM does not open the model.
     """
-    if rollouts is None:
+    if choice is None:
         return policy.rollout_engine()
+    if choice.is_vllm:
+        if not isinstance(policy, ServedPolicy):
+            raise not_served(folder)
+        return CheckedRollouts(ServedRollouts(policy.served_model(), model_folder(folder), choice), VLLM)
+    rollouts = choice.name
     factory = import_engine(rollouts)
     try:
         engine = factory(policy, model_folder(folder))
@@ -45,6 +55,34 @@ def load_engine(
         if not callable(getattr(engine, method, None)):
             raise ConfigError(f"rollouts: {type(engine).__name__} has no method {method}", rollouts, REMEDY)
     return CheckedRollouts(engine, rollouts)
+
+
+def check_engine(choice: EngineChoice | None, folder: Path) -> None:
+    """Check, before any work, that an engine is there and can sample the model in a folder.
+
+    Raises:
+        ConfigError: it is not, or cannot.
+    """
+    if choice is None:
+        return
+    if not choice.is_vllm:
+        import_engine(choice.name)
+        return
+    choice.facts()  # vLLM is installed
+    opened = open_model_folder(folder)
+    if not isinstance(opened, ServedFolder):
+        raise not_served(folder)
+    opened.check_served()
+
+
+def not_served(folder: Path) -> ConfigError:
+    """The refusal of a model that vLLM cannot sample."""
+    return ConfigError(
+        "rollouts: vllm samples audio LLMs of transformers, which answer in words; this model writes codes of speech, "
+        "or its family has no ServedPolicy",
+        str(folder),
+        "leave rollouts out: the engine of the model's family samples it",
+    )
 
 
 def import_engine(path: str) -> EngineFactory:
@@ -61,7 +99,7 @@ def import_engine(path: str) -> EngineFactory:
 
 
 class CheckedRollouts:
-    """A user's engine whose answers are checked: what is trained on must be what was asked for.
+    """An engine whose answers are checked: what is trained on must be what was asked for.
 
     Args:
         name: of the engine, for errors.
@@ -95,6 +133,12 @@ class CheckedRollouts:
     def weights_changed(self) -> None:
         """See `RolloutEngine.weights_changed`."""
         self._engine.weights_changed()
+
+    def close(self) -> None:
+        """End the engine, where it has a method `close`."""
+        close = getattr(self._engine, "close", None)
+        if close is not None:
+            close()
 
     def _error(self, reason: str) -> StageError:
         return StageError(

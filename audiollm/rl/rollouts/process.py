@@ -58,6 +58,19 @@ class SharedTensors:
         os.ftruncate(file, max(1, size))
         return cls(places, file)
 
+    @property
+    def path(self) -> str:
+        """Where other processes of this user open the memory, until `close`."""
+        return f"/proc/{os.getpid()}/fd/{self._file}"
+
+    @property
+    def entries(self) -> list[tuple[str, list[int], str, int]]:
+        """Name, shape, name of the dtype and first byte of each tensor: for processes without this module."""
+        return [
+            (name, list(place.shape), str(place.dtype).removeprefix("torch."), place.offset)
+            for name, place in self._places.items()
+        ]
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _map_shared, (self._places, DupFd(self._file))
 

@@ -1,0 +1,1 @@
+"""vLLM as an engine of rollouts, in a process of its own."""
