@@ -19,6 +19,10 @@ from audiollm.rl.rollouts.served.server import ServerProcess
 from audiollm.rl.rollouts.settings import EngineChoice, python_of
 
 VLLM_SIDE = Path(__file__).parent / "vllm_side"
+OPEN_REMEDY = (
+    "vllm needs a GPU with memory for a second copy of the model, or a build of it for CPUs, and must know the model's "
+    "architecture; or leave rollouts out"
+)
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -44,9 +48,9 @@ class ServedRollouts:
         self._server = ServerProcess("rollouts: vllm", python, script, environment)
         try:
             self._max_length: int = self._server.ask("open", arguments=llm_arguments(folder, choice))
-        except StageError:
+        except StageError as error:
             self.close()
-            raise
+            raise StageError(str(error), OPEN_REMEDY, error.exit_code) from None
 
     @property
     def pid(self) -> int:

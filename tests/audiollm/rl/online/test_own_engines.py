@@ -63,4 +63,4 @@ def test_what_is_wrong_with_it_is_named(folder: Path, name: str, reason: str) ->
 
 
 def test_a_path_that_is_none_is_refused(folder: Path) -> None:
-    assert "no import path" in error_of(folder, rollouts="vllm")
+    assert "no import path" in error_of(folder, rollouts="engine")

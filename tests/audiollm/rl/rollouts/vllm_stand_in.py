@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,5 +11,6 @@ STAND_IN = Path(__file__).parent / "stand_in"
 
 
 def use_stand_in(patch: pytest.MonkeyPatch) -> None:
-    patch.setenv("PYTHONPATH", str(STAND_IN))
+    before = os.environ.get("PYTHONPATH")
+    patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(STAND_IN), before])))
     patch.setenv("OMP_NUM_THREADS", "1")

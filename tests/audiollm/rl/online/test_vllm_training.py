@@ -1,0 +1,106 @@
+"""`train_policy` with `rollouts: vllm`, by the stand-in for vLLM: it learns, goes on after vLLM died, and refuses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from audiollm.errors import ConfigError, StageError
+from audiollm.files.atomic import read_jsonl
+from audiollm.recipe.stages import load_recipe
+from tests.audiollm.families.dual_ffn.packed_samples import save_model
+from tests.audiollm.models.tiny_audio_llms import save_tiny
+from tests.audiollm.rl.online.prompt_records import write_prompts
+from tests.audiollm.rl.online.stage_runs import error_of, run, write_recipe
+from tests.audiollm.rl.rollouts.vllm_stand_in import use_stand_in
+
+VLLM = {"name": "vllm", "dtype": "float32", "bucket_mb": 0.02}
+SETTINGS: dict[str, Any] = {
+    "rollouts": VLLM, "steps": 10, "evaluations": 1, "batch_size": 2, "group_size": 3, "max_answer_tokens": 5,
+    "correction": {"level": "token", "mode": "truncate"}, "checkpoint_seconds": 0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    save_tiny("qwen2_audio", tmp_path / "llm")
+    write_prompts(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    use_stand_in(monkeypatch)
+    return tmp_path
+
+
+def children() -> set[str]:
+    """Command lines of the processes of this one that run vLLM's side."""
+    lines = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            status, line = (path / "status").read_text(), (path / "cmdline").read_text()
+        except OSError:
+            continue
+        if f"PPid:\t{os.getpid()}\n" in status and "vllm_server.py" in line:
+            lines.add(line)
+    return lines
+
+
+def test_a_run_goes_on_after_vllm_died(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run(folder, "whole", **SETTINGS)
+    rows = [row for row in read_jsonl(whole / "metrics.jsonl") if "mismatch_kl" in row]
+    assert len(rows) == 10 and all(
+        row["mismatch_largest"] < 1.001 for row in rows
+    )  # sampled from the weights of now
+    assert not children()
+    rollouts = folder / "killed" / "train_policy" / "rollouts"
+    monkeypatch.setenv("STAND_IN_DIES_BESIDE", str(rollouts))
+    with pytest.raises(StageError) as died:
+        run(folder, "killed", **SETTINGS)
+    assert "its process ended (exit code 9) in the call sample" in str(died.value)
+    assert "| out of memory, says the stand-in" in str(died.value) and "goes on" in str(died.value)
+    assert not children()
+    killed = run(folder, "killed", **SETTINGS)
+    for name in ("model/model.safetensors", "rollouts/000009.jsonl", "answers.jsonl"):
+        assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_it_samples_a_step_ahead_with_a_merged_adapter(folder: Path) -> None:
+    out = run(folder, "ahead", **SETTINGS, ahead=1, trained="adapter", lora={"rank": 2, "alpha": 4})
+    rows = [row for row in read_jsonl(out / "metrics.jsonl") if "mismatch_largest" in row]
+    assert rows[0]["mismatch_largest"] < 1.001 < rows[-1]["mismatch_largest"]  # behind by a step
+    assert (out / "adapter" / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"rollouts": {"name": "my:Engine", "gpus": 1}}, "gpus is a setting of vllm, and name is my:Engine"),
+        ({"rollouts": "vlm"}, "'vlm' is no import path: give vllm, or package.module:Engine"),
+        ({"rollouts": {**VLLM, "options": {"dtype": "half"}}}, "options.dtype is set by the training"),
+        ({"rollouts": {**VLLM, "buckets": 3}}, "buckets"),
+        ({"answer": "any"}, "vllm samples words alone"),
+        ({"placement": {"rollout": {"actors": 1}}}, "vllm samples in a process of its own"),
+    ],
+)
+def test_settings_that_cannot_work(folder: Path, settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_recipe(write_recipe(folder, **{**SETTINGS, **settings}), runs=folder)
+    assert reason in str(refused.value)
+
+
+def test_models_that_vllm_cannot_sample_are_refused_before_any_work(folder: Path) -> None:
+    save_model(folder / "speaks", "features")
+    assert "this model writes codes of speech" in error_of(folder, **{**SETTINGS, "start": "speaks"})
+    save_tiny("qwen2_5_omni_thinker", folder / "thinker")
+    assert "the thinker of a Qwen-Omni alone" in error_of(folder, **{**SETTINGS, "start": "thinker"})
+    assert not (folder / "bad" / "train_policy" / "rollouts").exists()
+
+
+def test_an_environment_without_vllm_ends_a_run_before_its_first_stage(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH")
+    assert "vllm is not installed in this environment" in error_of(
+        folder, **{**SETTINGS, "rollouts": {**VLLM, "python": "/usr/bin/env"}}
+    )
