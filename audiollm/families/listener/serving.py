@@ -63,6 +63,7 @@ class ServedListener:
         self.ends = ends
         self.never_drawn = placeholder_ids(model.config)
         self._tied = frozenset(getattr(model, "all_tied_weights_keys", None) or {})
+        self._check_ties(folder)
         self._check_names(folder)
 
     def prompt(self, prompted: PromptedAnswers) -> ServedPrompt:
@@ -107,6 +108,21 @@ class ServedListener:
 
         published: dict[str, Tensor] = revert_weight_conversion(self._model, {name: tensor})
         return published
+
+    def _check_ties(self, folder: Path) -> None:
+        text = self._model.config.get_text_config()
+        output, words = self._model.get_output_embeddings(), self._model.get_input_embeddings()
+        if (
+            getattr(text, "tie_word_embeddings", False)
+            and output is not None
+            and output.weight is not words.weight
+        ):
+            raise ConfigError(
+                "rollouts: by its text_config, vLLM ties the table of output words to that of input words, and "
+                "transformers has two",
+                str(folder / "config.json"),
+                f"set tie_word_embeddings: false in text_config; or {OUR_ENGINE}",
+            )
 
     def _check_names(self, folder: Path) -> None:
         stored = StoredWeights(folder)

@@ -10,10 +10,14 @@ import pytest
 
 from audiollm.errors import ConfigError, StageError
 from audiollm.files.atomic import read_jsonl
+from audiollm.files.tensors import load_tensors
+from audiollm.models.pretrained import StoredWeights
 from audiollm.recipe.stages import load_recipe
+from audiollm.rl.online.planning import plan_policy_training
+from audiollm.rl.online.settings import PolicyTrainingConfig
 from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.models.tiny_audio_llms import save_tiny
-from tests.audiollm.rl.online.prompt_records import write_prompts
+from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
 from tests.audiollm.rl.online.stage_runs import error_of, run, write_recipe
 from tests.audiollm.rl.rollouts.vllm_stand_in import use_stand_in
 
@@ -21,6 +25,7 @@ VLLM = {"name": "vllm", "dtype": "float32", "bucket_mb": 0.02}
 SETTINGS: dict[str, Any] = {
     "rollouts": VLLM, "steps": 10, "evaluations": 1, "batch_size": 2, "group_size": 3, "max_answer_tokens": 5,
     "correction": {"level": "token", "mode": "truncate"}, "checkpoint_seconds": 0,
+    "rewards": {f"{OWN}evenness": 1.0}, "learning_rate": 1e-2,
 }  # fmt: skip
 
 
@@ -52,6 +57,9 @@ def test_a_run_goes_on_after_vllm_died(folder: Path, monkeypatch: pytest.MonkeyP
     assert len(rows) == 10 and all(
         row["mismatch_largest"] < 1.001 for row in rows
     )  # sampled from the weights of now
+    start = StoredWeights(folder / "llm")
+    moved = load_tensors(whole / "model" / "model.safetensors")
+    assert max(float((moved[name] - start.read(name)).abs().max()) for name in start.names) > 0.02
     assert not children()
     rollouts = folder / "killed" / "train_policy" / "rollouts"
     monkeypatch.setenv("STAND_IN_DIES_BESIDE", str(rollouts))
@@ -70,6 +78,12 @@ def test_it_samples_a_step_ahead_with_a_merged_adapter(folder: Path) -> None:
     rows = [row for row in read_jsonl(out / "metrics.jsonl") if "mismatch_largest" in row]
     assert rows[0]["mismatch_largest"] < 1.001 < rows[-1]["mismatch_largest"]  # behind by a step
     assert (out / "adapter" / "adapter_model.safetensors").exists()
+
+
+def test_the_plan_says_what_it_does_not_estimate(folder: Path) -> None:
+    (stage,) = load_recipe(write_recipe(folder, **SETTINGS), runs=folder).stages
+    assert isinstance(stage.config, PolicyTrainingConfig)
+    assert "vllm's are not known" in plan_policy_training(stage.config, {}).note
 
 
 @pytest.mark.parametrize(

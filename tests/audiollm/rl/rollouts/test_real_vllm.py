@@ -4,47 +4,50 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from audiollm.errors import ConfigError
 from audiollm.families.listener.encoding import encode_prompt
 from audiollm.families.listener.policy import ListenerPolicy
 from audiollm.rl.rollouts.served.engine import VLLM_SIDE, llm_arguments
 from audiollm.rl.rollouts.settings import EngineChoice, python_of, vllm_version
-from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.rollouts.test_vllm_rollouts import prompts
+from tests.audiollm.rl.rollouts.vllm_stand_in import save_served
 
-KINDS = {"qwen2_audio": 2, "qwen2_5_omni": 2, "audio_flamingo3": 1}
-"""Prompts with recordings that each takes: Audio Flamingo 3 has one recording in a prompt."""
+CHOICE = EngineChoice(name="vllm", dtype="float32", max_length=512)
 
 
-def test_vllm_takes_our_calls_and_reads_our_prompts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "count"), [("qwen2_audio", 2), ("qwen2_5_omni", 2), ("audio_flamingo3", 1)])
+def test_vllm_takes_calls_prompts_and_weights(kind: str, count: int, tmp_path: Path) -> None:
+    """Of `count` prompts with recordings: Audio Flamingo 3 takes one recording in a prompt."""
     python = os.environ.get("VLLM_PYTHON")
     try:
         vllm_version(python)
     except ConfigError as error:
         pytest.skip(f"{error.message}: set VLLM_PYTHON to the Python of an environment with vllm")
-    for kind, count in KINDS.items():
-        write_served(kind, tmp_path / kind, count)
-    folders = [str(tmp_path / kind) for kind in KINDS]
+    write_served(kind, tmp_path, count)
     script = Path(__file__).parent / "real_vllm.py"
     ran = subprocess.run(
-        [python_of(python), str(script), str(VLLM_SIDE), *folders],
+        [python_of(python), str(script), str(VLLM_SIDE), str(tmp_path)],
+        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
         timeout=240,
     )
-    print(ran.stdout)
     assert ran.returncode == 0, ran.stderr[-3000:]
-    assert ran.stdout.splitlines()[-1] == "checked"
+    assert ran.stdout.splitlines()[-1] == "checked", ran.stdout
 
 
 def write_served(kind: str, folder: Path, count: int) -> None:
-    save_tiny(kind, folder)
-    policy = ListenerPolicy.load(folder, needs_reference=False)
+    start, trained = folder / "start", folder / "trained"
+    save_served(kind, start)
+    policy = ListenerPolicy.load(start, needs_reference=False)
     rows = []
     for prompted in prompts()[:count]:
         prompt = policy.served_model().prompt(prompted)
@@ -59,5 +62,12 @@ def write_served(kind: str, folder: Path, count: int) -> None:
                 "features": features["input_features"].tolist(),
             }
         )
-    arguments = llm_arguments(folder, EngineChoice(name="vllm"))
-    (folder / "served.json").write_text(json.dumps({"arguments": arguments, "prompts": rows}))
+    (folder / "served.json").write_text(
+        json.dumps({"arguments": llm_arguments(start, CHOICE), "prompts": rows})
+    )
+    with torch.no_grad():
+        for parameter in policy.root.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    shutil.copytree(start, trained)
+    tensors = {name: tensor.contiguous() for name, tensor in policy.served_model().tensors()}
+    save_file(tensors, trained / "model.safetensors", metadata={"format": "pt"})

@@ -24,7 +24,7 @@ from audiollm.rl.rollouts.served.engine import ServedRollouts, gpu_environment, 
 from audiollm.rl.rollouts.settings import EngineChoice, vllm_version
 from audiollm.train.settings import LoRASettings
 from tests.audiollm.models.tiny_audio_llms import qwen2_5_omni_thinker, save_processor, save_tiny
-from tests.audiollm.rl.rollouts.vllm_stand_in import use_stand_in
+from tests.audiollm.rl.rollouts.vllm_stand_in import save_served, use_stand_in
 
 SETTINGS = RolloutSettings(seed=1, step=2, max_text_tokens=12)
 CHOICE = EngineChoice(name="vllm", dtype="float32", bucket_mb=0.004)
@@ -43,6 +43,11 @@ def policy(request: pytest.FixtureRequest, folder: Path) -> ListenerPolicy:
     policy = ListenerPolicy.load(folder, request.param, LoRASettings(rank=2), needs_reference=False)
     change(policy)
     return policy
+
+
+@pytest.fixture
+def start(folder: Path) -> ListenerPolicy:
+    return ListenerPolicy.load(folder, needs_reference=False)
 
 
 @pytest.fixture(scope="module")
@@ -119,11 +124,9 @@ def test_pushed_weights_are_those_that_answer(engine: ServedRollouts, policy: Li
     assert ids_of(engine.sample(prompts(), numbers, greedy)) == learned
 
 
-def test_prompts_that_do_not_fit_are_set_aside(
-    folder: Path, policy: ListenerPolicy, monkeypatch: Any
-) -> None:
+def test_prompts_that_do_not_fit_are_set_aside(folder: Path, start: ListenerPolicy, monkeypatch: Any) -> None:
     use_stand_in(monkeypatch)
-    engine = ServedRollouts(policy.served_model(), folder, CHOICE.model_copy(update={"max_length": 40}))
+    engine = ServedRollouts(start.served_model(), folder, CHOICE.model_copy(update={"max_length": 40}))
     with pytest.raises(BadSample, match="heard.* tokens, and vllm takes 40"):
         engine.sample(prompts()[:1], [[0]], SETTINGS)
     with pytest.raises(BadSample, match="at least 0.1 s"):
@@ -136,20 +139,20 @@ def test_prompts_that_do_not_fit_are_set_aside(
 
 
 def test_what_vllm_reads_otherwise_ends_the_run(
-    folder: Path, policy: ListenerPolicy, monkeypatch: Any
+    folder: Path, start: ListenerPolicy, monkeypatch: Any
 ) -> None:
     use_stand_in(monkeypatch)
     monkeypatch.setenv("STAND_IN_MISREADS", "1")
-    engine = ServedRollouts(policy.served_model(), folder, CHOICE)
+    engine = ServedRollouts(start.served_model(), folder, CHOICE)
     with pytest.raises(StageError, match="vllm reads prompt 'read' as .* tokens, other than"):
         engine.sample(prompts()[2:], [[0]], SETTINGS)
     engine.close()
 
 
-def test_a_model_that_vllm_does_not_open(tmp_path: Path, policy: ListenerPolicy, monkeypatch: Any) -> None:
+def test_a_model_that_vllm_does_not_open(tmp_path: Path, start: ListenerPolicy, monkeypatch: Any) -> None:
     use_stand_in(monkeypatch)
     with pytest.raises(StageError, match="vllm: open: ValueError: no such model"):
-        ServedRollouts(policy.served_model(), tmp_path / "absent", CHOICE)
+        ServedRollouts(start.served_model(), tmp_path / "absent", CHOICE)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +160,7 @@ def test_a_model_that_vllm_does_not_open(tmp_path: Path, policy: ListenerPolicy,
 )
 def test_weights_have_the_names_and_values_of_the_files(kind: str, tmp_path: Path) -> None:
     """Whatever transformers calls them, and however it joins experts."""
-    save_tiny(kind, tmp_path)
+    save_served(kind, tmp_path)
     served = ListenerPolicy.load(tmp_path, needs_reference=False).served_model()
     stored = StoredWeights(tmp_path)
     names = []
@@ -184,11 +187,17 @@ def test_a_tied_table_is_sent_once(tmp_path: Path) -> None:
         ListenerPolicy.load(tmp_path, "adapter", lora, needs_reference=False).served_model()
 
 
-def test_weights_of_another_folder_are_refused(folder: Path, tmp_path: Path, policy: ListenerPolicy) -> None:
+def test_two_tables_of_words_that_vllm_would_tie_are_refused(tmp_path: Path) -> None:
+    save_tiny("qwen2_5_omni", tmp_path)  # transformers reads the ties of the thinker, vLLM those of its text
+    with pytest.raises(ConfigError, match="vLLM ties the table of output words"):
+        ListenerPolicy.load(tmp_path, needs_reference=False).served_model()
+
+
+def test_weights_of_another_folder_are_refused(folder: Path, tmp_path: Path, start: ListenerPolicy) -> None:
     save_tiny("audio_flamingo3", tmp_path)
-    policy_elsewhere = ListenerPolicy(tmp_path, policy.processor, policy.root, policy.ends)
+    elsewhere = ListenerPolicy(tmp_path, start.processor, start.root, start.ends)
     with pytest.raises(ConfigError, match="is no tensor of the folder that vLLM opens, by name and shape"):
-        policy_elsewhere.served_model()
+        elsewhere.served_model()
 
 
 def test_buckets_are_bounded() -> None:
