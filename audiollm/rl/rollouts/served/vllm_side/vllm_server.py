@@ -72,7 +72,7 @@ class VLLMServer:
         read = {
             place: list(output.prompt_token_ids) for (place, _), output in zip(rows, outputs, strict=True)
         }
-        return {"read": read, "answers": [_answer(output.outputs[0]) for output in outputs]}
+        return {"read": read, "answers": [_completion_tokens(output.outputs[0]) for output in outputs]}
 
 
 def _request(prompt: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _sampling_params(seed: int, settings: Mapping[str, Any]) -> Any:
     )
 
 
-def _answer(completion: Any) -> tuple[list[int], list[float] | None]:
+def _completion_tokens(completion: Any) -> tuple[list[int], list[float] | None]:
     token_ids = [int(token_id) for token_id in completion.token_ids]
     if completion.logprobs is None:
         return token_ids, None
@@ -108,7 +108,7 @@ def _answer(completion: Any) -> tuple[list[int], list[float] | None]:
     return token_ids, [float(position[token_id].logprob) for token_id, position in pairs]
 
 
-def _serve(connection: Connection) -> None:
+def _answer_calls(connection: Connection) -> None:
     """Answer calls until the training ends."""
     server = VLLMServer()
     while True:
@@ -129,4 +129,4 @@ if __name__ == "__main__":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # in this process, where a single GPU is used: batches are then made in the same order every time
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    _serve(Connection(int(sys.argv[1])))
+    _answer_calls(Connection(int(sys.argv[1])))
