@@ -306,6 +306,7 @@ def test_what_cannot_be_trained_is_refused(folder: Path) -> None:
         ({"similarity": "chrff"}, "chrff: no such scorer; did you mean 'chrf'"),
         ({"similarity": "command:"}, "names no program"),
         ({"pattern": "(a"}, "is no regular expression"),
+        ({"rollouts": "vllm"}, "vllm answers whole prompts, and streams are open"),
     ]
     for settings, told in refused:
         with pytest.raises(ConfigError, match=told):
