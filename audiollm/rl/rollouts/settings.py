@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -72,7 +71,6 @@ class EngineChoice(BaseModel):
         return [f"vllm={vllm_version(self.python)}"] if self.is_vllm else plug_in_facts([self.name])
 
 
-@lru_cache
 def vllm_version(python: str | None) -> str:
     """Return the version of vLLM in the environment of a Python, without importing it.
 
