@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -164,12 +165,18 @@ def marked_documents() -> list[Path]:
 
 
 def main() -> None:
-    for path in marked_documents():
-        text = path.read_text(encoding="utf-8")
-        current = with_tables(text)
-        if current != text:
-            path.write_text(current, encoding="utf-8")
-            print(f"written: {path.relative_to(ROOT)}")
+    """Write the tables; `--check` says which are stale, and fails where there are any."""
+    only_checks = "--check" in sys.argv[1:]
+    texts = {path: path.read_text(encoding="utf-8") for path in marked_documents()}
+    stale = [path for path, text in texts.items() if with_tables(text) != text]
+    for path in stale:
+        if not only_checks:
+            path.write_text(with_tables(texts[path]), encoding="utf-8")
+        print(f"{'stale: run make docs-tables' if only_checks else 'written'}: {path.relative_to(ROOT)}")
+    used = {name for text in texts.values() for _, name in re.findall(r"(<!-- table: ([\w ]+) -->)", text)}
+    if unused := sorted(TABLES.keys() - used):
+        sys.exit(f"in no document: the tables {', '.join(unused)}")
+    sys.exit(1 if stale and only_checks else 0)
 
 
 if __name__ == "__main__":
