@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -41,6 +42,22 @@ def _precisions() -> Ways:
         "fp32": lambda: multiply(rows_RI, weight_OI),
         "bf16": lambda: functional.linear(rows_RI.to(half), weight_OI.to(half)).float(),
     }
+
+
+def available_cpus() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def all_threads() -> Iterator[None]:
+    """Let torch use all CPUs of this process: other ranks of a run wait."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(before, available_cpus()))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

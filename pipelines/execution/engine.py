@@ -9,7 +9,6 @@ the same reason (`audiollm.failures`). Such errors are not recorded, so that the
 
 from __future__ import annotations
 
-import os
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -134,11 +133,6 @@ def run_walks(
             _Schedule(iter(walks), pools, backend, ledger, answered, watch).run()
         finally:
             backend.close()
-
-
-def available_cpus() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass

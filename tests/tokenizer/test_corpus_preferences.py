@@ -23,8 +23,8 @@ from tokenizer import AudioTokenizer, TokenizerConfig
 from tokenizer.corpus.command import read_inputs
 from tokenizer.corpus.decoding import detokenize_shards
 from tokenizer.corpus.encoding import CODED_AUDIO, Coding, Corpus, planned_seconds, tokenize_corpus
-from tokenizer.training.run import tokenize_samples
 from tokenizer.training.settings import TokenizeConfig
+from tokenizer.training.tokenizing import tokenize_samples
 
 TINY = TokenizerConfig(
     mel_hidden_size=16,

@@ -34,9 +34,9 @@ from tokenizer.clips import ClipStore, find_clips
 from tokenizer.higgs import HiggsTokenizer, new_higgs, published_config
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 from tokenizer.training import task as tokenizer_task
-from tokenizer.training.run import tokenize_samples
 from tokenizer.training.settings import TokenizeConfig
 from tokenizer.training.stages import HIGGS_PARAMETERS
+from tokenizer.training.tokenizing import tokenize_samples
 
 TINY_HUBERT = HubertConfig(
     hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, conv_dim=(8,) * 7,
@@ -268,6 +268,46 @@ def test_the_sound_of_what_is_heard_goes_along_and_is_varied_as_what_is_said(
     assert len(loaded.encodings) == 4 and all(torch.equal(*encoding) for encoding in loaded.encodings)
     assert len(encoded) == 4, "what is heard and said is encoded once in each manner"
     assert len({samples_1N.numpy().tobytes() for samples_1N in encoded}) == 4
+
+
+def test_processes_that_encode_side_by_side_make_the_same_shards(recordings: Path, tmp_path: Path) -> None:
+    """Byte for byte, with the sample that cannot be read set aside in its place."""
+    small_codec(tmp_path / "codec")
+    places = [
+        str(recordings / "more" / "1.wav"),
+        str(tmp_path / "absent.wav"),
+        str(recordings / "more" / "2.wav"),
+    ]
+    samples = [
+        Sample(
+            id=f"{number}",
+            messages=[
+                Message(role="assistant", content=[AudioPart(path=place, start_s=0.1 * number, end_s=1.0)])
+            ],
+            task="continue",
+            metadata={"split": "train"},
+        )
+        for number, place in enumerate(places * 2)
+    ]
+    write_samples(tmp_path / "samples.jsonl", samples)
+    written = []
+    for workers in (1, 2):
+        folder = tmp_path / f"workers{workers}"
+        config = TokenizeConfig(
+            samples=tmp_path / "samples.jsonl", codec=tmp_path / "codec", samples_per_shard=2, workers=workers
+        )
+        figures = tokenize_samples(config, Context(folder, None, Console(quiet=True), {}))  # type: ignore[arg-type]
+        assert (figures["samples"], figures["set_aside"]) == (4, 2)
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        written.append({str(path.relative_to(folder)): path.read_bytes() for path in files})
+    assert written[0] == written[1] and any(name.endswith(".tar") for name in written[0])
+
+
+def test_more_processes_encode_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenizer.training.settings.available_cpus", lambda: 8)
+    config = TokenizeConfig.model_construct(workers=None)
+    assert [config.num_workers(samples) for samples in (0, 99, 250, 5000)] == [1, 1, 2, 8]
+    assert TokenizeConfig.model_construct(workers=3).num_workers(1) == 3
 
 
 def test_a_stream_is_encoded_as_it_is(recordings: Path, tmp_path: Path) -> None:

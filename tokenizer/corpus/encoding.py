@@ -10,13 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-import multiprocessing
-import signal
-from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -39,7 +35,7 @@ from audiollm.errors import BadSample, ConfigError, StageError
 from audiollm.failures import note_failure, note_success, shared_watch
 from audiollm.files.atomic import atomic_path, folder_digest, read_record, write_json
 from audiollm.files.set_aside import UNREADABLE, Row, SetAside, read_set_aside, row_of
-from audiollm.processes import interrupts_held_back
+from tokenizer.corpus.processes import work_in_processes
 
 LONG_S = 600.0
 """Longer audio does not go unnoticed into a codec that takes a clip only as a whole."""
@@ -278,7 +274,10 @@ def _encode_all(
 ) -> Iterator[tuple[int, Coded | BadSample]]:
     """The samples `todo` in order, each with its codes or with the reason why it has none."""
     if workers > 1:
-        for index, result in _encode_in_processes(corpus.samples, todo, coding, workers):
+        tasks = ((index, corpus.samples[index]) for index in todo)
+        for index, result in work_in_processes(
+            tasks, _work_on_corpus, workers, partial(_start_corpus_worker, coding)
+        ):
             advance(corpus.durations_s[index])
             yield index, result
         return
@@ -361,41 +360,15 @@ def _meter_pieces(pieces_1N: Iterable[Tensor]) -> LevelMeter:
 # Private: in processes
 
 
-def _encode_in_processes(
-    samples: Sequence[Sample], todo: Sequence[int], coding: Coding, workers: int
-) -> Iterator[tuple[int, Coded | BadSample]]:
-    """In order, a few samples ahead of the one that is waited for."""
-    # spawned: the fork of a process with torch's threads can hang
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, _start_worker, (coding,))
-    ahead: deque[tuple[int, Future[Coded | BadSample]]] = deque()
-    try:
-        for index in todo:
-            with interrupts_held_back():
-                ahead.append((index, pool.submit(_work, samples[index])))
-            if len(ahead) >= 4 * workers:
-                first, future = ahead.popleft()
-                yield first, future.result()
-        for first, future in ahead:
-            yield first, future.result()
-    except BrokenProcessPool as error:
-        remedy = "if memory ran out, give fewer --workers; the same command goes on"
-        raise StageError("a worker process has died", remedy) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
 _worker: tuple[Codec, Coding]
 """State of a worker process, set once at its start."""
 
 
-def _start_worker(coding: Coding) -> None:
+def _start_corpus_worker(coding: Coding) -> None:
     global _worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the main process that stops the pool
-    torch.set_num_threads(1)
     _worker = (load_codec(coding.codec), coding)
 
 
-def _work(sample: Sample) -> Coded | BadSample:
+def _work_on_corpus(sample: Sample) -> Coded | BadSample:
     codec, coding = _worker
     return _attempt(codec, sample, coding, lambda seconds: None)

@@ -1,4 +1,4 @@
-"""The work of the stages `train_tokenizer` (called on every rank) and `tokenize`."""
+"""The work of the stage `train_tokenizer`, called on every rank."""
 
 from __future__ import annotations
 
@@ -9,36 +9,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
 
-from audiollm.audio import AudioError, encode_bytes, load, save
-from audiollm.audio.samples import SILENCE_DBFS
-from audiollm.codec import Codec, codec_digest, load_codec
-from audiollm.data.records.manifest import read_samples
-from audiollm.data.records.sample import AudioPart, ContentPart, Sample
-from audiollm.data.records.shards import ShardWriter
-from audiollm.data.records.source import silent_part, teaches_words
-from audiollm.data.tables.splits import is_of_split
-from audiollm.devices import default_device, one_thread
-from audiollm.errors import BadSample, StageError
-from audiollm.failures import shared_watch
-from audiollm.files.atomic import atomic_path, write_json
-from audiollm.files.json_files import config_folder
-from audiollm.files.set_aside import UNREADABLE, SetAside
+from audiollm.audio import save
+from audiollm.devices import default_device
+from audiollm.errors import StageError
+from audiollm.files.atomic import write_json
+from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
-from audiollm.train.loop.loop import step_generator, train
+from audiollm.train.loop.loop import train
 from audiollm.train.loop.monitor import Monitor
 from audiollm.train.settings import LoopConfig
-from tokenizer.clips import DITHER, ClipStore, augment_waveform, find_training_clips
-from tokenizer.corpus.encoding import (
-    begin_set_aside,
-    note_coding,
-    refused_by_codec,
-    stored_codes,
-)
+from tokenizer.clips import ClipStore, find_training_clips
 from tokenizer.higgs import HiggsTokenizer, new_higgs
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 from tokenizer.quantizers.codebooks import copy_from_rank_0
@@ -46,9 +29,8 @@ from tokenizer.rates import FRAME_RATE, SAMPLE_RATE
 from tokenizer.teacher.model import SemanticTeacher, load_teacher
 from tokenizer.teacher.training import TeacherTrainingConfig, fit_statistics, train_teacher
 from tokenizer.training.discriminators import TINY, DiscriminatorConfig
-from tokenizer.training.encoded_clips import EarlierCodes, encoded_clips
 from tokenizer.training.losses import ReconstructionLoss
-from tokenizer.training.settings import TokenizeConfig, TrainTokenizerConfig
+from tokenizer.training.settings import TrainTokenizerConfig
 from tokenizer.training.task import TokenizerTask, TokenizerTaskConfig, evaluate_tokenizer
 from tokenizer.training.voicing import voicing_figures, warn_of_whispers
 
@@ -212,125 +194,6 @@ def _make_tokenizer_task_config(
         quantizer_dropout=config.quantizer_dropout,
         discriminators=TINY if config.size == "tiny" else DiscriminatorConfig(),
     )
-
-
-@shared_watch()
-def tokenize_samples(config: TokenizeConfig, context: Context) -> dict[str, Any]:
-    """Encode every sample's audio; what cannot be read is named in `set_aside.jsonl` and left out."""
-    codec_folder = config_folder(config.codec, "codec", "give the folder of a saved codec")
-    codec = load_codec(codec_folder)
-    samples, bad = read_samples(config.samples)
-    folder = context.folder / "shards"
-    writer = ShardWriter(folder, config.samples_per_shard)
-    todo = [index for index in range(len(samples)) if not writer.has(index)]
-    earlier = None if config.codes_from is None else EarlierCodes(config.codes_from, codec)
-    set_aside = begin_set_aside(
-        context.folder / "set_aside.jsonl", bad, {samples[index].id for index in todo}
-    )
-    with context.progress("encoding", len(samples)) as bar, one_thread():
-        bar.advance(bar.task_ids[0], len(samples) - len(todo))
-        if len(todo) < len(samples):
-            note_coding(None)
-        for index in todo:
-            bar.advance(bar.task_ids[0])
-            try:
-                encodings = _encode_sample(codec, samples[index], config, index, earlier)
-                sample, sound = _with_sound(samples[index]) if config.sound else (samples[index], None)
-            except (AudioError, BadSample, ValueError) as error:
-                refused = _refused(samples[index], error)
-                set_aside.add([refused])
-                note_coding(refused)
-                continue
-            note_coding(None)
-            writer.write(index, sample, encodings, sound)
-    with atomic_path(folder / "codebooks.safetensors") as temporary:
-        save_file({"vectors_KVD": codec.codebook_vectors_KVD.contiguous()}, temporary)
-    shape = {
-        key: getattr(codec, key) for key in ("frame_rate", "num_codebooks", "codebook_size", "sample_rate")
-    }
-    counts = writer.close({"codec": {**shape, "path": str(codec_folder), "digest": codec_digest(codec)}})
-
-    context.say(f"{counts['samples']} samples, {counts['frames']} frames in {counts['shards']} shards")
-    return {**counts, "set_aside": len(set_aside.rows)}
-
-
-def _refused(sample: Sample, error: AudioError | BadSample | ValueError) -> BadSample:
-    if isinstance(error, BadSample):
-        return error
-    if isinstance(error, AudioError):
-        return BadSample(str(error.path), sample.id, error.reason, UNREADABLE)
-    return refused_by_codec(sample, error)
-
-
-def _encode_sample(
-    codec: Codec, sample: Sample, config: TokenizeConfig, index: int, earlier: EarlierCodes | None
-) -> list[list[np.ndarray]]:
-    """`encodings` lists of codes `[K, T]`, one an audio part; a test sample and a stream are encoded once, as they are.
-
-    At another speed the actions of a stream would stand after other words, or be another number than its chunks.
-    The parts of a sample are varied alike, so that a voice stays that of its reference. What is there twice is encoded
-    once.
-    """
-    is_stream = any(message.chunk_frames is not None for message in sample.messages)
-    count = config.encodings if is_of_split(sample.metadata.get("split"), "train") and not is_stream else 1
-    clips = encoded_clips(sample)
-    plain = {clip: None if earlier is None else earlier.find(clip) for clip in dict.fromkeys(clips)}
-    needed = [clip for clip, earlier_codes in plain.items() if earlier_codes is None or count > 1]
-    sounds = {}
-    has_words = teaches_words(sample)
-    for clip in needed:
-        sounds[clip], level_dbfs = clip.load(codec.sample_rate)
-        if has_words and level_dbfs < SILENCE_DBFS:
-            raise silent_part(sample, str(clip.clip.path), level_dbfs)
-    result = []
-    for variant in range(count):
-        codes = (
-            {}
-            if variant
-            else {clip: earlier_codes for clip, earlier_codes in plain.items() if earlier_codes is not None}
-        )
-        for clip, sound_N in sounds.items():
-            if clip in codes:
-                continue
-            generator = step_generator(config.seed, index, f"encoding {variant}")
-            varied_N = _vary(sound_N, codec, generator) if variant else sound_N
-            dithered_N = varied_N + torch.randn(varied_N.shape, generator=generator) * DITHER
-            codes[clip] = stored_codes(codec.encode(dithered_N[None]), codec)
-        result.append([codes[clip] for clip in clips])
-    return result
-
-
-def _with_sound(sample: Sample) -> tuple[Sample, dict[str, bytes]]:
-    """The sample with what is heard as members of its own, and their content.
-
-    Raises:
-        AudioError: a recording cannot be read.
-    """
-    sound: dict[str, bytes] = {}
-
-    def named(content_part: ContentPart) -> ContentPart:
-        if not isinstance(content_part, AudioPart):
-            return content_part
-        clip = load(content_part.path, content_part.start_s, content_part.end_s, mono=True)
-        name = f"{len(sound)}.flac"
-        sound[name] = encode_bytes(clip.samples_CN, clip.sample_rate, "flac")
-        return content_part.model_copy(update={"path": name, "start_s": 0.0, "end_s": None})
-
-    messages = [
-        message
-        if message.role == "assistant"
-        else message.model_copy(update={"content": [named(content_part) for content_part in message.content]})
-        for message in sample.messages
-    ]
-    return sample.model_copy(update={"messages": messages}), sound
-
-
-def _vary(samples_N: Tensor, codec: Codec, generator: torch.Generator) -> Tensor:
-    """Gain of +- 3 dB, speed of +- 5 %, and a shift by less than a frame."""
-    varied_N = augment_waveform(samples_N, codec.sample_rate, generator, gain_db=3.0, speed=0.05)
-    hop = round(codec.sample_rate / codec.frame_rate)
-    shift = int(torch.randint(hop, (1,), generator=generator))
-    return torch.nn.functional.pad(varied_N, (shift, 0))
 
 
 def _write_examples(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from audiollm.devices import available_cpus, default_device
 from audiollm.recipe.stages import InputPath, StageConfig
 from audiollm.train.settings import TrainingConfig
+
+SAMPLES_PER_WORKER = 100
+"""Samples of `tokenize` by which one more process pays: it takes as long to start as some dozens of encodings."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +99,13 @@ class TrainTokenizerConfig(TrainingConfig):
 class TokenizeConfig(StageConfig):
     """Settings of `tokenize`."""
 
+    incidental: ClassVar[frozenset[str]] = frozenset({"workers"})
     samples: InputPath
     codec: InputPath
     """A codec's folder."""
+    workers: int | None = Field(None, ge=1)
+    """Processes that encode; the codes do not depend on it. Default: one for each CPU where that many pay, one beside a
+    GPU."""
     encodings: int = Field(4, ge=1)
     """Encodings of each training sample: the first plain, the others at random gain, speed and shift. A stream of an
     interpreter has one, since its actions are bound to times."""
@@ -108,3 +116,10 @@ class TokenizeConfig(StageConfig):
     """Keep the sound of what is heard, too, for a `train` with `audio_in: features`; it is not varied."""
     samples_per_shard: int = Field(512, ge=1)
     seed: int = 0
+
+    def num_workers(self, samples: int) -> int:
+        """Processes for so many samples: each takes as long to start as some dozens of encodings."""
+        if self.workers is not None:
+            return self.workers
+        most = 1 if default_device().type == "cuda" else available_cpus()
+        return max(1, min(most, samples // SAMPLES_PER_WORKER))

@@ -26,7 +26,7 @@ def _train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str
 
 
 def _tokenize(config: TokenizeConfig, context: Context) -> dict[str, Any]:
-    from tokenizer.training.run import tokenize_samples
+    from tokenizer.training.tokenizing import tokenize_samples
 
     return tokenize_samples(config, context)
 
@@ -75,11 +75,12 @@ def _plan_tokenize(config: TokenizeConfig, plans: Mapping[str, StagePlan]) -> St
     audio_s = max((plan.facts.get("audio_s", 0.0) for plan in plans.values()), default=0.0)
     clips = max((plan.facts.get("clips", 0.0) for plan in plans.values()), default=0.0)
     frames = audio_s * FRAME_RATE * config.encodings
+    encoding_s = config.encodings * (SECONDS_PER_AUDIO_SECOND * audio_s + SECONDS_PER_CLIP * clips)
     return StagePlan(
         tokens=frames,
         memory_mb=900,
         disk_mb=(frames * 16 + clips * 3000) / 2**20,
-        core_seconds=3 + config.encodings * (SECONDS_PER_AUDIO_SECOND * audio_s + SECONDS_PER_CLIP * clips),
+        core_seconds=3 + encoding_s / config.num_workers(int(clips)),
         note=f"{config.encodings} encodings of {audio_s / 60:.0f} minutes",
         facts={"frames": audio_s * FRAME_RATE, "clips": clips},
     )
