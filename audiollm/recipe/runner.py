@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,6 @@ import yaml
 from rich.console import Console
 from rich.progress import Progress
 
-from audiollm.devices import all_threads
 from audiollm.errors import ConfigError, StageError, suggestion
 from audiollm.failures import watched_failures
 from audiollm.files.atomic import DamagedFile, read_json, write_json
@@ -195,12 +194,20 @@ def _run_stages(recipe: Recipe, console: Console, start: str | None, only: str |
         try:
             shared = ranks if stage.stage.all_ranks else ALONE
             context = Context(stage.folder, recipe, console, results, shared)
-            threads = all_threads() if ranks.world > shared.world else nullcontext()
-            with _plain_errors(stage.folder), threads:
+            with _plain_errors(stage.folder), _threads_of_waiting(ranks if shared is ALONE else ALONE):
                 results[stage.name] = _run_stage(stage, fingerprint, context)
         except (StageError, ConfigError):
             _report_failure(recipe, stage, console, results)
             raise
+
+
+def _threads_of_waiting(ranks: Ranks) -> AbstractContextManager[None]:
+    """Let a stage of one rank use the CPUs of the others, which wait."""
+    if ranks.world == 1:
+        return nullcontext()
+    from audiollm.devices import all_threads  # a run of one rank may need no torch
+
+    return all_threads()
 
 
 def _run_stage(stage: RecipeStage, fingerprint: str, context: Context) -> StageResult:
