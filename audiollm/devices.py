@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -44,16 +43,11 @@ def _precisions() -> Ways:
     }
 
 
-def available_cpus() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @contextmanager
-def all_threads() -> Iterator[None]:
-    """Let torch use all CPUs of this process: other ranks of a run wait."""
+def at_least_threads(threads: int) -> Iterator[None]:
+    """Let torch use so many threads, or what it uses already."""
     before = torch.get_num_threads()
-    torch.set_num_threads(max(before, available_cpus()))
+    torch.set_num_threads(max(before, threads))
     try:
         yield
     finally:

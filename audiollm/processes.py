@@ -61,3 +61,8 @@ def _wait_for_end_of_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
+
+
+def available_cpus() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

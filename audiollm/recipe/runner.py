@@ -29,6 +29,7 @@ from audiollm.errors import ConfigError, StageError, suggestion
 from audiollm.failures import watched_failures
 from audiollm.files.atomic import DamagedFile, read_json, write_json
 from audiollm.files.disk_errors import disk_error
+from audiollm.processes import available_cpus
 from audiollm.progress import ProgressLog, progress_bar
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.recipe.stages import Recipe, RecipeStage
@@ -205,9 +206,9 @@ def _threads_of_waiting(ranks: Ranks) -> AbstractContextManager[None]:
     """Let a stage of one rank use the CPUs of the others, which wait."""
     if ranks.world == 1:
         return nullcontext()
-    from audiollm.devices import all_threads  # a run of one rank may need no torch
+    from audiollm.devices import at_least_threads  # a run of one rank may need no torch
 
-    return all_threads()
+    return at_least_threads(available_cpus())
 
 
 def _run_stage(stage: RecipeStage, fingerprint: str, context: Context) -> StageResult:

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from audiollm.devices import available_cpus
 from audiollm.errors import suggestion
+from audiollm.processes import available_cpus
 from audiollm.recipe.stages import StageConfig, check_input
 from pipelines.steps.chain import StepCatalog
 from pipelines.steps.inputs import is_address

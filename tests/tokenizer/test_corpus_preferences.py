@@ -151,7 +151,7 @@ def test_the_stage_sets_aside_what_the_codec_refuses_and_keeps_large_codes(
     tmp_path: Path, manifest: Path, codec_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codec = _Demanding(replace(TINY, codebook_size=65_536))
-    monkeypatch.setattr("tokenizer.training.run.load_codec", lambda folder: codec)
+    monkeypatch.setattr("tokenizer.training.tokenizing.load_codec", lambda folder: codec)
     config = TokenizeConfig(samples=manifest, codec=codec_folder, encodings=1)
     tokenize_samples(config, Context(tmp_path, None, Console(quiet=True), {}))  # type: ignore[arg-type]
     rows = {row["id"]: row for row in read_set_aside(tmp_path / "set_aside.jsonl")}

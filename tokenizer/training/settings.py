@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from audiollm.devices import available_cpus, default_device
+from audiollm.processes import available_cpus
 from audiollm.recipe.stages import InputPath, StageConfig
 from audiollm.train.settings import TrainingConfig
 
@@ -121,5 +121,7 @@ class TokenizeConfig(StageConfig):
         """Processes for so many samples: each takes as long to start as some dozens of encodings."""
         if self.workers is not None:
             return self.workers
+        from audiollm.devices import default_device  # settings are read without torch
+
         most = 1 if default_device().type == "cuda" else available_cpus()
         return max(1, min(most, samples // SAMPLES_PER_WORKER))

@@ -82,7 +82,7 @@ def tokenize_samples(config: TokenizeConfig, context: Context) -> dict[str, Any]
         bar.advance(bar.task_ids[0], len(samples) - len(todo))
         if len(todo) < len(samples):
             note_coding(None)
-        for index, encoded in _encode_all(encoder, samples, todo):
+        for index, encoded in _encode_samples(encoder, samples, todo):
             bar.advance(bar.task_ids[0])
             if isinstance(encoded, BadSample):
                 set_aside.add([encoded])
@@ -102,7 +102,7 @@ def tokenize_samples(config: TokenizeConfig, context: Context) -> dict[str, Any]
     return {**counts, "set_aside": len(set_aside.rows)}
 
 
-def _encode_all(
+def _encode_samples(
     encoder: SampleEncoder, samples: Sequence[Sample], todo: Sequence[int]
 ) -> Iterator[tuple[int, EncodedSample | BadSample]]:
     """The samples of the numbers `todo` in order, by as many processes as pay."""
