@@ -13,6 +13,7 @@ Shapes: R rows, I input features, O output features.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -29,8 +30,12 @@ ENVIRONMENT = "AUDIOLLM_PRODUCTS"
 """Environment variable that names the library of all products."""
 MIN_MULTIPLY_ADDS = 2**22
 """Multiply-adds of a product below which a call costs as much as the work: those go the plain way."""
+BLOCK = 2**22
+"""Numbers of a result that are computed at a time where it is added to another tensor."""
 MEASURED_MULTIPLY_ADDS = 2**28
-"""Multiply-adds of a product that is measured; larger ones are measured with fewer rows."""
+"""Multiply-adds of a product that is measured."""
+MIN_MEASURED = 1024
+"""Features to which a larger product is cut before its rows are."""
 
 
 class Linear(nn.Linear):
@@ -77,7 +82,9 @@ def multiply(
         return _forward(library, x_RI, weight_OI, bias_O)
     if library == "plain":
         return torch.mm(x_RI, weight_OI.T, out=out_RO)
-    return out_RO.copy_(_forward(library, x_RI, weight_OI, None))
+    for block in _blocks(*out_RO.shape):
+        out_RO[block] = _forward(library, x_RI[block], weight_OI, None)
+    return out_RO
 
 
 def input_gradient(grad_RO: Tensor, weight_OI: Tensor, total_RI: Tensor | None = None) -> Tensor:
@@ -87,7 +94,9 @@ def input_gradient(grad_RO: Tensor, weight_OI: Tensor, total_RI: Tensor | None =
         return _input_gradient(library, grad_RO, weight_OI)
     if library == "plain" and total_RI.dtype == grad_RO.dtype:
         return total_RI.addmm_(grad_RO, weight_OI)
-    return total_RI.add_(_input_gradient(library, grad_RO, weight_OI))
+    for block in _blocks(*total_RI.shape):
+        total_RI[block] += _input_gradient(library, grad_RO[block], weight_OI)
+    return total_RI
 
 
 def weight_gradient(grad_RO: Tensor, x_RI: Tensor, total_OI: Tensor | None = None) -> Tensor:
@@ -99,7 +108,15 @@ def weight_gradient(grad_RO: Tensor, x_RI: Tensor, total_OI: Tensor | None = Non
         return _weight_gradient(library, grad_RO, x_RI)
     if library == "plain" and total_OI.dtype == grad_RO.dtype:
         return total_OI.addmm_(grad_RO.T, x_RI)
-    return total_OI.add_(_weight_gradient(library, grad_RO, x_RI))
+    for block in _blocks(*total_OI.shape):
+        total_OI[block] += _weight_gradient(library, grad_RO[:, block], x_RI)
+    return total_OI
+
+
+def _blocks(rows: int, columns: int) -> Iterator[slice]:
+    """Rows of a result that is written elsewhere, `BLOCK` numbers at a time: no second one of its size is made."""
+    size = max(1, BLOCK // max(1, columns))
+    return (slice(first, first + size) for first in range(0, rows, size))
 
 
 class _Linear(torch.autograd.Function):
@@ -174,7 +191,7 @@ def chosen_library(kind: Kind, rows: int, inputs: int, outputs: int) -> str:
 
 
 def _ways_to_multiply(kind: Kind, rows: int, inputs: int, outputs: int) -> Ways:
-    rows = max(1, min(rows, MEASURED_MULTIPLY_ADDS // (inputs * outputs)))
+    rows, inputs, outputs = measured_size(rows, inputs, outputs)
     x_RI, weight_OI, grad_RO = numbers(rows, inputs), numbers(outputs, inputs), numbers(rows, outputs)
     if kind == "forward":
         return {name: partial(_forward, name, x_RI, weight_OI, None) for name in ("plain", "onednn")}
@@ -182,6 +199,13 @@ def _ways_to_multiply(kind: Kind, rows: int, inputs: int, outputs: int) -> Ways:
     if kind == "input_gradient":
         return {name: partial(_input_gradient, name, grad_RO, weight_OI) for name in libraries}
     return {name: partial(_weight_gradient, name, grad_RO, x_RI) for name in libraries}
+
+
+def measured_size(rows: int, inputs: int, outputs: int) -> tuple[int, int, int]:
+    """Rows, inputs and outputs of a smaller product, where this one would take long or much memory to measure."""
+    outputs = max(min(outputs, MIN_MEASURED), min(outputs, MEASURED_MULTIPLY_ADDS // (rows * inputs)))
+    inputs = max(min(inputs, MIN_MEASURED), min(inputs, MEASURED_MULTIPLY_ADDS // (rows * outputs)))
+    return max(1, min(rows, MEASURED_MULTIPLY_ADDS // (inputs * outputs))), inputs, outputs
 
 
 def numbers(*shape: int) -> Tensor:

@@ -63,7 +63,8 @@ def test_parts_that_need_no_gradient_get_none(library: str) -> None:
     torch.testing.assert_close(module.bias.grad, torch.full((OUTPUTS,), float(ROWS)))
 
 
-def test_products_are_added_to_totals(library: str) -> None:
+def test_products_are_added_to_totals(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "BLOCK", 7 * INPUTS)  # blocks of 7 rows, and a last one of fewer
     torch.manual_seed(1)
     x, weight, grad = torch.randn(ROWS, INPUTS), torch.randn(OUTPUTS, INPUTS), torch.randn(ROWS, OUTPUTS)
     total_RI, total_OI, out = (
@@ -108,6 +109,16 @@ def test_all_else_goes_the_plain_way(
     with torch.autocast("cpu", enabled=case == "autocast"):
         out = module(x)
     assert out.shape == (len(x), OUTPUTS) and calls == []
+
+
+@pytest.mark.parametrize("size", [(8, 512, 512), (512, 576, 151_936), (4096, 8192, 8192), (1, 200_000, 3)])
+def test_a_large_product_is_measured_on_a_smaller_one(size: tuple[int, int, int]) -> None:
+    rows, inputs, outputs = products.measured_size(*size)
+    assert rows * inputs * outputs <= products.MEASURED_MULTIPLY_ADDS
+    assert rows <= size[0] and inputs <= size[1] and outputs <= size[2]
+    assert rows >= min(size[0], 256) and inputs >= min(size[1], 1024)
+    if rows * inputs * outputs < products.MEASURED_MULTIPLY_ADDS // 2:
+        assert (rows, inputs, outputs) == size
 
 
 def test_published_modules_are_accelerated_in_place() -> None:
