@@ -13,7 +13,6 @@ Shapes: R rows, I input features, O output features.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -31,11 +30,12 @@ ENVIRONMENT = "AUDIOLLM_PRODUCTS"
 MIN_MULTIPLY_ADDS = 2**22
 """Multiply-adds of a product below which a call costs as much as the work: those go the plain way."""
 BLOCK = 2**22
-"""Numbers of a result that are computed at a time where it is added to another tensor."""
-MEASURED_MULTIPLY_ADDS = 2**28
-"""Multiply-adds of a product that is measured."""
-MIN_MEASURED = 1024
-"""Features to which a larger product is cut before its rows are."""
+"""Numbers of a result that is made beside the tensor into which it goes: a second one of its size takes memory."""
+MAX_WEIGHT = 2**24
+"""Numbers of a weight above which the plain way is taken: oneDNN orders a weight anew in every call, which then does not
+fit the caches."""
+MEASURED_MULTIPLY_ADDS = 2**30
+"""Multiply-adds of a product that is measured; larger ones are measured with fewer rows."""
 
 
 class Linear(nn.Linear):
@@ -55,9 +55,9 @@ def accelerate_products(model: nn.Module) -> None:
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """`functional.linear`, `x @ weight.T + bias` over the last dimension of x, by the faster library."""
     outputs, inputs = weight_OI.shape
-    if not is_accelerated(x, weight_OI) or x.numel() * outputs < MIN_MULTIPLY_ADDS:
+    rows = x.numel() // max(inputs, 1)
+    if not _pays(rows, inputs, outputs) or not is_accelerated(x, weight_OI):
         return functional.linear(x, weight_OI, bias_O)
-    rows = x.numel() // inputs
     learns = torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad for tensor in (x, weight_OI, bias_O)
     )
@@ -80,11 +80,9 @@ def multiply(
     library = _library_of("forward", x_RI, weight_OI)
     if out_RO is None:
         return _forward(library, x_RI, weight_OI, bias_O)
-    if library == "plain":
+    if library == "plain" or out_RO.numel() > BLOCK:
         return torch.mm(x_RI, weight_OI.T, out=out_RO)
-    for block in _blocks(*out_RO.shape):
-        out_RO[block] = _forward(library, x_RI[block], weight_OI, None)
-    return out_RO
+    return out_RO.copy_(_forward(library, x_RI, weight_OI, None))
 
 
 def input_gradient(grad_RO: Tensor, weight_OI: Tensor, total_RI: Tensor | None = None) -> Tensor:
@@ -92,31 +90,25 @@ def input_gradient(grad_RO: Tensor, weight_OI: Tensor, total_RI: Tensor | None =
     library = _library_of("input_gradient", grad_RO, weight_OI)
     if total_RI is None:
         return _input_gradient(library, grad_RO, weight_OI)
-    if library == "plain" and total_RI.dtype == grad_RO.dtype:
+    if (library == "plain" or total_RI.numel() > BLOCK) and total_RI.dtype == grad_RO.dtype:
         return total_RI.addmm_(grad_RO, weight_OI)
-    for block in _blocks(*total_RI.shape):
-        total_RI[block] += _input_gradient(library, grad_RO[block], weight_OI)
-    return total_RI
+    return total_RI.add_(_input_gradient(library, grad_RO, weight_OI))
 
 
 def weight_gradient(grad_RO: Tensor, x_RI: Tensor, total_OI: Tensor | None = None) -> Tensor:
     """`grad.T @ x`, `[O, I]`, added to a total where one is given."""
     (rows, inputs), outputs, library = x_RI.shape, grad_RO.shape[1], "plain"
-    if x_RI.numel() * outputs >= MIN_MULTIPLY_ADDS and is_accelerated(grad_RO, x_RI):
+    if _pays(rows, inputs, outputs) and is_accelerated(grad_RO, x_RI):
         library = chosen_library("weight_gradient", rows, inputs, outputs)
     if total_OI is None:
         return _weight_gradient(library, grad_RO, x_RI)
     if library == "plain" and total_OI.dtype == grad_RO.dtype:
         return total_OI.addmm_(grad_RO.T, x_RI)
-    for block in _blocks(*total_OI.shape):
+    outputs_at_once = max(1, BLOCK // max(inputs, 1))
+    for first in range(0, outputs, outputs_at_once):
+        block = slice(first, first + outputs_at_once)
         total_OI[block] += _weight_gradient(library, grad_RO[:, block], x_RI)
     return total_OI
-
-
-def _blocks(rows: int, columns: int) -> Iterator[slice]:
-    """Rows of a result that is written elsewhere, `BLOCK` numbers at a time: no second one of its size is made."""
-    size = max(1, BLOCK // max(1, columns))
-    return (slice(first, first + size) for first in range(0, rows, size))
 
 
 class _Linear(torch.autograd.Function):
@@ -160,6 +152,10 @@ def has_onednn() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
+def _pays(rows: int, inputs: int, outputs: int) -> bool:
+    return rows * inputs * outputs >= MIN_MULTIPLY_ADDS and inputs * outputs <= MAX_WEIGHT
+
+
 def rounded_rows(rows: int) -> int:
     """The power of two at or below a number of rows: what is measured for it holds up to twice as many."""
     return 1 << (rows.bit_length() - 1)
@@ -172,9 +168,9 @@ def forced_library() -> str | None:
 
 
 def _library_of(kind: Kind, rows_RX: Tensor, weight_OI: Tensor) -> str:
-    if len(rows_RX) * weight_OI.numel() < MIN_MULTIPLY_ADDS or not is_accelerated(rows_RX, weight_OI):
-        return "plain"
     outputs, inputs = weight_OI.shape
+    if not _pays(len(rows_RX), inputs, outputs) or not is_accelerated(rows_RX, weight_OI):
+        return "plain"
     return chosen_library(kind, len(rows_RX), inputs, outputs)
 
 
@@ -191,7 +187,7 @@ def chosen_library(kind: Kind, rows: int, inputs: int, outputs: int) -> str:
 
 
 def _ways_to_multiply(kind: Kind, rows: int, inputs: int, outputs: int) -> Ways:
-    rows, inputs, outputs = measured_size(rows, inputs, outputs)
+    rows = max(1, min(rows, MEASURED_MULTIPLY_ADDS // (inputs * outputs)))
     x_RI, weight_OI, grad_RO = numbers(rows, inputs), numbers(outputs, inputs), numbers(rows, outputs)
     if kind == "forward":
         return {name: partial(_forward, name, x_RI, weight_OI, None) for name in ("plain", "onednn")}
@@ -199,13 +195,6 @@ def _ways_to_multiply(kind: Kind, rows: int, inputs: int, outputs: int) -> Ways:
     if kind == "input_gradient":
         return {name: partial(_input_gradient, name, grad_RO, weight_OI) for name in libraries}
     return {name: partial(_weight_gradient, name, grad_RO, x_RI) for name in libraries}
-
-
-def measured_size(rows: int, inputs: int, outputs: int) -> tuple[int, int, int]:
-    """Rows, inputs and outputs of a smaller product, where this one would take long or much memory to measure."""
-    outputs = max(min(outputs, MIN_MEASURED), min(outputs, MEASURED_MULTIPLY_ADDS // (rows * inputs)))
-    inputs = max(min(inputs, MIN_MEASURED), min(inputs, MEASURED_MULTIPLY_ADDS // (rows * outputs)))
-    return max(1, min(rows, MEASURED_MULTIPLY_ADDS // (inputs * outputs))), inputs, outputs
 
 
 def numbers(*shape: int) -> Tensor:
