@@ -32,8 +32,7 @@ MIN_MULTIPLY_ADDS = 2**22
 BLOCK = 2**22
 """Numbers of a result that is made beside the tensor into which it goes: a second one of its size takes memory."""
 MAX_WEIGHT = 2**24
-"""Numbers of a weight above which the plain way is taken: oneDNN orders a weight anew in every call, which then does not
-fit the caches."""
+"""Numbers of a weight above which the plain way is taken: oneDNN orders a weight anew in every call."""
 MEASURED_MULTIPLY_ADDS = 2**30
 """Multiply-adds of a product that is measured; larger ones are measured with fewer rows."""
 
