@@ -75,6 +75,7 @@ class FailureWatch:
 
     run: str = ""
     _steps: dict[str, _StepOutcomes] = field(default_factory=dict)
+    _any_failed: bool = False
 
     def succeed(self, step: str) -> None:
         """Record that a step has done an item."""
@@ -86,6 +87,7 @@ class FailureWatch:
         Args:
             item_fault: the item is to blame (a damaged file), not the step.
         """
+        self._any_failed = True
         outcomes = self._outcomes(step)
         (outcomes.item_faults if item_fault else outcomes.failures)[reason] += 1
 
@@ -101,6 +103,8 @@ class FailureWatch:
     @property
     def stuck_step(self) -> str | None:
         """The step that has failed so often that the run must stop."""
+        if not self._any_failed:
+            return None
         return next((step for step, outcomes in self._steps.items() if outcomes.is_stuck), None)
 
     def stop_if_stuck(self) -> None:
@@ -128,7 +132,10 @@ class FailureWatch:
                 self._raise(step, outcomes.calls, reason, "")
 
     def _outcomes(self, step: str) -> _StepOutcomes:
-        return self._steps.setdefault(step, _StepOutcomes())
+        outcomes = self._steps.get(step)
+        if outcomes is None:  # three counters are made only once: this is called several times per item
+            outcomes = self._steps[step] = _StepOutcomes()
+        return outcomes
 
     def _raise(self, step: str, count: int, reason: str, which: str) -> None:
         items = f"all of the {which}{count} items" if count > 1 else "its only item"

@@ -23,7 +23,7 @@ from audiollm.autoencoder import autoencoder_of_run
 from audiollm.data.records.sample import ContentPart, Message, Sample, TextPart, VideoPart
 from audiollm.data.records.thoughts import ThoughtRecord, prose_of
 from audiollm.errors import BadSample, ConfigError, StageError
-from audiollm.flow.conditions.edits import edit_words
+from audiollm.flow.conditions.edit_texts import edit_words
 from audiollm.flow.conditions.reading import COT, TASK
 from audiollm.flow.editing.levels import below_ceiling
 from audiollm.flow.editing.operations import EditResult, EditSpan, edit_track

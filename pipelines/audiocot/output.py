@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from hashlib import sha256
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from audiollm.data.records.sample import AudioPart, Message, Region, Sample, Tex
 from audiollm.data.records.thoughts import ThoughtRecord, caption_of_record, prose_of, record_json
 from audiollm.data.tables.splits import holds_out
 from audiollm.errors import StageError
-from audiollm.files.atomic import JsonLines, line_numbers, read_whole_lines, write_json, write_jsonl
+from audiollm.files.atomic import JsonLines, line_numbers, read_whole_lines, write_jsonl
 from pipelines.audiocot.corpus import Partners, review_ids
 from pipelines.audiocot.made.plans import MadePlan, plan_edits, plan_pairs
 from pipelines.audiocot.made.words import caption_of_plan, instruction_of_plan, thought_of_plan
@@ -129,7 +127,7 @@ def write_samples_of(
     """
     by_id = {clip["id"]: clip for clip in clips}
     cot = [_sound_sample(clip) for clip in clips]
-    thinking = [_clip_question(clip) for clip in clips]
+    thinking = clip_questions(clips, with_little_evidence)
     edits: list[Sample] = []
     for plan, sounds in made_sounds:
         clip = by_id[plan.clip]
@@ -144,13 +142,24 @@ def write_samples_of(
     if not with_little_evidence:
         thinking = [sample for sample in thinking if not sample.metadata.get("little_evidence")]
     counts = {}
-    for name, samples in ((COT, cot), (EDITS, edits), (THINKING, thinking)):
+    for name, samples in ((COT, cot), (EDITS, edits)):
         write_jsonl(folder / name, (sample.model_dump(mode="json") for sample in samples))
         counts[name.removesuffix(".jsonl")] = len(samples)
+    rows = [sample.model_dump(mode="json") for sample in thinking]
+    write_jsonl(folder / THINKING, rows)
+    counts[THINKING.removesuffix(".jsonl")] = len(rows)
     for question, name in BY_QUESTION.items():
-        question_samples = (sample for sample in thinking if sample.metadata["question"] == question)
-        write_jsonl(folder / name, (sample.model_dump(mode="json") for sample in question_samples))
+        write_jsonl(folder / name, (row for row in rows if row["metadata"]["question"] == question))
     return counts
+
+
+def clip_questions(clips: Sequence[Row], with_little_evidence: bool) -> list[Sample]:
+    """The questions about whole clips.
+
+    Args:
+        with_little_evidence: see `write_samples_of`.
+    """
+    return [_clip_question(clip) for clip in clips if with_little_evidence or not clip["little_evidence"]]
 
 
 def write_review(folder: Path, clips: Sequence[Row], share: float, seed: int) -> dict[str, Any]:
@@ -186,56 +195,6 @@ def write_review(folder: Path, clips: Sequence[Row], share: float, seed: int) ->
     total = sum(counts.values())
     share_accepted = round(counts["accepted"] / total, 4) if total else None
     return {"listed": len(rows), **counts, "agreement": share_accepted}
-
-
-def write_sound_shards(
-    folder: Path, samples_per_shard: int, workers: int, on_done: Callable[[], None]
-) -> int:
-    """Write the questions about sound alone, with their sound, as shards; returns their number.
-
-    `train` reads these. A shard that is there is kept where it was made of the same samples and sounds.
-
-    Args:
-        workers: sounds that are encoded at a time.
-    """
-    from audiollm.audio import AudioError, encode_bytes, load
-    from audiollm.data.records.manifest import read_samples
-    from audiollm.data.records.shards import ShardWriter
-
-    samples, _ = read_samples(folder / THINKING)
-    clip_samples = [sample for sample in samples if sample.metadata["question"] == "clip"]
-    shards = folder / "shards"
-    note = shards / "made_of.json"
-    digest_of = {clip["id"]: clip["digest"] for clip in read_kept(folder)}
-    made_of = {
-        "samples_per_shard": samples_per_shard,
-        "samples": [s.model_dump(mode="json") for s in clip_samples],
-        "digests": [digest_of[s.metadata["clip"]] for s in clip_samples],
-    }
-    if not note.exists() or json.loads(note.read_text(encoding="utf-8")) != made_of:
-        shutil.rmtree(shards, ignore_errors=True)
-        write_json(note, made_of)
-    writer = ShardWriter(shards, samples_per_shard)
-
-    def encoded(number: int) -> bytes | None:
-        (audio_part,) = clip_samples[number].audio("user")
-        try:
-            sound = load(audio_part.path, audio_part.start_s, audio_part.end_s)
-        except AudioError:  # it was read before: a file that went away meanwhile is missed by whoever trains
-            return None
-        return encode_bytes(sound.samples_CN, sound.sample_rate, "flac")
-
-    with ThreadPoolExecutor(workers) as pool:
-        for first in range(0, len(clip_samples), samples_per_shard):
-            numbers = range(first, min(first + samples_per_shard, len(clip_samples)))
-            is_there = writer.has(first)
-            for number, flac in zip(
-                numbers, repeat(None) if is_there else pool.map(encoded, numbers), strict=False
-            ):
-                on_done()
-                if flac is not None:
-                    writer.write(number, _heard_alone(clip_samples[number]), [], {"0.flac": flac})
-    return writer.close({}).get("samples", 0)
 
 
 def region_prompt(record: Mapping[str, Any]) -> str:
@@ -405,13 +364,3 @@ def _instruction_question(clip: Row, plan: MadePlan, sounds: Mapping[str, Any]) 
     prompt = f"{WHAT_TO_DO}{_instruction(clip, plan)}"
     content = [*_video_parts(clip), AudioPart(path=sounds["input"]), TextPart(text=prompt)]
     return _question(f"{plan.id}-think", clip, "instruction", content, answer)
-
-
-def _heard_alone(sample: Sample) -> Sample:
-    """The question about a clip with its sound as a member of the shard, and without its pictures."""
-    user, assistant = sample.messages
-    (sound,) = sample.audio("user")
-    words = [content_part for content_part in user.content if isinstance(content_part, TextPart)]
-    member = sound.model_copy(update={"path": "0.flac", "start_s": 0.0, "end_s": None})
-    question = Message(role="user", content=[member, *words])
-    return sample.model_copy(update={"messages": [question, assistant]})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,23 +27,29 @@ from pipelines.audiocot.output import (
     JUDGED,
     MADE_FOLDER,
     REVIEW,
+    clip_questions,
     plan_made,
     read_kept,
     remove_stale,
     write_clips,
     write_review,
     write_samples_of,
-    write_sound_shards,
 )
 from pipelines.audiocot.rules import RULES, ClipThresholds
 from pipelines.audiocot.settings import AudioCotConfig
+from pipelines.audiocot.sound_shards import (
+    SHARDS_FOLDER,
+    index_sound_shards,
+    plan_sound_shards,
+    write_sound_shard,
+)
 from pipelines.audiocot.sources import FILES, STAGE_NAME, FileSources, ListError, file_sources, video_files
 from pipelines.audiocot.walk import CotWalks
 from pipelines.execution.ledger import Ledger
 from pipelines.steps.chain import Missing
 from pipelines.steps.driving import StepRun, call_each
 from pipelines.steps.inputs import MANIFESTS, InputError, collect, digests
-from pipelines.steps.results import Place, Spool, not_whole_sentence, write_rules, write_timings
+from pipelines.steps.results import Place, Row, Spool, not_whole_sentence, write_rules, write_timings
 from pipelines.steps.rules import Drop
 from pipelines.steps.stage import (
     as_stage_errors,
@@ -55,6 +61,8 @@ from pipelines.steps.stage import (
 
 _SECONDS_PER_AUDIO_SECOND = 0.24
 """CPU-seconds of steps and composed sound per second of sound with pictures: benchmarks/history/audiocot.md."""
+_PLANS_PER_BATCH = 8
+"""Pairs and edits that a worker is sent at a time: one takes some milliseconds, sending it half of one."""
 
 
 @watched_failures("audiocot")
@@ -111,10 +119,7 @@ def _think_about_files(config: AudioCotConfig, context: Context, ledger: Ledger)
         "review": write_review(folder, clips, config.review_share, config.seed),
     }
     if config.shards:
-        with context.progress("writing shards", len(clips)) as bar:
-            funnel["shard_samples"] = write_sound_shards(
-                folder, config.samples_per_shard, config.num_workers, lambda: bar.advance(TaskID(0))
-            )
+        funnel["shard_samples"] = _write_shards(config, context, ledger, clips)
     write_json(folder / "funnel.json", funnel)
     took = {
         "wall_s": round(time.monotonic() - began, 3),
@@ -190,6 +195,7 @@ def _carry_out_plans(
             config.num_workers,
             ledger,
             lambda: bar.advance(TaskID(0)),
+            batch_size=_PLANS_PER_BATCH,
         )
     made_sounds: list[tuple[MadePlan, Mapping[str, Any]]] = []
     failed: dict[str, int] = {}
@@ -200,6 +206,24 @@ def _carry_out_plans(
         else:
             made_sounds.append((plan, outcome.value))
     return made_sounds, failed
+
+
+def _write_shards(config: AudioCotConfig, context: Context, ledger: Ledger, clips: Sequence[Row]) -> int:
+    """Write the questions about clips with their sound, each shard by one of the workers; returns their number.
+
+    Raises:
+        StageError: a shard that cannot be written.
+    """
+    questions = clip_questions(clips, config.little_evidence == "keep")
+    planned = plan_sound_shards(context.folder, questions, clips, config.samples_per_shard)
+    with context.progress("writing shards", len(planned)) as bar:
+        outcomes = call_each(
+            "shard", write_sound_shard, planned, config.num_workers, ledger, lambda: bar.advance(TaskID(0))
+        )
+    for shard, outcome in zip(planned, outcomes, strict=True):
+        if outcome.value is None:
+            raise StageError(f"audiocot: {shard.folder}: {outcome.error}", "is the disk full?")
+    return index_sound_shards(context.folder)
 
 
 def _write_page(folder: Path) -> Path:
@@ -295,5 +319,5 @@ STAGE = Stage(
     help="write chains of thought about the sound of videos and recordings",
     plan=plan_audiocot,
     facts=lambda config: plug_in_facts(config.steps),
-    keeps=("ledger", "fetched", "shards", MADE_FOLDER, REVIEW, JUDGED),
+    keeps=("ledger", "fetched", SHARDS_FOLDER, MADE_FOLDER, REVIEW, JUDGED),
 )

@@ -135,7 +135,7 @@ def run_walks(
             backend.close()
 
 
-@dataclass
+@dataclass(eq=False)
 class _Waiting:
     """A call that is to be worked on, and whose walk waits for it."""
 
@@ -156,11 +156,13 @@ class _Lane:
     idle: list[int] = field(default_factory=list)
     busy: dict[int, list[_Waiting]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._most_calls = 2 * self.pool.workers * max(self.pool.batch_sizes.values(), default=1)
+
     @property
     def room(self) -> int:
         """Number of further calls that may wait here: enough for the next batch of every worker."""
-        batch = max(self.pool.batch_sizes.values(), default=1)
-        return 2 * self.pool.workers * batch - len(self.queue) - len(self.busy)
+        return self._most_calls - len(self.queue) - len(self.busy)
 
     def take(self) -> list[_Waiting]:
         """Take the next batch: the first waiting call, and others of its step that are closest in size."""

@@ -191,11 +191,14 @@ def call_each(
     workers: int,
     ledger: Ledger,
     on_done: Callable[[], None] = lambda: None,
+    *,
+    batch_size: int = 1,
 ) -> list[Outcome]:
     """Call a function on every item, each in one of the workers of this machine; it finds by itself what is done.
 
     Args:
         function: pickled; an exception becomes the outcome's error.
+        batch_size: items that a worker is sent at a time; several, where one takes milliseconds.
     """
     outcomes: dict[int, Outcome] = {}
 
@@ -205,7 +208,7 @@ def call_each(
 
     run_walks(
         (walk(number, item) for number, item in enumerate(items)),
-        [Pool(name, (name,), max(1, min(workers, len(items))))],
+        [Pool(name, (name,), max(1, min(workers, len(items))), batch_sizes={name: batch_size})],
         _local(FunctionWorker(function), workers),
         ledger,
         lambda call, outcome, is_cached: on_done(),

@@ -65,7 +65,7 @@ class ShardWriter:
         """Return whether sample `index` is in a shard that an earlier attempt finished."""
         shard = index // self._per_shard
         if shard != self._shard:
-            self._flush()
+            self.flush()
             self._shard = shard
         return self._path(shard).exists()
 
@@ -97,7 +97,7 @@ class ShardWriter:
                     f"like 0.flac ({', '.join(sorted(SOUND))})"
                 )
         if index // self._per_shard != self._shard:
-            self._flush()
+            self.flush()
             self._shard = index // self._per_shard
         members = {CODES: _to_bytes(encodings)} if encodings else {}
         record = {JSON: sample.model_dump(mode="json"), **members, **files, **(audio or {})}
@@ -105,13 +105,11 @@ class ShardWriter:
 
     def close(self, facts: dict[str, Any]) -> dict[str, int]:
         """Finish the last shard and write `index.json` with `facts`; returns counts."""
-        self._flush()
+        self.flush()
         return index_shards(self._folder, facts).counts
 
-    def _path(self, shard: int) -> Path:
-        return self._folder / f"shard-{shard:06d}.tar"
-
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write the samples that were added since the last shard as a shard of their own; no further one joins it."""
         if not self._pending:
             return
         with (
@@ -121,6 +119,9 @@ class ShardWriter:
             for number, record in enumerate(self._pending):
                 tar.write({"__key__": f"{self._shard:06d}{number:06d}", **record})
         self._pending = []
+
+    def _path(self, shard: int) -> Path:
+        return self._folder / f"shard-{shard:06d}.tar"
 
 
 DEFAULT_MAX_CODES_MB = 64.0

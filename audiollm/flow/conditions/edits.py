@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,11 +22,8 @@ from torch import Tensor
 from audiollm.audio import AudioError, load, set_channels
 from audiollm.data.records.sample import Message, Region, Sample, TextPart
 from audiollm.errors import BadSample
+from audiollm.flow.conditions.edit_texts import EDITS, THIS, EditName, edit_thought, edit_words
 
-EditName = Literal["add", "overlay", "remove", "extract"]
-EDITS: tuple[EditName, ...] = get_args(EditName)
-THIS = "this"
-"""The name of a sound that is pointed at: the region of its object says which one it is."""
 _POINTED_SHARE = 1 / 3
 """Share of the edits with a region in which the sound has no other name."""
 
@@ -38,18 +35,6 @@ class SceneEdit(NamedTuple):
     """The words and the picture of the edit; its sounds are the two below."""
     input_CN: Tensor
     wanted_CN: Tensor
-
-
-def edit_words(operation: EditName, name: str, other_names: list[str]) -> str:
-    """The caption of an edit."""
-    if operation == "extract" and other_names:
-        return f"extract {name}, without {' and '.join(other_names)}"
-    return f"{operation} {name}"
-
-
-def edit_thought(words: str, start_s: float, end_s: float) -> str:
-    """The chain of thought of an edit: its words, and when the sound is heard."""
-    return f"{words} from {start_s:.1f} to {end_s:.1f} s"
 
 
 def draw_edits(

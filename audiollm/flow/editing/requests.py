@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from audiollm.data.records.sample import Message, Sample, TextPart, VideoPart
-from audiollm.flow.conditions.edits import THIS, edit_thought, edit_words
+from audiollm.flow.conditions.edit_texts import THIS, edit_thought, edit_words
 from audiollm.flow.conditions.reading import COT, TASK
 from audiollm.flow.editing.operations import Operation
 from audiollm.flow.generator import ConditionsAt, SoundGenerator

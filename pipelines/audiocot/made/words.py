@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from audiollm.data.records.thoughts import caption_of_record, prose_of
+from audiollm.flow.conditions.edit_texts import edit_words
 from pipelines.audiocot.made.plans import MadePlan
 
 _REQUESTS = (
@@ -158,8 +159,6 @@ _EXTRACT = "Extract {sound}, avoid introducing {avoid}, according to the audio a
 
 def caption_of_plan(plan: MadePlan) -> str:
     """The caption of an operation: "add bell", "extract bell, without rain and dog bark"."""
-    from audiollm.flow.conditions.edits import edit_words
-
     sound = caption_of_record(plan.about)
     if plan.operation == "extend" or plan.operation == "inpaint":
         return sound or caption_of_record(plan.record)

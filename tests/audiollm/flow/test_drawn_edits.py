@@ -9,7 +9,8 @@ import torch
 
 from audiollm.audio import load, save
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, VideoPart
-from audiollm.flow.conditions.edits import EDITS, SceneEdit, draw_edits
+from audiollm.flow.conditions.edit_texts import EDITS
+from audiollm.flow.conditions.edits import SceneEdit, draw_edits
 from tests.audiollm.flow.toy import RATE, tone
 
 HERTZ = {"bell": 200.0, "drum": 60.0, "rain": 20.0}

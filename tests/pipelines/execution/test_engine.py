@@ -355,6 +355,37 @@ def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
         Ledger(tmp_path / "ledger.sqlite")
 
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from pipelines.execution.ledger import Ledger, Outcome
+
+ledger = Ledger(Path(sys.argv[1]))
+ledger.put("square 3", "square", Outcome(error="three is bad"))
+ledger.forget_errors()
+for number in range(4, 304):
+    ledger.put(f"square {number}", "square", Outcome({"number": number**2}, seconds=0.5))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_kill_undoes_no_outcome(tmp_path: Path) -> None:
+    """Neither those in the database nor the newest ones beside it, whose last line may be cut."""
+    path, recent = tmp_path / "ledger.sqlite", tmp_path / "ledger.sqlite-recent"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], env=environment)
+    assert done.returncode == -signal.SIGKILL
+    lines = recent.read_bytes().splitlines()
+    assert len(lines) == 300 - 256
+    with recent.open("ab") as file:
+        file.write(lines[0][:20])
+    for _ in range(2):
+        with Ledger(path) as ledger:
+            outcomes = [ledger.get(f"square {number}") for number in range(3, 304)]
+        assert outcomes == [None, *(Outcome({"number": n**2}, seconds=0.5) for n in range(4, 304))]
+        assert not recent.exists()
+
+
 def test_a_damaged_ledger_is_named(tmp_path: Path) -> None:
     (tmp_path / "ledger.sqlite").write_bytes(
         b"no database at all, and longer than a header of a hundred bytes" * 9
