@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from audiollm.evaluate.judges.audioset import branch_of
@@ -75,10 +76,14 @@ _OTHER_MAKERS = _word_set(
 )
 
 
-def kinds_of_class(label: str) -> list[str]:
-    """Return the kinds of a tagger's class: those of AudioSet by its branches, others by their words."""
-    branches = [kind for kind in KINDS if any(label in branch_of(root) for root in _BRANCHES[kind])]
-    return branches or kinds_of(label)
+@lru_cache(maxsize=4096)
+def kinds_of_class(label: str) -> tuple[str, ...]:
+    """Return the kinds of a tagger's class: those of AudioSet by its branches, others by their words.
+
+    Remembered: a tagger is asked about the same hundreds of classes for every clip.
+    """
+    branches = tuple(kind for kind in KINDS if any(label in branch_of(root) for root in _BRANCHES[kind]))
+    return branches or tuple(kinds_of(label))
 
 
 def kinds_of(sound: str, source: str = "") -> list[str]:
