@@ -47,6 +47,8 @@ class PackedScorer(nn.Module):
         super().__init__()
         self.model = model
         self._adapted = (adapted,)  # in a tuple: the model is no module of this one twice
+        self.answers_in_text = False
+        """Packs without codes to score do not go through the audio head; it must be frozen, on all ranks."""
         _switch_dropout_off(model)
 
     @property
@@ -74,6 +76,9 @@ class PackedScorer(nn.Module):
             text_XC = hidden_SC.index_select(0, packed.text_target_index)
             audio_YC = hidden_SC.index_select(0, packed.audio_target_index)
             heads = (self.model.text_lm_head, text_XC), (self.model.audio_lm_head, audio_YC)
+            if request is not None and self.answers_in_text and not packed.counts["audio"]:
+                text, _ = _uses(batch, request, reference, draw_T)
+                return _text_figures(batch, through_head(*heads[0], text))
             if request is None:
                 return TargetRows(*(through_head(head, rows, _kept_rows) for head, rows in heads))
             head_outputs = [
@@ -162,6 +167,12 @@ def _join_head_figures(batch: PackedAnswers, text: TokenFigures, audio: TokenFig
         for of_text, of_audio in zip(text, audio, strict=True)
     ]
     return TokenFigures(*joined)  # type: ignore[arg-type]
+
+
+def _text_figures(batch: PackedAnswers, text: TokenFigures) -> TokenFigures:
+    """Return the figures of text in the order of the answers' tokens, which have no codes."""
+    ordered = [None if figure is None else figure.flatten()[batch.entry_T] for figure in text]
+    return TokenFigures(*ordered)  # type: ignore[arg-type]
 
 
 def _kept_rows(hidden_XC: Tensor, weight_VC: Tensor) -> HeadRows:

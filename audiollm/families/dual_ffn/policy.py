@@ -161,6 +161,7 @@ class DualFFNPolicy:
         """See `Policy.hold_to`."""
         assert isinstance(reference, PackedScorer)
         self._reference = reference.eval()
+        self._reference.answers_in_text = self._root.answers_in_text
 
     def freeze_unreached(self, has_recordings: bool) -> None:
         """Freeze what no answer in text depends on, which gradients of 0 and the optimizer would keep memory for.
@@ -178,6 +179,9 @@ class DualFFNPolicy:
                     unreached += [layer.audio_mlp, *norms]
         for module in unreached:
             module.requires_grad_(False)
+        for scorer in (self._root, self._reference):
+            if scorer is not None:
+                scorer.answers_in_text = True
 
     def share_frozen(self) -> None:
         """Have the reference hold the weights that are not trained, where it has the same, in the policy's memory."""

@@ -67,9 +67,12 @@ def pieces_of(
     pieces: list[str | int] = []
     # first tokens of the last whole piece, from which words are decoded for the space between, and of the next one
     start = first = 0
+    alone = ""
     for number, (token, is_action) in enumerate(zip(ids, sampled.is_action_N.tolist(), strict=True)):
-        if decode([token]):
-            before, text = decode(ids[start:number]), decode(ids[start : number + 1])
+        alone_before, alone = alone, decode([token])
+        if alone:
+            before = alone_before if start == number - 1 else decode(ids[start:number])
+            text = decode(ids[start : number + 1])
             piece = "" if text.endswith(REPLACEMENT) else text[len(before.rstrip(REPLACEMENT)) :]
             if not text.endswith(REPLACEMENT):
                 start, first = first, number + 1

@@ -205,7 +205,7 @@ class _ChunkedFigures(torch.autograd.Function):
             )
         scratch = None  # figures of whole distributions need logits and exponentials side by side
         if reference_logits is not None or request.collision or request.contrast_k or request.entropy:
-            scratch = torch.empty_like(logits.chunk(slice(0, chunk)))
+            scratch = logits.scratch()
         chunks = []
         with torch.autocast(rows.device.type, enabled=False):
             for chunk_rows in _slice_rows(len(rows), chunk):
@@ -265,10 +265,6 @@ class _ChunkedFigures(torch.autograd.Function):
 class _ChunkValues(NamedTuple):
     """Figures `[X, K]`, and what the backward pass needs beside them."""
 
-    normalizer: Tensor
-    """log of the summed exponentials of the logits."""
-    other_normalizer: Tensor | None
-    """The same of the reference."""
     contrast_token: Tensor | None
     logprob: Tensor
     kl: Tensor | None
@@ -304,6 +300,10 @@ class _Logits:
         width = rows.shape[1] if weight_VC is None else len(weight_VC)
         self._buffer = rows.new_empty(min(chunk, len(rows)), width, dtype=self.exact)
 
+    def scratch(self) -> Tensor:
+        """Return memory of the size of a chunk."""
+        return torch.empty_like(self._buffer).unflatten(1, (self._books, -1))
+
     def chunk(self, chunk_rows: slice) -> Tensor:
         """Return `[R, K, V]`, which the caller may overwrite; gone with the next chunk."""
         rows = self._rows[chunk_rows]
@@ -331,39 +331,34 @@ def _chunk_values(
     draw_RK: Tensor | None,
 ) -> _ChunkValues:
     """Compute the figures of a chunk; overwrites both logits, and the scratch memory."""
-    other_normalizer = token = kl = collision = contrast = entropy = None
-    at_target = _at(logits_RKV, targets_RK)
+    token = kl = collision = contrast = entropy = None
+    # softmax, not `exp`: MKL's takes ten times as long for what becomes 0 (forbidden and very unlikely entries)
+    logprob_RKV = torch.log_softmax(logits_RKV, 2, out=logits_RKV)
+    logprob = _at(logprob_RKV, targets_RK)
     if scratch_RKV is None:
-        normalizer = _normalizer(logits_RKV, logits_RKV)
-        return _ChunkValues(normalizer, None, None, at_target - normalizer, None, None, None, None)
+        return _ChunkValues(None, logprob, None, None, None, None)
     scratch_RKV = scratch_RKV[: len(logits_RKV)]
-    normalizer = _normalizer(logits_RKV, scratch_RKV)
-    logits_RKV.sub_(normalizer[..., None])
     if other_RKV is not None:
-        other_normalizer = _normalizer(other_RKV, scratch_RKV)
-        other_RKV.sub_(other_normalizer[..., None])
-        probability_RKV = torch.exp(other_RKV, out=scratch_RKV)
+        torch.log_softmax(other_RKV, 2, out=other_RKV)
+        probability_RKV = torch.softmax(other_RKV, 2, out=scratch_RKV)
         # an entry that is impossible under both (-inf) counts for nothing
-        kl = other_RKV.sub_(logits_RKV).masked_fill_(probability_RKV == 0, 0.0).mul_(probability_RKV).sum(2)
+        kl = other_RKV.sub_(logprob_RKV).masked_fill_(probability_RKV == 0, 0.0).mul_(probability_RKV).sum(2)
     if request.collision:
-        collision = _normalizer(torch.mul(logits_RKV, 2, out=scratch_RKV), scratch_RKV)
+        collision = _log_sum_exp(torch.mul(logprob_RKV, 2, out=scratch_RKV))
     if request.contrast_k and draw_RK is not None:
-        token = _contrast_token(logits_RKV, targets_RK, request.contrast_k, draw_RK)
-        contrast = _at(logits_RKV, token)
+        token = _contrast_token(logprob_RKV, targets_RK, request.contrast_k, draw_RK)
+        contrast = _at(logprob_RKV, token)
     if request.entropy:
         # not `entr`, whose logarithms take four times as long as all else here
-        probability_RKV = torch.exp(logits_RKV, out=scratch_RKV)
-        entropy = probability_RKV.mul_(logits_RKV.clamp_(min=LEAST_LOGPROB)).sum(2).neg_()
-    return _ChunkValues(
-        normalizer, other_normalizer, token, at_target - normalizer, kl, collision, contrast, entropy
-    )
+        probability_RKV = torch.softmax(logprob_RKV, 2, out=scratch_RKV)
+        entropy = probability_RKV.mul_(logprob_RKV.clamp_(min=LEAST_LOGPROB)).sum(2).neg_()
+    return _ChunkValues(token, logprob, kl, collision, contrast, entropy)
 
 
-def _normalizer(logits_RKV: Tensor, out_RKV: Tensor) -> Tensor:
-    """Compute log of the summed exponentials `[R, K]`; `out_RKV`, which may be the logits, is overwritten."""
-    largest_RK1 = logits_RKV.amax(dim=2, keepdim=True)
-    sum_RK1 = torch.sub(logits_RKV, largest_RK1, out=out_RKV).exp_().sum(dim=2, keepdim=True)
-    return (sum_RK1.log_() + largest_RK1)[..., 0]
+def _log_sum_exp(logits_RKV: Tensor) -> Tensor:
+    """Compute log of the summed exponentials `[R, K]`; overwrites the logits."""
+    largest_RK = logits_RKV.amax(dim=2)
+    return largest_RK - torch.log_softmax(logits_RKV, 2, out=logits_RKV).amax(dim=2)
 
 
 def _chunk_gradient(
@@ -379,8 +374,8 @@ def _chunk_gradient(
     entropy H `entr(p) - p H`, and the collision log sum p^2 = c `2 (p^2 exp(-c) - p)`.
     """
     to_logprob, to_kl, to_collision, to_contrast, to_entropy = upstream
-    probability_RKV = logits_RKV.sub_(values.normalizer[..., None]).exp_()
-    share_RK = torch.zeros_like(values.normalizer)  # what p is multiplied with
+    probability_RKV = torch.softmax(logits_RKV, 2, out=logits_RKV)
+    share_RK = torch.zeros_like(values.logprob)  # what p is multiplied with
     addends = []
     if to_entropy is not None and values.entropy is not None:
         addends.append(torch.special.entr(probability_RKV).mul_(to_entropy[..., None]))
@@ -389,8 +384,8 @@ def _chunk_gradient(
         factor_RK = 2 * to_collision * (-values.collision).exp()
         addends.append(probability_RKV.square().mul_(factor_RK[..., None]))
         share_RK -= 2 * to_collision
-    if to_kl is not None and values.other_normalizer is not None and other_RKV is not None:
-        other_RKV.sub_(values.other_normalizer[..., None]).exp_()
+    if to_kl is not None and other_RKV is not None:
+        torch.softmax(other_RKV, 2, out=other_RKV)
         addends.append(other_RKV.mul_(-to_kl[..., None]))
         share_RK += to_kl
     at_tokens = [(to_logprob, targets_RK), (to_contrast, values.contrast_token)]

@@ -477,7 +477,7 @@ class Engine:
         full, request = group.branches[0], group.members[0].request
         hidden_BC = hidden_XC if full is None else hidden_XC[full]
         logits_BV = self._layers.text_logits(hidden_BC).float()
-        logits_BV = logits_BV.masked_fill(self._forbidden_V[request.answer], -torch.inf)
+        logits_BV.masked_fill_(self._forbidden_V[request.answer], -torch.inf)
         first = group.members[0].stream
         if first is not None and first.draws_first and first.silence_bias:
             logits_BV[:, self._end_of_turn] += first.silence_bias
@@ -512,7 +512,8 @@ class Engine:
         """Return the members' random numbers, `[B, 2, K]`; an empty tensor where the most likely code is taken."""
         if group.members[0].request.sampling.temperature == 0:
             return torch.empty(0, 2, 0)
-        return torch.stack([running.next_uniform_2K() for running in group.members]).to(self._device)
+        uniform_B2K = np.stack([running.next_uniform_2K() for running in group.members])
+        return torch.from_numpy(uniform_B2K).to(self._device)
 
     def _advance(self, plan: StepPlan, flat_codes: Codes, logprobs: Logprobs | None) -> list[Event]:
         """Advance every answer's state by what was drawn for it, and free the slots of finished answers."""
