@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -177,11 +177,11 @@ class AttendCached:
 
     position_X: Tensor
     """The new position of each row of the model's batch."""
-    new_at: tuple[Tensor, Tensor] | None
-    """Rows and positions of the new entries in the cache; None: one position of all rows."""
-    keys_N: Sequence[Tensor]
-    """Cached keys of each layer, `[R, G, D, L]` for the R rows being extended; of one position alone, `[R, G, D]`."""
-    values_N: Sequence[Tensor]
+    new_at: tuple[Any, Any]
+    """Rows and positions of the new entries in the cache; a single position where it is the same for all rows."""
+    keys_NRGDL: Sequence[Tensor]
+    """Cached keys of each layer, for the R rows being extended."""
+    values_NRGLD: Sequence[Tensor]
     seen_keys_NBDL: Sequence[Tensor]
     """Keys of each layer at the positions visible to at least one row."""
     seen_values_NBLD: Sequence[Tensor]
@@ -195,15 +195,11 @@ class AttendCached:
     def __call__(self, layer: int, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> Tensor:
         if self.rank_R is not None:
             q_SHD, k_SGD, v_SGD = (tensor.index_select(0, self.rank_R) for tensor in (q_SHD, k_SGD, v_SGD))
-        if self.new_at is None:
-            self.keys_N[layer].copy_(k_SGD)
-            self.values_N[layer].copy_(v_SGD)
-        else:
-            row, position = self.new_at
-            self.keys_N[layer][row, :, :, position] = k_SGD
-            self.values_N[layer][row, :, position] = v_SGD
+        row, position = self.new_at
+        self.keys_NRGDL[layer][row, :, :, position] = k_SGD
+        self.values_NRGLD[layer][row, :, position] = v_SGD
         keys_BDL, values_BLD = self.seen_keys_NBDL[layer], self.seen_values_NBLD[layer]
-        q_BQD = q_SHD.reshape(keys_BDL.shape[0], -1, q_SHD.shape[2])
+        q_BQD = q_SHD.reshape(len(keys_BDL), -1, q_SHD.shape[2])
         attended_RHD = cached_attention(q_BQD, keys_BDL, values_BLD, self.biases_NB1L[layer]).view(
             q_SHD.shape
         )
@@ -233,9 +229,9 @@ def attend_cached(cache: Cache, rows: int, order_R: Tensor | None) -> AttendCach
         )
     return AttendCached(
         position_R if order_R is None else position_R[order_R],
-        None if same else (torch.arange(rows, device=device), position_R),
-        (keys_NRGDL.select(4, low) if same else keys_NRGDL).unbind(),
-        (values_NRGLD.select(3, low) if same else values_NRGLD).unbind(),
+        (slice(None), low) if same else (torch.arange(rows, device=device), position_R),
+        keys_NRGDL.unbind(),
+        values_NRGLD.unbind(),
         [visible[window][0][layer] for layer, window in enumerate(cache.windows)],
         [visible[window][1][layer] for layer, window in enumerate(cache.windows)],
         [visible[window][2] for window in cache.windows],

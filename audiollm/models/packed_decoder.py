@@ -301,10 +301,9 @@ class PackedLayer:
         """Rotated queries `[S, H, D]` and keys `[S, G, D]`, and values `[S, G, D]`."""
         normed_SC = route(x_SC, num_text, self.text_norm, self.audio_norm)
         both, heads = self.heads + self.keys, self.heads + 2 * self.keys
-        qkv_SHD = self.qkv(normed_SC).view(x_SC.shape[0], heads, -1)
-        # not `split`, whose wrapper takes longer than all three
-        qk_SHD, v_SGD = qkv_SHD.narrow(1, 0, both), qkv_SHD.narrow(1, both, self.keys)
-        q_SHD, k_SGD = qk_SHD.narrow(1, 0, self.heads), qk_SHD.narrow(1, self.heads, self.keys)
+        qkv_SHD = self.qkv(normed_SC).view(len(x_SC), heads, -1)
+        qk_SHD, v_SGD = qkv_SHD.split((both, self.keys), dim=1)
+        q_SHD, k_SGD = qk_SHD.split((self.heads, self.keys), dim=1)
         if self.head_norms is not None:
             for norm, head_rows in zip(self.head_norms, (q_SHD, k_SGD), strict=True):
                 head_rows.copy_(norm(head_rows))

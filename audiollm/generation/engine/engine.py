@@ -512,8 +512,7 @@ class Engine:
         """Return the members' random numbers, `[B, 2, K]`; an empty tensor where the most likely code is taken."""
         if group.members[0].request.sampling.temperature == 0:
             return torch.empty(0, 2, 0)
-        uniform_B2K = np.stack([running.next_uniform_2K() for running in group.members])
-        return torch.from_numpy(uniform_B2K).to(self._device)
+        return torch.stack([running.next_uniform_2K() for running in group.members]).to(self._device)
 
     def _advance(self, plan: StepPlan, flat_codes: Codes, logprobs: Logprobs | None) -> list[Event]:
         """Advance every answer's state by what was drawn for it, and free the slots of finished answers."""

@@ -63,14 +63,14 @@ class Running:
     stream: OpenStream | None = None
     """Frames fed to an open request, and its actions; None for an answer to a prompt."""
     _steps: int = 0
-    _uniform_S2K: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    _uniform_S2K: Tensor = field(default_factory=lambda: torch.empty(0))
 
-    def next_uniform_2K(self) -> NDArray[np.float32]:
+    def next_uniform_2K(self) -> Tensor:
         """Return the random numbers of the next draws, which depend on the seed and the steps taken only."""
         place = self._steps % UNIFORM_STEPS
         if place == 0:
             shape = (UNIFORM_STEPS, 2, self.state.marks.num_codebooks)
-            self._uniform_S2K = torch.rand(shape, generator=self.generator).numpy()
+            self._uniform_S2K = torch.rand(shape, generator=self.generator)
         self._steps += 1
         return self._uniform_S2K[place]
 
