@@ -103,6 +103,24 @@ def test_behaviour_equals_the_training_pass(
     assert stretches >= {"text": {0}, "audio": {1}, "any": {0, 1}}[kind]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_alone_leaves_the_audio_head_out(policies: dict[str, DualFFNPolicy], kind: AnswerKind) -> None:
+    """Where nothing but text is trained; packs with codes are scored all the same."""
+    policy, prompt = policies["codes"], samples("codes")[2]
+    answers = answered(policy, [asked(prompt, kind, number) for number in range(12)])
+    sampled, calls = [recorded(answer) for answer in answers], []
+    before = trained(policy, prompt, sampled)
+    hook = policy.root.model.audio_lm_head.register_forward_hook(lambda *_: calls.append(kind))
+    policy.root.answers_in_text = True
+    try:
+        after = trained(policy, prompt, sampled)
+    finally:
+        policy.root.answers_in_text = False
+        hook.remove()
+    assert bool(calls) == any(len(record.codes) for record in sampled) == (kind != "text")
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+
+
 def test_some_answers_speak_more_than_once(policies: dict[str, DualFFNPolicy]) -> None:
     one = samples("codes")[2]
     answers = answered(policies["codes"], [asked(one, "any", number) for number in range(40)])
