@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +75,16 @@ def test_a_run_goes_on_after_vllm_died(folder: Path, monkeypatch: pytest.MonkeyP
         assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
 
 
-def test_it_samples_a_step_ahead_with_a_merged_adapter(folder: Path) -> None:
+@pytest.fixture
+def fork_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A server of this test's own: that of an earlier test has its environment, in which there is no stand-in."""
+    server = forkserver.ForkServer()
+    monkeypatch.setattr(forkserver, "connect_to_new_process", server.connect_to_new_process)
+    yield
+    server._stop()  # type: ignore[attr-defined]
+
+
+def test_it_samples_a_step_ahead_with_a_merged_adapter(folder: Path, fork_server: None) -> None:
     out = run(folder, "ahead", **SETTINGS, ahead=1, trained="adapter", lora={"rank": 2, "alpha": 4})
     rows = [row for row in read_jsonl(out / "metrics.jsonl") if "mismatch_largest" in row]
     assert rows[0]["mismatch_largest"] < 1.001 < rows[-1]["mismatch_largest"]  # behind by a step
