@@ -6,7 +6,6 @@ Shapes: B crops, N samples.
 from __future__ import annotations
 
 import hashlib
-import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -204,7 +203,6 @@ class ClipStore(RandomClips):
         super().__init__(clips, lengths_s, sample_rate)
         self._cache: OrderedDict[int, Tensor] = OrderedDict()
         self._room = int(cache_mb * 2**20 / 4)
-        self._guard = threading.Lock()  # one thread draws the next batch while another looks at the clips
 
     @property
     def duration_s(self) -> float:
@@ -217,16 +215,15 @@ class ClipStore(RandomClips):
         Raises:
             AudioError: the file cannot be read any more.
         """
-        with self._guard:
-            if index in self._cache:
-                self._cache.move_to_end(index)
-                return self._cache[index]
-            samples_N = load_levelled(self.clips[index], self.sample_rate)
-            self._cache[index] = samples_N
-            self._room -= len(samples_N)
-            while self._room < 0 and len(self._cache) > 1:
-                self._room += len(self._cache.popitem(last=False)[1])
-            return samples_N
+        if index in self._cache:
+            self._cache.move_to_end(index)
+            return self._cache[index]
+        samples_N = load_levelled(self.clips[index], self.sample_rate)
+        self._cache[index] = samples_N
+        self._room -= len(samples_N)
+        while self._room < 0 and len(self._cache) > 1:
+            self._room += len(self._cache.popitem(last=False)[1])
+        return samples_N
 
 
 def load_levelled(clip: Clip, sample_rate: int) -> Tensor:

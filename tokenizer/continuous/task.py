@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from audiollm.data.records.loader import OneAhead
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.train.loop.loop import Figures, Update, step_generator
 from tokenizer.clips import pitch_target
@@ -66,7 +65,6 @@ class VAETask:
         self._share = BatchShare(config.batch_size, ranks)
         self._share.check()
         self._train, self._test = train, test
-        self._batches = OneAhead(self._draw_batch)
         self._device = next(model.parameters()).device
         self._loss = ReconstructionLoss(model.sample_rate).to(self._device)
         self._band: LappedTransform | None = None
@@ -93,9 +91,6 @@ class VAETask:
 
     def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> CropBatch:
         """This rank's rows `[B, C, N]`. Every rank draws the global batch: where one part ends decides the next."""
-        return self._batches[step]
-
-    def _draw_batch(self, step: int) -> CropBatch:
         config, dice = self.config, step_generator(self.config.seed, step, "batch")
         length = config.crop_frames * self.model.hop_samples
         crops, rows = stereo_crops(self._train, config.batch_size, length, dice), self._share.rows

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from audiollm.data.records.loader import OneAhead
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.train.loop.loop import Figures, Update, step_generator
 from tokenizer.clips import ClipStore, Crops, pitch_target, random_crops
@@ -125,7 +124,6 @@ class TokenizerTask:
         self._share = BatchShare(config.batch_size, ranks)
         self._share.check()
         self._train, self._test = train, test
-        self._batches = OneAhead(self._draw_batch)
         self._device = next(model.parameters()).device
         self._loss = ReconstructionLoss(model.sample_rate).to(self._device)
         self._balancer = GradientBalancer(config.output_weights).to(self._device)
@@ -148,9 +146,6 @@ class TokenizerTask:
 
     def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> CropBatch:
         """This rank's rows. Every rank draws the global batch: where one crop ends decides the next."""
-        return self._batches[step]
-
-    def _draw_batch(self, step: int) -> CropBatch:
         crops = self.crops(step_generator(self.config.seed, step, "batch"))
         rows = self._share.rows
         samples_BN = crops.samples[rows].to(self._device)

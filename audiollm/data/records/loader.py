@@ -1,5 +1,4 @@
-"""Loading of training steps ahead of time, in worker processes, whose number changes neither order nor content, or in a
-thread.
+"""Loading of training steps ahead of time in worker processes, whose number changes neither order nor content.
 
 A step is a pure function of its number, so the loader keeps no state: a resumed run asks for its next step.
 """
@@ -9,7 +8,6 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -73,26 +71,6 @@ class Loader(Generic[T]):
         self._iterator, self._next = None, -1
         if self._loader is not None:
             self._loader._iterator = None  # torch has no public way to end them
-
-
-class OneAhead(Generic[T]):
-    """`ahead[step]` is `make(step)`; a thread makes the next step's meanwhile, for what is slow outside of Python.
-
-    What `make` reads must not be written to by others at the same time. What it raises for a step is raised when that
-    step is asked for.
-    """
-
-    def __init__(self, make: Callable[[int], T]) -> None:
-        self._make = make
-        self._thread = ThreadPoolExecutor(1, "one-ahead")
-        self._next: tuple[int, Future[T]] | None = None
-
-    def __getitem__(self, step: int) -> T:
-        if self._next is None or self._next[0] != step:  # the first, or one after a roll-back
-            self._next = (step, self._thread.submit(self._make, step))
-        batch = self._next[1].result()
-        self._next = (step + 1, self._thread.submit(self._make, step + 1))
-        return batch
 
 
 # Private

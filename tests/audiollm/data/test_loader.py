@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 from audiollm.audio import encode_bytes
-from audiollm.data.records.loader import Loader, OneAhead
+from audiollm.data.records.loader import Loader
 from audiollm.data.records.mixture import Mixture
 from audiollm.data.records.opening import open_source
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
@@ -194,37 +193,3 @@ def _train(urls: list[str], journal: Path) -> None:
         line = json.dumps({"step": step, "ids": ids}) + "\n"
         with journal.open("ab", buffering=0) as file:
             os.write(file.fileno(), line.encode())
-
-
-def test_a_step_is_made_while_the_one_before_it_is_used() -> None:
-    made: list[int] = []
-
-    def make(step: int) -> int:
-        if step == 3:
-            raise ValueError("step 3 cannot be read")
-        made.append(step)
-        return 10 * step
-
-    ahead = OneAhead(make)
-    assert [ahead[0], ahead[1]] == [0, 10]
-    assert ahead[1] == 10 and ahead[7] == 70, "after a roll-back, and at any other step"
-    assert ahead[2] == 20
-    with pytest.raises(ValueError, match="step 3"):
-        ahead[3]
-    assert ahead[4] == 40
-    assert set(made) <= {0, 1, 2, 4, 5, 7, 8}
-
-
-def test_the_next_step_is_made_in_another_thread() -> None:
-    threads: dict[int, str] = {}
-
-    def make(step: int) -> int:
-        threads[step] = threading.current_thread().name
-        return step
-
-    ahead = OneAhead(make)
-    assert ahead[5] == 5
-    deadline = time.monotonic() + 10
-    while 6 not in threads and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threads[6] != threading.current_thread().name
