@@ -134,7 +134,7 @@ def _kept_choices(path: Path) -> Iterator[dict[str, str]]:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         kept: dict[str, str] = {}
-        with suppress(ValueError):  # cut by a full disk: measured again
+        with suppress(ValueError, TypeError):  # cut by a full disk, or not ours: measured again
             kept.update(json.loads(file.read() or "{}"))
         before = dict(kept)
         yield kept

@@ -161,9 +161,15 @@ def rounded_rows(rows: int) -> int:
 
 
 def forced_library() -> str | None:
-    """The library that the environment names for all products, or None."""
+    """The library that the environment names for all products, or None.
+
+    Raises:
+        ValueError: it names another.
+    """
     name = os.environ.get(ENVIRONMENT)
-    return name if name in ("plain", "onednn") else None
+    if name and name not in ("plain", "onednn"):
+        raise ValueError(f"{ENVIRONMENT} is plain, onednn or not set, and not {name!r}")
+    return name or None
 
 
 def _library_of(kind: Kind, rows_RX: Tensor, weight_OI: Tensor) -> str:

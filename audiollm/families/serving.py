@@ -22,7 +22,7 @@ class ServedPrompt:
     """A prompt as a server takes it."""
 
     id: str
-    """Of the sample."""
+    """The id of the sample."""
     place: str
     """Where the sample was read, for errors."""
     token_ids: Sequence[int]
@@ -32,7 +32,7 @@ class ServedPrompt:
     recordings: Sequence[NDArray[np.float32]]
     """Mono, `[samples]`."""
     sample_rate: int
-    """Of the recordings, in Hz: that of the model's features."""
+    """The sample rate of the recordings, in Hz: that of the model's features."""
 
 
 class ServedModel(Protocol):

@@ -61,6 +61,8 @@ def test_a_cut_file_is_measured_again_and_a_folder_without_leave_costs_nothing(t
     path.write_text('{"a": "oth')
     assert MeasuredChoices(path).choose("a", lambda: {"plain": way(6), "other": way(1)}) == "other"
     assert json.loads(path.read_text()) == {"a": "other"}
+    path.write_text("3")
+    assert MeasuredChoices(path).choose("a", lambda: {"plain": way(6), "other": way(1)}) == "other"
     blocked = tmp_path / "file"
     blocked.write_text("")
     nowhere = MeasuredChoices(blocked / "fastest.json")

@@ -148,12 +148,12 @@ def _chosen_way(kind: str, rows: SampleRows, weight_OCK: Tensor, *tensors: Tenso
     Small convolutions, and those of samples of several lengths, go by the first.
     """
     outputs, channels, size = weight_OCK.shape
-    other = "places" if kind == "weight_gradient" else "convolution"
+    alternative = "places" if kind == "weight_gradient" else "convolution"
     small = rows.total * weight_OCK.numel() < MIN_MULTIPLY_ADDS
-    if size == 1 or small or not (rows.equal or other == "places") or not is_accelerated(*tensors):
+    if size == 1 or small or not (rows.equal or alternative == "places") or not is_accelerated(*tensors):
         return "neighbours"
     if (forced := forced_library()) is not None:
-        return "neighbours" if forced == "plain" else other
+        return "neighbours" if forced == "plain" else alternative
     samples = len(rows.lengths) if rows.equal else 1
     length = rounded_rows(rows.total // samples)
     key = f"rows {kind} {samples}x{length}x{channels}x{outputs}x{size} threads {torch.get_num_threads()}"

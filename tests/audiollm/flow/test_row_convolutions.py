@@ -13,7 +13,7 @@ CHANNELS, OUTPUTS = 96, 128
 LENGTHS = [(60, 60, 60), (50, 0, 1, 90, 39)]
 
 
-@pytest.fixture(params=["plain", "onednn", "measured"])
+@pytest.fixture(params=["plain", "onednn", ""])
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv(products.ENVIRONMENT, request.param)
     return str(request.param)
