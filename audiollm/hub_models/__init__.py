@@ -1,0 +1,1 @@
+"""Models of the Hugging Face hub by their names: names, the cache, downloads."""
