@@ -13,6 +13,7 @@ from torch import Tensor
 
 from audiollm.errors import ConfigError, suggestion
 from audiollm.files.json_files import config_folder, read_json_file
+from audiollm.hub_models.folders import hub_folder
 from audiollm.recipe.plug_ins import Catalog, entry_point_catalog
 
 SAMPLE_RATE = 24_000
@@ -138,7 +139,7 @@ def load_codec(folder: Path) -> Codec:
     Raises:
         ConfigError: no config there or a damaged one, or no installed package knows its `model_type`.
     """
-    folder = config_folder(folder, "codec", "give the folder of a saved codec")
+    folder = config_folder(hub_folder(folder), "codec", "give the folder of a saved codec")
     path = folder / "config.json"
     kind = str(read_json_file(path, dict).get("model_type"))
     entries = {entry.name: entry for entry in entry_points(group="audiollm.codecs")}

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from audiollm.errors import BadSample, StageError, first_problem
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
+from audiollm.recipe.stages import InputModel, InputPath, Stage, StageConfig, StagePlan
 
 if TYPE_CHECKING:
     from audiollm.data.records.aligned_recording import AlignedRecording
@@ -35,9 +35,9 @@ class AlignConfig(BaseModel):
     """A program that answers JSON lines with seconds (`audiollm/interpret/aligners.py`), in any environment."""
     timeout_s: float = Field(600.0, gt=0)
     """Longest wait for its answer to a recording."""
-    model: InputPath | None = None
+    model: InputModel | None = None
     """A model of ours, trained to translate whole recordings, whose attention aligns."""
-    codec: InputPath | None = None
+    codec: InputModel | None = None
     """The model's codec; by default the run's own `train_tokenizer`."""
     prompt: str = ""
     """System message that the model was trained with."""
@@ -63,9 +63,9 @@ class SpeakConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
 
-    model: InputPath
+    model: InputModel
     """A model of ours that speaks in the voice of a reference."""
-    codec: InputPath | None = None
+    codec: InputModel | None = None
     """The model's codec; by default the run's own `train_tokenizer`."""
     temperature: float | None = Field(None, ge=0)
     """Temperature of the codes; None: that of the model's folder."""

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 from audiollm.files.atomic import write_jsonl
 from audiollm.files.set_aside import Row, row_of, set_aside_row
 from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
+from audiollm.recipe.stages import InputModel, InputPath, Stage, StageConfig, StagePlan
 from pipelines.compose.rows import SegmentRow, read_segments
 
 SEGMENT_COLUMNS = frozenset({"id", "path", "file", "start_s", "end_s", "speaker", "split", "duration_s"})
@@ -23,9 +23,9 @@ class DescribeConfig(StageConfig):
 
     segments: InputPath
     """`segments.jsonl` of a stage that makes segments."""
-    model: InputPath
+    model: InputModel
     """Model that describes: an audiollm model, or an audio LLM of Hugging Face."""
-    codec: InputPath | None = None
+    codec: InputModel | None = None
     """Codec of an audiollm model that hears codes."""
     columns: dict[str, str] = Field(min_length=1)
     """Column -> the question that it answers. `compose` takes columns as fields of its tasks: `scene` and `voice` go

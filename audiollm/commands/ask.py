@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from audiollm.errors import ConfigError
+from audiollm.hub_models.options import Download, folder_option
 
 _TOP_P = 0.9
 """Share of the likeliest words that sampled answers are drawn from."""
@@ -20,18 +21,19 @@ def ask(
     question: Annotated[str, typer.Argument(help="What to ask about it, in quotes.", show_default=False)],
     model: Annotated[
         Path,
-        typer.Option(
-            help="Folder of a train stage, of a saved model, or of a published one.", show_default=False
+        folder_option(
+            "Folder of a train stage, of a saved model, or of a published one.", show_default=False
         ),
     ],
     codec: Annotated[
-        Path | None, typer.Option(help="The codec's folder; by default the run's own train_tokenizer.")
+        Path | None, folder_option("The codec's folder; by default the run's own train_tokenizer.")
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in text tokens.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely words.")] = 0.0,
     seed: Annotated[
         int, typer.Option(min=0, max=2**62, help="Seed of the draws; matters where --temperature is above 0.")
     ] = 0,
+    download: Download = False,
 ) -> None:
     """Ask a model about a recording and print its answer; notes and warnings go to stderr.
 

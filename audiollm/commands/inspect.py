@@ -15,6 +15,7 @@ from rich.text import Text
 
 from audiollm.commands.inspect_table import OFF, ON, SampleView, left_out, row_line
 from audiollm.errors import ConfigError
+from audiollm.hub_models.options import Download, folder_option
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -48,8 +49,9 @@ def inspect(
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder with a tokenizer.json, or of a model whose rows are shown as it reads them.",
+        folder_option(
+            "Folder with a tokenizer.json, or of a model whose rows are shown as it reads them.",
+            "tokenizer",
             show_default="a train stage's own, else one trained on the samples",
         ),
     ] = None,
@@ -77,6 +79,7 @@ def inspect(
             help="Of train_policy: show the rollouts of this step; -1 is the last.", show_default="none"
         ),
     ] = None,
+    download: Download = False,
 ) -> None:
     """Show a training sample row by row: kind, token, target or masked, weight.
 

@@ -28,6 +28,9 @@ from audiollm.commands.cluster import (
 )
 from audiollm.commands.machine_speed import MachineSpeed
 from audiollm.errors import ConfigError
+from audiollm.hub_models.folders import hub_access
+from audiollm.hub_models.names import hub_id
+from audiollm.hub_models.options import Download
 from audiollm.recipe.ranks import Ranks, join_ranks, launch, leave
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import Recipe, StagePlan, find_stage, load_recipe
@@ -66,6 +69,7 @@ def run(
         typer.Option("--launch", min=1, help="Number of training processes on this machine, one per GPU."),
     ] = None,
     help_stage: Annotated[str | None, typer.Option(help="List a stage's settings and exit.")] = None,
+    download: Download = False,
 ) -> None:
     """Run a recipe, from its first unfinished stage on.
 
@@ -109,6 +113,7 @@ def plan(
             show_default="for tiny what this machine does, measured, else 400 (H100)",
         ),
     ] = None,
+    download: Download = False,
 ) -> None:
     """Show what a recipe would do: stages, parameters, tokens, memory of a device, time and disk. Nothing runs.
 
@@ -117,9 +122,10 @@ def plan(
     Example: audiollm plan recipes/tts/full.yaml language_model=~/models/Llama-3.2-3B --launch 64
     """
     absent: list[Path] = []
-    loaded = load_recipe(_require_recipe(recipe), overrides or [], name, runs, absent)
     console = Console()
-    untimed = untimed_plans(loaded)
+    with hub_access(plan=True):
+        loaded = load_recipe(_require_recipe(recipe), overrides or [], name, runs, absent)
+        untimed = untimed_plans(loaded)
     speed = _speed(loaded, untimed, devices, tflops)
     plans = {name: timed(plan, loaded.size, devices, speed) for name, plan in untimed.items()}
     print_plan(plan_table(loaded, plans), console)
@@ -137,9 +143,14 @@ def plan(
         notes.append(f"measured here: {', '.join(speed.notes)}")
     if loaded.size != "tiny":
         notes += cluster_lines(plans, devices, speed.tflops, is_assumed=tflops is None)
-    notes += [f"not there yet: {path}" for path in dict.fromkeys(absent)]
+    notes += [f"not there yet: {path}{_hub_remark(path)}" for path in dict.fromkeys(absent)]
     for note in notes:
         console.print(f"  {note}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _hub_remark(path: Path) -> str:
+    """Tell how a plan sees a model that may be one of the hub."""
+    return "; for a model of the hub: --download plans by its config.json" if hub_id(str(path)) else ""
 
 
 def without_option(arguments: Sequence[str], option: str) -> list[str]:

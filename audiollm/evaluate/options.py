@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from audiollm.hub_models.options import folder_option, source_option
+
 Out = Annotated[
     Path, typer.Option("--out", "-o", help="Folder for results.json, rows.jsonl, report.html and the sound.")
 ]
@@ -24,17 +26,18 @@ Spelling = Annotated[
 
 Model = Annotated[
     str | None,
-    typer.Option(help="The model that speaks: a trained model's folder, or package.module:factory."),
+    source_option("The model that speaks: a trained model's folder, or package.module:factory."),
 ]
 Listener = Annotated[
     str | None,
-    typer.Option(
-        "--model",
-        help="The model that listens: a folder (ours, or an audio LLM of Hugging Face), or module:factory.",
+    source_option(
+        "The model that listens: a folder (ours, or an audio LLM of Hugging Face), or module:factory.",
+        name="--model",
     ),
 ]
 CodecFolder = Annotated[
-    Path | None, typer.Option("--codec", help="The codec's folder; by default the run's own train_tokenizer.")
+    Path | None,
+    folder_option("The codec's folder; by default the run's own train_tokenizer.", name="--codec"),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of what the model says.")]
 MaxDuration = Annotated[
@@ -52,17 +55,17 @@ MaxTokens = Annotated[int, typer.Option(min=1, help="Longest reply, in tokens.")
 
 RecognizerOption = Annotated[
     str | None,
-    typer.Option(
-        "--recognizer",
-        help="Judge of words, as annotate takes it: pocketsphinx, transformers=FOLDER, faster_whisper=FOLDER, the "
+    source_option(
+        "Judge of words, as annotate takes it: pocketsphinx, transformers=FOLDER, faster_whisper=FOLDER, the "
         "folder alone, or module:factory.",
+        name="--recognizer",
     ),
 ]
 SpeakerJudgeOption = Annotated[
     str | None,
-    typer.Option(
-        "--speaker-judge",
-        help="Judge of voices: the folder of a Hugging Face x-vector model or of a trained classifier "
+    source_option(
+        "Judge of voices: the folder of a Hugging Face x-vector model or of a trained classifier "
         "(RUN/evaluate/judges/speaker), or module:factory.",
+        name="--speaker-judge",
     ),
 ]

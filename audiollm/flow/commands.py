@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from audiollm.errors import ConfigError
+from audiollm.hub_models.options import Download, source_option
 
 if TYPE_CHECKING:
     from audiollm.audio import Waveform
@@ -32,7 +33,7 @@ Model = Annotated[
 ]
 AutoencoderOption = Annotated[
     str | None,
-    typer.Option(help="The autoencoder's folder or import path; by default the run's own."),
+    source_option("The autoencoder's folder or import path; by default the run's own."),
 ]
 Caption = Annotated[str, typer.Option(help="The sounds in words, as in 'a dog barks over rain'.")]
 Cot = Annotated[str, typer.Option(help="The chain of thought: which sounds, when, in what order, how.")]
@@ -74,6 +75,7 @@ def make_sound(
     solver: Solver = "euler",
     guidance: Guidance = None,
     seed: Seed = 0,
+    download: Download = False,
 ) -> None:
     """Make a sound from a video, a caption, a chain of thought, or any mix of them.
 
@@ -141,6 +143,7 @@ def edit_sound(
     solver: Solver = "euler",
     guidance: Guidance = None,
     seed: Seed = 0,
+    download: Download = False,
 ) -> None:
     """Extend a track, fill a span of it, add a sound or remove one; all samples outside of the span stay as they are.
 

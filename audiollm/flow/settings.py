@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from audiollm.recipe.stages import InputPath, InputSource, StageConfig, required
+from audiollm.recipe.stages import InputModel, InputPath, InputSource, StageConfig, required
 from audiollm.train.settings import ModelTrainingConfig, OptimizerSettings, TrainingConfig
 
 
@@ -152,7 +152,7 @@ class TrainFlowConfig(OptimizerSettings, TrainingConfig):
     """Encoded sounds: a path, or a list of paths and of `{path, weight}`."""
     preset: Literal["native", "thinksound"] = "native"
     """`native`, or the released structure with its pads and nulls."""
-    start: InputPath | None = None
+    start: InputModel | None = None
     """A trained model to go on from, in its own shape; for `thinksound` also a folder with the released weights as
     safetensors."""
     hidden_size: int | None = Field(None, ge=32)
@@ -266,7 +266,7 @@ class SoundSamplingConfig(BaseModel):
 class GenerateSoundConfig(StageConfig):
     """Settings of `generate_sound`."""
 
-    model: InputPath
+    model: InputModel
     """A `train_flow` stage's folder."""
     autoencoder: InputSource
     """The autoencoder whose latents the model was trained on."""
@@ -293,7 +293,7 @@ class GenerateSoundConfig(StageConfig):
 class EditSoundsConfig(StageConfig):
     """Settings of `edit_sounds`."""
 
-    model: InputPath
+    model: InputModel
     """A `train_flow` stage's folder."""
     autoencoder: InputSource
     """The autoencoder whose latents the model was trained on."""

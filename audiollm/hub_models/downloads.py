@@ -150,10 +150,14 @@ def _plain_errors(name: HubId) -> Iterator[None]:
     except errors.EntryNotFoundError as error:
         if isinstance(error, errors.LocalEntryNotFoundError):
             raise _unreachable(name, hub, error) from error
-        raise HubError(f"{name}: the repository has no {CONFIG}", "", "name a model, or give a folder") from error
+        raise HubError(
+            f"{name}: the repository has no {CONFIG}", "", "name a model, or give a folder"
+        ) from error
     except errors.OfflineModeIsEnabled as error:
         remedy = "unset HF_HUB_OFFLINE (and TRANSFORMERS_OFFLINE) to download, or give a folder"
-        raise HubError(f"{name}: HF_HUB_OFFLINE is set, and the cache has no whole copy", "", remedy) from error
+        raise HubError(
+            f"{name}: HF_HUB_OFFLINE is set, and the cache has no whole copy", "", remedy
+        ) from error
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", None)
         remedy = access if status in (401, 403) else "try again later, or give a folder"

@@ -26,14 +26,15 @@ class HubAccess(NamedTuple):
     """config.json is enough, and a model that is nowhere is no error."""
 
 
-_ACCESS: ContextVar[HubAccess] = ContextVar("hub_access", default=HubAccess())
+_CACHE_ALONE = HubAccess()
+_ACCESS: ContextVar[HubAccess] = ContextVar("hub_access", default=_CACHE_ALONE)
 _downloaded: dict[tuple[HubId, Contents], Path] = {}
 """Models that this process has asked the hub for: settings are read more than once."""
 
 
 def allow_downloads(allowed: bool) -> None:
     """Let the settings and options that are read from now on download models; otherwise the cache is used alone."""
-    _ACCESS.set(_ACCESS.get()._replace(download=allowed))
+    _ACCESS.set(HubAccess(download=allowed))
 
 
 @contextmanager
@@ -82,7 +83,9 @@ def hub_folder(place: Path | str, contents: Contents = "model") -> Path:
     close = get_close_matches(path.name, nearby, n=1)
     similar = f"did you mean {str(path.parent / close[0])!r}? Else " if close else ""
     raise HubError(
-        f"no such file or folder: {place}, and no model of that name in the hub's cache", "", similar + _TWO_WAYS
+        f"no such file or folder: {place}, and no model of that name in the hub's cache",
+        "",
+        similar + _TWO_WAYS,
     )
 
 

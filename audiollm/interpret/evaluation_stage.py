@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
+from audiollm.recipe.stages import InputModel, InputPath, Stage, StageConfig, StagePlan
 
 if TYPE_CHECKING:
     from audiollm.codec import Codec
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class EvaluateInterpreterConfig(StageConfig):
     """Settings of `evaluate_interpreter`."""
 
-    model: InputPath
+    model: InputModel
     """A training stage's folder, or a saved model's."""
     samples: InputPath
     """Streams with their codes: a folder of shards of `tokenize`, or a .jsonl."""
@@ -37,7 +37,7 @@ class EvaluateInterpreterConfig(StageConfig):
     """Added to the logit of silence where an action begins: above 0 the model waits more."""
     max_answer_tokens: int = Field(64, ge=1)
     """Longest text of an action, in tokens."""
-    codec: InputPath | None = Field(None, exclude_if=lambda value: value is None)
+    codec: InputModel | None = Field(None, exclude_if=lambda value: value is None)
     """The codec's folder, for a model that speaks: its speech is written to `speech/`, and latencies count its pieces.
     Without it the model answers in text alone. BLEU and chrF compare what it writes beside its speech."""
     max_speech_s: float = Field(10.0, ge=0.04, exclude_if=lambda value: value == 10)

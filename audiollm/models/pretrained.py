@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from audiollm.errors import ConfigError, suggestion
 from audiollm.files.atomic import atomic_path, write_json
 from audiollm.files.json_files import REMEDY, config_folder, read_json_file
+from audiollm.hub_models.folders import hub_folder
 
 Config = TypeVar("Config")
 Model = TypeVar("Model", bound=nn.Module)
@@ -82,12 +83,13 @@ def load_whole(
 
 
 def model_folder(folder: Path) -> Path:
-    """The folder that holds the model: `folder` itself or, for a stage's folder, its `model`.
+    """The folder that holds the model: `folder` itself or, for a stage's folder, its `model`; or that of the model of
+    the hub that `folder` names.
 
     Raises:
-        ConfigError: see `config_folder`.
+        ConfigError: see `config_folder` and `hub_folder`.
     """
-    return config_folder(folder, "model", "give a trained model's folder")
+    return config_folder(hub_folder(folder), "model", "give a trained model's folder")
 
 
 @contextmanager

@@ -55,6 +55,8 @@ class StageResult:
     """CPU time of the process and its children."""
     peak_memory_mb: float = 0.0
     error: str = ""
+    hub_models: list[str] = field(default_factory=list)
+    """Models of the hub that it read, `ORGANIZATION/MODEL@COMMIT`."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,10 @@ def _run_stage(stage: RecipeStage, fingerprint: str, context: Context) -> StageR
         "kind": stage.stage.kind,
         "fingerprint": fingerprint,
         "settings": stage.settings(),
+        "hub_models": stage.hub_models(),
     }
+    for model in stage.hub_models():
+        context.say(f"from the hub: {model}")
     meter_file = stage.folder / "stage.json"
     with (
         ProgressLog(context.console, stage.name) as log,

@@ -21,6 +21,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Val
 from pydantic_core import ErrorDetails, InitErrorDetails
 
 from audiollm.errors import ConfigError, suggestion
+from audiollm.hub_models.downloads import HubError
+from audiollm.hub_models.folders import hub_access, hub_folder, hub_source
+from audiollm.hub_models.names import SNAPSHOT_PATTERN, snapshot_name
+from audiollm.hub_models.needed_files import Contents
 from audiollm.recipe.config import (
     METHOD,
     Document,
@@ -39,6 +43,8 @@ from audiollm.recipe.plug_ins import Catalog, is_import_path
 from audiollm.recipe.repeat import expand, override_targets
 
 HERE = "here"
+DOWNLOAD = "download"
+"""Top-level key of a recipe: whether models that are named as on the hub are fetched."""
 _SHARD_INDEX = ("index.json", "index.safetensors")
 _HASHED_BYTES = 2**20
 """A file of at most so many bytes is known by its content, a larger one by size and time."""
@@ -116,12 +122,30 @@ InputPath = Annotated[Path, AfterValidator(check_input)]
 """A file or folder that a stage reads: an earlier stage's artifact, or a path that exists when the run starts."""
 
 
+def from_hub(contents: Contents) -> BeforeValidator:
+    """The part of a setting's type that turns a model's name on the hub into a folder; other values stay."""
+
+    def resolve_name(place: Any) -> Any:
+        return hub_folder(place, contents) if isinstance(place, str | Path) else place
+
+    return BeforeValidator(resolve_name)
+
+
+FROM_HUB = from_hub("model")
+InputModel = Annotated[InputPath, FROM_HUB]
+"""A model's folder: as `InputPath`, or by its name on the hub (`openai/whisper-base`, `NAME@REVISION`)."""
+ModelPath = Annotated[Path, FROM_HUB]
+"""A model's folder, or its name on the hub. Whether the folder is there is seen later."""
+
+
 def _check_source(source: str, info: ValidationInfo) -> str:
-    return source if is_import_path(source) else str(check_input(Path(source), info))
+    return source if is_import_path(source) else str(check_input(hub_folder(source), info))
 
 
 InputSource = Annotated[str, BeforeValidator(str), AfterValidator(_check_source)]
-"""A file or folder as `InputPath`, or `package.module:name` of a function that returns what is asked for."""
+"""A model's file or folder, its name on the hub, or `package.module:name` of a function that returns it."""
+ModelSource = Annotated[str, BeforeValidator(str), AfterValidator(hub_source)]
+"""A model's folder (`KIND=FOLDER`, too), its name on the hub, an import path, or a word of the setting's own."""
 
 
 class StageConfig(BaseModel):
@@ -236,11 +260,18 @@ class RecipeStage:
     def settings(self) -> dict[str, Any]:
         return self.config.model_dump(mode="json")
 
+    def hub_models(self) -> list[str]:
+        """The models of the hub that it reads, `ORGANIZATION/MODEL@COMMIT`."""
+        spelled = re.findall(f'"({SNAPSHOT_PATTERN})"', self.config.model_dump_json())
+        names = map(snapshot_name, (*self.inputs, *spelled))
+        return sorted({name for name in names if name is not None})
+
     def fingerprint(self, upstream: Mapping[str, str]) -> str:
         """Changes when the settings that matter, an input file or an upstream fingerprint does.
 
         A small input counts by path and content, others by path, size and time. The stage's own `facts` count, too. A
-        path counts as the place that it names, relative or absolute, from whatever working directory.
+        path counts as the place that it names, relative or absolute, from whatever working directory; a model of the
+        hub by its commit.
         """
         parts = [self.stage.kind, self._settings_from_root()]
         parts += [f"{name}={upstream[name]}" for name in self.upstream]
@@ -252,7 +283,7 @@ class RecipeStage:
         """The settings that matter as JSON, with inputs and earlier stages' artifacts as `_from_root` names them."""
         settings = self.config.model_dump_json(exclude=set(self.config.incidental))
         spellings = [re.escape(_in_json(str(path))) for path in self.inputs]
-        spellings.append(re.escape(_in_json(str(self.folder.parent))) + r'/[^"]*')
+        spellings += [re.escape(_in_json(str(self.folder.parent))) + r'/[^"]*', SNAPSHOT_PATTERN]
         return re.sub(
             f'"({"|".join(spellings)})"',
             lambda match: f'"{_in_json(self._from_root(Path(json.loads(match[0]))))}"',
@@ -262,8 +293,11 @@ class RecipeStage:
     def _from_root(self, path: Path) -> str:
         """The path as seen from the folder that holds the folder of all runs; one outside of it is absolute.
 
-        Links count as they are named: their targets may differ between machines.
+        Links count as they are named: their targets may differ between machines. A snapshot in the hub's cache is known
+        by model and commit.
         """
+        if (name := snapshot_name(path)) is not None:
+            return name
         root, place = (Path(os.path.normpath(p.absolute())) for p in (self.folder / "../../..", path))
         return str(place.relative_to(root) if place.is_relative_to(root) else place)
 
@@ -349,9 +383,9 @@ def load_recipe(
         )
     size, seed = _read_size(top), _read_seed(top)
     folder = runs / recipe_name
-    stages = _build_stages(
-        document, _stage_entries(document), folder, {"size": size, "seed": seed}, used, absent
-    )
+    defaults = {"size": size, "seed": seed}
+    with hub_access(_read_download(top), plan=absent is not None):
+        stages = _build_stages(document, _stage_entries(document), folder, defaults, used, absent)
     _refuse_unused(document, used | replaced)
     parameters = {key: value for key, value in top.data.items() if key not in ("stages", HERE)}
     return Recipe(recipe_name, path, size, seed, folder, tuple(stages), parameters)
@@ -412,8 +446,17 @@ def _read_seed(document: Document) -> int:
     return value
 
 
+def _read_download(document: Document) -> bool | None:
+    """Whether models of the hub are fetched; None: as the command says."""
+    value = document.data.get(DOWNLOAD)
+    if value is not None and not isinstance(value, bool):
+        where = document.where((DOWNLOAD,))
+        raise ConfigError(f"{DOWNLOAD}: must be true or false, not {value!r}", where)
+    return value or None  # false is what a recipe has without the key, and --download fetches all the same
+
+
 def _refuse_unused(document: Document, used: set[str]) -> None:
-    reserved = {"name", "size", "seed", "stages", "description", HERE}
+    reserved = {"name", "size", "seed", "stages", "description", DOWNLOAD, HERE}
     for key in document.data:
         if key not in reserved and key not in used:
             raise ConfigError(
@@ -505,6 +548,9 @@ def _explain(error: ValidationError, stage: Stage, path: KeyPath, document: Docu
     if problem["type"] == "missing":
         return ConfigError(f"{key}: required", where, listing)
     message, value = plain_problem(problem), problem.get("input")
+    cause = problem.get("ctx", {}).get("error")
+    if isinstance(cause, HubError):
+        return ConfigError(f"{key}: {cause.message}", where, cause.remedy)
     if "no such file" in message:
         place = show_path(location) if all(isinstance(element, str) for element in location) else location[0]
         return ConfigError(
@@ -535,6 +581,8 @@ def _stat_lines(path: Path, name: str) -> list[str]:
     Args:
         name: stands for the path.
     """
+    if snapshot_name(path) is not None:  # whose content its commit tells
+        return [name]
     if path.is_file():
         stat = path.stat()
         if stat.st_size <= _HASHED_BYTES:

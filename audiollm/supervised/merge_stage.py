@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from audiollm.errors import ConfigError, StageError
 from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
+from audiollm.recipe.stages import InputModel, Stage, StageConfig, StagePlan
 from audiollm.train.settings import MergeMethod
 
 
@@ -17,14 +17,14 @@ class MergedModel(BaseModel):
     """A trained model, and the factor of what it learned."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
-    model: InputPath
+    model: InputModel
     weight: float = 1.0
 
 
 class MergeModelsConfig(StageConfig):
     """Settings of `merge_models`."""
 
-    base: InputPath
+    base: InputModel
     """The model from which all of these were trained."""
     models: list[MergedModel] = Field(min_length=2)
     """Folders of trained models, or `{model, weight}`; what the first one's says about sampling, speakers and codec is

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from audiollm.hub_models.names import folder_label
 from audiollm.pages.blocks import Chart, StagePart, stage_parts
 from audiollm.pages.charts import series_of
 from audiollm.pages.page import Section
@@ -76,7 +77,7 @@ def _collect_training_facts(run: RunRecord, stage: StageRecord) -> Facts:
 def _origin(run: RunRecord, stage: StageRecord, start: str) -> str:
     """The stage that made a model, else the last part of its path: paths of published weights are long."""
     below = [name for name in stage.upstream if Path(start).is_relative_to(run.recipe.folder / name)]
-    return below[0] if below else Path(start).name
+    return below[0] if below else folder_label(Path(start))
 
 
 def _codebook_chart(rows: Sequence[Row]) -> Chart:

@@ -14,6 +14,7 @@ from audiollm.errors import BadSample
 from audiollm.families.packed_training import PackedTraining
 from audiollm.files.atomic import write_json
 from audiollm.generation.engine.defaults import read_trained
+from audiollm.hub_models.names import folder_label
 from audiollm.models.model_card import ModelCard
 from audiollm.models.pretrained import model_folder
 from audiollm.supervised.corpus.sources import TrainingCorpus
@@ -85,5 +86,5 @@ def _make_card(config: TrainConfig, corpus: TrainingCorpus) -> ModelCard:
         data=f"{corpus.num_samples:,} samples of "
         f"{', '.join(sorted({Path(source.name).name for source in corpus.sources}))}",
         recipe=f"stage `train`, {config.budget_text()}, {config.batch_size} sequences a step, seed {config.seed}",
-        base=Path(config.start).name if config.start else "random weights",
+        base=folder_label(Path(config.start)) if config.start else "random weights",
     )

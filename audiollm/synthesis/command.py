@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from audiollm.errors import ConfigError
+from audiollm.hub_models.options import Download, folder_option
 
 if TYPE_CHECKING:
     from audiollm.generation.engine.defaults import Defaults
@@ -24,9 +25,7 @@ BAR_AFTER_S = 3.0
 
 
 def generate(
-    model: Annotated[
-        Path, typer.Option(help="A train stage's folder, or a saved model's.", show_default=False)
-    ],
+    model: Annotated[Path, folder_option("A train stage's folder, or a saved model's.", show_default=False)],
     out: Annotated[
         Path,
         typer.Option(
@@ -59,7 +58,7 @@ def generate(
     ] = None,
     scene: Annotated[str | None, typer.Option(help="Place and mood, as in 'a quiet room'.")] = None,
     codec: Annotated[
-        Path | None, typer.Option(help="The codec's folder; by default the run's own train_tokenizer.")
+        Path | None, folder_option("The codec's folder; by default the run's own train_tokenizer.")
     ] = None,
     together: Annotated[
         bool, typer.Option("--together", help="Say a dialogue in one go instead of turn by turn.")
@@ -128,6 +127,7 @@ def generate(
             show_default="three times what the text should take",
         ),
     ] = None,
+    download: Download = False,
 ) -> None:
     """Say a text or a dialogue with a trained model.
 

@@ -6,14 +6,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from audiollm.recipe.stages import InputPath, StageConfig
+from audiollm.recipe.stages import InputModel, InputPath, StageConfig
 
 
 class GenerateConfig(StageConfig):
     """Settings of `generate`."""
 
-    model: InputPath
-    codec: InputPath | None = None
+    model: InputModel
+    codec: InputModel | None = None
     """None: the codec of the model itself, or the `train_tokenizer` of its run."""
     samples: InputPath
     """The samples whose prompts are spoken. Where one answers in words and speech in turn, so does the model."""

@@ -19,7 +19,7 @@ from pydantic import (
 
 from audiollm.data.hearing.augmentation import Augmentation
 from audiollm.data.records.storage import is_url
-from audiollm.recipe.stages import InputPath, check_input
+from audiollm.recipe.stages import InputModel, InputPath, check_input, from_hub
 from audiollm.train.settings import LoopSettings, ModelTrainingConfig
 
 
@@ -57,7 +57,7 @@ class AudioEncoderSettings(BaseModel):
     """The encoder of `audio_in: features`: a published one, or one from scratch, whose size follows the model's."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-    path: InputPath | None = None
+    path: InputModel | None = None
     """A folder with a Whisper, or a model that has such an encoder (config.json, safetensors); None: from scratch."""
     trained: bool = True
     """Otherwise the encoder stays as it is, and its projector alone is trained."""
@@ -152,12 +152,12 @@ class SourceSettings(LoopSettings):
     samples: list[SourceConfig] = Field(min_length=1)
     """A path, or a list of paths and of `{path, weight}`."""
     shape: ShapeConfig = ShapeConfig()
-    start: InputPath | None = None
+    start: InputModel | None = None
     """A folder to begin from, with its vocabulary: a trained model's, Higgs Audio V2's (transformers' or Boson's
     files), or a plain Llama's or Qwen's, whose vocabulary grows by the special tokens; or a published audio LLM of
     transformers, which learns the last turns of conversations (learning rate, where none is set: 1e-5, of an adapter
     1e-4). None: from scratch."""
-    text_tokenizer: InputPath | None = None
+    text_tokenizer: Annotated[InputPath, from_hub("tokenizer")] | None = None
     """A folder with a `tokenizer.json` that has the special tokens; None: one is trained on the texts."""
     audio_in: Literal["codes", "features"] = "codes"
     """Recordings are given to the model as codes, or as features through an audio encoder, which needs no codes."""
@@ -217,7 +217,7 @@ class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
     """Batches are copied to the GPU from pinned memory, while it still works on the step before. Needs a GPU."""
     strict: bool = False
     """Stop at the first bad sample; otherwise it is set aside, counted and left out."""
-    codec: InputPath | None = None
+    codec: InputModel | None = None
     """The codec of the shards; with it, held-out prompts are synthesized at every evaluation."""
     eval_audio_samples: int = Field(4, ge=0)
     """Held-out prompts to synthesize at each evaluation; 0: none."""

@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from audiollm.hub_models.folders import hub_access
+from audiollm.hub_models.options import Download, read_source
 from audiollm.models.recognition.recognizer import folder_recognizer
 from pipelines.annotate.execution.rules import PRESETS
 from pipelines.steps.command import (
@@ -84,6 +86,7 @@ def annotate(
     workers: Workers = None,
     retry_failed: RetryFailed = False,
     dry_run: DryRun = False,
+    download: Download = False,
 ) -> None:
     """Annotate raw audio: who says what, the sound quality, and other sounds.
 
@@ -113,7 +116,7 @@ def annotate(
         "input": inputs,
         "preset": preset.value if preset else None,
         "transcripts": transcripts,
-        "recognizers": _parse_recognizers(recognizer),
+        "recognizers": _parse_recognizers(recognizer, dry_run),
         "missing_scorer": missing_scorer,
         "shards": shards,
         "workers": workers,
@@ -130,25 +133,33 @@ def annotate(
         "steps.events.model": "--tagger" if tagger else "",
     }
     overrides = (*tagging, *(set_ or ()))
-    config = validate_settings(AnnotationConfig, raw_settings, overrides, options, Thresholds)
     console = Console(stderr=True)
     if not dry_run:
+        config = validate_settings(AnnotationConfig, raw_settings, overrides, options, Thresholds)
         run_stage(STAGE, config, out, console)
         return
-    plan = plan_annotation(config, {})
-    steps = chains.build(config.step_settings(), config.recognizer_settings(), {}).steps
+    with hub_access(plan=True):
+        config = validate_settings(AnnotationConfig, raw_settings, overrides, options, Thresholds)
+        plan = plan_annotation(config, {})
+        steps = chains.build(config.step_settings(), config.recognizer_settings(), {}).steps
     amount = f"{plan.facts['audio_s'] / 3600:.2f} hours of audio in {plan.facts['clips']:.0f} files"
     print_steps_plan(
         console, f"{config.preset}: {config.chosen_preset.about}", config.limits, steps, amount, plan
     )
 
 
-def _parse_recognizers(arguments: Sequence[str] | None) -> list[dict[str, str]] | None:
-    """Parse `kind=where`, or a folder alone, into settings; `none` alone: no recognizer."""
+def _parse_recognizers(arguments: Sequence[str] | None, plan: bool) -> list[dict[str, str]] | None:
+    """Parse `kind=where`, or a folder alone, into settings; `none` alone: no recognizer.
+
+    Args:
+        plan: as `hub_access` has it.
+    """
     if arguments is None or list(arguments) == ["none"]:
         return None if arguments is None else []
     recognizers: list[dict[str, str]] = []
-    for text in arguments:
+    for argument in arguments:
+        with hub_access(plan=plan):
+            text = argument if "=" in argument else read_source(argument)
         if Path(text).is_dir():
             recognizers.append({"kind": folder_recognizer(text)[0], "model": text})
             continue

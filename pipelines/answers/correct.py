@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from audiollm.errors import BadSample, StageError
 from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
+from audiollm.recipe.stages import InputModel, InputPath, Stage, StageConfig, StagePlan
 from pipelines.answers.settings import JudgeChoice
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class CorrectAnswersConfig(StageConfig):
     corrector: JudgeChoice | None = None
     """The language model that corrects: its folder, or an endpoint: `url`, `model`, `key_variable`. None: the right
     answer itself stands for the correction, as fits answers of a few words."""
-    codec: InputPath | None = None
+    codec: InputModel | None = None
     """Folder of the codec, for a corrector of ours that hears codes."""
     prompt: Annotated[str, AfterValidator(check_correction_prompt)] | None = None
     """What the corrector is asked, with `{answer}`, `{right}` and usually `{question}`; recordings come before it.

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from audiollm.errors import BadSample, StageError
+from audiollm.hub_models.names import folder_label
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan, planned_fact
 from pipelines.answers.settings import SampleAnswersConfig
@@ -75,7 +76,7 @@ def load_source(
     """
     from pipelines.answers.samplers import AnswerSampling, WrittenAnswers, load_sampler
 
-    origin = config.model.name
+    origin = folder_label(config.model)
     if config.modality == "text":
         sampling = AnswerSampling(config.temperature, config.top_p, config.max_answer_tokens, config.seed)
         sampler = load_sampler(config.model, config.codec)

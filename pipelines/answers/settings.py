@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
 
-from audiollm.recipe.stages import InputPath, StageConfig, check_input
+from audiollm.hub_models.folders import hub_source
+from audiollm.recipe.stages import InputModel, InputPath, StageConfig, check_input
 from pipelines.answers.judge import JudgeEndpoint, check_judge_prompt
 
 ScoreName = Literal["choice", "exact", "reward_model", "words", "voice", "judge"]
@@ -37,6 +38,7 @@ def _check_judge(judge: str, info: ValidationInfo) -> str:
     is_import_path = ":" in judge and not Path(judge).exists()
     if judge == "pocketsphinx" or is_import_path:
         return judge
+    judge = hub_source(judge, "recognizer")
     kind, equals, folder = judge.rpartition("=")
     if equals and not Path(judge).exists():  # kind=FOLDER
         return f"{kind}={check_input(Path(folder), info)}"
@@ -48,7 +50,7 @@ JudgeFolder = Annotated[str, AfterValidator(_check_judge)]
 
 
 JudgeChoice = Annotated[
-    Annotated[InputPath, Tag("folder")] | Annotated[JudgeEndpoint, Tag("endpoint")],
+    Annotated[InputModel, Tag("folder")] | Annotated[JudgeEndpoint, Tag("endpoint")],
     Discriminator(lambda value: "folder" if isinstance(value, str | Path) else "endpoint"),
 ]
 """A language model that judges: its folder, or its endpoint."""
@@ -57,9 +59,9 @@ JudgeChoice = Annotated[
 class SampleAnswersConfig(StageConfig):
     """Settings of `sample_answers`."""
 
-    model: InputPath
+    model: InputModel
     """The model that answers: a trained one's folder, or an audio LLM of transformers."""
-    codec: InputPath | None = None
+    codec: InputModel | None = None
     """Folder of the codec, for a model that hears codes or speaks; None: the `train_tokenizer` of the model's run."""
     samples: InputPath
     """A .jsonl of samples; the last message of each, where it is the assistant's, is the right answer."""
@@ -88,7 +90,7 @@ class SampleAnswersConfig(StageConfig):
     it is the right answer, word by word. Speech: `words` is 1 less the word error rate of what `recognizer` hears, at
     least 0 (the default); `voice` the likeness to the voice that was asked for, by `voice_judge`, -1 to 1. Both:
     `reward_model`; `judge`: the points that a language model gives, 0 to 5."""
-    reward_model: InputPath | None = None
+    reward_model: InputModel | None = None
     """Folder of the stage train_reward."""
     recognizer: JudgeFolder = Field("pocketsphinx", exclude_if=_is_default("pocketsphinx"))
     """Recognizer of `words`: pocketsphinx (English; where few texts are asked for, it chooses among these), the

@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 
 from audiollm.errors import ConfigError
+from audiollm.hub_models.folders import hub_access
+from audiollm.hub_models.options import Download
 from pipelines.audiocot.rules import PRESETS
 from pipelines.steps.command import (
     DryRun,
@@ -100,6 +102,7 @@ def audiocot(
     workers: Workers = None,
     retry_failed: RetryFailed = False,
     dry_run: DryRun = False,
+    download: Download = False,
 ) -> None:
     """Write chains of thought (CoT) about the sound of videos and recordings.
 
@@ -146,15 +149,17 @@ def audiocot(
     answered = {"watch": ("--video", video), "listen": ("--audio", audio), "think": ("--writer", writer)}
     options |= {f"steps.{step}.": option for step, (option, text) in answered.items() if text}
     overrides = (*tagging, *(set_ or ()))
-    config = validate_settings(AudioCotConfig, raw_settings, overrides, options, ClipThresholds)
     console = Console(stderr=True)
-    if not dry_run:
+    with hub_access(plan=dry_run):
+        config = validate_settings(AudioCotConfig, raw_settings, overrides, options, ClipThresholds)
+        plan = plan_audiocot(config, {}) if dry_run else None
+        steps = config.step_settings()
+    if plan is None:
         run_stage(STAGE, config, out, console)
         return
-    plan = plan_audiocot(config, {})
     amount = f"{plan.facts['seconds'] / 3600:.2f} hours of sound"
     about = f"{config.preset}: {config.chosen_preset.about}"
-    print_steps_plan(console, about, config.limits, config.step_settings(), amount, plan)
+    print_steps_plan(console, about, config.limits, steps, amount, plan)
 
 
 def answerer_settings(text: str, step: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from audiollm.errors import ConfigError
+from audiollm.hub_models.options import Download, source_option
 
 if TYPE_CHECKING:
     from audiollm.data.records.sample import Region
@@ -27,9 +28,7 @@ def think_about(
     ],
     model: Annotated[
         str | None,
-        typer.Option(
-            help="Who writes: the folder of a model, or endpoint=MODEL@URL.", show_default="measured"
-        ),
+        source_option("Who writes: the folder of a model, or endpoint=MODEL@URL.", show_default="measured"),
     ] = None,
     start: Annotated[float, typer.Option(min=0.0, help="Beginning of the clip, in seconds.")] = 0.0,
     end: Annotated[
@@ -43,7 +42,7 @@ def think_about(
         str | None, typer.Option(help="Read an instruction as edits: operation, sound and span of each.")
     ] = None,
     tagger: Annotated[
-        str | None, typer.Option(help="A tagger of sounds for measurements: auto (YAMNet), or a path.")
+        str | None, source_option("A tagger of sounds for measurements: auto (YAMNet), or a path.")
     ] = None,
     frame_rate: Annotated[
         float | None,
@@ -76,6 +75,7 @@ def think_about(
             help="Print one JSON object: the record, its prose, and the edits or the question about them.",
         ),
     ] = False,
+    download: Download = False,
 ) -> None:
     """Print the chain of thought (CoT) of a clip's sound: its record as JSON, and the prose made from it.
 

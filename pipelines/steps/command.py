@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
 from audiollm.errors import ConfigError
+from audiollm.hub_models.downloads import HubError
 from audiollm.recipe.config import load_document, show_path
 from audiollm.recipe.stages import plain_problem
 from audiollm.terminal import print_table
@@ -92,8 +93,11 @@ def validate_settings(
             f"{wrong}: no such setting", "", f"did you mean {nearest!r}?" if nearest else listing
         )
     message = plain_problem(problem)
+    cause = problem.get("ctx", {}).get("error")
     option = next((option for setting, option in options.items() if key.startswith(setting)), "")
     remedy = "check the path" if "no such file" in message else listing
+    if isinstance(cause, HubError):
+        message, remedy = cause.message, cause.remedy
     raise ConfigError(f"{key}: {message}" if key else message, option, remedy)
 
 

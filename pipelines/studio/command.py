@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from audiollm.errors import ConfigError
+from audiollm.hub_models.options import Download, folder_option, source_option
 
 
 def open_studio(
@@ -22,25 +23,25 @@ def open_studio(
     ] = None,
     autoencoder: Annotated[
         str | None,
-        typer.Option(help="The autoencoder's folder or import path; by default the run's own."),
+        source_option("The autoencoder's folder or import path; by default the run's own."),
     ] = None,
     writer: Annotated[
         str | None,
-        typer.Option(
-            help="Who writes chains of thought: the folder of a model, or endpoint=MODEL@URL.",
+        source_option(
+            "Who writes chains of thought: the folder of a model, or endpoint=MODEL@URL.",
             show_default="measured",
         ),
     ] = None,
     tagger: Annotated[
         str | None,
-        typer.Option(help="A tagger of sounds that names what is measured: auto (YAMNet), or a path."),
+        source_option("A tagger of sounds that names what is measured: auto (YAMNet), or a path."),
     ] = None,
     tracker: Annotated[
         Path | None,
-        typer.Option(help="Folder of a SAM 2, which follows objects.", show_default="correlation"),
+        folder_option("Folder of a SAM 2, which follows objects.", show_default="correlation"),
     ] = None,
     live: Annotated[
-        Path | None, typer.Option(help="A model trained on streams (recipes/interpret): interprets talks.")
+        Path | None, folder_option("A model trained on streams (recipes/interpret): interprets talks.")
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder of runs, whose reports and curves are shown.")] = Path(
         "runs"
@@ -52,6 +53,7 @@ def open_studio(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any free one.")] = 7860,
     upload_mb: Annotated[float, typer.Option(min=1, help="Megabytes of the largest file.")] = 2000.0,
     minutes: Annotated[float, typer.Option(min=0.1, help="Minutes of the longest recording.")] = 120.0,
+    download: Download = False,
 ) -> None:
     """Open the studio in a browser: make sound for a video or recording, edit it, look through runs.
 

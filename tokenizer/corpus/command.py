@@ -17,6 +17,7 @@ from rich.text import Text
 
 from audiollm.audio.discovery import links_note
 from audiollm.errors import ConfigError
+from audiollm.hub_models.options import Download, folder_option
 from audiollm.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def tokenize(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the shards.", show_default=False)],
     codec: Annotated[
         Path | None,
-        typer.Option(help="The codec's folder; to go on, by default the one begun with.", show_default=False),
+        folder_option("The codec's folder; to go on, by default the one begun with.", show_default=False),
     ] = None,
     codebooks: Annotated[
         int | None, typer.Option(min=1, help="Keep the first codebooks only.", show_default="all")
@@ -66,6 +67,7 @@ def tokenize(
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop at the first file that cannot be used, with exit code 2.")
     ] = False,
+    download: Download = False,
 ) -> None:
     """Encode sound files into shards of codes.
 
@@ -113,7 +115,7 @@ def detokenize(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the sound.", show_default=False)],
     codec: Annotated[
         Path | None,
-        typer.Option(help="The codec's folder.", show_default="the one that encoded"),
+        folder_option("The codec's folder.", show_default="the one that encoded"),
     ] = None,
     codebooks: Annotated[
         int | None, typer.Option(min=1, help="Decode the first codebooks only.", show_default="all")
@@ -122,6 +124,7 @@ def detokenize(
     max_codes_mb: Annotated[
         float, typer.Option(min=0, help="Set samples aside whose codes unpack to more.")
     ] = 64.0,
+    download: Download = False,
 ) -> None:
     """Decode shards of codes into sound files, one a clip: OUT/<id of the sample>.flac.
 

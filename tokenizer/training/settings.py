@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from audiollm.processes import available_cpus
-from audiollm.recipe.stages import InputPath, StageConfig
+from audiollm.recipe.stages import FROM_HUB, InputModel, InputPath, StageConfig
 from audiollm.train.settings import TrainingConfig
 
 SAMPLES_PER_WORKER = 100
@@ -47,9 +47,9 @@ class TrainTokenizerConfig(TrainingConfig):
     """A folder of recordings (every 20th file is held out), or samples (`compose`'s) with their split."""
     preset: Literal["native", "higgs"] = "native"
     """`native`: the project's own structure; `higgs`: the published one, for transformers. Both 25 Hz, 8 x 1024."""
-    start: InputPath | None = None
+    start: InputModel | None = None
     """A tokenizer's folder (of that preset) to go on from: its shape and weights, codebooks too."""
-    teacher: InputPath | Literal["own", "none"] | None = None
+    teacher: Annotated[InputPath | Literal["own", "none"] | None, FROM_HUB] = None
     """A Hugging Face audio encoder's folder; `own`: one is trained on the same files first; `none`. By default `own`
     for `native`; `higgs` has its teacher inside, and without a `start` needs a HuBERT's folder to put there."""
     teacher_share: float = Field(0.1, gt=0, lt=1)
@@ -101,7 +101,7 @@ class TokenizeConfig(StageConfig):
 
     incidental: ClassVar[frozenset[str]] = frozenset({"workers"})
     samples: InputPath
-    codec: InputPath
+    codec: InputModel
     """A codec's folder."""
     workers: int | None = Field(None, ge=1)
     """Processes that encode; the codes do not depend on it. Default: one for each CPU where that many pay, one beside a

@@ -16,6 +16,8 @@ from audiollm.errors import ConfigError, suggestion
 from audiollm.evaluate.options import Examples, Limit, Out, RecognizerOption, SpeakerJudgeOption
 from audiollm.evaluate.report.suite import bar, spread_items, step
 from audiollm.files.atomic import folder_digest
+from audiollm.hub_models.names import folder_label, snapshot_name
+from audiollm.hub_models.options import Download, read_source
 from audiollm.terminal import print_table
 
 if TYPE_CHECKING:
@@ -28,7 +30,10 @@ def codec(
     codecs: Annotated[
         list[str],
         typer.Argument(
-            help="Folders of codecs, as FOLDER or NAME=FOLDER.", metavar="CODEC", show_default=False
+            help="Folders of codecs, as FOLDER or NAME=FOLDER.",
+            parser=read_source,
+            metavar="CODEC",
+            show_default=False,
         ),
     ],
     out: Out,
@@ -60,6 +65,7 @@ def codec(
         typer.Option(min=1.0, max=600.0, help="Longer clips are cut into equal pieces of at most this."),
     ] = 30.0,
     examples: Examples = 4,
+    download: Download = False,
 ) -> None:
     """Score codecs side by side: distances, SI-SDR, PESQ, STOI, DNSMOS, words, voices, codebooks, speed.
 
@@ -181,6 +187,8 @@ def name_codecs(specs: Sequence[str]) -> dict[str, Path]:
 
 def _short_name(path: Path, other_paths: Sequence[Path]) -> str:
     parts = path.resolve().parts
+    if snapshot_name(path) is not None:
+        return folder_label(path)
     for length in range(1, len(parts)):
         if all(other_path.resolve().parts[-length:] != parts[-length:] for other_path in other_paths):
             return "/".join(parts[-length:])

@@ -22,6 +22,7 @@ from audiollm.evaluate.options import (
     RecognizerOption,
 )
 from audiollm.evaluate.report.suite import bar, conclude, spread_items, step
+from audiollm.hub_models.options import Download, source_option
 
 if TYPE_CHECKING:
     from audiollm.evaluate.interpret.fragment_judge import FragmentJudge, FragmentVerdict
@@ -63,7 +64,8 @@ def interpret(
         ),
     ] = None,
     judge_model: Annotated[
-        str | None, typer.Option("--judge", help="An LLM that judges VIP: the folder of one of Hugging Face.")
+        str | None,
+        source_option("An LLM that judges VIP: the folder of one of Hugging Face.", name="--judge"),
     ] = None,
     endpoint: Endpoint = None,
     endpoint_model: EndpointModel = None,
@@ -74,6 +76,7 @@ def interpret(
     max_tokens: MaxTokens = 4096,
     limit: Limit = None,
     examples: Examples = 8,
+    download: Download = False,
 ) -> None:
     """Score simultaneous interpretation: BLEU and chrF, and latency in SimulEval's definitions and newer ones.
 

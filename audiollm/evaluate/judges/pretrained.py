@@ -16,6 +16,7 @@ from torch import Tensor
 from audiollm.audio import resample, to_mono
 from audiollm.files.json_files import OFFLINE
 from audiollm.files.transformers_folders import fit_inputs, open_model, opening
+from audiollm.hub_models.names import folder_label
 
 
 class PretrainedRecognizer:
@@ -33,7 +34,7 @@ class PretrainedRecognizer:
         from audiollm.models.recognition.recognizer import folder_recognizer, open_recognizer
 
         self.folder = folder_recognizer(str(source))[1]
-        self.name = self.folder.name
+        self.name = folder_label(self.folder)
         self._recognizer = open_recognizer(str(source), language)
 
     def recognize(self, samples_CN: Tensor, sample_rate: int) -> str:
@@ -52,7 +53,7 @@ class PretrainedSpeakerJudge:
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModelForAudioXVector
 
-        self.name, self.folder = folder.name, folder
+        self.name, self.folder = folder_label(folder), folder
         self._model, self._inputs = _pretrained(
             folder, AutoModelForAudioXVector, "speaker judge (an x-vector model)"
         )
@@ -101,7 +102,7 @@ class PretrainedEmotionJudge:
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModelForAudioClassification
 
-        self.name, self.folder = folder.name, folder
+        self.name, self.folder = folder_label(folder), folder
         what = "emotion judge (an audio classifier)"
         self._model, self._inputs = _pretrained(folder, AutoModelForAudioClassification, what)
         self.labels = [str(self._model.config.id2label[i]) for i in range(self._model.config.num_labels)]

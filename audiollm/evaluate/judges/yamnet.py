@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, ValidationInfo
 
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import file_digest
+from audiollm.hub_models.folders import hub_folder
 
 AUTO: Literal["auto"] = "auto"
 """The value of a setting or option that stands for YAMNet's file, wherever it is on this machine."""
@@ -74,9 +75,9 @@ def checked_tagger(tagger: str | Path) -> Path:
 
 
 def _resolve_tagger(tagger: Any) -> Any:
-    """The path that `auto` stands for, or `auto` where it stands for none; any other setting as it is."""
+    """The path that `auto` stands for, or `auto` where it stands for none; the folder that a name of the hub does."""
     if tagger != AUTO:
-        return tagger
+        return hub_folder(tagger) if isinstance(tagger, str | Path) else tagger
     try:
         return find_yamnet() or AUTO
     except ConfigError as error:

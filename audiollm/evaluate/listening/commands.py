@@ -31,6 +31,7 @@ from audiollm.evaluate.options import (
 from audiollm.evaluate.report.suite import bar, conclude, spread_items, step
 from audiollm.evaluate.speech.commands import clips_of, speaker_of
 from audiollm.evaluate.subjects.loading import ListenerSource
+from audiollm.hub_models.options import Download, folder_option, source_option
 
 if TYPE_CHECKING:
     from audiollm.evaluate.judges.judging import SpeechClip
@@ -62,6 +63,7 @@ def asr(
     limit: Limit = None,
     max_tokens: MaxTokens = 256,
     examples: Examples = 8,
+    download: Download = False,
 ) -> None:
     """Score speech recognition: word or character errors by kind, by speaker and by condition, with intervals.
 
@@ -139,6 +141,7 @@ def audio_qa(
     batch: Annotated[int, typer.Option(min=1, help="Questions that are answered at a time.")] = 1,
     seed: Seed = 0,
     examples: Examples = 8,
+    download: Download = False,
 ) -> None:
     """Score multiple choice about recordings: accuracy by task, difficulty and category, chance beside it.
 
@@ -193,9 +196,9 @@ def judge(
     ] = None,
     judge_model: Annotated[
         str | None,
-        typer.Option("--judge", help="The judge: an audio LLM's folder, ours or Hugging Face's."),
+        source_option("The judge: an audio LLM's folder, ours or Hugging Face's.", name="--judge"),
     ] = None,
-    judge_codec: Annotated[Path | None, typer.Option(help="The codec's folder of a judge of ours.")] = None,
+    judge_codec: Annotated[Path | None, folder_option("The codec's folder of a judge of ours.")] = None,
     endpoint: Endpoint = None,
     endpoint_model: EndpointModel = None,
     key_variable: KeyVariable = "OPENAI_API_KEY",
@@ -208,6 +211,7 @@ def judge(
     max_duration_s: MaxDuration = None,
     max_tokens: MaxTokens = 2048,
     examples: Examples = 8,
+    download: Download = False,
 ) -> None:
     """Have an audio LLM say which of two systems speaks better, in both orders: win rate, ties, its consistency.
 

@@ -12,7 +12,7 @@ from audiollm.data.tables.splits import is_of_split
 from audiollm.errors import StageError
 from audiollm.files.atomic import write_json
 from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan, planned_fact
+from audiollm.recipe.stages import InputModel, InputPath, Stage, StageConfig, StagePlan, planned_fact
 
 if TYPE_CHECKING:
     from audiollm.data.records.sample import Sample
@@ -35,8 +35,8 @@ _ABOUT = ("difficulty", "category")
 class ListeningConfig(StageConfig):
     """Settings of `evaluate_listening`."""
 
-    model: InputPath
-    codec: InputPath | None = None
+    model: InputModel
+    codec: InputModel | None = None
     """Folder of the codec, for a model that hears codes; a model with an audio encoder needs none."""
     samples: InputPath
     """Samples in a .jsonl file. Those of the task `asr` are scored by words. Of the others, an answer is right if it

@@ -11,27 +11,28 @@ from rich.console import Console
 from audiollm.errors import ConfigError
 from audiollm.evaluate.options import Examples, Limit, Out
 from audiollm.evaluate.report.suite import bar, conclude, spread_items, step
+from audiollm.hub_models.options import Download, source_option
 
 if TYPE_CHECKING:
     from audiollm.evaluate.sound.suite import SuiteJudges
 
 ClassesOption = Annotated[
     str | None,
-    typer.Option(
-        help="Judge of what is heard: auto (YAMNet), a .tflite or .onnx tagger, a folder (an audio classifier of "
+    source_option(
+        "Judge of what is heard: auto (YAMNet), a .tflite or .onnx tagger, a folder (an audio classifier of "
         "transformers, or our own), or package.module:factory."
     ),
 ]
 SpaceOption = Annotated[
     str | None,
-    typer.Option(
-        help="Space of the Fréchet distance: the folder of a ClapModel, a judge as --classes, or "
+    source_option(
+        "Space of the Fréchet distance: the folder of a ClapModel, a judge as --classes, or "
         "package.module:factory. By default the logits of --classes."
     ),
 ]
 ClapOption = Annotated[
     str | None,
-    typer.Option(help="Space of sounds and texts: a ClapModel's folder, or package.module:factory."),
+    source_option("Space of sounds and texts: a ClapModel's folder, or package.module:factory."),
 ]
 SynchronyOption = Annotated[
     str | None, typer.Option(help="Judge of synchrony with the video (Synchformer): package.module:factory.")
@@ -63,6 +64,7 @@ def sound(
     ] = None,
     limit: Limit = None,
     examples: Examples = 8,
+    download: Download = False,
 ) -> None:
     """Score generated sounds: Fréchet distance, KL of classes, inception score, CLAP, DeSync, onsets, copies.
 

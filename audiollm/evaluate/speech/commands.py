@@ -25,6 +25,7 @@ from audiollm.evaluate.options import (
     Spelling,
 )
 from audiollm.evaluate.report.suite import SuiteResult, bar, conclude, spread_items, step
+from audiollm.hub_models.options import Download, source_option
 
 if TYPE_CHECKING:
     from audiollm.evaluate.judges.choosing import ChosenJudge
@@ -56,6 +57,7 @@ def tts(
     seed: Seed = 0,
     max_duration_s: MaxDuration = None,
     examples: Examples = 8,
+    download: Download = False,
 ) -> None:
     """Score zero-shot speech over a list of Seed-TTS-eval: word errors, and likeness to the prompt's voice.
 
@@ -99,6 +101,7 @@ def multi_speaker(
     seed: Seed = 0,
     max_duration_s: MaxDuration = None,
     examples: Examples = 8,
+    download: Download = False,
 ) -> None:
     """Score dialogues: word errors, likeness within a speaker, difference between speakers, their geometric mean.
 
@@ -150,7 +153,7 @@ def emotion(
     recognizer: RecognizerOption = None,
     emotion_judge: Annotated[
         str | None,
-        typer.Option(help="The folder of a Hugging Face audio classifier, or module:factory (emotion2vec)."),
+        source_option("The folder of a Hugging Face audio classifier, or module:factory (emotion2vec)."),
     ] = None,
     form: Form = "seed-tts",
     spelling: Spelling = None,
@@ -158,6 +161,7 @@ def emotion(
     seed: Seed = 0,
     max_duration_s: MaxDuration = None,
     examples: Examples = 8,
+    download: Download = False,
 ) -> None:
     """Score emotional speech over ESD: word errors, emotion by a classifier, likeness of emotion embeddings.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from audiollm.errors import ConfigError
 from audiollm.evaluate.subjects.protocols import Answerer, DialogueSpeaker, Speaker, Subject
+from audiollm.hub_models.names import snapshot_name
 from audiollm.recipe.plug_ins import import_named, is_import_path
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def load_answerer(model: str, codec: Path | None, max_tokens: int) -> Subject:
     from audiollm.families.registry import open_model_folder
 
     answering = open_model_folder(Path(model)).answering_model(codec)
-    return Subject(model, f"{answering.fingerprint} {max_tokens}", FolderAnswerer(answering, max_tokens))
+    name = snapshot_name(model) or model
+    return Subject(name, f"{answering.fingerprint} {max_tokens}", FolderAnswerer(answering, max_tokens))
 
 
 def plug_in(path: str, protocols: tuple[type[PlugIn], ...], needs: str) -> PlugIn:

@@ -18,6 +18,7 @@ from audiollm.generation.engine.request import Limits, Request
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.generation.speaking.generator import Generator
 from audiollm.generation.speaking.speech_generator import check_recording_length
+from audiollm.hub_models.names import folder_label
 from audiollm.models.audio_llms.inputs import Turn
 
 
@@ -30,7 +31,7 @@ class DualFFNAnswers:
     """
 
     def __init__(self, generator: Generator, folder: Path, fingerprint: str) -> None:
-        self.name, self.fingerprint, self._generator = folder.name, fingerprint, generator
+        self.name, self.fingerprint, self._generator = folder_label(folder), fingerprint, generator
         self.hears = generator.hears
 
     def check(self, request: AnswerRequest) -> None:

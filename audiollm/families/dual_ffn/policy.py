@@ -48,6 +48,7 @@ from audiollm.families.streams import ActedStream, StreamCourse
 from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Request, SampledTokens
 from audiollm.generation.engine.sampling import SamplingConfig
+from audiollm.hub_models.names import folder_label
 from audiollm.models.decoder import DualFFNLayer
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.model_card import ModelCard
@@ -341,7 +342,7 @@ class DualFFNPolicy:
         if self._root.adapted is not None:
             save_adapter(self._root.adapted, folder / "adapter")
             model = _merge_adapter(self._root.adapted)
-        card = card or ModelCard(base=self._folder.name)
+        card = card or ModelCard(base=folder_label(self._folder))
         save_continued(model, self._template.tokenizer, self._folder, folder, card)
 
     @torch.no_grad()

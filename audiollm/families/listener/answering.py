@@ -21,6 +21,7 @@ from audiollm.families.listener.scorer import AnswerScorer
 from audiollm.families.logprobs.token_figures import TokenRequest
 from audiollm.families.policy import PromptedAnswers
 from audiollm.files.atomic import folder_digest
+from audiollm.hub_models.names import folder_label
 from audiollm.models.audio_llms.inputs import InputsError, Turn, processor_inputs, takes_recordings
 from audiollm.models.audio_llms.loading import load_audio_llm
 
@@ -39,7 +40,7 @@ class ListenerAnswers:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.name, self._folder = folder.name, folder
+        self.name, self._folder = folder_label(folder), folder
         model, self._processor = load_audio_llm(folder)
         self._model: Any = model.to(default_device())
         self.hears = takes_recordings(self._processor)

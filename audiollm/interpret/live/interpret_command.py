@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from audiollm.errors import ConfigError, StageError
+from audiollm.hub_models.options import Download, folder_option
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,9 +25,7 @@ LOST = "sound of the microphone is lost: the machine was too busy to take it"
 
 
 def interpret_live(
-    model: Annotated[
-        Path, typer.Option(help="A train stage's folder, or a saved model's.", show_default=False)
-    ],
+    model: Annotated[Path, folder_option("A train stage's folder, or a saved model's.", show_default=False)],
     source: Annotated[str, typer.Option("--from", help="A sound file, or microphone.")] = "microphone",
     to: Annotated[
         str | None,
@@ -45,7 +44,7 @@ def interpret_live(
         str | None, typer.Option(help="The system message; by default that of the training streams.")
     ] = None,
     codec: Annotated[
-        Path | None, typer.Option(help="The codec's folder; by default the run's own train_tokenizer.")
+        Path | None, folder_option("The codec's folder; by default the run's own train_tokenizer.")
     ] = None,
     chunk_s: Annotated[
         float | None, typer.Option(min=0.04, help="Seconds of a chunk; by default that of the training.")
@@ -59,6 +58,7 @@ def interpret_live(
         float, typer.Option(help="Added to the logit of silence: above 0 it waits more.")
     ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, max=2**62, help="Seed of the draws.")] = 0,
+    download: Download = False,
 ) -> None:
     """Interpret speech while it is heard: show what is said with its times, lag and real-time factor.
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from audiollm.recipe.stages import InputPath
+from audiollm.recipe.stages import InputModel
 from audiollm.rl.policy_gradient.settings import ValueLossSettings
 from audiollm.train.settings import LoRASettings, ParameterRule
 
@@ -21,7 +21,7 @@ class CriticStart(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    start: InputPath | None = None
+    start: InputModel | None = None
     """The model to begin from: a stage of `train_reward`, whose head is taken over, a critic of an earlier run, or any
     model that reads what the policy reads; None: the policy's model, with a new head."""
     trained: Literal["all", "audio_ffn", "adapter"] | list[str] | None = None

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from audiollm.errors import ConfigError
 from audiollm.recipe.plug_ins import is_import_path, plug_in_facts
-from audiollm.recipe.stages import InputPath, Size, required
+from audiollm.recipe.stages import InputModel, Size, required
 from audiollm.rl.critic.settings import CriticChoice
 from audiollm.rl.online.objectives import SELECTIONS, FreshObjective, fresh_objective
 from audiollm.rl.placement.settings import PlacementChoice
@@ -130,7 +130,7 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     samples: SourceList
     """Prompts with their right answers (the last message of each): a .jsonl or a folder of shards, or a list of these
     and of `{path, weight}`."""
-    start: InputPath
+    start: InputModel
     """The model to begin from: a folder in Hugging Face layout, or that of a training stage."""
     rewards: dict[str, Any] = Field(min_length=1)
     """Weights of the rewards by name, or their settings (`{think: {weight: 0.5, max_words: 40}}`): `accuracy`,
@@ -148,12 +148,12 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     placement: PlacementChoice | None = None
     """Rollouts, rewards and reference in Ray actors (`{rollout: {actors: 2, gpus: 0.5}}`); None: everything runs with
     the training ranks."""
-    codec: InputPath | None = None
+    codec: InputModel | None = None
     """Codec that decodes speech for the rewards that hear it; None: the `train_tokenizer` of the model's run. Where
     functions of one's own are the only rewards, they get recordings if it is set."""
     kl: KLChoice | None = None
     """The KL from the reference; None: there is no reference."""
-    reference: InputPath | None = None
+    reference: InputModel | None = None
     """The model that the policy is held to; None: the one that it begins from."""
     refresh_reference: RefreshChoice | None = Field(None, exclude_if=lambda value: value is None)
     """When the reference is refreshed with the policy; `{}`: every 512 steps; None: never. An adapter's reference is

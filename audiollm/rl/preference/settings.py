@@ -19,7 +19,7 @@ from pydantic import (
 
 from audiollm.data.records.video_clips import PictureSettings
 from audiollm.errors import ConfigError
-from audiollm.recipe.stages import InputPath, Size
+from audiollm.recipe.stages import InputModel, Size
 from audiollm.rl.critic.settings import CriticStart
 from audiollm.rl.groups import PairChoice
 from audiollm.rl.objectives.catalog import (
@@ -114,7 +114,7 @@ class AnswerTrainingConfig(ModelTrainingConfig):
     samples: SourceList
     """Records with answers to choose among: a .jsonl or a folder of shards, or a list of these and of
     `{path, weight}`."""
-    start: InputPath
+    start: InputModel
     """The model to begin from: a folder in Hugging Face layout, or that of a training stage."""
     objective: list[ObjectiveChoice] = Field(min_length=1)
     """The objective by name, with settings (`{name: dpo, beta: 0.2}`), or a list of these with `weight`."""
@@ -197,7 +197,7 @@ class PreferenceConfig(AnswerTrainingConfig):
         "eval_answers",
     }
 
-    reference: InputPath | None = None
+    reference: InputModel | None = None
     """The model that the policy is held to; None: the one that it begins from."""
     reference_placement: FrozenPlacement = "whole"
     """`whole` on every rank, `sharded` over the ranks, or on the `cpu` and copied layer by layer; the training is the

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
+from audiollm.hub_models.names import folder_label
 from audiollm.pages.charts import Series, series_of
 from audiollm.pages.run_record import Row, RunRecord, StageRecord
 
@@ -108,7 +109,7 @@ def origin(run: RunRecord, stage: StageRecord) -> str | None:
     if below:
         return below[0]
     path = Path(model)
-    return path.parent.name if path.name == "model" and path.parent.name else path.name
+    return path.parent.name if path.name == "model" and path.parent.name else folder_label(path)
 
 
 def _objective(objective: object, weighted: bool) -> str:

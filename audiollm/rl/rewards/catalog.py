@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from audiollm.errors import ConfigError, suggestion
+from audiollm.hub_models.folders import hub_source
 from audiollm.recipe.plug_ins import Catalog, documented, import_named, is_import_path, source_digest
 from audiollm.recipe.stages import checked_path
 from audiollm.rl.rewards import settings as s
@@ -124,7 +125,9 @@ def with_checked_folders(rewards: Mapping[str, Any], context: Mapping[str, Any])
         if folder is None or folder == s.POCKETSPHINX or is_import_path(str(folder)):
             continue
         try:
-            checked[name] = {**reward_settings, setting: str(checked_path(Path(folder), context))}
+            kind, equals, place = hub_source(str(folder), "recognizer").rpartition("=")
+            checked_folder = f"{kind}{equals}{checked_path(Path(place), context)}"
+            checked[name] = {**reward_settings, setting: checked_folder}
         except ValueError as error:
             raise ValueError(f"{name}.{setting}: {error}") from None
     return checked

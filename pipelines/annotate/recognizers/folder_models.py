@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -18,6 +18,7 @@ from audiollm.models.recognition.ctranslate2_whisper import (
     whisper_problem,
 )
 from audiollm.models.recognition.transcript import RecognizedSpeech
+from audiollm.recipe.stages import ModelPath, ModelSource, from_hub
 from pipelines.annotate.recognizers.value import (
     RecognizerConfig,
     RecognizerStep,
@@ -29,11 +30,12 @@ from pipelines.steps.step import Value
 
 
 class FasterWhisperConfig(RecognizerConfig):
-    """Settings of `faster_whisper`; nothing is downloaded."""
+    """Settings of `faster_whisper`."""
 
     kind: Literal["faster_whisper"] = "faster_whisper"
-    model: Path
-    """A folder in CTranslate2's format, with its tokenizer.json (without, faster-whisper would ask the hub for it)."""
+    model: Annotated[Path, from_hub("ctranslate2")]
+    """A folder in CTranslate2's format, with its tokenizer.json (without, faster-whisper would ask the hub for it); or
+    such a model's name on the hub."""
     language: str | None = None
     """Language of the speech; None: the model detects it, and gives its probability."""
     beam_size: int = Field(5, ge=1)
@@ -93,7 +95,7 @@ class TransformersConfig(RecognizerConfig):
     """A speech recognizer of transformers in a local folder."""
 
     kind: Literal["transformers"] = "transformers"
-    model: Path
+    model: ModelPath
     language: str | None = None
     """Language of the speech, for a multilingual Whisper and the steps that read the text. None: Whisper detects it."""
     batch_size: int = Field(1, ge=1)
@@ -154,9 +156,9 @@ class AudioLlmConfig(RecognizerConfig):
     """Settings of an audio LLM of audiollm or of transformers."""
 
     kind: Literal["audio_llm"] = "audio_llm"
-    model: str
+    model: ModelSource
     """The folder of a model or of the stage that trained it, or `package.module:factory` (see `evaluate.subjects`)."""
-    codec: Path | None = None
+    codec: ModelPath | None = None
     """Codec of an audiollm model that hears through one; None: the codec of its run."""
     prompt: str = Field(PROMPT, min_length=1)
     max_tokens: int = Field(256, ge=1)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from audiollm.data.text.repeated_words import compression_ratio
 from audiollm.files.atomic import folder_digest
 from audiollm.files.json_files import read_json_file
+from audiollm.hub_models.names import snapshot_name
 from audiollm.models.recognition.transcript import SpokenWord
 from pipelines.annotate.step import SegmentStep
 from pipelines.steps.step import StepConfig, Value
@@ -130,8 +131,8 @@ def _recognizer_row(name: str, config: BaseModel) -> Row:
     folder = Path(values["model"])
     if not folder.is_dir():
         return {**row, "weights": str(values["model"])}
-    short_path = Path(*folder.resolve().parts[-2:])
-    row |= {"weights": short_path.as_posix(), "digest": folder_digest(folder)[:_DIGEST_CHARACTERS]}
+    weights = snapshot_name(folder) or Path(*folder.resolve().parts[-2:]).as_posix()
+    row |= {"weights": weights, "digest": folder_digest(folder)[:_DIGEST_CHARACTERS]}
     if (folder / "config.json").is_file():
         row["model_type"] = read_json_file(folder / "config.json", dict).get("model_type")
     return row

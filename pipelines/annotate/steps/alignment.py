@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import groupby, pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from audiollm.data.text.languages import language_of
+from audiollm.recipe.stages import ModelPath
 from pipelines.annotate.recognizers.value import missing_folder
 from pipelines.annotate.step import Segment, SegmentStep
 from pipelines.annotate.words.written_words import WrittenWord, written_words
@@ -37,7 +37,7 @@ _EXPECTED_FOLDER = (
 
 
 class AlignmentConfig(StepConfig):
-    model: Path | None = None
+    model: ModelPath | None = None
     """A CTC model of transformers that spells in letters (wav2vec2, MMS, ...), for its languages; None: Pocketsphinx,
     for English alone: a segment in another language is not aligned."""
     gpus: float = Field(0.0, ge=0)

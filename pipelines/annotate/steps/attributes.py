@@ -15,6 +15,7 @@ from pydantic import Field
 
 from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.taggers import AudioClassifier, probabilities
+from audiollm.recipe.stages import ModelPath
 from pipelines.annotate.step import Segment, SegmentStep
 from pipelines.steps.step import StepConfig, Value
 
@@ -25,10 +26,10 @@ _SHORTEST_S = 0.1
 class AttributesConfig(StepConfig):
     """Settings of `attributes`: folders of transformers audio classifiers with safetensors weights."""
 
-    age: Path | None = None
+    age: ModelPath | None = None
     """Classes of age, or a model with one output: a number."""
-    gender: Path | None = None
-    emotion: Path | None = None
+    gender: ModelPath | None = None
+    emotion: ModelPath | None = None
     age_scale: float = Field(default=1.0, gt=0)
     """Years that are 1 in the output of a model of age with one output: 100 where it gives 0 to 1."""
     max_duration_s: float = Field(default=30.0, gt=0)

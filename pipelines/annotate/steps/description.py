@@ -19,6 +19,7 @@ from pydantic import Field, field_validator
 
 from audiollm.files.json_files import OFFLINE
 from audiollm.files.transformers_folders import fit_inputs, open_model, opening
+from audiollm.recipe.stages import ModelPath, ModelSource
 from pipelines.annotate.step import Segment, SegmentStep
 from pipelines.steps.step import StepConfig, Value
 
@@ -211,9 +212,9 @@ OF_SPEECH = frozenset({"speakers"})
 class DescriptionConfig(StepConfig):
     """Settings of `description`."""
 
-    model: str | None = None
+    model: ModelSource | None = None
     """Audio LLM that describes: the folder of an audiollm or transformers model, or `package.module:factory`."""
-    codec: Path | None = None
+    codec: ModelPath | None = None
     """Codec of an audiollm model that hears codes; null: the codec of its run."""
     questions: dict[str, list[str]] = Field(
         default={
@@ -235,7 +236,7 @@ class DescriptionConfig(StepConfig):
     gate: Literal["clap", "self"] = "self"
     """self: a model of ours finds its description likelier with this sound than with others. clap: the description is
     as near to the sound as the labels that the step `events` found, or nearer."""
-    clap: Path | None = None
+    clap: ModelPath | None = None
     """The folder of a CLAP of transformers, with safetensors weights."""
     max_labels: int = Field(3, ge=1)
     """Most labels of `events` that are given to the model."""

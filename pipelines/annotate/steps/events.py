@@ -24,6 +24,7 @@ from audiollm.evaluate.judges.taggers import (
     WindowScores,
 )
 from audiollm.evaluate.judges.yamnet import AUTO, TaggerPath, absence
+from audiollm.recipe.stages import ModelPath
 from pipelines.annotate.step import SegmentStep
 from pipelines.steps.step import StepConfig, Value
 
@@ -71,7 +72,7 @@ class EventsConfig(StepConfig):
     trained model of audiollm, which is asked."""
     labels: Path | None = None
     """Class names of a `.tflite` or `.onnx` file, where neither the file nor one beside it has them."""
-    codec: Path | None = None
+    codec: ModelPath | None = None
     """Codec of an audiollm model without an audio encoder, where it is not in the model's run."""
     window_s: float | None = Field(default=None, gt=0, le=60)
     """Window that is tagged at once; None: the model's own (YAMNet 0.975 s)."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from audiollm.recipe.stages import FROM_HUB
 from pipelines.annotate.step import Recording, RecordingStep
 from pipelines.steps.step import StepConfig, Value
 
@@ -31,7 +32,7 @@ class SpeakersConfig(StepConfig):
         overlap_cost: higher marks less as overlap, and is more often right (in nats a window of 0.2 s; 0 to 3).
     """
 
-    embedder: Literal["auto"] | Path = "auto"
+    embedder: Annotated[Literal["auto"] | Path, FROM_HUB] = "auto"
     num_speakers: int | None = Field(default=None, ge=1)
     max_speakers: int | None = Field(default=None, ge=1)
     threshold: float = Field(default=0.85, gt=0, lt=1)

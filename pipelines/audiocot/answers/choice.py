@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from audiollm.endpoints import Budget, check_address
+from audiollm.recipe.stages import ModelPath
 from pipelines.steps.step import StepConfig
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class AnswererConfig(StepConfig):
 
     by: Literal["measured", "transformers", "endpoint"] = "measured"
     """Who answers: measurements and the truth of composed scenes; a model in a local folder; an endpoint."""
-    model: Path | None = None
+    model: ModelPath | None = None
     """Folder of a model of transformers, for `transformers`."""
     url: str | None = None
     """Address of an endpoint, for example http://localhost:8000/v1."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from audiollm.recipe.stages import ModelPath
 from pipelines.audiocot.clip import ClipStep, SoundClip
 from pipelines.steps.step import StepConfig, Value
 
@@ -15,9 +16,9 @@ from pipelines.steps.step import StepConfig, Value
 class AgreementConfig(StepConfig):
     """Settings of `agreement`."""
 
-    sound_text: Path | None = None
+    sound_text: ModelPath | None = None
     """Folder of a CLAP model, for the agreement of sound and text."""
-    picture_text: Path | None = None
+    picture_text: ModelPath | None = None
     """Folder of a CLIP model, for the agreement of pictures and text."""
     frame_rate: float = Field(1.0, gt=0, le=30)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from audiollm.data.records.thoughts import ThoughtRecord
+from audiollm.recipe.stages import ModelPath
 from pipelines.audiocot.answers.evidence import name_words
 from pipelines.audiocot.answers.measured import numbers_in_scene, scene_events
 from pipelines.audiocot.clip import ClipStep, SoundClip
@@ -20,9 +20,9 @@ class ObjectsConfig(StepConfig):
 
     by: Literal["measured", "transformers"] = "measured"
     """Who finds objects: the truth of composed scenes, or a detector and a tracker in local folders."""
-    detector: Path | None = None
+    detector: ModelPath | None = None
     """Folder of a GroundingDINO, which finds objects by words."""
-    tracker: Path | None = None
+    tracker: ModelPath | None = None
     """Folder of a SAM 2, which follows them."""
     min_score: float = Field(0.3, ge=0, le=1)
     """Smallest score of a found object."""

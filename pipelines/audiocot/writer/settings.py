@@ -7,14 +7,14 @@ from typing import Literal
 from pydantic import Field
 
 from audiollm.data.records.video_clips import PictureSettings
-from audiollm.recipe.stages import InputPath, StageConfig
+from audiollm.recipe.stages import InputModel, InputPath, StageConfig
 from pipelines.audiocot.writer.scores import QuestionKind
 
 
 class EvaluateThoughtsConfig(StageConfig):
     """Settings of the stage `evaluate_thoughts`."""
 
-    model: InputPath
+    model: InputModel
     """A model that writes: a folder in Hugging Face layout, or that of the stage that trained it."""
     samples: InputPath
     """Questions with true answers: `thinking.jsonl` of the stage `audiocot`."""
