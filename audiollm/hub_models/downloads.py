@@ -50,14 +50,11 @@ def download_model(name: HubId, contents: Contents, snapshot: Path | None) -> Pa
     Raises:
         HubError: no such model or revision, no access, no network, or no weights in safetensors.
     """
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import snapshot_download
 
     revision = name.revision or MAIN if snapshot is None else snapshot.name
     try:
-        with _plain_errors(name):
-            info = HfApi().model_info(
-                name.repository, revision=revision, files_metadata=True, timeout=REQUEST_TIMEOUT_S
-            )
+        info = _describe(name, revision)
     except HubError:
         if snapshot is None or absent_files(snapshot, contents):
             raise
@@ -86,8 +83,21 @@ def download_config(name: HubId) -> Path:
     """
     from huggingface_hub import hf_hub_download
 
+    info = _describe(name, name.revision or MAIN)
+    if CONFIG not in {file.rfilename for file in info.siblings or ()}:
+        raise HubError(f"{name}: the repository has no {CONFIG}", "", "name a model, or give a folder")
     with _plain_errors(name):
         return Path(hf_hub_download(name.repository, CONFIG, revision=name.revision)).parent
+
+
+def _describe(name: HubId, revision: str) -> Any:
+    """The hub's description of a model: its commit, files with their sizes, and card."""
+    from huggingface_hub import HfApi
+
+    with _plain_errors(name):
+        return HfApi().model_info(
+            name.repository, revision=revision, files_metadata=True, timeout=REQUEST_TIMEOUT_S
+        )
 
 
 def _unreadable(name: HubId, sizes: Mapping[str, int], contents: Contents) -> HubError:
@@ -147,12 +157,8 @@ def _plain_errors(name: HubId) -> Iterator[None]:
     except errors.RevisionNotFoundError as error:
         remedy = f"{hub}/{name.repository}/commits/main lists revisions; without @REVISION it is main"
         raise HubError(f"{name}: no such revision of {name.repository}", "", remedy) from error
-    except errors.EntryNotFoundError as error:
-        if isinstance(error, errors.LocalEntryNotFoundError):
-            raise _unreachable(name, hub, error) from error
-        raise HubError(
-            f"{name}: the repository has no {CONFIG}", "", "name a model, or give a folder"
-        ) from error
+    except errors.LocalEntryNotFoundError as error:  # the connection ended in the midst of a download
+        raise _unreachable(name, hub, error) from error
     except errors.OfflineModeIsEnabled as error:
         remedy = "unset HF_HUB_OFFLINE (and TRANSFORMERS_OFFLINE) to download, or give a folder"
         raise HubError(
