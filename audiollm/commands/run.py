@@ -123,7 +123,7 @@ def plan(
     """
     absent: list[Path] = []
     console = Console()
-    with hub_access(plan=True):
+    with hub_access(config_alone=True, may_lack=True):
         loaded = load_recipe(_require_recipe(recipe), overrides or [], name, runs, absent)
         untimed = untimed_plans(loaded)
     speed = _speed(loaded, untimed, devices, tflops)

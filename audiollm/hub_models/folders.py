@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from audiollm.hub_models.downloads import HubError, cached_snapshot, download_config, download_model
-from audiollm.hub_models.names import HubId, hub_id
+from audiollm.hub_models.names import HubId, hub_id, snapshot_name
 from audiollm.hub_models.needed_files import Contents, absent_files
 
 OPTION = "--download"
@@ -22,8 +22,10 @@ class HubAccess(NamedTuple):
     """What may be asked of the hub."""
 
     download: bool = False
-    plan: bool = False
-    """config.json is enough, and a model that is nowhere is no error."""
+    config_alone: bool = False
+    """A snapshot of config.json alone is enough, and nothing else is fetched: for plans."""
+    may_lack: bool = False
+    """A name that cannot be resolved is returned as a path, which a plan lists as absent."""
 
 
 _CACHE_ALONE = HubAccess()
@@ -38,10 +40,12 @@ def allow_downloads(allowed: bool) -> None:
 
 
 @contextmanager
-def hub_access(download: bool | None = None, plan: bool | None = None) -> Iterator[None]:
-    """Read settings inside with other rights; None: as outside."""
+def hub_access(
+    download: bool | None = None, *, config_alone: bool | None = None, may_lack: bool | None = None
+) -> Iterator[None]:
+    """Read settings inside with other rights, as `HubAccess` has them; None: as outside."""
     before = _ACCESS.get()
-    rights = {"download": download, "plan": plan}
+    rights = {"download": download, "config_alone": config_alone, "may_lack": may_lack}
     token = _ACCESS.set(before._replace(**{key: value for key, value in rights.items() if value is not None}))
     try:
         yield
@@ -49,12 +53,16 @@ def hub_access(download: bool | None = None, plan: bool | None = None) -> Iterat
         _ACCESS.reset(token)
 
 
+def is_planned(folder: Path) -> bool:
+    """Whether a plan is being made and the folder is a snapshot, of which config.json may be all that there is."""
+    return _ACCESS.get().config_alone and snapshot_name(folder) is not None
+
+
 def hub_folder(place: Path | str, contents: Contents = "model") -> Path:
     """The folder of a model, given by its path or by the hub's name (`ORGANIZATION/MODEL[@REVISION]`).
 
     What exists, or is spelled like a path, is returned as it is. A name is looked up in the hub's cache, without any
-    request; what is not there is fetched where downloads are allowed. For a plan a snapshot of config.json alone is
-    enough, and a name that cannot be resolved is returned as a path.
+    request; what is not there is fetched where downloads are allowed (see `HubAccess`).
 
     Args:
         place: a path whose spelling is lost (a `Path` of `./a/b` is `a/b`) is taken for a name where it does not exist.
@@ -69,14 +77,16 @@ def hub_folder(place: Path | str, contents: Contents = "model") -> Path:
     access = _ACCESS.get()
     snapshot = cached_snapshot(name, contents)
     lacking = [] if snapshot is None else absent_files(snapshot, contents)
-    if access.plan and (snapshot is None or lacking):
-        return snapshot or (download_config(name) if access.download else path)
-    if access.download and not access.plan:
+    if access.config_alone and (snapshot is not None or access.download):
+        return snapshot or download_config(name)
+    if access.download:
         if (name, contents) not in _downloaded or not _downloaded[name, contents].is_dir():
             _downloaded[name, contents] = download_model(name, contents, snapshot)
         return _downloaded[name, contents]
     if snapshot is not None and not lacking:
         return snapshot
+    if access.may_lack:
+        return path
     if snapshot is not None:
         raise HubError(f"{name}: the hub's cache has no {lacking[0]} of it", "", _TWO_WAYS)
     nearby = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []

@@ -384,7 +384,8 @@ def load_recipe(
     size, seed = _read_size(top), _read_seed(top)
     folder = runs / recipe_name
     defaults = {"size": size, "seed": seed}
-    with hub_access(_read_download(top), plan=absent is not None):
+    is_plan = None if absent is None else True
+    with hub_access(_read_download(top), config_alone=is_plan, may_lack=is_plan):
         stages = _build_stages(document, _stage_entries(document), folder, defaults, used, absent)
     _refuse_unused(document, used | replaced)
     parameters = {key: value for key, value in top.data.items() if key not in ("stages", HERE)}

@@ -116,7 +116,7 @@ def annotate(
         "input": inputs,
         "preset": preset.value if preset else None,
         "transcripts": transcripts,
-        "recognizers": _parse_recognizers(recognizer, dry_run),
+        "recognizers": _parse_recognizers(recognizer, is_plan=dry_run),
         "missing_scorer": missing_scorer,
         "shards": shards,
         "workers": workers,
@@ -138,7 +138,7 @@ def annotate(
         config = validate_settings(AnnotationConfig, raw_settings, overrides, options, Thresholds)
         run_stage(STAGE, config, out, console)
         return
-    with hub_access(plan=True):
+    with hub_access(config_alone=True):
         config = validate_settings(AnnotationConfig, raw_settings, overrides, options, Thresholds)
         plan = plan_annotation(config, {})
         steps = chains.build(config.step_settings(), config.recognizer_settings(), {}).steps
@@ -148,17 +148,17 @@ def annotate(
     )
 
 
-def _parse_recognizers(arguments: Sequence[str] | None, plan: bool) -> list[dict[str, str]] | None:
+def _parse_recognizers(arguments: Sequence[str] | None, is_plan: bool) -> list[dict[str, str]] | None:
     """Parse `kind=where`, or a folder alone, into settings; `none` alone: no recognizer.
 
     Args:
-        plan: as `hub_access` has it.
+        is_plan: config.json is enough of a model of the hub.
     """
     if arguments is None or list(arguments) == ["none"]:
         return None if arguments is None else []
     recognizers: list[dict[str, str]] = []
     for argument in arguments:
-        with hub_access(plan=plan):
+        with hub_access(config_alone=is_plan):
             text = argument if "=" in argument else read_source(argument)
         if Path(text).is_dir():
             recognizers.append({"kind": folder_recognizer(text)[0], "model": text})

@@ -150,7 +150,7 @@ def audiocot(
     options |= {f"steps.{step}.": option for step, (option, text) in answered.items() if text}
     overrides = (*tagging, *(set_ or ()))
     console = Console(stderr=True)
-    with hub_access(plan=dry_run):
+    with hub_access(config_alone=dry_run):
         config = validate_settings(AudioCotConfig, raw_settings, overrides, options, ClipThresholds)
         plan = plan_audiocot(config, {}) if dry_run else None
         steps = config.step_settings()

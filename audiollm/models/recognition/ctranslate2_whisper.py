@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audiollm.errors import ConfigError
+from audiollm.hub_models.folders import is_planned
 from audiollm.models.recognition.transcript import RecognizedSpeech, SpokenWord
 
 MAX_TOKENS_PER_SECOND, SPARE_TOKENS = 25.0, 40
@@ -125,7 +126,7 @@ def whisper_problem(folder: Path) -> str | None:
         return "the package faster-whisper is not here: pip install 'audiollm[whisper]'"
     if not folder.is_dir():
         return f"no folder {folder}: give {EXPECTED_FOLDER}"
-    missing = [name for name in _FILES if not (folder / name).is_file()]
+    missing = [name for name in _FILES if not (folder / name).is_file() and not is_planned(folder)]
     return f"{folder} holds no {' and no '.join(missing)}: give {EXPECTED_FOLDER}" if missing else None
 
 

@@ -89,7 +89,7 @@ def test_a_new_commit_does_not_change_a_model_that_is_here(hub: LoopbackHub, tmp
 
 
 def test_what_is_missing_in_the_cache_is_fetched_at_its_commit(hub: LoopbackHub, tmp_path: Path) -> None:
-    with hub_access(download=True, plan=True):
+    with hub_access(download=True, config_alone=True):
         planned = hub_folder(NAME)
     assert [path.name for path in planned.iterdir()] == ["config.json"] and set(hub.fetched) == {
         "config.json"
@@ -101,7 +101,7 @@ def test_what_is_missing_in_the_cache_is_fetched_at_its_commit(hub: LoopbackHub,
 
 
 def test_a_plan_takes_a_name_that_is_nowhere_as_a_path(hub: LoopbackHub) -> None:
-    with hub_access(plan=True):
+    with hub_access(config_alone=True, may_lack=True):
         assert hub_folder(NAME) == Path(NAME) and hub.requests == []
 
 
@@ -177,8 +177,8 @@ def test_each_failure_says_how_it_is_mended(
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     elif problem is not None:
         hub.errors[NAME] = problem
-    for plan in (False, True):
-        with pytest.raises(HubError) as error, hub_access(download=True, plan=plan):
+    for config_alone in (False, True):
+        with pytest.raises(HubError) as error, hub_access(download=True, config_alone=config_alone):
             hub_folder(name)
         assert message in error.value.message and name in error.value.message, str(error.value)
         assert remedy in error.value.remedy
