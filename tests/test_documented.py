@@ -7,7 +7,7 @@ import importlib.metadata
 import importlib.util
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from audiollm.commands.cli import build_app
 from audiollm.commands.machine_speed import MachineSpeed
 from audiollm.commands.run import stage_plans
 from audiollm.errors import ConfigError
+from audiollm.hub_models import folders
 from audiollm.recipe.plug_ins import is_import_path
 from audiollm.recipe.stages import load_recipe, stage_entry_points
 from tests.documented import ROOT, Snippet, blocks, command_line, commands, documents, inline_codes, project
@@ -105,6 +106,16 @@ def readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "tests" / "toy_families")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No model is in the hub's cache or fetched: names stand for folders that are not there."""
+    monkeypatch.setattr(folders, "cached_snapshot", lambda *_: None)
+    monkeypatch.setattr(folders, "download_model", lambda name, *_: Path(name.repository))
+    monkeypatch.setattr(folders, "download_config", lambda name: Path(name.repository))
+    with folders.hub_access(download=False, may_lack=True):
+        yield
 
 
 # ---- commands

@@ -37,7 +37,7 @@ def ask(
 ) -> None:
     """Ask a model about a recording and print its answer; notes and warnings go to stderr.
 
-    The model is one of `audiollm run`, or a published audio LLM of transformers in a local folder.
+    The model is one of `audiollm run`, or a published audio LLM of transformers: its folder, or its name on the hub.
 
     Examples:
 

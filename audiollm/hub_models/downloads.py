@@ -54,7 +54,7 @@ def download_model(name: HubId, contents: Contents, snapshot: Path | None) -> Pa
 
     revision = name.revision or MAIN if snapshot is None else snapshot.name
     try:
-        info = _describe(name, revision)
+        info = _fetch_model_info(name, revision)
     except HubError:
         if snapshot is None or absent_files(snapshot, contents):
             raise
@@ -67,7 +67,7 @@ def download_model(name: HubId, contents: Contents, snapshot: Path | None) -> Pa
     if snapshot is not None and not missing:
         return snapshot
     _announce(name, info, {file: sizes[file] for file in missing})
-    with _plain_errors(name):
+    with _mapped_hub_errors(name):
         patterns = [glob.escape(file) for file in names]
         folder = Path(snapshot_download(name.repository, revision=revision, allow_patterns=patterns))
     if lacking := [file for file in names if not (folder / file).is_file()]:
@@ -83,18 +83,18 @@ def download_config(name: HubId) -> Path:
     """
     from huggingface_hub import hf_hub_download
 
-    info = _describe(name, name.revision or MAIN)
+    info = _fetch_model_info(name, name.revision or MAIN)
     if CONFIG not in {file.rfilename for file in info.siblings or ()}:
         raise HubError(f"{name}: the repository has no {CONFIG}", "", "name a model, or give a folder")
-    with _plain_errors(name):
+    with _mapped_hub_errors(name):
         return Path(hf_hub_download(name.repository, CONFIG, revision=name.revision)).parent
 
 
-def _describe(name: HubId, revision: str) -> Any:
+def _fetch_model_info(name: HubId, revision: str) -> Any:
     """The hub's description of a model: its commit, files with their sizes, and card."""
     from huggingface_hub import HfApi
 
-    with _plain_errors(name):
+    with _mapped_hub_errors(name):
         return HfApi().model_info(
             name.repository, revision=revision, files_metadata=True, timeout=REQUEST_TIMEOUT_S
         )
@@ -136,7 +136,7 @@ def _announce(name: HubId, info: Any, sizes: Mapping[str, int]) -> None:
 
 
 @contextmanager
-def _plain_errors(name: HubId) -> Iterator[None]:
+def _mapped_hub_errors(name: HubId) -> Iterator[None]:
     """Turn the library's errors into sentences with a remedy.
 
     Raises:

@@ -36,7 +36,7 @@ _downloaded: dict[tuple[HubId, Contents], Path] = {}
 
 def allow_downloads(allowed: bool) -> None:
     """Let the settings and options that are read from now on download models; otherwise the cache is used alone."""
-    _ACCESS.set(HubAccess(download=allowed))
+    _ACCESS.set(_ACCESS.get()._replace(download=allowed))
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def hub_folder(place: Path | str, contents: Contents = "model") -> Path:
     close = get_close_matches(path.name, nearby, n=1)
     similar = f"did you mean {str(path.parent / close[0])!r}? Else " if close else ""
     raise HubError(
-        f"no such file or folder: {place}, and no model of that name in the hub's cache",
+        f"no such file or folder: {place} (nor a model of that name in the hub's cache)",
         "",
         similar + _TWO_WAYS,
     )

@@ -23,7 +23,7 @@ from pydantic_core import ErrorDetails, InitErrorDetails
 from audiollm.errors import ConfigError, suggestion
 from audiollm.hub_models.downloads import HubError
 from audiollm.hub_models.folders import hub_access, hub_folder, hub_source
-from audiollm.hub_models.names import SNAPSHOT_PATTERN, snapshot_name
+from audiollm.hub_models.names import SNAPSHOT_PATTERN, hub_id, snapshot_name
 from audiollm.hub_models.needed_files import Contents
 from audiollm.recipe.config import (
     METHOD,
@@ -126,7 +126,8 @@ def from_hub(contents: Contents) -> BeforeValidator:
     """The part of a setting's type that turns a model's name on the hub into a folder; other values stay."""
 
     def resolve_name(place: Any) -> Any:
-        return hub_folder(place, contents) if isinstance(place, str | Path) else place
+        is_name = isinstance(place, str | Path) and hub_id(str(place)) is not None
+        return hub_folder(place, contents) if is_name else place
 
     return BeforeValidator(resolve_name)
 

@@ -104,6 +104,8 @@ def annotate(
 
     audiollm annotate s3://bucket/raw -o corpus --recognizer faster_whisper=large-v3   # pip install 'audiollm[whisper]'
 
+    audiollm annotate raw -o corpus --recognizer transformers=openai/whisper-base --download
+
     audiollm annotate raw -o corpus --preset audioverse --tagger auto --missing-scorer skip
     """
     from pipelines.annotate.execution import chain as chains

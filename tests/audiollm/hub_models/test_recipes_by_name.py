@@ -110,7 +110,7 @@ def test_a_recipe_may_allow_downloads_itself(hub: LoopbackHub, recipe: Path) -> 
     with pytest.raises(ConfigError) as error:
         load_recipe(recipe)
     key = "stages[0].train.shape.audio_encoder.path"
-    assert f"{key}: no such file or folder: tiny/whisper, and no model of that name" in error.value.message
+    assert f"{key}: no such file or folder: tiny/whisper (nor a model of that name" in error.value.message
     assert "download: true" in error.value.remedy and error.value.where.startswith(f"{recipe}:")
     recipe.write_text("download: true\n" + recipe.read_text())
     loaded = load_recipe(recipe)
