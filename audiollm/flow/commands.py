@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from audiollm.errors import ConfigError
-from audiollm.hub_models.options import Download, source_option
+from audiollm.hub_models.options import Download, read_folder, source_option
 
 if TYPE_CHECKING:
     from audiollm.audio import Waveform
@@ -29,7 +29,13 @@ VIDEO_ENDINGS = {
 }
 """Endings of files that hold pictures beside the sound, and what an edit says of the samples outside of its span."""
 Model = Annotated[
-    Path, typer.Argument(help="A train_flow stage's folder, or its run's folder.", show_default=False)
+    Path,
+    typer.Argument(
+        help="A train_flow stage's folder, or its run's folder.",
+        parser=read_folder,
+        metavar="MODEL",
+        show_default=False,
+    ),
 ]
 AutoencoderOption = Annotated[
     str | None,

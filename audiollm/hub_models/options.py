@@ -43,6 +43,15 @@ def source_option(help: str, **options: Any) -> Any:
     return _option(lambda text: hub_source(text, "recognizer"), help, metavar="MODEL", **options)
 
 
+def read_folder(text: str) -> Path:
+    """Parse an argument that is a model's folder or its name on the hub.
+
+    Raises:
+        ConfigError: see `hub_folder`.
+    """
+    return Path(_plain(lambda: hub_folder(text)))
+
+
 def read_source(text: str) -> str:
     """Parse an argument as `source_option` has it.
 

@@ -16,8 +16,8 @@ from audiollm.hub_models.options import Download, folder_option, source_option
 def open_studio(
     model: Annotated[
         Path | None,
-        typer.Option(
-            help="A train_flow stage's folder, or its run's folder: makes and edits sounds.",
+        folder_option(
+            "A train_flow stage's folder, or its run's folder: makes and edits sounds.",
             show_default="none: all but that works",
         ),
     ] = None,
