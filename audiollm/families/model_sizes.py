@@ -9,6 +9,7 @@ from pathlib import Path
 from audiollm.data.records.opening import open_source
 from audiollm.errors import ConfigError
 from audiollm.files.tensors import open_tensors
+from audiollm.hub_models.folders import is_planned
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.stages import StagePlan
 
@@ -33,7 +34,10 @@ def num_records(source: str) -> int:
 
 
 def num_parameters(model: Path) -> int:
-    """Return the number of parameters in a folder's safetensors; 0 where the folder is not there yet."""
+    """Return the number of parameters in a folder's safetensors; 0 where the folder is not there yet.
+
+    Of a model of the hub whose config.json alone is here, for a plan, they are counted on its class.
+    """
     try:
         folder = model_folder(model)
     except ConfigError:
@@ -43,4 +47,13 @@ def num_parameters(model: Path) -> int:
         with open_tensors(path) as file:
             names = list(file.keys())
             total += sum(math.prod(file.get_slice(name).get_shape()) for name in names)
-    return total
+    return total or (_parameters_of_config(folder) if is_planned(folder) else 0)
+
+
+def _parameters_of_config(folder: Path) -> int:
+    from audiollm.models.audio_llms.loading import parameters_of_config
+
+    try:
+        return parameters_of_config(folder)
+    except ConfigError:  # of a class that transformers does not have
+        return 0

@@ -170,6 +170,10 @@ def _mapped_hub_errors(name: HubId) -> Iterator[None]:
         raise HubError(f"{name}: {hub} answers {status}", "", remedy) from error
     except errors.HTTPError as error:
         raise _unreachable(name, hub, error) from error
+    except OSError as error:
+        if error.errno is not None:  # of this machine: a full disk, a folder without the right to write
+            raise
+        raise _unreachable(name, hub, error) from error  # the file that has arrived is not the one announced
 
 
 def _unreachable(name: HubId, hub: str, error: Exception) -> HubError:

@@ -102,6 +102,22 @@ def load_audio_llm(folder: Path, dtype: torch.dtype | None = None) -> AudioLLM:
     return AudioLLM(model, processor)
 
 
+def parameters_of_config(folder: Path) -> int:
+    """Count the parameters of the model that answers in words, from its config.json alone and without memory for them.
+
+    Raises:
+        ConfigError: the folder describes no model of transformers that answers in words.
+    """
+    from transformers import AutoConfig
+
+    with opening(folder, "model that answers in words"):
+        config = AutoConfig.from_pretrained(str(folder), **OFFLINE)
+        model_class = _model_class(config)
+        with torch.device("meta"):
+            model = model_class(getattr(config, "thinker_config", config))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def _load_processor(folder: Path) -> Any:
     """Load the processor; without torchvision, one that takes text, sound, and pictures of videos of those models
     whose patches are made here.

@@ -118,6 +118,17 @@ def test_a_kind_before_the_name_stays(hub: LoopbackHub) -> None:
         assert hub_source(text) == text
 
 
+def test_a_whisper_of_ctranslate2_is_fetched_where_it_is_asked_for(hub: LoopbackHub) -> None:
+    files = ["config.json", "model.bin", "tokenizer.json", "vocabulary.txt"]
+    hub.publish("tiny/faster", dict.fromkeys([*files, "own.py", "README.md"], b"{}"))
+    with pytest.raises(HubError, match="pickles"):
+        download("tiny/faster")
+    with hub_access(download=True):
+        kind, _, folder = hub_source("faster_whisper=tiny/faster").partition("=")
+    assert kind == "faster_whisper" and sorted(path.name for path in Path(folder).iterdir()) == files
+    assert hub_folder("tiny/faster", "recognizer") == Path(folder)
+
+
 @pytest.mark.parametrize(
     ("files", "contents", "message", "remedy"),
     [

@@ -14,15 +14,20 @@ import pytest
 import yaml
 from loopback_hub import LoopbackHub, llama_folder, use_hub
 from rich.console import Console
+from transformers import EncodecConfig
 from typer.testing import CliRunner
 
+from audiollm.audio import save
 from audiollm.commands.cli import build_app
+from audiollm.commands.run import untimed_plans
 from audiollm.errors import ConfigError
 from audiollm.hub_models.folders import hub_access
 from audiollm.recipe.runner import read_result, run_recipe
 from audiollm.recipe.stages import load_recipe
+from tests.audiollm.models.tiny_audio_llms import qwen2_audio
 from tests.audiollm.supervised.heard_samples import sound, write_manifest
 from tests.pipelines.annotate.steps.tiny_recognizers import whisper_folder
+from tokenizer.codecs.encodec import EncodecCodec
 
 LLAMA, WHISPER = "tiny/llama", "tiny/whisper"
 
@@ -133,9 +138,27 @@ def test_a_plan_reads_config_json_alone(hub: LoopbackHub, recipe: Path) -> None:
         run("run", str(recipe))
 
 
-def test_a_recognizer_is_named_as_on_the_hub(hub: LoopbackHub, tmp_path: Path) -> None:
-    from audiollm.audio import save
+def test_a_plan_counts_an_audio_llm_on_its_class(hub: LoopbackHub, recipe: Path, tmp_path: Path) -> None:
+    model, processor = qwen2_audio()
+    model.save_pretrained(tmp_path / "qwen")
+    processor.save_pretrained(tmp_path / "qwen")
+    hub.publish("tiny/qwen", tmp_path / "qwen")
+    samples = str(tmp_path / "samples.jsonl")
+    policy = {"samples": samples, "start": "tiny/qwen", "rewards": {"accuracy": 1.0}, "steps": 10}
+    recipe.write_text(yaml.safe_dump({"name": "asked", "stages": [{"train_policy": policy}]}))
+    assert "its model is not there yet" in run("plan", str(recipe), "--tflops", "1")
+    loaded = load_recipe_for_plan(recipe)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert loaded == parameters and set(hub.fetched) == {"config.json"}
 
+
+def load_recipe_for_plan(path: Path) -> int:
+    """Parameters of the only stage, as `plan --download` has them."""
+    with hub_access(download=True, config_alone=True, may_lack=True):
+        return untimed_plans(load_recipe(path, absent=[]))["train_policy"].parameters
+
+
+def test_a_recognizer_is_named_as_on_the_hub(hub: LoopbackHub, tmp_path: Path) -> None:
     save(tmp_path / "a.wav", sound(1.0, hz=300.0), 16_000)
     with pytest.raises(ConfigError, match="no such file or folder: tiny/whisper") as error:
         run("annotate", "a.wav", "-o", "out", "--recognizer", f"transformers={WHISPER}")
@@ -150,6 +173,20 @@ def test_a_recognizer_is_named_as_on_the_hub(hub: LoopbackHub, tmp_path: Path) -
     rows = json.loads((tmp_path / "out/recognizers.json").read_text())
     weights = [row["weights"] for row in rows]
     assert weights == [f"{WHISPER}@{hub.commit_of(WHISPER, 0)}"]
+
+
+def test_a_codec_is_named_as_on_the_hub(hub: LoopbackHub, tmp_path: Path) -> None:
+    shape = {"num_filters": 4, "hidden_size": 16, "upsampling_ratios": (5, 4), "codebook_size": 64}
+    config = EncodecConfig(target_bandwidths=(14.4, 28.8), **shape)
+    EncodecCodec.from_config(config).save_pretrained(tmp_path / "codec")
+    commit = hub.publish("tiny/encodec", tmp_path / "codec")
+    save(tmp_path / "a.wav", sound(0.5, hz=300.0), 16_000)
+    run("tokenize", "a.wav", "-o", "shards", "--codec", "tiny/encodec", "--download")
+    hub.stop()
+    run("detokenize", "shards", "-o", "sounds", "--codec", f"tiny/encodec@{commit}")
+    run("evaluate", "codec", "tiny/encodec", "--audio", "a.wav", "-o", "scores", "--metrics", "si_sdr")
+    assert len(list((tmp_path / "sounds").glob("*.flac"))) == 1
+    assert f"encodec@{commit[:8]}" in (tmp_path / "scores/results.json").read_text()
 
 
 def test_a_command_of_its_own_process_follows_the_librarys_variables(
