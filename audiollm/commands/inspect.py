@@ -249,6 +249,7 @@ def _find(target: str) -> tuple[str, Path | None, FeatureShape | None]:
 def _features(folder: Path, stage: dict[str, Any]) -> FeatureShape | None:
     """Feature shape of a train stage's audio encoder: read from its model, from its start, or from its settings."""
     from audiollm.data.hearing.features import FeatureShape
+    from audiollm.models.audio_encoder import frozen_features
     from audiollm.models.audio_stem import DEFAULT_STRIDE, FRAMES_PER_POSITION
     from audiollm.models.hub import read_config
     from audiollm.models.layouts import LANGUAGE_MODELS, config_of
@@ -265,7 +266,7 @@ def _features(folder: Path, stage: dict[str, Any]) -> FeatureShape | None:
                 else config_of(data, str(candidate)).audio_encoder
             )
             if encoder is not None:
-                return encoder.features
+                return frozen_features(encoder, model_folder(candidate))
     settings = (stage.get("shape") or {}).get("audio_encoder") or {}
     stem = settings.get("stem", "conv1d")
     stride = settings.get("stride") or DEFAULT_STRIDE[stem]

@@ -330,7 +330,8 @@ def _idle_streams(
     features = present[Kind.FEATURE]
     idle_features = 0
     if encoder is not None:
-        idle_features = int(features == 0) if encoder.padded else _count_missing_rows(features, multiple)
+        fills_windows = encoder.padded and encoder.encoded is None
+        idle_features = int(features == 0) if fills_windows else _count_missing_rows(features, multiple)
     idle_text = _count_missing_rows(present[Kind.TEXT] + features + idle_features, multiple)
     if not present[Kind.TEXT] + idle_text:
         idle_text = multiple

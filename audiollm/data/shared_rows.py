@@ -55,7 +55,7 @@ def _first_rows(first: TokenStream, second: TokenStream, count: int) -> int:
     """The same count, or where the first window that the streams do not share begins."""
     shared_rows = 0
     for window, like in zip(first.features, second.features, strict=False):
-        if window.mel_MF is not like.mel_MF:
+        if window.content is not like.content:
             break
         shared_rows += window.rows
     is_heard_S = first.kinds_S[:count] == Kind.FEATURE

@@ -10,9 +10,12 @@ stem), C width, H heads, D head dimension, R rows, E hidden size of the decoder.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from audiollm.data.hearing.features import FRAMES_PER_SECOND, FeatureShape, PackedFeatures
+from audiollm.data.hearing.features import FRAMES_PER_SECOND, EncodedRows, FeatureShape, PackedFeatures
 from audiollm.data.packing import SegmentLayout
 from audiollm.errors import ConfigError
 from audiollm.files.json_files import no_config, read_json_file
@@ -32,6 +35,16 @@ from audiollm.products import Linear
 
 _TOWER_KEYS = ("model.encoder.", "encoder.", "model.audio_tower.", "audio_tower.", "thinker.audio_tower.", "")
 """Key prefixes of the encoder in checkpoints of Whisper, Qwen2-Audio and Boson, or of the encoder alone."""
+_ROW_FIELDS = (
+    "encoder_attention_heads",
+    "num_mel_bins",
+    "max_source_positions",
+    "padded",
+    "stride",
+    "reduction",
+    "stem",
+)
+"""Fields of `AudioEncoderConfig` on which rows depend, beside the weights."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +95,11 @@ class AudioEncoderConfig:
         return FeatureShape(
             self.num_mel_bins, self.max_source_positions, self.stride, self.padded, self.frames_per_position
         )
+
+    @property
+    def row_width(self) -> int:
+        """Values of a row before the projector."""
+        return self.d_model * (self.stride if self.reduction == "concat" else 1)
 
     @property
     def frames_per_position(self) -> int:
@@ -185,12 +203,21 @@ class AudioTower(nn.Module):
     def forward(self, features: PackedFeatures) -> Tensor:
         """Encode windows into the projector's input for every row, `[R, C]`, or `[R, stride * C]` with `concat`.
 
+        Rows that were encoded before stand behind those of the windows, as they are.
+
         Raises:
-            ValueError: the windows were made for another encoder.
+            ValueError: the windows were made for another encoder, or rows were encoded before by what is now trained.
         """
+        encoded_RC = features.encoded_RC
+        if encoded_RC is not None and self.is_trained:
+            raise ValueError("rows that were encoded before are given to an encoder that is trained")
+        encoded_RC = None if encoded_RC is None else encoded_RC.to(self.layer_norm.weight.dtype)
+        if encoded_RC is not None and not features.frames:
+            return encoded_RC
         self._check(features)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.is_trained):
-            return self._encode(features)
+            heard_RC = self._encode(features)
+        return heard_RC if encoded_RC is None else torch.cat([heard_RC, encoded_RC.to(heard_RC.dtype)])
 
     def gradient_checkpointing_enable(self) -> None:
         """Compute the layers' activations again in the backward pass (Hugging Face's name for it)."""
@@ -263,7 +290,7 @@ class Projector(nn.Module):
 
     def __init__(self, config: AudioEncoderConfig, hidden_size: int) -> None:
         super().__init__()
-        width = config.d_model * (config.stride if config.reduction == "concat" else 1)
+        width = config.row_width
         self.has_hidden = config.projector_size is not None
         if config.projector_size is not None:
             self.hidden = Linear(width, config.projector_size)
@@ -291,7 +318,7 @@ def encoder_config(folder: Path, **overrides: Any) -> AudioEncoderConfig:
     if not (folder / "config.json").exists():
         raise no_config(folder, "audio encoder", "give a Whisper's folder")
     data: Mapping[str, Any] = read_json_file(folder / "config.json", dict)
-    for inner in ("thinker_config", "audio_config", "audio_encoder_config"):
+    for inner in ("thinker_config", "audio_config", "audio_encoder_config", "audio_encoder"):
         data = data[inner] if isinstance(data.get(inner), dict) else data
     names = (
         "d_model",
@@ -320,7 +347,7 @@ def load_tower(tower: AudioTower, folder: Path) -> None:
     Raises:
         ConfigError: no safetensors there, or not all that the tower has in its shape.
     """
-    weights = _read_tower(folder)
+    weights = read_tower(folder)
     expected = tower.state_dict()
     positions = weights.get("embed_positions.weight")
     if positions is not None:
@@ -334,6 +361,68 @@ def load_tower(tower: AudioTower, folder: Path) -> None:
             f"{len(wrong)} weights of the encoder are missing or of another shape: {some}", str(folder)
         )
     tower.load_state_dict({name: weights[name] for name in expected})
+
+
+def frozen_features(config: AudioEncoderConfig, folder: Path) -> FeatureShape:
+    """The features of an encoder that stays as it lies in a folder: rows that it made before are read (`encoded`)."""
+    return replace(
+        config.features, encoded=EncodedRows(config.row_width, partial(encoder_digest, folder, config))
+    )
+
+
+@cache
+def encoder_digest(folder: Path, config: AudioEncoderConfig) -> str:
+    """SHA-256 of what rows depend on: the encoder's weights in float32, its windows, and how positions become rows.
+
+    The projector is no part of it.
+
+    Raises:
+        ConfigError: no weights of such an encoder in the folder.
+    """
+    facts = [getattr(config, name) for name in _ROW_FIELDS]
+    digest = hashlib.sha256(json.dumps(facts).encode())
+    for name, weight in sorted(read_tower(folder).items()):
+        if name != "embed_positions.weight":  # sinusoids, as many as a window has positions
+            digest.update(f"{name} {list(weight.shape)}".encode())
+            digest.update(weight.float().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def read_tower(folder: Path) -> dict[str, Tensor]:
+    """Read the encoder's weights from a checkpoint of one or several files, keyed by their names in the tower.
+
+    Raises:
+        ConfigError: no safetensors there, or no such encoder in them.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(
+            "no *.safetensors here",
+            str(folder),
+            "save the encoder as safetensors; pickled weights are never loaded",
+        )
+    places: dict[str, Path] = {}
+    for file in files:
+        with open_tensors(file) as opened:
+            places |= dict.fromkeys(opened.keys(), file)
+    prefix = next(
+        (
+            key
+            for key in _TOWER_KEYS
+            if any(name.startswith((f"{key}conv1.weight", f"{key}stem.")) for name in places)
+        ),
+        None,
+    )
+    if prefix is None:
+        raise ConfigError(
+            "no weights of a Whisper-class encoder here", str(folder), "give a Whisper's folder"
+        )
+    weights = {}
+    for name, file in places.items():
+        if name.startswith(prefix):
+            with open_tensors(file) as opened:
+                weights[name.removeprefix(prefix)] = opened.get_tensor(name)
+    return weights
 
 
 def window_attention(q_PHD: Tensor, k_PHD: Tensor, v_PHD: Tensor, positions: tuple[int, ...]) -> Tensor:
@@ -360,29 +449,3 @@ def _initialize(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=module.in_features**-0.5)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-
-
-def _read_tower(folder: Path) -> dict[str, Tensor]:
-    """Read the encoder's weights from a checkpoint of one or several files, keyed by their names in the tower."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ConfigError(
-            "no *.safetensors here",
-            str(folder),
-            "save the encoder as safetensors; pickled weights are never loaded",
-        )
-    places: dict[str, Path] = {}
-    for file in files:
-        with open_tensors(file) as opened:
-            places |= dict.fromkeys(opened.keys(), file)
-    prefix = next((key for key in _TOWER_KEYS if f"{key}conv1.weight" in places), None)
-    if prefix is None:
-        raise ConfigError(
-            "no weights of a Whisper-class encoder here", str(folder), "give a Whisper's folder"
-        )
-    weights = {}
-    for name, file in places.items():
-        if name.startswith(prefix):
-            with open_tensors(file) as opened:
-                weights[name.removeprefix(prefix)] = opened.get_tensor(name)
-    return weights

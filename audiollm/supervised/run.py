@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from audiollm.data.hearing.features import FeatureShape
 from audiollm.data.packing import PackedBatch
 from audiollm.data.records.loader import Loader
 from audiollm.devices import default_device
@@ -19,8 +18,9 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.supervised.answers.run import train_on_answers
 from audiollm.supervised.corpus.batches import Batching, BatchMaker, evaluation_packs
-from audiollm.supervised.corpus.sources import open_training_corpus
+from audiollm.supervised.corpus.sources import TrainingCorpus, open_training_corpus
 from audiollm.supervised.eval_audio import make_eval_audio
+from audiollm.supervised.features.encoding import encoded_views
 from audiollm.supervised.saving import save_trained
 from audiollm.supervised.sft import SFTTask
 from audiollm.train.loop.loop import train
@@ -50,7 +50,7 @@ def _train_on_packs(config: TrainConfig, training: PackedTraining, context: Cont
     ranks = context.ranks
     corpus = open_training_corpus(config, training, context)
     sources, survey, template = corpus.sources, corpus.survey, corpus.template
-    batching = _batching(config, corpus.encoder)
+    batching = _batching(config, corpus)
     try:
         maker = BatchMaker(
             sources, config.weights, survey, template, batching, config.seed, ranks.rank, ranks.world
@@ -98,8 +98,18 @@ def _best_figure(config: TrainConfig, held_out: Mapping[str, Sequence[PackedBatc
     return "audio_loss" if config.audio_weight and any(ranks.gather(has_speech)) else "text_loss"
 
 
-def _batching(config: TrainConfig, encoder: FeatureShape | None) -> Batching:
+def _batching(config: TrainConfig, corpus: TrainingCorpus) -> Batching:
+    """
+    Raises:
+        StageError: views are asked for that were not encoded.
+    """
     shared = {name: getattr(config, name) for name in PackingSettings.model_fields}
+    views = [
+        encoded_views(source, augment)
+        for source, augment in zip(corpus.sources, config.augmentations, strict=True)
+    ]
     return Batching(
-        **{**shared, "batch_size": config.batch_size, "encoder": encoder, "augment": config.augmentations}
+        **{**shared, "batch_size": config.batch_size, "encoder": corpus.encoder},
+        augment=config.augmentations,
+        views=tuple(views),
     )

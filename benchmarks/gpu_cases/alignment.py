@@ -26,8 +26,9 @@ from gpu_cases.measuring import (
 )
 
 from audiollm.devices import default_device
-from audiollm.families.dual_ffn.flops import encoder_flops, training_flops
+from audiollm.families.dual_ffn.flops import training_flops
 from audiollm.models.audio_encoder import AudioEncoderConfig
+from audiollm.models.encoder_flops import encoder_flops
 
 MAX_PEER_STEPS = 40
 MAX_TOKENS = 16_384

@@ -10,7 +10,7 @@ Shapes: N samples at 16 kHz, M mel bins, F mel frames of a window, X mel frames 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,8 +33,20 @@ if TYPE_CHECKING:
 SAMPLE_RATE = 16_000
 FRAMES_PER_SECOND = 100
 SAMPLES_PER_FRAME = SAMPLE_RATE // FRAMES_PER_SECOND
+NO_MEL_MF = torch.empty(0, 0)
+"""The mel frames of a window that was encoded before."""
 TAIL_FRAMES = 3
 """Mel frames behind a clip that is filled up with silence: two of them still overlap it, the third is silence."""
+
+
+@dataclass(frozen=True)
+class EncodedRows:
+    """Rows that a frozen encoder made once, and that lie beside a sample as arrays (`encode_features`)."""
+
+    width: int
+    """Values of a row, C."""
+    digest: Callable[[], str]
+    """What made them: the digest of the encoder's weights and windows. Read where there are such arrays alone."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,9 @@ class FeatureShape:
     """Windows are filled up with silence to their full length, as published Whisper weights expect it."""
     frames_per_position: int = 2
     """Mel frames that the encoder's stem makes one position of."""
+    encoded: EncodedRows | None = field(default=None, compare=False)
+    """The arrays that are read in place of a recording, where the sample has them. None: every recording is heard anew,
+    by an encoder that is trained or not known."""
 
     def __post_init__(self) -> None:
         smallest = min(self.num_mel_bins, self.stride, self.frames_per_position)
@@ -84,6 +99,13 @@ class FeatureWindow(NamedTuple):
 
     mel_MF: Tensor
     rows: int
+    encoded_RC: Tensor | None = None
+    """What the frozen encoder made of the window, at least `rows` rows; there are no mel frames then."""
+
+    @property
+    def content(self) -> Tensor:
+        """What is given to the model: windows of the same object are encoded once."""
+        return self.mel_MF if self.encoded_RC is None else self.encoded_RC
 
 
 @dataclass(frozen=True)
@@ -97,6 +119,11 @@ class ClipFeatures:
     @property
     def rows(self) -> int:
         return sum(window.rows for window in self.windows)
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether rows of a frozen encoder stand for the recording."""
+        return any(window.encoded_RC is not None for window in self.windows)
 
 
 @dataclass(frozen=True)
@@ -113,20 +140,27 @@ PartSize = int | FeatureRows
 
 @dataclass(frozen=True)
 class PackedFeatures:
-    """The windows of a pack, end to end."""
+    """The windows of a pack, end to end: those of mel frames, and behind them those that were encoded before."""
 
     mel_MX: Tensor
     frames: tuple[int, ...]
     """Mel frames of each window. Kept on the host, as `rows`, so that a loop over windows needs no device sync."""
     rows: tuple[int, ...]
     row_of: Tensor | None = None
-    """int64, where windows are shared: for every row of the pack, the row of the encoded windows that stands there.
-    None: the windows' own rows, each once."""
+    """int64, where windows are shared or of both kinds: for every row of the pack, the row of the encoded windows that
+    stands there. None: the windows' own rows, each once."""
+    encoded_RC: Tensor | None = None
+    """Rows that were encoded before."""
+
+    @property
+    def num_encoded(self) -> int:
+        """Rows that the encoder and `encoded_RC` give, each once."""
+        return sum(self.rows) + (0 if self.encoded_RC is None else len(self.encoded_RC))
 
     @property
     def num_rows(self) -> int:
         """Rows that the windows fill in the pack."""
-        return sum(self.rows) if self.row_of is None else len(self.row_of)
+        return self.num_encoded if self.row_of is None else len(self.row_of)
 
     @classmethod
     def of(cls, windows: Sequence[FeatureWindow], share: bool = False) -> PackedFeatures | None:
@@ -137,18 +171,28 @@ class PackedFeatures:
         """
         if not windows:
             return None
-        unique_windows, row_of = _deduplicate_windows(windows) if share else (windows, None)
-        mels = [window.mel_MF for window in unique_windows]
-        frames = tuple(mel_MF.shape[1] for mel_MF in mels)
-        return cls(torch.cat(mels, dim=1), frames, tuple(window.rows for window in unique_windows), row_of)
+        unique_windows, row_of = _order_windows(windows, share)
+        heard = [window for window in unique_windows if window.encoded_RC is None]
+        encoded = [
+            window.encoded_RC[: window.rows] for window in unique_windows if window.encoded_RC is not None
+        ]
+        return cls(
+            torch.cat([window.mel_MF for window in heard], dim=1) if heard else NO_MEL_MF,
+            tuple(window.mel_MF.shape[1] for window in heard),
+            tuple(window.rows for window in heard),
+            row_of,
+            torch.cat(encoded) if encoded else None,
+        )
 
     def spread(self, encoded: Tensor) -> Tensor:
         """Return the encoded rows of the windows as they stand in the pack."""
         return encoded if self.row_of is None else encoded.index_select(0, self.row_of)
 
     def to(self, device: torch.device) -> PackedFeatures:
-        row_of = None if self.row_of is None else to_device(self.row_of, device)
-        return PackedFeatures(to_device(self.mel_MX, device), self.frames, self.rows, row_of)
+        row_of, encoded_RC = (
+            None if tensor is None else to_device(tensor, device) for tensor in (self.row_of, self.encoded_RC)
+        )
+        return PackedFeatures(to_device(self.mel_MX, device), self.frames, self.rows, row_of, encoded_RC)
 
 
 def size_of(audio_input: PartAudio) -> PartSize:
@@ -180,7 +224,9 @@ def mel_features(samples_1N: Tensor, shape: FeatureShape, rows: int | None = Non
 
 
 def silence(rows: int, shape: FeatureShape) -> tuple[FeatureWindow, ...]:
-    """Windows of silence, for rows that nobody listens to."""
+    """Windows of silence, for rows that nobody listens to; nothing is encoded for them where rows can be given."""
+    if shape.encoded is not None:
+        return (FeatureWindow(NO_MEL_MF, rows, torch.zeros(rows, shape.encoded.width)),)
     return mel_features(torch.zeros(1, rows * shape.samples_per_row), shape).windows
 
 
@@ -242,13 +288,17 @@ def part_audio(
     codes: Sequence[Tensor],
     shape: FeatureShape | None,
     hear: Callable[[int, AudioClip], ClipFeatures] | None = None,
+    view: int = 0,
 ) -> list[PartAudio]:
     """Choose the input of each audio part: its codes, or features where it is heard.
+
+    Where a frozen encoder heard it before (`encode_features`), the rows that it made stand for the recording.
 
     Args:
         codes: an encoding of the sample; empty where it has none.
         shape: feature shape of the model's encoder; None: all parts are given as codes.
         hear: function from a part's number and clip to its features; None: `clip_features`.
+        view: which of the augmented views is read, counted from 1, where there are rows; 0: the recording as it is.
 
     Raises:
         BadSample: a part that needs codes has none, one that needs its sound cannot be read, or it is silent beside
@@ -257,6 +307,10 @@ def part_audio(
     inputs: list[PartAudio] = []
     for number, (clip, is_heard) in enumerate(zip(loaded.audio, heard_parts(loaded.sample), strict=True)):
         if is_heard and shape is not None:
+            encoded = read_encoded(loaded, number, shape, view)
+            if encoded is not None:
+                inputs.append(encoded)
+                continue
             features = clip_features(clip, shape) if hear is None else hear(number, clip)
             if features.peak_dbfs < SILENCE_DBFS and teaches_words(loaded.sample):
                 raise silent_part(loaded.sample, clip.place, features.peak_dbfs)
@@ -266,6 +320,29 @@ def part_audio(
         else:
             raise no_codes(clip)
     return inputs
+
+
+def encoded_name(part: int, view: int) -> str:
+    """The name of the array with the rows of an audio part, as it is (view 0) or as an augmentation varied it."""
+    return f"heard_{part}_{view}"
+
+
+def read_encoded(loaded: LoadedSample, part: int, shape: FeatureShape, view: int = 0) -> ClipFeatures | None:
+    """The rows that a frozen encoder made of an audio part; None where the sample has none, or they are not asked for.
+
+    Raises:
+        BadSample: they cannot be read, another encoder made them, or they are of another width.
+    """
+    name = encoded_name(part, view)
+    if shape.encoded is None or name not in loaded.arrays:
+        return None
+    encoded_RC = loaded.array(name, shape.encoded.digest())
+    if encoded_RC.ndim != 2 or encoded_RC.shape[1] != shape.encoded.width:
+        reason = (
+            f"{name}: rows {list(encoded_RC.shape)}, and {shape.encoded.width} values in a row are needed"
+        )
+        raise BadSample(loaded.sample.id, loaded.sample.id, reason, "damaged array")
+    return ClipFeatures((FeatureWindow(NO_MEL_MF, len(encoded_RC), encoded_RC),))
 
 
 def heard_parts(sample: Sample) -> list[bool]:
@@ -289,19 +366,29 @@ def no_codes(clip: AudioClip) -> BadSample:
 # Private
 
 
-def _deduplicate_windows(windows: Sequence[FeatureWindow]) -> tuple[list[FeatureWindow], Tensor | None]:
-    """Find the windows without repetitions, and the encoded row of each row; None where nothing is repeated."""
-    unique_windows: dict[tuple[int, int], FeatureWindow] = {}
-    for window in windows:
-        unique_windows.setdefault((id(window.mel_MF), window.rows), window)
-    if len(unique_windows) == len(windows):
-        return list(windows), None
+def _order_windows(
+    windows: Sequence[FeatureWindow], share: bool
+) -> tuple[Sequence[FeatureWindow], Tensor | None]:
+    """The windows to encode and behind them those that were, and the row of both for each row of the pack.
+
+    Returns:
+        None in place of rows where they are in order, each once.
+    """
+    keys: list[Hashable] = [
+        (id(window.content), window.rows) if share else number for number, window in enumerate(windows)
+    ]
+    unique_windows: dict[Hashable, FeatureWindow] = {}
+    for key, window in zip(keys, windows, strict=True):
+        unique_windows.setdefault(key, window)
+    ordered = sorted(unique_windows, key=lambda key: unique_windows[key].encoded_RC is not None)
+    if ordered == keys:
+        return windows, None
     starts, start = {}, 0
-    for key, window in unique_windows.items():
+    for key in ordered:
         starts[key] = start
-        start += window.rows
-    parts = [torch.arange(window.rows) + starts[id(window.mel_MF), window.rows] for window in windows]
-    return list(unique_windows.values()), torch.cat(parts)
+        start += unique_windows[key].rows
+    rows = [torch.arange(window.rows) + starts[key] for key, window in zip(keys, windows, strict=True)]
+    return [unique_windows[key] for key in ordered], torch.cat(rows)
 
 
 def _log_mel(samples_N: Tensor, shape: FeatureShape) -> Tensor:

@@ -88,6 +88,7 @@ class DualFFNFolder:
         from audiollm.families.dual_ffn.start import start_template
         from audiollm.families.dual_ffn.streams import encode_contents
         from audiollm.families.prompts import prompted_contents
+        from audiollm.models.audio_encoder import frozen_features
         from audiollm.models.hub import read_config
         from audiollm.models.layouts import config_of
 
@@ -96,7 +97,7 @@ class DualFFNFolder:
             if self._is_language_model
             else config_of(read_config(self.path), str(self.path)).audio_encoder
         )
-        features = None if encoder is None else encoder.features
+        features = None if encoder is None else frozen_features(encoder, self.path)
         template, contents = (
             start_template(self.path),
             prompted_contents(loaded, loaded, answers, place, features),

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from audiollm.data.chat.template import Template
 from audiollm.data.packing import PackedBatch
-from audiollm.families.dual_ffn.flops import encoder_flops, training_flops
+from audiollm.families.dual_ffn.flops import training_flops
 from audiollm.families.packed_training import PackedModel
 from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Request
 from audiollm.models.chunked_cross_entropy import CrossEntropy, linear_cross_entropy
 from audiollm.models.dual_ffn import DualFFN, through_head
+from audiollm.models.encoder_flops import encoder_flops
 
 
 class TokenLosses(PackedModel):

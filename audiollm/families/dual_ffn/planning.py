@@ -15,13 +15,13 @@ import torch
 from audiollm.codec import FRAME_RATE
 from audiollm.errors import ConfigError
 from audiollm.families.dual_ffn.adapting import adapt
-from audiollm.families.dual_ffn.flops import encoder_multiplications
 from audiollm.families.dual_ffn.shape import planned_shape
 from audiollm.families.model_sizes import ASSUMED_CLIP_S, TEXT_ROWS
 from audiollm.files.atomic import read_json
 from audiollm.models.audio_stem import stem_values
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.encoder_flops import encoder_multiplications
 from audiollm.models.layouts import transformers_config
 from audiollm.recipe.stages import StagePlan, required
 from audiollm.train.loop.optim import freeze

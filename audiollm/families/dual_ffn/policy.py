@@ -49,6 +49,7 @@ from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Request, SampledTokens
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.hub_models.names import folder_label
+from audiollm.models.audio_encoder import frozen_features
 from audiollm.models.decoder import DualFFNLayer
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.model_card import ModelCard
@@ -87,6 +88,7 @@ class DualFFNPolicy:
         """
         self._folder, self._template, self._root, self._reference = folder, template, root, reference
         self._max_tokens, self._multiple = max_tokens, rows_multiple
+        self._shares_encoder = reference is None or _have_one_encoder(root.model, reference.model)
 
     @classmethod
     def load(
@@ -149,9 +151,16 @@ class DualFFNPolicy:
 
     @property
     def encoder(self) -> FeatureShape | None:
-        """The features in which the model hears recordings; None: as codes."""
-        config = self._root.model.config.audio_encoder
-        return None if config is None else config.features
+        """The features in which the model hears recordings; None: as codes.
+
+        Rows that were encoded before are read where the encoder is trained neither here nor in the reference.
+        """
+        model = self._root.model
+        config = model.config.audio_encoder
+        if config is None:
+            return None
+        is_frozen = not model.audio_tower.is_trained and self._shares_encoder
+        return frozen_features(config, self._folder) if is_frozen else config.features
 
     @property
     def frozen(self) -> Mapping[str, nn.Module]:
@@ -398,6 +407,17 @@ def _check_encoder(key: str, where: Path, ours: DualFFN, theirs: DualFFN) -> Non
         raise ConfigError(
             f"{key}: its audio encoder takes other features than the policy's", str(where), OTHER_INPUTS
         )
+
+
+def _have_one_encoder(ours: DualFFN, theirs: DualFFN) -> bool:
+    """Whether two models hear through encoders of the same weights."""
+    if ours.config.audio_encoder is None or theirs.config.audio_encoder is None:
+        return False
+    weights = theirs.audio_tower.state_dict()
+    return all(
+        torch.equal(weight, weights[name].to(weight.device))
+        for name, weight in ours.audio_tower.state_dict().items()
+    )
 
 
 def _merge_adapter(adapted: PeftModel) -> DualFFN:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from audiollm.data.hearing.features import FRAMES_PER_SECOND
-from audiollm.errors import ConfigError, StageError
-from audiollm.models.audio_encoder import AudioEncoderConfig, encoder_config
-from audiollm.models.audio_stem import DEFAULT_STRIDE, FRAMES_PER_POSITION
+from audiollm.errors import StageError
+from audiollm.families.audio_encoders import published_encoder, window_options
+from audiollm.models.audio_encoder import AudioEncoderConfig
+from audiollm.models.audio_stem import FRAMES_PER_POSITION
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.hub import is_language_model, read_config
 from audiollm.models.layouts import LANGUAGE_MODELS, config_of, language_model_config
@@ -138,21 +139,15 @@ def _description(config: TrainConfig, plans: Mapping[str, StagePlan]) -> Mapping
 
 def _from_settings(settings: AudioEncoderSettings, config: TrainConfig) -> AudioEncoderConfig:
     """A published encoder is given windows that are filled up, as it was trained; one from scratch none."""
-    stride = settings.stride or DEFAULT_STRIDE[settings.stem]
-    options: dict[str, Any] = {
-        name: getattr(settings, name) for name in ("reduction", "projector_size", "dropout")
-    } | {"stride": stride}
-    if settings.padded is not None:
-        options["padded"] = settings.padded
-    frames_per_second = FRAMES_PER_SECOND / FRAMES_PER_POSITION[settings.stem]
-    if settings.window_s is not None:
-        options["max_source_positions"] = round(settings.window_s * frames_per_second)
-    elif settings.path is None:
+    if settings.path is not None:
+        return published_encoder(settings)
+    options = window_options(settings)
+    if settings.window_s is None:
+        frames_per_second = FRAMES_PER_SECOND / FRAMES_PER_POSITION[settings.stem]
+        stride = options["stride"]
         options["max_source_positions"] = int(DEFAULT_WINDOW_S * frames_per_second) // stride * stride
     hidden = settings.hidden_size or required(config.shape.hidden_size)
     try:
-        if settings.path is not None:
-            return encoder_config(settings.path, **options)
         return AudioEncoderConfig(
             d_model=hidden,
             encoder_layers=settings.num_layers or max(2, 2 * required(config.shape.num_layers) // 3),
@@ -163,5 +158,5 @@ def _from_settings(settings: AudioEncoderSettings, config: TrainConfig) -> Audio
             stem_channels=settings.stem_channels or AudioEncoderConfig.stem_channels,
             **options,
         )
-    except (ConfigError, ValueError) as error:
+    except ValueError as error:
         raise StageError(str(error), "see shape.audio_encoder", 2) from error

@@ -251,8 +251,8 @@ def _check_features(features: ClipFeatures, prompted: PromptedContents, encoder:
             "a recording is given as features, and the model has no audio encoder",
             "no audio encoder",
         )
-    bins = {len(window.mel_MF) for window in features.windows}
-    if bins != {encoder.num_mel_bins}:
+    bins = {len(window.mel_MF) for window in features.windows if window.encoded_RC is None}
+    if bins and bins != {encoder.num_mel_bins}:
         reason = f"features of {sorted(bins)} mel bins, the model's encoder takes {encoder.num_mel_bins}"
         raise bad_prompt(prompted, reason, "features of another encoder")
 

@@ -20,9 +20,15 @@ from audiollm.errors import ConfigError, StageError
 from audiollm.families.adapters import save_adapter
 from audiollm.families.dual_ffn.adapting import adapt, merge_adapter
 from audiollm.families.dual_ffn.losses import TokenLosses
-from audiollm.families.dual_ffn.planning import plan_training
+from audiollm.families.dual_ffn.planning import count_parameters, plan_training
 from audiollm.families.dual_ffn.saving import codec_of, first_folder
-from audiollm.families.dual_ffn.shape import encoder_of, encoder_of_start, shape_from_settings, with_window
+from audiollm.families.dual_ffn.shape import (
+    encoder_of,
+    encoder_of_start,
+    planned_shape,
+    shape_from_settings,
+    with_window,
+)
 from audiollm.families.dual_ffn.start import (
     read_codebooks,
     start_codec,
@@ -35,10 +41,11 @@ from audiollm.families.dual_ffn.start import (
 )
 from audiollm.families.packed_training import PackedTraining
 from audiollm.models.attention import attention_backend
-from audiollm.models.audio_encoder import load_tower
+from audiollm.models.audio_encoder import frozen_features, load_tower
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.hub import is_language_model, save_pretrained
 from audiollm.models.model_card import ModelCard
+from audiollm.models.pretrained import model_folder
 from audiollm.recipe.stages import StagePlan, required
 from audiollm.train.loop.optim import compute_dtype
 from audiollm.train.supervised_settings import TrainConfig
@@ -59,7 +66,10 @@ class DualFFNTraining:
     def encoder(self) -> FeatureShape | None:
         """See `PackedTraining.encoder`."""
         encoder = encoder_of(self._config)
-        return encoder.features if encoder else None
+        if encoder is None:
+            return None
+        folder = frozen_encoder_folder(self._config)
+        return encoder.features if folder is None else frozen_features(encoder, folder)
 
     def start_vocabulary(self) -> Tokenizer:
         """See `PackedTraining.start_vocabulary`."""
@@ -105,6 +115,26 @@ class DualFFNTraining:
     def plan(self, plans: Mapping[str, StagePlan]) -> StagePlan:
         """See `PackedTraining.plan`."""
         return plan_training(self._config, plans)
+
+
+def frozen_encoder_folder(config: TrainConfig) -> Path | None:
+    """The folder of the encoder that a training leaves as it is; None: it is trained, or begins at random.
+
+    Raises:
+        ConfigError, StageError: what it starts from is no model, or `trained` or `lora` fits nothing in it.
+    """
+    settings = config.shape.audio_encoder
+    if encoder_of_start(config) is not None:
+        folder: Path | None = model_folder(required(config.start))
+    else:
+        folder = None if settings is None else settings.path
+    if folder is None or (settings is not None and not settings.trained):
+        return folder
+    shape = planned_shape(config, {})
+    try:
+        return None if shape is None or count_parameters(config, shape).trains_encoder else folder
+    except ValueError as error:
+        raise StageError(str(error), "see `trained`, `lora` and `rules`", 2) from error
 
 
 def build_decoder(config: TrainConfig, template: Template) -> DualFFN:

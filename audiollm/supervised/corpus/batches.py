@@ -54,6 +54,8 @@ class Batching(PackingSettings):
     """The features in which recordings are given to the model's audio encoder; None: they are given as codes."""
     augment: tuple[Augmentation | None, ...] = ()
     """How features are varied in training, for each source; evaluations hear what there is."""
+    views: tuple[int, ...] = ()
+    """Augmented views of each source that were encoded before, from which training draws; 0: none."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,9 @@ class BatchMaker:
     def _audio(
         self, source: int, index: int, loaded: LoadedSample, codes: list[Tensor], generator: torch.Generator
     ) -> list[PartAudio]:
-        """Return the codes or features of the audio parts; features are computed once, and varied as the source asks.
+        """Return the codes or features of the audio parts, computed once and varied as the source asks.
+
+        Of a recording that was encoded before, one of its views is drawn.
 
         Raises:
             BadSample: it can no longer be read.
@@ -160,15 +164,17 @@ class BatchMaker:
         clip_features, shape = self._clip_features, self._batching.encoder
         if clip_features is None or shape is None:
             return part_audio(loaded, codes, None)
+        views = self._batching.views[source] if self._batching.views else 0
+        view = 1 + int(torch.randint(views, (), generator=generator)) if views else 0
         audio = part_audio(
-            loaded, codes, shape, lambda number, clip: clip_features((source, index, number), clip)
+            loaded, codes, shape, lambda number, clip: clip_features((source, index, number), clip), view
         )
         config = self._batching.augment[source] if self._batching.augment else None
         if config is None:
             return audio
         return [
             augment_features(recording, config, shape, generator)
-            if isinstance(recording, ClipFeatures)
+            if isinstance(recording, ClipFeatures) and not recording.is_encoded
             else recording
             for recording in audio
         ]

@@ -27,6 +27,7 @@ from audiollm.data.hearing.features import (
     heard_parts,
     no_codes,
     num_clip_rows,
+    read_encoded,
 )
 from audiollm.data.records.sample import Sample, TextPart
 from audiollm.data.records.source import LoadedSample, Source
@@ -240,7 +241,9 @@ def _sizes(loaded: LoadedSample, encoder: FeatureShape | None) -> list[PartSize]
     sizes: list[PartSize] = []
     for number, (clip, is_input) in enumerate(zip(loaded.audio, heard_parts(loaded.sample), strict=True)):
         if is_input and encoder is not None:
-            sizes.append(FeatureRows(num_clip_rows(clip, encoder)))
+            encoded = read_encoded(loaded, number, encoder)
+            rows = num_clip_rows(clip, encoder) if encoded is None else encoded.rows
+            sizes.append(FeatureRows(rows))
         elif number < len(frames):
             sizes.append(frames[number])
         else:

@@ -22,10 +22,10 @@ from audiollm.data.hearing.features import (
 from audiollm.data.inspection import stream_rows, summarize_stream, target_weights
 from audiollm.data.packing import PackedBatch, idle_pack, pack, pad_streams
 from audiollm.data.records.sample import AudioPart, Message
-from audiollm.families.dual_ffn.flops import encoder_flops
 from audiollm.families.dual_ffn.losses import token_losses
 from audiollm.models.audio_encoder import AudioTower, Projector
 from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.encoder_flops import encoder_flops
 from audiollm.supervised.corpus.batches import StepBatch
 from tests.audiollm.supervised.heard_samples import (
     BOOKS,

@@ -19,12 +19,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from audiollm.data.hearing.features import FeatureShape, FeatureWindow, PackedFeatures, mel_features
-from audiollm.families.dual_ffn.flops import encoder_flops
 from audiollm.families.dual_ffn.planning import plan_training
 from audiollm.families.dual_ffn.shape import encoder_of
 from audiollm.models.audio_encoder import AudioEncoderConfig, AudioTower, Projector
 from audiollm.models.audio_stem import StemName, convolutions, stem_values
 from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.encoder_flops import encoder_flops
 from tests.audiollm.supervised.heard_samples import small_model, small_template, sound
 from tests.audiollm.supervised.train_samples import settings_of
 

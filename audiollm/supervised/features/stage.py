@@ -1,0 +1,47 @@
+"""The stage `encode_features`: recordings as a frozen audio encoder hears them, computed once. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import Stage, StagePlan, planned_fact
+from audiollm.supervised.features.settings import EncodeFeaturesConfig
+
+
+def _run(config: EncodeFeaturesConfig, context: Context) -> dict[str, Any]:
+    from audiollm.supervised.features.encoding import encode_features
+
+    return encode_features(config, context)
+
+
+def _plan(config: EncodeFeaturesConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+    from audiollm.families.audio_encoders import published_encoder
+    from audiollm.supervised.features.encoding import count_clip_flops
+
+    source = Path(config.samples)
+    samples, seconds = (planned_fact(plans, source, name) for name in ("samples", "seconds"))
+    encoder = published_encoder(config.audio_encoder)
+    values = 2 if config.dtype == "float16" else 4
+    views = 1 + config.views
+    rows = seconds * encoder.features.rows_per_second
+    clip_s = seconds / samples if samples else 5.0
+    return StagePlan(
+        memory_mb=1000,
+        disk_mb=views * rows * encoder.row_width * values / 2**20,
+        flops=views * samples * count_clip_flops(encoder, clip_s),
+        facts={"samples": samples, "seconds": seconds},
+        note=f"{samples:.0f} samples, {views} views" if samples else "",
+    )
+
+
+STAGE = Stage(
+    kind="encode_features",
+    config=EncodeFeaturesConfig,
+    run=_run,
+    artifacts={"shards": "shards"},
+    help="what a frozen audio encoder makes of recordings, computed once, for trainings that leave it as it is",
+    plan=_plan,
+)
