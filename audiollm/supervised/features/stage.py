@@ -17,7 +17,7 @@ def _run(config: EncodeFeaturesConfig, context: Context) -> dict[str, Any]:
     return encode_features(config, context)
 
 
-def _plan(config: EncodeFeaturesConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+def _plan_encode_features(config: EncodeFeaturesConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     from audiollm.families.audio_encoders import published_encoder
     from audiollm.supervised.features.encoding import count_clip_flops
 
@@ -43,5 +43,5 @@ STAGE = Stage(
     run=_run,
     artifacts={"shards": "shards"},
     help="what a frozen audio encoder makes of recordings, computed once, for trainings that leave it as it is",
-    plan=_plan,
+    plan=_plan_encode_features,
 )
