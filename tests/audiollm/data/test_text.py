@@ -119,8 +119,8 @@ def test_spoken_form_never_raises_and_leaves_no_digit(text: str) -> None:
     assert not settle_characters(text).strip() or said.strip()
 
 
-READ_BY_NAME = "º" + "".join(map(chr, range(0x391, 0x3CA)))
-"""Greek letters, and what is typed for a degree."""
+READ_BY_NAME = "º\u00b5\u2126" + "".join(map(chr, range(0x391, 0x3CA)))
+"""Greek letters, the signs of micro and ohm, and what is typed for a degree."""
 
 
 @given(st.text(alphabet=st.characters(categories=["L"], exclude_characters=READ_BY_NAME)))
