@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from audiollm.data.hearing.features import (
 from audiollm.data.packing import idle_pack, pack
 from audiollm.data.records.opening import open_source
 from audiollm.errors import BadSample, StageError
+from audiollm.families.audio_encoders import published_encoder
 from audiollm.families.dual_ffn.policy import DualFFNPolicy
 from audiollm.models.audio_encoder import AudioTower, encoder_config, frozen_features, load_tower
 from audiollm.recipe.ranks import ALONE
@@ -34,6 +36,7 @@ from audiollm.recipe.stages import Recipe
 from audiollm.supervised.corpus.batches import Batching, BatchMaker
 from audiollm.supervised.features.encoding import count_clip_flops, encode_features, encoded_views
 from audiollm.supervised.features.settings import EncodeFeaturesConfig
+from audiollm.train.supervised_settings import AudioEncoderSettings
 from tests.audiollm.supervised.heard_samples import asked, sound, understanding, write_manifest
 from tests.audiollm.supervised.heard_samples import small_template as hearing_template
 from tests.audiollm.supervised.train_samples import run_stage
@@ -312,3 +315,19 @@ def test_operations_are_those_of_windows_as_they_are_filled(encoder: Path) -> No
     assert count_clip_flops(filled, 0.3) == count_clip_flops(filled, 1.1)
     assert count_clip_flops(plain, 1.2) == pytest.approx(count_clip_flops(filled, 1.2))
     assert count_clip_flops(plain, 0.3) < 0.3 * count_clip_flops(filled, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("width", "layers", "is_filled"), [(512, 6, False), (384, 4, False), (768, 12, True)]
+)
+def test_windows_are_filled_by_encoder(tmp_path: Path, width: int, layers: int, is_filled: bool) -> None:
+    """`padded: auto` fills the windows of encoders that nobody measured."""
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {"d_model": width, "encoder_layers": layers, "encoder_attention_heads": 8, "encoder_ffn_dim": 8,
+             "num_mel_bins": 80, "max_source_positions": 1500}
+        )
+    )  # fmt: skip
+    for padded, expected in (("auto", is_filled), (None, True), (False, False), (True, True)):
+        settings = AudioEncoderSettings(path=tmp_path, trained=False, padded=padded)  # type: ignore[arg-type]
+        assert published_encoder(settings).padded == expected
