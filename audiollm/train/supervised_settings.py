@@ -69,8 +69,8 @@ class AudioEncoderSettings(BaseModel):
     window_s: float | None = Field(None, gt=0, le=30)
     """Longer clips are cut into such windows; None: 30 s, or as published."""
     padded: bool | Literal["auto"] | None = None
-    """Windows are filled up with silence. None: those of a published encoder, which was trained so. `auto`: as None, but
-    for encoders that were measured to lose no words without it (Whisper tiny and base)."""
+    """Windows are filled up with silence. None: those of a published encoder, which was trained so. `auto`: these, too,
+    but for encoders that were measured to lose no words without it (Whisper tiny and base)."""
     stem: Literal["conv1d", "conv2d"] = "conv1d"
     """The layers that turn mel frames into positions: Whisper's convolutions over time (50 per second), or 2-D ones
     (12.5 per second), which learn from few recordings. Published encoders have `conv1d`."""
