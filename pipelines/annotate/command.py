@@ -50,7 +50,8 @@ def annotate(
         str | None,
         typer.Option(
             help="Transcripts, where they are known: a .csv or .jsonl of path,text[,speaker,split,language], or a "
-            "pattern over file names such as '{text}_{speaker}_{take}.wav'."
+            "pattern over file names such as '{text}_{speaker}_{take}.wav'. Recordings without one are set aside, or "
+            "recognized with --set untranscribed=recognize."
         ),
     ] = None,
     recognizer: Annotated[

@@ -71,7 +71,7 @@ def run_annotation(config: AnnotationConfig, context: Context) -> dict[str, Any]
         else:  # those of an earlier run belong to other segments
             remove_shards(context.folder / "shards")
         request_report(_write_page, config, context, ledger)
-    _print_annotation_summary(funnel, context)
+    _print_annotation_summary(config, funnel, context)
     return funnel
 
 
@@ -136,7 +136,8 @@ def _collect_annotation_sources(config: AnnotationConfig, context: Context, ledg
             collected.files, ledger, lambda done: bar.update(TaskID(0), completed=done), RECORDINGS.stage
         )
     collected.rejected += unread
-    sources = match_sources(collected, digest_by_path, transcripts, test)
+    recognize = config.untranscribed == "recognize"
+    sources = match_sources(collected, digest_by_path, transcripts, test, recognize_untranscribed=recognize)
     for note in sources.notes:
         context.say(note)
     if not sources.num_audio:
@@ -214,7 +215,9 @@ def _choose_annotation_grammar(
         except ValueError as error:
             raise StageError(f"annotate: grammar: {error}", exit_code=2) from None
         return tuple(config.grammar)
-    given_texts = {source.metadata.text for source in sources.recordings} - {None}
+    given_texts = {source.metadata.text for source in sources.recordings}
+    if None in given_texts:  # a recording may hold any words
+        return None
     texts = sorted({comparison_form(str(text), "en") for text in given_texts} - {""})
     if not 0 < len(texts) <= _LARGEST_AUTO_GRAMMAR:
         return None
@@ -249,7 +252,7 @@ def _verdicts(config: AnnotationConfig, chain: Chain, spool: Spool, sources: Sou
 # ----------------------------------------------------------------------------------------------- saying it
 
 
-def _print_annotation_summary(funnel: Mapping[str, Any], context: Context) -> None:
+def _print_annotation_summary(config: AnnotationConfig, funnel: Mapping[str, Any], context: Context) -> None:
     reasons = ", ".join(f"{count} {reason}" for reason, count in funnel["reasons"].items())
     context.say(
         f"{funnel['segments']} segments, {funnel['seconds'] / 60:.1f} minutes, "
@@ -265,7 +268,8 @@ def _print_annotation_summary(funnel: Mapping[str, Any], context: Context) -> No
             f"recognized text: trusted in {texts['kept']} segments ({texts['kept_s'] / 60:.1f} minutes), refused in "
             f"{texts['refused']} ({texts['refused_s'] / 60:.1f} minutes), which stay without text: {why}"
         )
-        context.say(STRONGER)
+        if any(isinstance(recognizer, PocketsphinxConfig) for recognizer in config.recognizer_settings()):
+            context.say(STRONGER)
     if funnel["text_agreement"] is not None:
         context.say(f"the recognizer hears the given text in {100 * funnel['text_agreement']:.0f} % of them")
 

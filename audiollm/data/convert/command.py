@@ -69,7 +69,7 @@ def convert(
             "kaldi: a folder with wav.scp and text. "
             "alpaca, sharegpt: .json or .jsonl. folder: sound files with .txt, .lab or .json beside them. "
             "preferences, grpo: .json, .jsonl, .csv, .tsv, .parquet, .arrow, or a folder as of huggingface. "
-            "mmau, avqa, musicbench: .json or .jsonl as these publish them. "
+            "mmau: .json, .jsonl, .csv, .tsv. avqa, musicbench: .json or .jsonl as these publish them. "
             "translations: .json, .jsonl, .csv, .tsv with audio and target. realsi: its folder. "
             "duplex: .jsonl of stereo files, as moshi-finetune has them.",
             show_default=False,

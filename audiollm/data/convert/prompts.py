@@ -8,10 +8,12 @@ messages end with already gives way to it, as in ms-swift.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from audiollm.audio.discovery import AUDIO_EXTENSIONS
 from audiollm.data.convert.chats import messages_of
 from audiollm.data.convert.preference_forms import COMMON_COLUMNS, WrongField, cell_value
 from audiollm.data.convert.question_rows import (
@@ -24,7 +26,14 @@ from audiollm.data.convert.question_rows import (
 )
 from audiollm.data.convert.request import ConversionRequest, SourceRows, bad_rows_sample, known_split
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, problem_with_remedy
-from audiollm.data.tables.columns import NAME_FIELDS, columns_note, find_columns, is_missing
+from audiollm.data.tables.columns import (
+    NAME_FIELDS,
+    USUAL_COLUMNS,
+    columns_note,
+    find_columns,
+    is_missing,
+    list_cell,
+)
 from audiollm.data.tables.rows import TABLE_ENDINGS
 from audiollm.data.tables.table import BadRow
 from audiollm.errors import BadSample, ConfigError
@@ -32,7 +41,7 @@ from audiollm.errors import BadSample, ConfigError
 PROMPT_COLUMNS: Mapping[str, tuple[str, ...]] = {
     **COMMON_COLUMNS,
     "prompt": (*COMMON_COLUMNS["prompt"], "problem"),
-    "audios": (*COMMON_COLUMNS["audios"], "audio_path", "audio_filepath", "path"),
+    "audios": (*COMMON_COLUMNS["audios"], "audio_id", *USUAL_COLUMNS["audio"]),
     "solution": ("solution", "answer", "ground_truth", "reference_answer", "target", "label"),
     "choices": ("choices", "options"),
 }
@@ -61,7 +70,10 @@ def prompts(request: ConversionRequest) -> SourceRows:
                 continue
             values = {name: record.get(column) for name, column in columns.items()}
             if is_table:
-                values = {name: cell_value(name, cell) for name, cell in values.items()}
+                values = {
+                    name: list_cell(cell) if name == "choices" and cell else cell_value(name, cell)
+                    for name, cell in values.items()
+                }
             fields = {
                 name: value for name, value in values.items() if not is_missing(value, name in NAME_FIELDS)
             }
@@ -103,9 +115,24 @@ def _convert_prompt(row: QuestionRow) -> Sample:
     has_audio = any(
         isinstance(content_part, AudioPart) for message in messages for content_part in message.content
     )
+    metadata = _collect_prompt_metadata(row)
+    if not has_audio:
+        _refuse_unread_recordings(metadata)
     task = row.request.task.name if row.request.task else ("audio_qa" if has_audio else "text")
     answer = Message(role="assistant", content=[TextPart(text=solution)])
-    return Sample(id=row.id, messages=[*messages, answer], task=task, metadata=_collect_prompt_metadata(row))
+    return Sample(id=row.id, messages=[*messages, answer], task=task, metadata=metadata)
+
+
+def _refuse_unread_recordings(metadata: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        WrongField: a column looks like the recordings of a sample that has none.
+    """
+    for name, value in metadata.items():
+        if isinstance(value, str) and Path(value).suffix.lower() in AUDIO_EXTENSIONS:
+            raise WrongField(
+                name, f"looks like a recording, and is not read: --columns audios={name} names it"
+            )
 
 
 def _solution(fields: Mapping[str, Any]) -> str:

@@ -23,7 +23,8 @@ from audiollm.data.chat.question_prompts import asks_for_tags, question_prompt
 from audiollm.data.convert.request import ConversionRequest, SourceRows, bad_row, bad_rows_sample, known_split
 from audiollm.data.records.sample import Message, Sample, TextPart
 from audiollm.data.tables.columns import is_missing
-from audiollm.data.tables.rows import read_json_rows
+from audiollm.data.tables.question_rows import read_question_rows
+from audiollm.data.tables.rows import RowList, read_json_rows
 from audiollm.data.tables.table import BadRow
 from audiollm.data.text.option_forms import are_told_apart
 from audiollm.errors import BadSample, first_problem
@@ -53,6 +54,7 @@ TEMPOS: Mapping[str, tuple[float, float]] = {
 TIME_SIGNATURES = ("4/4", "3/4", "2/4", "6/8", "12/8", "5/4", "7/8", "9/8")
 ALIKE = {"3/4", "6/8"}
 """Time signatures that are never options of one question: they are heard alike."""
+_OPTIONS_FORM = "a list in JSON, texts with | between them in a table"
 _TEMPO = re.compile(
     r"\b(" + "|".join(re.escape(name) for name in sorted(TEMPOS, key=len, reverse=True)) + r")\b", re.I
 )
@@ -76,16 +78,16 @@ QuestionResult = AskedQuestion | BadSample
 
 
 def mmau(request: ConversionRequest) -> SourceRows:
-    """MMAU's layout: `id`, `audio_id`, `question`, `choices`, `answer`; also `task`, `difficulty`, `category`, and
-    `heard`, a list of what can be heard, for rewards of the steps of a thought.
+    """MMAU's layout, in JSON or a table: `id`, `audio_id`, `question`, `choices`, `answer`; also `task`, `difficulty`,
+    `category`, and `heard`, a list of what can be heard, for rewards of the steps of a thought.
 
     Other keys go to the metadata as they are, and are named.
     """
-    rows = _read_question_objects(request)
+    listed = read_question_rows(request.source)
+    rows = _without_bad_rows(listed)
     questions = [question for place, row in rows for question in _read_questions(place, row, _of_mmau)]
-    return _build_question_samples(
-        request, questions, _mmau_notes([row for _, row in rows if isinstance(row, dict)])
-    )
+    notes = _mmau_notes([row for _, row in rows if isinstance(row, dict)])
+    return _build_question_samples(request, questions, (*listed.notes, *notes))
 
 
 def avqa(request: ConversionRequest) -> SourceRows:
@@ -120,9 +122,12 @@ def musicbench(request: ConversionRequest) -> SourceRows:
 
 
 def _read_question_objects(request: ConversionRequest) -> list[tuple[str, dict[str, Any] | BadSample]]:
+    return _without_bad_rows(read_json_rows(request.source))
+
+
+def _without_bad_rows(listed: RowList) -> list[tuple[str, dict[str, Any] | BadSample]]:
     return [
-        (place, bad_rows_sample(place, row) if isinstance(row, BadRow) else row)
-        for place, row in read_json_rows(request.source).rows
+        (place, bad_rows_sample(place, row) if isinstance(row, BadRow) else row) for place, row in listed.rows
     ]
 
 
@@ -135,7 +140,8 @@ def _read_questions(
     try:
         return read(row)
     except KeyError as error:
-        return [bad_row(place, id, f"has no {error}")]
+        form = f": {_OPTIONS_FORM}" if error.args == ("choices",) else ""
+        return [bad_row(place, id, f"has no {error}{form}")]
     except (TypeError, AttributeError, IndexError) as error:
         return [bad_row(place, id, f"has another form than such rows have ({error})")]
     except ValueError as error:
@@ -303,7 +309,10 @@ def sample_of_question(
 ) -> Sample | BadSample:
     place, asking = f"{request.source}: {question.id}", request.asking
     if len(question.choices) < 2 or not are_told_apart(question.choices):
-        return bad_row(place, question.id, "needs at least two options, all of them different")
+        reason = (
+            f"at least two options are needed, all of them different, not {list(question.choices)!r:.120}"
+        )
+        return bad_row(place, question.id, f"{reason}: {_OPTIONS_FORM}")
     if question.answer not in question.choices:
         return bad_row(place, question.id, f"the answer {question.answer!r} is none of the options")
     text = question_prompt(question.question, question.choices, asking.prompt, asking.max_words)

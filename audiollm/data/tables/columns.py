@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from audiollm.errors import ConfigError, suggestion
 
@@ -131,6 +133,15 @@ def is_missing(value: object, is_name: bool = False) -> bool:
         return True
     words = MISSING_NAMES if is_name else MISSING_TEXTS
     return isinstance(value, str) and (not value.strip() or value.strip() in words)
+
+
+def list_cell(cell: str) -> list[Any]:
+    """The values of a table's cell that holds a list: a JSON list, or texts with `|` between them."""
+    try:
+        values = json.loads(cell) if cell.strip().startswith("[") else None
+    except ValueError:
+        values = None
+    return values if isinstance(values, list) else [text.strip() for text in cell.split("|")]
 
 
 def columns_note(columns: Mapping[str, str], names: Iterable[str] = ()) -> str:

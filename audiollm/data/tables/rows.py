@@ -74,7 +74,15 @@ def checked_rows(path: Path, known_columns: Collection[str] = ()) -> CheckedRows
     Raises:
         ConfigError: also for the first bad row, with its place.
     """
-    listed = read_rows(path, known_columns)
+    return refuse_bad_rows(read_rows(path, known_columns))
+
+
+def refuse_bad_rows(listed: RowList) -> CheckedRows:
+    """The rows of a list of which no row may be bad.
+
+    Raises:
+        ConfigError: for the first bad row, with its place.
+    """
     rows: list[tuple[str, dict[str, Any]]] = []
     for place, values in listed.rows:
         if isinstance(values, BadRow):

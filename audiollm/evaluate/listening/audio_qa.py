@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from audiollm.data.chat.question_prompts import LETTERS, MAX_WORDS, PLAIN, question_prompt
+from audiollm.data.tables.question_rows import read_question_rows
 from audiollm.evaluate.listening.answer_parts import THINK, AnswerParts, read_answer
 from audiollm.evaluate.listening.choices import read_choice
 from audiollm.evaluate.listening.replies import Inquiry, Reply
@@ -82,7 +83,7 @@ def read_questions(path: Path) -> list[Question]:
     Raises:
         ConfigError: what is wrong with the list, and where.
     """
-    questions = read_records(path, Question)
+    questions = read_records(path, Question, read_question_rows(path))
     need_unique([question.id for question in questions], path)
     return questions
 

@@ -105,7 +105,7 @@ def asr(
 
 
 def audio_qa(
-    listing: Annotated[Path, typer.Option("--list", help="JSON or JSON lines in MMAU's layout.")],
+    listing: Annotated[Path, typer.Option("--list", help="JSON, JSON lines or a table in MMAU's layout.")],
     model: Listener = None,
     codec: CodecFolder = None,
     endpoint: Endpoint = None,

@@ -8,21 +8,24 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from audiollm.data.tables.columns import rename_columns
-from audiollm.data.tables.rows import checked_rows
+from audiollm.data.tables.rows import RowList, checked_rows, refuse_bad_rows
 from audiollm.errors import ConfigError, first_problem
 
 Record = TypeVar("Record", bound=BaseModel)
 
 
-def read_records(path: Path, kind: type[Record]) -> list[Record]:
+def read_records(path: Path, kind: type[Record], rows: RowList | None = None) -> list[Record]:
     """The records of a list: a table, a JSON array, or JSON lines. Columns may have other capitals than the keys.
+
+    Args:
+        rows: those of `path`, where another reader has read them.
 
     Raises:
         ConfigError: it cannot be read, is empty, or a record is not one; the line and the key are named.
     """
     keys = [field.alias or name for name, field in kind.model_fields.items()]
     records = []
-    listed = checked_rows(path, keys)
+    listed = checked_rows(path, keys) if rows is None else refuse_bad_rows(rows)
     for place, values in listed.rows:
         named = rename_columns(values, keys)
         if listed.is_table:  # an empty cell is none

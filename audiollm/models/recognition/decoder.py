@@ -5,6 +5,7 @@ Shapes: B clips, S tokens, V tokens of the vocabulary, L languages.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +28,11 @@ _PROMPT_TOKENS = 8
 """Places that a decoder's prompt may take: start, language, task, no timestamps."""
 _FIRST_TASK, _LAST_BEFORE_TASKS = "<|translate|>", "<|startoftranscript|>"
 REMEDY = "give a speech recognizer of transformers with safetensors weights, saved with its processor"
+
+
+def _is_for_users(record: logging.LogRecord) -> bool:
+    """Return whether a user can act on a record: transformers warns of arguments that its own Whisper passes."""
+    return "Passing `generation_config` together with" not in record.getMessage()
 
 
 class _FirstStep(NamedTuple):
@@ -64,6 +70,7 @@ class DecoderRecognizer:
         places = getattr(self._model.config, "max_target_positions", None) or max_tokens + _PROMPT_TOKENS
         self._max_tokens = min(max_tokens, places - _PROMPT_TOKENS)
         self._is_whisper = self._model.config.model_type == "whisper"
+        logging.getLogger("transformers.generation.utils").addFilter(_is_for_users)
         # Whisper adds the length of its prompt; any other prompt is one token
         length = self._max_tokens if self._is_whisper else self._max_tokens + 1
         greedy = {"do_sample": False, "num_beams": 1, "return_dict_in_generate": True, "output_scores": True}

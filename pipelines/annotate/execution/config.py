@@ -35,13 +35,16 @@ class AnnotationConfig(StepsConfig):
     """A CSV or JSONL of path,text[,speaker,split], or a pattern such as '{text}_{speaker}_{take}.wav'."""
     test: str | None = None
     """Condition on the transcripts' fields that selects the test set: 'take<5', 'speaker==theo,take>=3'."""
+    untranscribed: Literal["set_aside", "recognize"] = "set_aside"
+    """Recordings for which `transcripts` has no text: set aside, or recognized as without transcripts."""
     preset: PresetName = "quickstart"
     """Named set of steps and thresholds, which the settings below change."""
     recognizers: list[Any] = Field(default=["pocketsphinx"])
     """Speech recognizers: kinds, or objects with a `kind` and its settings. Where no text is given, the consensus of
     several is the text."""
     grammar: Literal["auto", "open"] | list[str] = "auto"
-    """The texts that pocketsphinx may hear; auto: those given where there are at most 60, else any."""
+    """The texts that pocketsphinx may hear; auto: those given where every recording has one and there are at most
+    60, else any."""
     outlier_iqr: float | None = Field(None, gt=0)
     """Drop a segment whose seconds per character lie this many interquartile ranges outside the quartiles of its file;
     null: as the preset says."""
@@ -81,6 +84,8 @@ class AnnotationConfig(StepsConfig):
     def _go_together(self, info: ValidationInfo) -> AnnotationConfig:
         if self.input is None and (self.transcripts or self.test):
             raise ValueError("transcripts and test are for recordings: give `input` as well")
+        if self.untranscribed == "recognize" and not (self.transcripts and self.recognizers):
+            raise ValueError("untranscribed=recognize needs `transcripts` and a recognizer")
         if self.test and not self.transcripts and not any(t.lower().endswith(MANIFESTS) for t in self.inputs):
             raise ValueError("test is a condition over fields of the transcripts: give `transcripts` as well")
         limits = self.limits

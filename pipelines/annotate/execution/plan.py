@@ -55,7 +55,8 @@ def plan_annotation(config: AnnotationConfig, upstream: Mapping[str, StagePlan])
         notes.insert(0, note)
     workers = config.num_workers
     rates = dict(_RTF)
-    if config.grammar != "open" and (config.transcripts is not None or not config.inputs):
+    has_all_texts = config.transcripts is not None and config.untranscribed == "set_aside"
+    if config.grammar != "open" and (has_all_texts or not config.inputs):
         rates["pocketsphinx"] = _GRAMMAR_RTF
     names = [
         "voice_activity",
@@ -116,13 +117,15 @@ def _check_lists(config: AnnotationConfig) -> list[str]:
         # nothing is fetched, and no output lies at the root
         inputs = collect_recordings(config.inputs, Path("/fetched"), lambda name: None)
         digests = {item.path: "" for item in inputs.files}
-        sources = match_sources(inputs, digests, transcripts, config.test)
+        recognize = config.untranscribed == "recognize"
+        sources = match_sources(inputs, digests, transcripts, config.test, recognize_untranscribed=recognize)
     except (TranscriptError, InputError) as error:
         raise ConfigError(f"annotate: {error}", "", "mend the list, then plan again") from None
-    without = sum(row["kind"] == "no transcript" for row in sources.rejected)
+    transcribed = sum(source.metadata.text is not None for source in sources.recordings)
+    without = sources.num_audio - len(inputs.rejected) - transcribed
     notes = list(sources.notes)
     if transcripts is not None:
-        notes.append(f"transcripts of {len(sources.recordings)} recordings, {without} without")
+        notes.append(f"transcripts of {transcribed} recordings, {without} without")
     if sources.orphans:
         notes.append(f"{len(sources.orphans)} rows of the transcripts without a recording")
     return notes

@@ -239,7 +239,13 @@ PRESETS: Mapping[str, Preset] = {
             min_characters=2,
             **_LEVEL,
         ),
-        {"speakers": {}, "quality": {}, "language": {}, "repetition": {}},
+        {
+            "segments": {"merge_gap_s": 2.0},
+            "speakers": {},
+            "quality": {},
+            "language": {},
+            "repetition": {},
+        },
         outlier_iqr=1.5,
     ),
     "granary": Preset(

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from audiollm.audio.discovery import looks_like_audio
 from audiollm.data.tables.splits import is_split, split_of
@@ -84,7 +84,12 @@ def collect_recordings(
 
 
 def match_sources(
-    inputs: Inputs, digests: Mapping[str, str], transcripts: str | None, test: str | None
+    inputs: Inputs,
+    digests: Mapping[str, str],
+    transcripts: str | None,
+    test: str | None,
+    *,
+    recognize_untranscribed: bool = False,
 ) -> Sources:
     """Match the recordings of the inputs with their transcripts.
 
@@ -92,6 +97,8 @@ def match_sources(
         digests: by path; a recording without one is in `inputs.rejected` by another name, and is left out.
         transcripts: None, a file, or a pattern over file names; see `transcripts.py`.
         test: the condition that marks the test set; everything else is then for training.
+        recognize_untranscribed: keep recordings without a transcript, whose text a recognizer writes; else they are
+            rejected.
 
     Raises:
         TranscriptError: transcripts or a condition that cannot be used, or that match nothing at all.
@@ -106,19 +113,29 @@ def match_sources(
             transcript_by_name = _from_pattern(transcripts, [item.name for item in audio])
             why = f"its name does not match {transcripts!r}"
         else:
-            listed = read_transcripts(Path(transcripts).expanduser())
+            listed = read_transcripts(
+                Path(transcripts).expanduser(), texts_required=not recognize_untranscribed
+            )
             sources.notes += listed.notes
             transcript_by_name, sources.orphans = _from_list(
                 listed, Path(transcripts).expanduser().parent, inputs.root, audio
             )
             why = f"no row of {transcripts}"
         if audio and not transcript_by_name:
+            unmatched = f"; {sources.orphans[0]['reason']}" if sources.orphans else ""
             raise TranscriptError(
-                f"not one of the {len(audio)} recordings has a transcript ({audio[0].name!r}: {why})"
+                f"not one of the {len(audio)} recordings has a transcript ({audio[0].name!r}: {why}{unmatched})"
+            )
+        num_untranscribed = sum(item.name not in transcript_by_name for item in audio)
+        if num_untranscribed and not recognize_untranscribed:
+            sources.notes.append(
+                f"{num_untranscribed:,} of {len(audio):,} recordings have no transcript and are set aside; "
+                "with the setting untranscribed=recognize, recognizers write their texts"
             )
     condition = parse_condition(test) if test is not None else None
     for item in audio:
-        if transcript_by_name is not None and item.name not in transcript_by_name:
+        is_untranscribed = transcript_by_name is not None and item.name not in transcript_by_name
+        if is_untranscribed and not recognize_untranscribed:
             sources.rejected.append(set_aside_row("annotate", item.path, "no transcript", why))
             continue
         transcript = (inputs.facts if transcript_by_name is None else transcript_by_name).get(item.name)
@@ -197,23 +214,31 @@ def _from_list(
     listed: FileList, folder: Path, root: Path | None, audio: Sequence[InputFile]
 ) -> tuple[dict[str, Transcript], list[Row]]:
     """Transcripts by name. A path is relative to the input folder, else to the folder of the transcripts; it may be
-    written in other Unicode characters that look the same."""
+    written with backslashes, or in other Unicode characters that look the same."""
     by_path = {settle_characters(item.path): item.name for item in audio}
     by_path |= {item.path: item.name for item in audio}
     names = {item.name for item in audio}
     transcript_by_name: dict[str, Transcript] = {}
     orphans: list[Row] = []
     for listed_path, transcript in listed.rows:
-        candidates = [absolute(place / listed_path) for place in (root, folder) if place is not None]
+        candidates = [
+            absolute(place / path)
+            for path in dict.fromkeys((listed_path, listed_path.replace("\\", "/")))
+            for place in (root, folder)
+            if place is not None
+        ]
         spellings = [*candidates, *map(settle_characters, candidates)]
         name = next((by_path[path] for path in spellings if path in by_path), None)
         if name is None and listed_path in names:  # a member of a tar, or an address
             name = listed_path
         if name is None:
             exists = any(Path(path).exists() for path in candidates)
-            detail = (
-                f"{transcript.where} ({'not audio, or not below the input' if exists else 'no such file'})"
+            problem = (
+                "not audio, or not below the input"
+                if exists
+                else f"no such file{_namesake(listed_path, audio)}"
             )
+            detail = f"{transcript.where} ({problem})"
             orphans.append(set_aside_row("annotate", candidates[0], "transcript without a recording", detail))
         elif name in transcript_by_name:
             raise TranscriptError(
@@ -222,6 +247,13 @@ def _from_list(
         else:
             transcript_by_name[name] = transcript
     return transcript_by_name, orphans
+
+
+def _namesake(listed_path: str, audio: Sequence[InputFile]) -> str:
+    """Return the path of a recording of the same name in another folder, as a remedy; empty: there is none."""
+    name = PureWindowsPath(listed_path).name
+    path = next((item.name for item in audio if PurePosixPath(item.name).name == name), None)
+    return "" if path is None else f"; a recording of this name is {path!r}: write its path"
 
 
 def _transcript_language(transcript: Transcript) -> str | None:

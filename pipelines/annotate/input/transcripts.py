@@ -27,6 +27,7 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
 }
 _COLUMN_NAMES = {"audio": "path", "text": "text"}
 """Names of the required columns, as errors and conditions call them."""
+_NO_TEXT_REMEDY = ": write it, or let a recognizer write it by the setting untranscribed=recognize"
 
 
 class TranscriptError(ValueError):
@@ -110,17 +111,20 @@ def match_pattern(pattern: str, expression: re.Pattern[str], relative: str) -> T
 # ------------------------------------------------------------------------------------------------ files
 
 
-def read_transcripts(path: Path) -> FileList:
+def read_transcripts(path: Path, texts_required: bool = True) -> FileList:
     """The rows of a transcripts file as (path as written, transcript), in their order.
 
     A table with a header, JSON lines or a JSON array; a column of paths and one of texts are required (`path`, `audio`,
     `file`, ...; `text`, `sentence`, ...: see `columns.USUAL_COLUMNS`). Speaker, language and split are read, and other
     columns serve the test condition.
 
+    Args:
+        texts_required: refuse a row without a text; else its text is empty.
+
     Raises:
         TranscriptError: a missing column, a malformed row, no text, the same path twice; with file and line.
     """
-    listed = _read_transcript_rows(path, ("audio", "text"))
+    listed = _read_transcript_rows(path, ("audio", "text"), () if texts_required else ("text",))
     return FileList(
         [(fields["path"], transcript_of(fields, where)) for where, fields in listed[0]], listed[1]
     )
@@ -156,7 +160,7 @@ def transcript_of(fields: Mapping[str, str], where: str) -> Transcript:
 
 
 def _read_transcript_rows(
-    path: Path, required: Sequence[str]
+    path: Path, required: Sequence[str], may_be_empty: Sequence[str] = ()
 ) -> tuple[list[tuple[str, dict[str, str]]], tuple[str, ...]]:
     """The rows of a file, each with where it stands, and notes on the file; no path twice."""
     try:
@@ -187,8 +191,9 @@ def _read_transcript_rows(
         fields["path"] = fields.get("path", "").strip()
         for name in required:
             value = row.get(columns.get(name, ""))
-            if not isinstance(value, str) or is_missing(value):
-                raise TranscriptError(f"{where}  has no {_COLUMN_NAMES[name]}")
+            if name not in may_be_empty and (not isinstance(value, str) or is_missing(value)):
+                remedy = _NO_TEXT_REMEDY if name == "text" else ""
+                raise TranscriptError(f"{where}  has no {_COLUMN_NAMES[name]}{remedy}")
         if fields["path"] in lines:
             raise TranscriptError(f"{where}  {fields['path']!r} stands at {lines[fields['path']]} already")
         lines[fields["path"]] = where

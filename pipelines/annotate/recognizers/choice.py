@@ -114,9 +114,10 @@ def make_recognizer(config: RecognizerChoice) -> RecognizerStep[Any]:
 
 
 STRONGER = (
-    "A stronger recognizer keeps more: --recognizer faster_whisper=FOLDER. It needs the package faster-whisper "
-    "(pip install 'audiollm[whisper]') and a folder with a Whisper in CTranslate2's format, such as "
-    "`ct2-transformers-converter --model openai/whisper-large-v3 --output_dir FOLDER --copy_files tokenizer.json "
-    "preprocessor_config.json` makes of one, or the name of one on the hub and --download."
+    "A stronger recognizer keeps more: --recognizer FOLDER, a folder with a published Whisper (config.json, "
+    "model.safetensors, tokenizer.json, ...). It is faster in CTranslate2's format, with the package faster-whisper "
+    "(pip install 'audiollm[whisper]'): ct2-transformers-converter --model openai/whisper-large-v3 --output_dir FOLDER "
+    "--copy_files tokenizer.json preprocessor_config.json. With --download, a name of one on the hub takes the place of "
+    "the folder."
 )
-"""Advice at the end of a report on refused texts."""
+"""Advice at the end of a report on texts of Pocketsphinx that were refused."""

@@ -79,9 +79,13 @@ def _never_drawn(folder: Folder, tally: NumberTally) -> list[Comparison]:
 
 def _texts(folder: Folder, counts: Row) -> Markup:
     """The recognizers with their weights, and recognized text that was refused."""
-    recognizers = [_recognizer(row) for row in folder.objects("recognizers.json")]
+    rows = folder.objects("recognizers.json")
+    recognizers = [_recognizer(row) for row in rows]
+    has_pocketsphinx = any(row.get("kind") == "pocketsphinx" for row in rows)
     listed = [heading("Recognizers and their weights"), element("ul", recognizers, class_="reasons")]
-    return join(listed if recognizers else None, _refused_texts(counts.get("recognized_texts")))
+    return join(
+        listed if recognizers else None, _refused_texts(counts.get("recognized_texts"), has_pocketsphinx)
+    )
 
 
 def _recognizer(row: Row) -> Markup:
@@ -100,7 +104,7 @@ def _warnings(funnel: Any) -> list[Row]:
     return [{"stage": "annotate", "text": clean_text(without_home(text), 600)} for text in texts]
 
 
-def _refused_texts(counts: Any) -> Content:
+def _refused_texts(counts: Any, has_pocketsphinx: bool) -> Content:
     """Amounts of recognized text that were trusted and refused, with the reasons; None where none was refused."""
     texts: Row = dict(counts) if isinstance(counts, Mapping) else {}
     refused, kept = count_of(texts, "refused"), count_of(texts, "kept")
@@ -112,5 +116,5 @@ def _refused_texts(counts: Any) -> Content:
         heading("Recognized text that was refused", "the segment stays without text"),
         paragraph(amounts),
         counted_reasons(ranked(texts.get("reasons"))),
-        note(STRONGER),
+        note(STRONGER) if has_pocketsphinx else None,
     ]

@@ -16,6 +16,7 @@ from audiollm.data.convert.questions import NOTES, TEMPOS
 from audiollm.data.records.opening import open_source
 from audiollm.data.records.sample import Sample
 from audiollm.errors import ConfigError
+from audiollm.evaluate.listening.audio_qa import read_questions
 
 AVQA = {
     "id": 184, "video_name": "-HIPq7T3eFI_000011", "video_id": 342,
@@ -191,6 +192,30 @@ def test_other_keys_of_mmau_are_kept_and_named(tmp_path: Path, capsys: pytest.Ca
         "split",
         "choices",
     }
+
+
+def test_questions_of_ones_own_may_be_a_table(tmp_path: Path) -> None:
+    sounds(tmp_path, "a b.wav")
+    (tmp_path / "q.csv").write_text(
+        "file,question,choices,answer,room\n"
+        "a b.wav,Which?,rain | a dog,B,kitchen\n"
+        'a b.wav,What?,"[""rain, heavy"", ""a dog""]","rain, heavy",\n'
+        "a b.wav,Why?,rain|a dog,D,\n"
+    )
+    convert("mmau", tmp_path / "q.csv", "-o", tmp_path / "out.jsonl")
+    source = open_source(tmp_path / "out.jsonl")
+    samples = [source[index].sample for index in range(len(source))]
+    assert [(sample.id, sample.texts("assistant")[0], sample.metadata) for sample in samples] == [
+        ("q-2", "a dog", {"split": "train", "choices": ["rain", "a dog"], "room": "kitchen"}),
+        ("q-3", "rain, heavy", {"split": "train", "choices": ["rain, heavy", "a dog"]}),
+    ]
+    assert "'D' is none of the options" in (tmp_path / "out.set_aside.jsonl").read_text()
+    questions = tmp_path / "good.csv"
+    questions.write_text("".join((tmp_path / "q.csv").open().readlines()[:3]))
+    assert [(q.id, q.audio_id, q.answer) for q in read_questions(questions)] == [
+        ("good-2", "a b.wav", "a dog"),
+        ("good-3", "a b.wav", "rain, heavy"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -425,5 +425,12 @@ def test_rows_of_trl_and_ms_swift(tmp_path: Path) -> None:
     assert heard.messages[-1].content == [TextPart(text="<answer>B</answer>")]
     assert chosen.texts("assistant") == ["a dog"] and chosen.metadata["choices"] == ["rain", "a dog"]
     assert [row["kind"] for row in aside(tmp_path)] == ["no solution", "pictures", "unusable recording"]
+    table = tmp_path / "t.csv"
+    table.write_text("file,question,options,answer\na.wav,Which?,rain|a dog,a dog\n")
+    (row,) = convert(tmp_path, "grpo", table)
+    assert row.audio("user")[0].path == "a.wav" and row.metadata["choices"] == ["rain", "a dog"]
+    table.write_text("take,question,answer\na.wav,Which?,a dog\n")
+    with pytest.raises(ConfigError, match="column take: looks like a recording, .*--columns audios=take"):
+        convert(tmp_path, "grpo", table)
     with pytest.raises(ConfigError, match="no column of solutions among prompt"):
         convert(tmp_path, "grpo", write_lines(tmp_path / "q.jsonl", [{"prompt": "x"}]))

@@ -289,5 +289,5 @@ def test_the_list_the_replies_and_the_command(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=rf"list\.json\[0\].*{problem}"):
             read_questions(tmp_path / "list.json")
     (tmp_path / "list.json").write_text('{"a": 1}')
-    with pytest.raises(ConfigError, match=r"list\.json:1  id: Field required"):
+    with pytest.raises(ConfigError, match=r"list\.json:1  audio_id: Field required"):
         read_questions(tmp_path / "list.json")

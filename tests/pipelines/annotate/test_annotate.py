@@ -174,6 +174,23 @@ def test_given_transcripts_are_kept_raw_beside_what_was_heard(tmp_path: Path, sp
     assert funnel["text_agreement"] == pytest.approx(2 / 3, abs=1e-3)
 
 
+def test_texts_of_some_recordings_leave_the_vocabulary_open_for_the_others(
+    tmp_path: Path, spoken: Path
+) -> None:
+    source, table = _some(spoken, tmp_path / "in", "seven_*_1.wav"), tmp_path / "table.csv"
+    first, second = sorted(path.name for path in source.iterdir())
+    table.write_text(f"path,text\n{first},seven\n")
+    settings = {"input": str(source), "transcripts": str(table)}
+    _annotate(tmp_path / "given", **settings)
+    (row,) = _rows(tmp_path / "given")
+    assert row["measured"]["pocketsphinx"]["confidence"] is None  # a grammar of the given texts
+    funnel = _annotate(tmp_path / "all", **settings, untranscribed="recognize")
+    rows = _rows(tmp_path / "all")
+    assert [(row["file"], row["text_source"] == "given") for row in rows] == [(first, True), (second, False)]
+    assert all(row["measured"]["pocketsphinx"]["confidence"] is not None for row in rows)
+    assert funnel["files_kept"] == 2 and "no transcript" not in funnel["reasons"]
+
+
 def test_only_long_edges_without_speech_are_trimmed(tmp_path: Path, spoken: Path) -> None:
     source = tmp_path / "in"
     clip = _clip(spoken, "seven_anna_1")

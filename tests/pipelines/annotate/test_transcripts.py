@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from audiollm.errors import ConfigError
 from audiollm.recipe.stages import StagePlan
@@ -172,9 +173,10 @@ def test_malformed_transcripts_name_file_and_line(
         read_transcripts(path)
 
 
-def _sources(folder: Path, table: Path, test: str | None) -> Sources:
+def _sources(folder: Path, table: Path, test: str | None, recognize: bool = False) -> Sources:
     inputs = collect_recordings([str(folder)], folder.parent / "fetched", lambda name: None)
-    return match_sources(inputs, {item.path: "digest" for item in inputs.files}, str(table), test)
+    digests = {item.path: "digest" for item in inputs.files}
+    return match_sources(inputs, digests, str(table), test, recognize_untranscribed=recognize)
 
 
 @pytest.fixture
@@ -204,6 +206,32 @@ def test_every_file_and_every_row_is_accounted_for(folder: Path) -> None:
         ("other.wav", f"{table}:5 (not audio, or not below the input)"),
     ]
     assert (sources.num_audio, sources.not_audio) == (3, 1)
+
+
+def test_recordings_without_a_transcript_are_recognized_where_the_settings_say_so(folder: Path) -> None:
+    table = folder / "table.csv"
+    table.write_text("path,text,speaker\na.wav,A,ann\nc.wav,,cid\n")
+    sources = _sources(folder / "in", table, None, recognize=True)
+    assert [(s.name, s.metadata.text, s.metadata.speaker) for s in sources.recordings] == [
+        ("a.wav", "A", "ann"),
+        ("ann/b.wav", None, None),
+        ("c.wav", None, "cid"),
+    ]
+    assert not sources.rejected and not any("set aside" in note for note in sources.notes)
+    table.write_text("path,text,speaker\na.wav,A,ann\n")
+    notes = _sources(folder / "in", table, None).notes
+    assert any(note.startswith("2 of 3 recordings have no transcript and are set aside") for note in notes)
+    with pytest.raises(ValidationError, match="untranscribed=recognize needs `transcripts` and a recognizer"):
+        AnnotationConfig.model_validate({"input": str(folder / "in"), "untranscribed": "recognize"})
+
+
+def test_a_path_of_windows_is_matched_and_a_namesake_is_named(folder: Path) -> None:
+    table = folder / "table.csv"
+    table.write_text("path,text\nann\\b.wav,B\n")
+    assert [source.name for source in _sources(folder / "in", table, None).recordings] == ["ann/b.wav"]
+    table.write_text("path,text\nb.wav,B\n")
+    with pytest.raises(TranscriptError, match=r"table\.csv:2 .*of this name is 'ann/b\.wav': write its path"):
+        _sources(folder / "in", table, None)
 
 
 @pytest.mark.parametrize(

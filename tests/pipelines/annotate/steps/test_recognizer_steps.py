@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import io
+import json
+import logging
 import os
 import re
 import zlib
@@ -261,6 +264,21 @@ def test_whisper_writes_what_transformers_decodes_and_how_sure_it_is(tmp_path: P
         weights = [word["confidence"] * (len(word["word"]) + 1) for word in value["words"]]
         spaces = sum(len(word["word"]) + 1 for word in value["words"])
         assert sum(weights) / spaces == pytest.approx(sum(letters) / len(letters), abs=0.08)
+
+
+def test_a_whisper_that_suppresses_tokens_writes_no_warning_of_its_library(tmp_path: Path) -> None:
+    folder = whisper_folder(tmp_path / "whisper")
+    settings = json.loads((folder / "generation_config.json").read_text())
+    settings |= {"suppress_tokens": [5], "begin_suppress_tokens": [6]}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    logger, stream = logging.getLogger("transformers"), io.StringIO()
+    logger.addHandler(handler := logging.StreamHandler(stream))
+    try:
+        made(kind="transformers", model=folder, max_tokens=4).process(segment(tmp_path, 0.5))
+        logging.getLogger("transformers.generation.utils").warning("another warning")
+    finally:
+        logger.removeHandler(handler)
+    assert stream.getvalue() == "another warning\n"
 
 
 def test_a_told_language_is_kept(tmp_path: Path) -> None:
