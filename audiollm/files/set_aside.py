@@ -86,6 +86,12 @@ class SetAside:
             if self._strict:
                 raise sample
 
+    def remedy(self) -> str:
+        """Where to look when nothing can be used, with the reason of the first row."""
+        if not self.rows:
+            return f"see {self._path}"
+        return f"see {self._path}; its first row, {self.rows[0]['place']}: {self.rows[0]['reason']}"
+
     def _keep(self, row: Row) -> bool:
         key = (row["place"], row["id"], row["kind"])
         if key in self._keys:

@@ -126,7 +126,8 @@ def convert(
         typer.Option(
             min=0,
             max=1,
-            help="Share of the questions that is held out (split: test), with all others about their recordings.",
+            help="Share of the questions, or prompts of grpo, that is held out (split: test), with all others about "
+            "their recordings.",
             show_default="0",
         ),
     ] = None,
@@ -209,13 +210,16 @@ def convert(
         "--count": count,
         "--held-out": held_out,
     }
+    if kind is SourceKind.GRPO:
+        del question_options["--held-out"]
     if kind not in _QUESTIONS and (
         named := [name for name, value in question_options.items() if value is not None]
     ):
         raise ConfigError(f"{kind.value} has no questions with options", named[0], "leave it out")
     if "{max_words}" not in prompt_text(prompt or PLAIN) and max_words is not None:
         raise ConfigError("this prompt asks for no thought of so many words", "--max-words", "leave it out")
-    if kind in (*_CHATS, *_TRANSLATIONS) and seed:
+    draws_split = kind is SourceKind.GRPO and held_out
+    if kind in (*_CHATS, *_TRANSLATIONS) and seed and not draws_split:
         raise ConfigError(f"{kind.value} draws no phrasings", "--seed", "leave it out")
     request = ConversionRequest(
         source=source,

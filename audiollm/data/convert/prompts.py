@@ -24,7 +24,13 @@ from audiollm.data.convert.question_rows import (
     question_turns,
     source_rows,
 )
-from audiollm.data.convert.request import ConversionRequest, SourceRows, bad_rows_sample, known_split
+from audiollm.data.convert.request import (
+    ConversionRequest,
+    SourceRows,
+    bad_rows_sample,
+    draw_held_out,
+    known_split,
+)
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, problem_with_remedy
 from audiollm.data.tables.columns import (
     NAME_FIELDS,
@@ -83,10 +89,29 @@ def prompts(request: ConversionRequest) -> SourceRows:
                 fields["split"] = known_split(place, name)
             yield _converted(QuestionRow(request, place, label, fields, columns))
 
-    return SourceRows(total, results(), (*notes, columns_note(columns, names)))
+    rows_or_splits = _with_held_out(request, results()) if request.asking.held_out else results()
+    return SourceRows(total, rows_or_splits, (*notes, columns_note(columns, names)))
 
 
 # Private
+
+
+def _with_held_out(
+    request: ConversionRequest, results: Iterator[Sample | BadSample]
+) -> Iterator[Sample | BadSample]:
+    """The rows, with a share of those whose source names no split held out, by recording, or by prompt without one."""
+    listed = list(results)
+    recordings = [
+        (str(number), next((part.path or "" for part in row.audio_parts()), row.id))
+        for number, row in enumerate(listed)
+        if isinstance(row, Sample) and "split" not in row.metadata
+    ]
+    held_out = draw_held_out(recordings, request.asking.held_out, request.seed)
+    drawn = {int(number): "test" if number in held_out else "train" for number, _ in recordings}
+    for number, row in enumerate(listed):
+        if isinstance(row, Sample) and number in drawn:
+            row = row.model_copy(update={"metadata": {**row.metadata, "split": drawn[number]}})
+        yield row
 
 
 def _converted(row: QuestionRow) -> Sample | BadSample:

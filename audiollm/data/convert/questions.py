@@ -20,7 +20,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from audiollm.data.chat.question_prompts import asks_for_tags, question_prompt
-from audiollm.data.convert.request import ConversionRequest, SourceRows, bad_row, bad_rows_sample, known_split
+from audiollm.data.convert.request import (
+    ConversionRequest,
+    SourceRows,
+    bad_row,
+    bad_rows_sample,
+    draw_held_out,
+    known_split,
+)
 from audiollm.data.records.sample import Message, Sample, TextPart
 from audiollm.data.tables.columns import is_missing
 from audiollm.data.tables.question_rows import read_question_rows
@@ -341,19 +348,6 @@ def sample_of_question(
 
 
 def _held_out(request: ConversionRequest, questions: Sequence[AskedQuestion]) -> set[str]:
-    """Return the ids of the questions about held-out recordings: about the asked share of all, at least one recording.
-
-    Recordings are taken in the order of numbers that are drawn for their names, while their questions fit the share.
-    """
-    by_recording: dict[str, list[str]] = {}
-    for question in questions:
-        by_recording.setdefault(question.recordings[0], []).append(question.id)
-    recording_names = sorted(
-        by_recording, key=lambda name: random.Random(f"{request.seed}/split/{name}").random()
-    )
-    max_questions = round(request.asking.held_out * len(questions))
-    held_out: set[str] = set()
-    for name in recording_names if request.asking.held_out else ():
-        if not held_out or len(held_out) + len(by_recording[name]) <= max_questions:
-            held_out.update(by_recording[name])
-    return held_out
+    """Return the ids of the questions about held-out recordings."""
+    pairs = [(question.id, question.recordings[0]) for question in questions]
+    return draw_held_out(pairs, request.asking.held_out, request.seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -145,6 +146,27 @@ def known_split(place: str, name: str) -> str:
 def bad_row(place: str, id: str, reason: str) -> BadSample:
     """A row of the source that makes no sample."""
     return BadSample(place, id, reason, "unusable row")
+
+
+def draw_held_out(recordings: Sequence[tuple[str, str]], share: float, seed: int) -> set[str]:
+    """Return the ids of the questions about held-out recordings: about `share` of all, at least one recording.
+
+    Recordings are taken in the order of numbers that are drawn for their names, while their questions fit the share.
+
+    Args:
+        recordings: the id of each question, and the name of its recording.
+        share: 0 holds out none.
+    """
+    by_recording: dict[str, list[str]] = {}
+    for id, recording in recordings:
+        by_recording.setdefault(recording, []).append(id)
+    names = sorted(by_recording, key=lambda name: random.Random(f"{seed}/split/{name}").random())
+    max_questions = round(share * len(recordings))
+    held_out: set[str] = set()
+    for name in names if share else ():
+        if not held_out or len(held_out) + len(by_recording[name]) <= max_questions:
+            held_out.update(by_recording[name])
+    return held_out
 
 
 def row_id(source: Path, place: str) -> str:

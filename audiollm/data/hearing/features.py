@@ -35,6 +35,8 @@ FRAMES_PER_SECOND = 100
 SAMPLES_PER_FRAME = SAMPLE_RATE // FRAMES_PER_SECOND
 NO_MEL_MF = torch.empty(0, 0)
 """The mel frames of a window that was encoded before."""
+MISSING_CODES = "missing codes"
+"""The kind by which parts without the codes that a model reads are counted."""
 TAIL_FRAMES = 3
 """Mel frames behind a clip that is filled up with silence: two of them still overlap it, the third is silence."""
 
@@ -358,9 +360,7 @@ def heard_parts(sample: Sample) -> list[bool]:
 
 def no_codes(clip: AudioClip) -> BadSample:
     """The error of a part that has to have codes."""
-    return BadSample(
-        clip.place, clip.sample_id, "has audio and no codes: `tokenize` it first", "missing codes"
-    )
+    return BadSample(clip.place, clip.sample_id, "has audio and no codes: `tokenize` it first", MISSING_CODES)
 
 
 # Private

@@ -27,6 +27,16 @@ _KINDS = {
     "unknown_split": "unknown split",
 }
 """Types of pydantic's errors, and the kinds of bad samples that they are counted by."""
+_CONVERSIONS = {
+    "solution": "grpo",
+    "chosen": "preferences",
+    "completion": "preferences",
+    "audio_id": "mmau",
+    "conversations": "sharegpt",
+    "instruction": "alpaca",
+    "audio_filepath": "nemo",
+}
+"""Keys that rows of other projects have and samples lack, and the kinds that `convert` reads them as."""
 _REMEDIES = {"finite_number": "; leave it out where there is no score"}
 
 
@@ -336,9 +346,17 @@ def parse_sample(content: bytes, place: str) -> Sample:
     except ValidationError as error:
         sample_id = str(record.get("id", "")) if isinstance(record, dict) else ""
         kind = _KINDS.get(error.errors()[0]["type"], "invalid record")
-        raise BadSample(place, sample_id, f"no sample: {problem_with_remedy(error)}", kind) from None
+        problem = f"no sample: {problem_with_remedy(error)}{_conversion_remedy(record)}"
+        raise BadSample(place, sample_id, problem, kind) from None
     except RecursionError:
         raise BadSample(place, "", "wrong JSON: nested too deep", "wrong JSON") from None
+
+
+def _conversion_remedy(record: object) -> str:
+    """The command that makes samples of rows of another project; empty where none is recognized."""
+    keys = record.keys() if isinstance(record, dict) else ()
+    kind = next((kind for key, kind in _CONVERSIONS.items() if key in keys), None)
+    return f"; `audiollm convert {kind} FILE -o samples.jsonl` makes samples of such rows" if kind else ""
 
 
 def write_samples(path: Path, samples: Iterable[Sample]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from audiollm.data.hearing.features import MISSING_CODES
 from audiollm.data.records.mixture import StepDraws, evenly
 from audiollm.data.records.sample import AudioPart, Sample, check_without_video
 from audiollm.data.records.source import LoadedSample, Source
@@ -21,6 +22,8 @@ from audiollm.rl.preference.held_out import described_messages
 
 REFILL_SEED = 7919
 """Added to the seed for the stream of prompts that take the place of others."""
+_CHECKED_PROMPTS = 4
+"""Prompts of the first step that are read before the training begins."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,13 @@ class PromptMaker:
     def places(self, step: int) -> list[RecordPlace]:
         """Return the prompts of a step over all ranks, each once."""
         return list(dict.fromkeys(self._places(step)))
+
+    def missing_codes(self) -> BadSample | None:
+        """Return the problem of the first prompt, where the first few have recordings without the codes that the model
+        reads."""
+        prompts, bad = self._read(self.places(0)[:_CHECKED_PROMPTS])
+        is_missing = bad and not prompts and all(error.kind == MISSING_CODES for error in bad)
+        return bad[0] if is_missing else None
 
     def refill_places(self, step: int, number: int, max_refills: int) -> list[RecordPlace]:
         """Return prompts that may take the place of others of a step, each once.

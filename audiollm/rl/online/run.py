@@ -15,11 +15,12 @@ from torch import nn
 from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.opening import open_source
 from audiollm.devices import default_device
-from audiollm.errors import StageError
+from audiollm.errors import BadSample, StageError
 from audiollm.families import registry
 from audiollm.families.policies import load_policy, plain_model, untrained_copy
 from audiollm.families.policy import Policy
 from audiollm.families.rollout import RolloutEngine, RolloutSettings
+from audiollm.models.hub import is_language_model
 from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
@@ -118,7 +119,9 @@ def _train_policy(
         if ranks.world == 1 and config.refresh_reference is None:
             policy.share_frozen()
     if not prompts.trained:
-        raise StageError("no record of the train split can be asked", "see set_aside.jsonl", 2)
+        raise StageError("no record of the train split can be asked", set_aside.remedy(), 2)
+    if problem := prompts.missing_codes():
+        raise _missing_codes_error(config.start, problem)
     if config.keep_best and not prompts.held_out:
         raise StageError(
             "keep_best is set, and no prompt is held out that could tell the best weights",
@@ -206,6 +209,18 @@ def _engine(
         return load_engine(sampler, config.start, config.rollouts)
     model = SampledModel(config.start, required(config.max_tokens), config.rollouts, str(Path.cwd()))
     return RolloutActors(joined, model, plain_model(sampler.root))
+
+
+def _missing_codes_error(start: Path, problem: BadSample) -> StageError:
+    """The error of recordings without codes, for a model that reads codes, or has heard nothing yet."""
+    if not is_language_model(start):
+        return StageError("the prompts' recordings have no codes, and the model reads codes", str(problem), 2)
+    return StageError(
+        f"start: {start} is a language model that hears nothing, and the prompts have recordings",
+        "begin from a model that hears: a published audio LLM, or this one after training with an audio encoder "
+        "(recipes/understanding/full.yaml language_model=FOLDER encoder=FOLDER)",
+        2,
+    )
 
 
 @contextmanager

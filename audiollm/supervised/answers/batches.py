@@ -69,7 +69,7 @@ class AnswerBatchMaker:
 
         self._usable = find_usable(sources, check, set_aside, advance)
         if not self._usable.num_trained:
-            raise StageError(f"{key}: no sample of the train split has an answer", "see set_aside.jsonl", 2)
+            raise StageError(f"{key}: no sample of the train split has an answer", set_aside.remedy(), 2)
         self._places = StepPlaces(self._usable, draws)
 
     @property

@@ -160,7 +160,7 @@ def survey_once(
             2,
         )
     if not any(len(survey.used(place, held_out=False)) for place in range(len(sources))):
-        raise StageError("no sample of the train split can be used", "see set_aside.jsonl, and `compose`", 2)
+        raise StageError("no sample of the train split can be used", set_aside.remedy(), 2)
     unusual = {kind: count for kind, count in survey.counts().items() if kind != "whole"}
     if unusual:
         listed = ", ".join(f"{count} {kind}" for kind, count in unusual.items())

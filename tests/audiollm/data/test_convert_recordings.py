@@ -46,6 +46,17 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def test_held_out_rows_are_held_out_and_unknown_splits_refused(tmp_path: Path) -> None:
     sounds(tmp_path, "a.wav", "b.wav", "c.wav", "d.wav", "e.wav")
+    questions = [
+        {"prompt": f"{n}?", "audios": [f"{n % 5}.wav"], "solution": "x", **({} if n else {"split": "train"})}
+        for n in range(20)
+    ]
+    sounds(tmp_path, *(f"{n}.wav" for n in range(5)))
+    drawn = convert(
+        tmp_path, "grpo", write_lines(tmp_path / "h.jsonl", questions), "--held-out", "0.2", "--seed", 3
+    )
+    held_out = {sample.audio_parts()[0].path for sample in drawn if sample.is_held_out}
+    assert len(held_out) == 1 and sum(sample.is_held_out for sample in drawn) in (3, 4)
+    assert all(sample.is_held_out or sample.metadata["split"] == "train" for sample in drawn)
     table = tmp_path / "t.csv"
     rows = [
         "a.wav,one,train",

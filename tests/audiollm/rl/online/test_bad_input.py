@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import TextPart, write_samples
+from audiollm.data.text.tokenizer import train_text_tokenizer
 from audiollm.errors import ConfigError
 from audiollm.families.dual_ffn.policy import DualFFNPolicy
 from audiollm.files.atomic import read_jsonl
@@ -191,6 +193,24 @@ def test_steps_whose_recordings_have_all_vanished_are_skipped(folder: Path) -> N
     assert [row["skipped"] for row in figures_of(out)] == [1.0] * 10 and rows_of(out) == []
     told = error_of(folder, max_skipped_steps=2, **SHORT)
     assert "2 steps in a row had nothing to train on" in told and "set_aside.jsonl" in told
+
+
+def test_a_model_that_hears_nothing_is_not_asked_about_recordings(folder: Path) -> None:
+    words = train_text_tokenizer(["seven zebras sang to the moon"] * 3, 320)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=words.get_vocab_size(), **sizes)).save_pretrained(folder / "text")
+    words.save(str(folder / "text" / "tokenizer.json"))
+    told = error_of(folder, start="text", **SHORT)
+    assert "is a language model that hears nothing" in told and "recipes/understanding/full.yaml" in told
+    save_model(folder / "coded", "codes")
+    told = error_of(folder, start="coded", **SHORT)
+    assert "the model reads codes" in told and "`tokenize` it first" in told
+
+
+def test_rows_of_trl_are_named_with_the_command_that_converts_them(folder: Path) -> None:
+    (folder / "prompts.jsonl").write_text('{"prompt": "Which?", "solution": "low"}\n')
+    told = error_of(folder, **SHORT)
+    assert "prompts.jsonl:1: no sample: id" in told and "audiollm convert grpo FILE" in told
 
 
 @pytest.mark.parametrize(
