@@ -69,10 +69,12 @@ def doctor() -> None:
     console = Console(file=sys.stdout)
     checks = list(_checks(console))
     rows: list[list[str | Text]] = [
-        [check.name, Text(check.state, STYLES[check.state]), check.finding, check.remedy] for check in checks
+        [check.name, Text(check.state, STYLES[check.state]), check.finding] for check in checks
     ]
-    headings = ["what", "state", "found", "remedy"]
-    print_table(console, headings, rows, "audiollm doctor", figures=False, box=None)
+    print_table(console, ["what", "state", "found"], rows, "audiollm doctor", figures=False, box=None)
+    if remedies := [[check.name, check.remedy] for check in checks if check.remedy]:
+        console.print()
+        print_table(console, ["what", "remedy"], remedies, "how to mend it", figures=False, box=None)
     if missing := [check.name for check in checks if check.state == "missing"]:
         console.print(Text(f"\nneeded, and missing or not loading: {', '.join(missing)}", "bold red"))
         raise typer.Exit(1)
