@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from audiollm.errors import BadSample
+from audiollm.errors import BadSample, StageError
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import Ranks
 from audiollm.rl.online.progress import (
@@ -71,6 +71,8 @@ class HeldOutEvaluations:
             return
         if not self._files.has_begun:
             self._start_figures = self.evaluate(0)
+            if self._config.keep_best and "reward" not in self._start_figures:
+                raise StageError("no answer to a held-out prompt has a reward", self._set_aside.remedy(), 2)
         self.start = self._files.start
         if self.start is None:
             self.start = self._measured_start()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,12 @@ from audiollm.rl.rewards import settings as s
 
 OWN_FUNCTION = "package.module:function, or my_rewards:brevity of my_rewards.py in the folder where you start"
 PLUG_IN_REMEDY = "give package.module:function of a function f(batch) that returns a value per answer"
+_ARGUMENTS_OF_OTHERS = ("completions", "prompts")
+"""First arguments of rewards of TRL and ms-swift, which are lists of texts."""
+_ARGUMENTS_REMEDY = (
+    "write f(batch); an answer has TRL's texts as answer.text (completion), answer.key (solution) and "
+    "answer.sample.metadata (other columns): [... for answer in batch]"
+)
 
 
 @dataclass(frozen=True)
@@ -137,12 +144,33 @@ def import_reward(path: str) -> Any:
     """The user's function at `package.module:function`.
 
     Raises:
-        ConfigError: it cannot be imported, or is no function.
+        ConfigError: it cannot be imported, is no function, or takes other arguments than one batch.
     """
     function = import_named(path, PLUG_IN_REMEDY)
     if not callable(function):
         raise ConfigError(f"{type(function).__name__} is no function", path, PLUG_IN_REMEDY)
+    _check_arguments(function, path)
     return function
+
+
+def _check_arguments(function: Callable[..., Any], path: str) -> None:
+    """
+    Raises:
+        ConfigError: the function cannot be called with one batch, or has the arguments of TRL's and ms-swift's rewards.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a builtin
+        return
+    try:
+        signature.bind(())
+        is_of_trl = next(iter(signature.parameters)) in _ARGUMENTS_OF_OTHERS
+    except TypeError:
+        is_of_trl = True
+    if is_of_trl:
+        raise ConfigError(
+            f"takes {signature}, and a reward is called with one batch", path, _ARGUMENTS_REMEDY
+        )
 
 
 def source_facts(terms: Sequence[RewardTerm]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,22 @@ def test_a_model_that_hears_nothing_is_not_asked_about_recordings(folder: Path) 
     save_model(folder / "coded", "codes")
     told = error_of(folder, start="coded", **SHORT)
     assert "the model reads codes" in told and "`tokenize` it first" in told
+
+
+@pytest.mark.parametrize("arguments", ["completions, **kwargs", "prompts, completions, answer", ""])
+def test_a_reward_with_the_arguments_of_trl_is_refused_with_what_is_in_their_place(
+    folder: Path, arguments: str
+) -> None:
+    (folder / "of_trl.py").write_text(f"def one({arguments}):\n    return [1.0]\n")
+    told = error_of(folder, rewards={"of_trl:one": 1.0}, **SHORT)
+    assert "a reward is called with one batch" in told and "answer.text (completion)" in told
+    sys.modules.pop("of_trl")
+
+
+def test_a_reward_that_fails_on_all_held_out_answers_is_named(folder: Path) -> None:
+    (folder / "all_fail.py").write_text("def one(batch):\n    raise RuntimeError('no luck')\n")
+    told = error_of(folder, rewards={"all_fail:one": 1.0}, keep_best=True, **SHORT)
+    assert "no answer to a held-out prompt has a reward" in told and "no luck" in told
 
 
 def test_rows_of_trl_are_named_with_the_command_that_converts_them(folder: Path) -> None:
