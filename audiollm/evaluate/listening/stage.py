@@ -74,8 +74,8 @@ def run_listening(config: ListeningConfig, context: Context) -> dict[str, Any]:
     if not transcriptions and not choice_samples:
         raise StageError(
             f"{config.samples} has no recording with a question and an answer of few in the split {config.split!r}",
-            "give the questions options (metadata.choices; `audiollm convert grpo` reads a column choices), hold some out, "
-            "or leave this stage out of the recipe",
+            "give the questions options (metadata.choices; `audiollm convert grpo` reads a column choices), hold some "
+            "out, or leave this stage out of the recipe",
             2,
         )
     subject = load_answerer(str(config.model), config.codec, config.max_answer_tokens)
