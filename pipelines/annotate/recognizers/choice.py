@@ -117,7 +117,7 @@ STRONGER = (
     "A stronger recognizer keeps more: --recognizer FOLDER, a folder with a published Whisper (config.json, "
     "model.safetensors, tokenizer.json, ...). It is faster in CTranslate2's format, with the package faster-whisper "
     "(pip install 'audiollm[whisper]'): ct2-transformers-converter --model openai/whisper-large-v3 --output_dir FOLDER "
-    "--copy_files tokenizer.json preprocessor_config.json. With --download, a name of one on the hub takes the place of "
-    "the folder."
+    "--copy_files tokenizer.json preprocessor_config.json. From the hub: --recognizer transformers=openai/whisper-base "
+    "--download."
 )
 """Advice at the end of a report on texts of Pocketsphinx that were refused."""
