@@ -60,6 +60,7 @@ def summarize_run(run: RunRecord, seconds: dict[str, float], memory_mb: dict[str
         "name": recipe.name,
         "size": recipe.size,
         "seed": recipe.seed,
+        "hub_models": sorted({name for result in run.results.values() for name in result.hub_models}),
         "warnings": _warnings_of(run),
         "failed": {"stage": failed.name, "message": without_home(failed.error)} if failed else None,
         "seconds": {**_round_values(seconds), "total": round(sum(seconds.values()), 1)},

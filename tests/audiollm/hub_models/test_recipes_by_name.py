@@ -64,7 +64,7 @@ def recipe(tmp_path: Path) -> Path:
         "precision": "fp32",
     }
     path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump({"name": "heard", "stages": [{"train": train}]}))
+    path.write_text(yaml.safe_dump({"name": "heard", "stages": [{"train": train}, {"report": {}}]}))
     return path
 
 
@@ -84,6 +84,8 @@ def test_a_recipe_trains_on_models_of_the_hub_and_records_their_commits(
     result = read_result(tmp_path / "runs/heard/train")
     assert result is not None and result.state == "done"
     assert result.hub_models == [f"{name}@{hub.commit_of(name, 0)}" for name in (LLAMA, WHISPER)]
+    summary = json.loads((tmp_path / "runs/heard/report/summary.json").read_text())
+    assert summary["hub_models"] == result.hub_models
 
     hub.stop()  # the same command goes on without the network, and finds its stage done
     again = load_recipe(recipe)
