@@ -27,7 +27,7 @@ from rich.progress import Progress
 from audiollm.audio import AudioError, find_audio, load, normalize_rms, resample, save, to_mono
 from audiollm.codec import FRAME_RATE
 from audiollm.files.atomic import write_jsonl
-from pipelines.annotate.input.synthetic import Synthesizer
+from pipelines.annotate.synthesizers.espeak import Espeak
 
 SAMPLE_RATE = 16_000
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -146,7 +146,7 @@ def write_synthetic(folder: Path) -> None:
     rows = []
     for place, (espeak, pitch) in enumerate(SYNTHETIC):
         random = np.random.default_rng([1, place])
-        with Synthesizer() as synthesizer:
+        with Espeak() as synthesizer:
             takes = [
                 Take(word, number, _speak_word(synthesizer, word, espeak, pitch, random))
                 for word in WORDS
@@ -209,9 +209,7 @@ def _write_made(
     return rows
 
 
-def _speak_word(
-    synthesizer: Synthesizer, word: str, voice: str, pitch: int, random: np.random.Generator
-) -> Sound:
+def _speak_word(synthesizer: Espeak, word: str, voice: str, pitch: int, random: np.random.Generator) -> Sound:
     rate, bend = 150 + int(random.integers(-25, 26)), 50 + int(random.integers(-20, 21))
     samples_N = synthesizer.speak(
         word, voice, rate=rate, pitch=pitch + int(random.integers(-5, 6)), intonation=bend

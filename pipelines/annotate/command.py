@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from audiollm.errors import ConfigError
 from audiollm.hub_models.folders import hub_access
 from audiollm.hub_models.options import Download, read_source
 from audiollm.models.recognition.recognizer import folder_recognizer
@@ -34,14 +35,15 @@ PresetName = Enum("PresetName", {name: name for name in PRESETS}, type=str)  # t
 
 def annotate(
     inputs: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             help="Folders, files, globs in quotes, tars, lists (a .csv or .jsonl with a column path), or addresses "
-            "(s3://..., https://...).",
+            "(s3://..., https://...); none: speak a corpus of texts, by --set corpus.texts=FILE.",
             metavar="INPUT...",
             show_default=False,
         ),
-    ],
+    ] = None,
+    *,
     out: Out,
     preset: Annotated[
         PresetName | None, typer.Option(help="Steps and thresholds by name.", show_default="quickstart")
@@ -108,6 +110,8 @@ def annotate(
     audiollm annotate raw -o corpus --recognizer transformers=openai/whisper-base --download
 
     audiollm annotate raw -o corpus --preset audioverse --tagger auto --missing-scorer skip
+
+    audiollm annotate -o corpus --recognizer none --set corpus.synthesizer=hibari --set corpus.texts=sentences.txt
     """
     from pipelines.annotate.execution import chain as chains
     from pipelines.annotate.execution.config import AnnotationConfig
@@ -116,7 +120,7 @@ def annotate(
     from pipelines.annotate.stage import STAGE
 
     cli_settings = {
-        "input": inputs,
+        "input": inputs or None,
         "preset": preset.value if preset else None,
         "transcripts": transcripts,
         "recognizers": _parse_recognizers(recognizer, is_plan=dry_run),
@@ -136,6 +140,16 @@ def annotate(
         "steps.events.model": "--tagger" if tagger else "",
     }
     overrides = (*tagging, *(set_ or ()))
+    if (
+        not inputs
+        and not raw_settings.keys() & {"input", "corpus"}
+        and not any(map(_is_of_corpus, overrides))
+    ):
+        raise ConfigError(
+            "INPUT is missing",
+            "",
+            "give recordings, or texts to speak: --set corpus.texts=FILE (one per line)",
+        )
     console = Console(stderr=True)
     if not dry_run:
         config = validate_settings(AnnotationConfig, raw_settings, overrides, options, Thresholds)
@@ -149,6 +163,10 @@ def annotate(
     print_steps_plan(
         console, f"{config.preset}: {config.chosen_preset.about}", config.limits, steps, amount, plan
     )
+
+
+def _is_of_corpus(override: str) -> bool:
+    return override.startswith("corpus")
 
 
 def _parse_recognizers(arguments: Sequence[str] | None, is_plan: bool) -> list[dict[str, str]] | None:

@@ -11,9 +11,10 @@ from rich.progress import TaskID
 
 from audiollm.audio.discovery import AudioError, links_note
 from audiollm.data.text.forms import comparison_form
-from audiollm.errors import StageError
+from audiollm.errors import ConfigError, StageError
 from audiollm.failures import watched_failures
 from audiollm.files.atomic import write_json
+from audiollm.files.set_aside import Row
 from audiollm.recipe.plug_ins import plug_in_facts
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage
@@ -34,6 +35,7 @@ from pipelines.annotate.input.sources import (
     pattern_hint,
     speaker_warning,
 )
+from pipelines.annotate.input.spoken_corpus import SpokenCorpus, plan_corpus, speak_texts
 from pipelines.annotate.input.transcripts import TranscriptError
 from pipelines.annotate.output.columns import make_columns
 from pipelines.annotate.output.rows import write_output
@@ -117,10 +119,13 @@ def _annotate_recordings(config: AnnotationConfig, context: Context, ledger: Led
 
 def _collect_annotation_sources(config: AnnotationConfig, context: Context, ledger: Ledger) -> Sources:
     inputs, transcripts, test = config.inputs, config.transcripts, config.test
-    if not inputs:
+    unspoken: list[Row] = []
+    if not inputs and config.corpus.texts is not None:
+        spoken_corpus = _speak_texts(config, context, ledger)
+        inputs, unspoken = [str(spoken_corpus.listing)], spoken_corpus.set_aside
+    elif not inputs:
         corpus, target = config.corpus, context.folder / "corpus"
-        total = len(corpus.words) * corpus.voices * corpus.takes
-        with context.progress("speaking a corpus", total) as bar:
+        with context.progress("speaking a corpus", corpus.num_word_takes) as bar:
             synthetic.speak_corpus(
                 target, corpus, config.seed, lambda done: bar.update(TaskID(0), completed=done)
             )
@@ -138,6 +143,7 @@ def _collect_annotation_sources(config: AnnotationConfig, context: Context, ledg
     collected.rejected += unread
     recognize = config.untranscribed == "recognize"
     sources = match_sources(collected, digest_by_path, transcripts, test, recognize_untranscribed=recognize)
+    sources.orphans += unspoken
     for note in sources.notes:
         context.say(note)
     if not sources.num_audio:
@@ -149,6 +155,37 @@ def _collect_annotation_sources(config: AnnotationConfig, context: Context, ledg
     if transcripts is None and all(source.metadata.text is None for source in sources.recordings):
         _hint_at_a_pattern(sources, context)
     return sources
+
+
+def _speak_texts(config: AnnotationConfig, context: Context, ledger: Ledger) -> SpokenCorpus:
+    """Speak the texts of a file on the workers.
+
+    Raises:
+        StageError: texts or voices that cannot be used, or a synthesizer that lacks something (exit code 2); not one
+            clip can be spoken.
+    """
+    corpus = config.corpus
+    reason = corpus.make_synthesizer().missing()
+    if reason is not None:
+        raise StageError(f"annotate: corpus.synthesizer: {reason}", exit_code=2)
+    try:
+        plan = plan_corpus(corpus, config.seed, config.limits.max_duration_s)
+    except ConfigError as error:
+        raise StageError(f"annotate: {error}", exit_code=2) from None
+    context.say(f"speaking {plan.summary()}")
+    with context.progress("speaking a corpus", len(plan.clips)) as bar:
+        spoken_corpus = speak_texts(
+            context.folder / "corpus",
+            corpus,
+            plan,
+            seed=config.seed,
+            workers=config.num_workers,
+            ledger=ledger,
+            on_done=lambda: bar.advance(TaskID(0)),
+        )
+    for note in spoken_corpus.notes:
+        context.say(note)
+    return spoken_corpus
 
 
 def _hint_at_a_pattern(sources: Sources, context: Context) -> None:

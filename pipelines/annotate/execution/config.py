@@ -83,7 +83,10 @@ class AnnotationConfig(StepsConfig):
     @model_validator(mode="after")
     def _go_together(self, info: ValidationInfo) -> AnnotationConfig:
         if self.input is None and (self.transcripts or self.test):
-            raise ValueError("transcripts and test are for recordings: give `input` as well")
+            raise ValueError(
+                "transcripts and test are for recordings: give `input` as well; a corpus of texts is divided by "
+                "corpus.test_voices and corpus.test_texts"
+            )
         if self.untranscribed == "recognize" and not (self.transcripts and self.recognizers):
             raise ValueError("untranscribed=recognize needs `transcripts` and a recognizer")
         if self.test and not self.transcripts and not any(t.lower().endswith(MANIFESTS) for t in self.inputs):
@@ -110,6 +113,17 @@ class AnnotationConfig(StepsConfig):
                     check_input(path, info)
         if self.bins is not None:
             check_input(self.bins, info)
+        return self
+
+    @model_validator(mode="after")
+    def _corpus_is_at_hand(self, info: ValidationInfo) -> AnnotationConfig:
+        corpus = self.corpus
+        if self.input is None and corpus.texts is not None:
+            with located("corpus", "texts"):
+                check_input(corpus.texts, info)
+            for path in corpus.make_synthesizer().inputs:
+                with located("corpus", "synthesizer"):
+                    check_input(path, info)
         return self
 
     @property

@@ -10,8 +10,8 @@ from audiollm.errors import ConfigError
 from audiollm.recipe.stages import StagePlan
 from pipelines.annotate.execution import chain as chains
 from pipelines.annotate.execution.config import AnnotationConfig
-from pipelines.annotate.input import synthetic
 from pipelines.annotate.input.sources import RECORDINGS, collect_recordings, match_sources
+from pipelines.annotate.input.spoken_corpus import plan_corpus
 from pipelines.annotate.input.transcripts import TranscriptError, is_pattern, read_transcripts
 from pipelines.steps.chain import paths_of
 from pipelines.steps.inputs import MANIFESTS, InputError, is_address, is_tar
@@ -30,7 +30,8 @@ _RTF = {
     "prosody": 0.04,
 }
 _DRIVER_MB, _WORKER_MB = 700.0, 750.0
-_SPOKEN_CLIP_S = 0.47
+_SPOKEN_WORD_S = 0.47
+_BYTES_PER_SPOKEN_S = 48_000
 
 
 def plan_annotation(config: AnnotationConfig, upstream: Mapping[str, StagePlan]) -> StagePlan:
@@ -43,11 +44,11 @@ def plan_annotation(config: AnnotationConfig, upstream: Mapping[str, StagePlan])
     del upstream
     notes = _lacking(config)
     disk_mb, is_estimate = 0.0, True
+    work_s = 0.0
     if not config.inputs:
-        clips = float(len(config.corpus.words) * config.corpus.voices * config.corpus.takes)
-        audio_s = _SPOKEN_CLIP_S * clips
-        notes.insert(0, "speaks its own corpus")
-        disk_mb = audio_s * synthetic.SAMPLE_RATE * 2 / 1e6
+        clips, audio_s, work_s, corpus_notes = _plan_corpus(config)
+        notes = [*corpus_notes, *notes]
+        disk_mb = audio_s * _BYTES_PER_SPOKEN_S / 1e6
     else:
         notes = [*_check_lists(config), *notes]
         audio_s, clips, note = _probe(config.inputs)
@@ -63,7 +64,7 @@ def plan_annotation(config: AnnotationConfig, upstream: Mapping[str, StagePlan])
         *config.step_settings(),
         *(recognizer.kind for recognizer in config.recognizer_settings()),
     ]
-    work_s = sum(rates.get(name, 0.0) for name in dict.fromkeys(names)) * audio_s + _SECONDS_PER_CLIP * clips
+    work_s += sum(rates.get(name, 0.0) for name in dict.fromkeys(names)) * audio_s + _SECONDS_PER_CLIP * clips
     work_s += _SECONDS_PER_SCORE * min(clips, config.quality_sample)
     return StagePlan(
         memory_mb=_DRIVER_MB + _WORKER_MB * workers * (workers > 1),
@@ -72,6 +73,27 @@ def plan_annotation(config: AnnotationConfig, upstream: Mapping[str, StagePlan])
         note="; ".join(filter(None, notes)),
         facts={"audio_s": audio_s, "clips": clips, "most_audio_s": math.inf if is_estimate else audio_s},
     )
+
+
+def _plan_corpus(config: AnnotationConfig) -> tuple[float, float, float, list[str]]:
+    """Clips of the corpus that is spoken, their seconds, the seconds of one core that speak them, and notes.
+
+    Raises:
+        ConfigError: texts or voices that cannot be used; the synthesizer lacks something.
+    """
+    corpus = config.corpus
+    if corpus.texts is None:
+        clips = float(corpus.num_word_takes)
+        return clips, _SPOKEN_WORD_S * clips, 0.0, ["speaks its own corpus"]
+    synthesizer = corpus.make_synthesizer()
+    if not all(path.exists() for path in (corpus.texts, *synthesizer.inputs)):
+        return 0.0, 0.0, 0.0, ["speaks texts that are not here yet: they are not counted"]
+    if (reason := synthesizer.missing()) is not None:
+        raise ConfigError(f"annotate: corpus.synthesizer: {reason}")
+    plan = plan_corpus(corpus, config.seed, config.limits.max_duration_s)
+    work_s = sum(len(clip.text) for clip in plan.clips) / synthesizer.characters_per_cpu_s
+    notes = [f"speaks {plan.summary()}", plan.set_aside_note()]
+    return float(len(plan.clips)), plan.seconds, work_s, [note for note in notes if note]
 
 
 def _lacking(config: AnnotationConfig) -> list[str]:

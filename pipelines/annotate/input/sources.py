@@ -57,7 +57,7 @@ class Sources:
     rejected: list[Row] = field(default_factory=list)
     not_audio: int = 0
     orphans: list[Row] = field(default_factory=list)
-    """Rows of the transcripts without an audio file."""
+    """Rows of the transcripts without an audio file, and texts of a corpus that could not be spoken."""
     notes: list[str] = field(default_factory=list)
     """Facts about lists and transcripts to say: the columns read, a guessed encoding."""
     warnings: list[str] = field(default_factory=list)

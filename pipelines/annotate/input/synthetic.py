@@ -1,68 +1,66 @@
-"""A corpus spoken by espeak-ng, for runs without recordings: known texts, different voices, no download.
+"""The corpus that is spoken where no recordings are given: its settings, and single words in takes by espeak-ng.
 
-The library and its data come with the package espeakng-loader and are driven through ctypes.
+Texts of a file are spoken by `spoken_corpus.py`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import re
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from audiollm.recipe.stages import StageConfig
+from pipelines.annotate.synthesizers.choice import make_synthesizer
+from pipelines.annotate.synthesizers.espeak import SAMPLE_RATE, VOICES, Espeak, SyntheticVoice, perform
+from pipelines.annotate.synthesizers.synthesizer import Synthesizer
 
-SAMPLE_RATE = 22050
 PATTERN = "{text}_{speaker}_{take}.wav"
-_AUDIO_OUTPUT_SYNCHRONOUS, _POS_CHARACTER, _CHARS_UTF8 = 2, 1, 1
-_RATE, _PITCH, _RANGE = 1, 3, 4
-
-
-class SyntheticVoice(NamedTuple):
-    """A speaker: espeak-ng's name of it (accent+variant), its ways of speaking, and the size of its vocal tract."""
-
-    name: str
-    espeak: str
-    pitch: int
-    """Pitch setting of espeak-ng, before `formants` shifts it."""
-    rate: int
-    """Words per minute, as heard."""
-    formants: float = 1.0
-    """Factor of all frequencies: at 1.15 the vocal tract is 13 % shorter, as a woman's beside a man's."""
-    mellowness: float = 0.0
-    """Pole of a low pass, for a softer voice: 0.5 takes 5 dB at 4 kHz and 9 dB at 8 kHz."""
-
-
-VOICES = (
-    SyntheticVoice("anna", "en-us+f3", 58, 150),
-    SyntheticVoice("bruno", "en-us+m3", 60, 145),
-    SyntheticVoice("clara", "en-us+adam", 95, 155, formants=1.15),
-    SyntheticVoice("duncan", "en-gb-scotland+m7", 45, 140),
-    SyntheticVoice("edith", "en-us+f2", 52, 150, mellowness=0.5),
-    SyntheticVoice("frank", "en-us+Denis", 70, 150),
-)
+_OF_WORDS = ("words", "takes", "test_takes")
+_OF_TEXTS = ("text_column", "num_texts", "voices_per_text", "test_voices", "test_texts", "rates")
 
 
 class CorpusConfig(StageConfig):
-    """The corpus that is spoken where no recordings are given."""
+    """The corpus that is spoken where no recordings are given: `words` in takes, or the `texts` of a file."""
 
+    synthesizer: str = "espeak"
+    """espeak, hibari, kokoro=FOLDER (these two need the extra voices), or command:PROGRAM with {text}, {out} and, where
+    wanted, {voice} and {rate}; it is run without a shell. All but espeak speak `texts`."""
+    texts: Path | None = None
+    """A file of texts to speak: a .txt with one per line, or a table or JSON lines with a column of texts. null: speak
+    `words`."""
+    text_column: str | None = None
+    """Column of the texts; null: text, sentence, transcript or another usual name."""
+    num_texts: int | None = Field(default=None, ge=1)
+    """Texts to speak, drawn by the seed; null: all."""
+    voices: int | list[str] | None = None
+    """Number of voices, or their names. Kokoro: mixtures of its styles, drawn by the seed, or named, as in
+    70af_heart+30am_adam. null: all of espeak (6) and hibari (1), the styles of Kokoro."""
+    voices_per_text: int = Field(default=1, ge=1)
+    """Voices that speak a text, at most; which ones is drawn by the seed."""
+    test_voices: int = Field(default=0, ge=0)
+    """Voices that are held out: they speak the texts that are held out, or all where none is."""
+    test_texts: int = Field(default=0, ge=0)
+    """Texts that are held out: no voice speaks them in the training set."""
+    rates: tuple[float, float] = (1.0, 1.0)
+    """Slowest and fastest speaking rate, relative to the synthesizer's own; each clip draws its own."""
     words: list[str] = Field(
         default=["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"], min_length=1
     )
-    """Texts to speak, of letters, digits, spaces, hyphens and apostrophes."""
-    voices: int = Field(default=6, ge=1, le=len(VOICES))
+    """Texts to speak where there is no file, of letters, digits, spaces, hyphens and apostrophes."""
     takes: int = Field(default=24, ge=1)
-    """Takes of each text by each voice."""
+    """Takes of each word by each voice."""
     test_takes: int = Field(default=4, ge=0)
-    """Number of first takes that form the test set."""
+    """Number of first takes of words that form the test set."""
+
+    @field_validator("texts")
+    @classmethod
+    def _home_is_spelled_out(cls, texts: Path | None) -> Path | None:
+        return None if texts is None else texts.expanduser()
 
     @field_validator("words")
     @classmethod
@@ -82,6 +80,49 @@ class CorpusConfig(StageConfig):
             raise ValueError(f"test_takes ({self.test_takes}) must be below takes ({self.takes})")
         return self
 
+    @model_validator(mode="after")
+    def _go_together(self) -> CorpusConfig:
+        synthesizer = self.make_synthesizer()
+        default = {name: field.get_default() for name, field in type(self).model_fields.items()}
+        ignored = _OF_WORDS if self.texts is not None else _OF_TEXTS
+        for name in ignored:
+            if getattr(self, name) != default[name]:
+                of, to = (
+                    ("words", "takes of words") if self.texts is not None else ("texts", "a file of texts")
+                )
+                raise ValueError(f"{name} is for {to}, and texts is {'set' if of == 'words' else 'null'}")
+        if self.texts is None and self.synthesizer != "espeak":
+            raise ValueError("this synthesizer speaks texts: give `texts`, a file with one text per line")
+        slowest, fastest = self.rates
+        if not 0.5 <= slowest <= fastest <= 2.0:
+            raise ValueError("rates are the slowest and the fastest one, between 0.5 and 2")
+        if not synthesizer.has_rates and self.rates != (1.0, 1.0):
+            raise ValueError("rates: the command has no {rate}")
+        if (isinstance(self.voices, int) and self.voices < 1) or self.voices == []:
+            raise ValueError("voices: give at least one")
+        if isinstance(self.voices, list) and len(set(self.voices)) < len(self.voices):
+            raise ValueError("voices: a name occurs twice")
+        if self.synthesizer == "espeak":
+            self.pick_voices(0)
+        return self
+
+    def make_synthesizer(self) -> Synthesizer:
+        """The synthesizer, without loading it."""
+        return make_synthesizer(self.synthesizer)
+
+    def pick_voices(self, seed: int) -> list[str]:
+        """The names of the voices.
+
+        Raises:
+            ValueError: the synthesizer has not so many, or not these.
+        """
+        return self.make_synthesizer().pick_voices(self.voices, seed)
+
+    @property
+    def num_word_takes(self) -> int:
+        """Clips of a corpus of words."""
+        return len(self.words) * len(self.pick_voices(0)) * self.takes
+
 
 def speak_corpus(folder: Path, config: CorpusConfig, seed: int, on_done: Callable[[int], None]) -> int:
     """Speak the corpus into `folder` as `{text}_{voice}_{take}.wav`; what is there is kept.
@@ -99,119 +140,24 @@ def speak_corpus(folder: Path, config: CorpusConfig, seed: int, on_done: Callabl
 
     folder.mkdir(parents=True, exist_ok=True)
     done = 0
-    for voice_index, voice in enumerate(VOICES[: config.voices]):
+    for voice_index, name in enumerate(config.pick_voices(seed)):
+        voice = next(voice for voice in VOICES if voice.name == name)
         takes = [
             (word, take, folder / _take_file_name(word, voice, take))
             for word in config.words
             for take in range(config.takes)
         ]
         if not all(path.exists() for *_, path in takes):
-            with (
-                Synthesizer() as synthesizer
-            ):  # afresh: the library's own random numbers run on from text to text
+            with Espeak() as espeak:  # afresh: the library's own random numbers run on from text to text
                 for index, (word, take, path) in enumerate(takes):
                     random = np.random.default_rng([seed, voice_index, config.words.index(word), take])
-                    samples_N = _perform(synthesizer, voice, word, random)
+                    samples_N = perform(espeak, voice, word, random)
                     if not path.exists():
                         save(path, _as_tensor(samples_N), SAMPLE_RATE)
                     on_done(done + index + 1)
         done += len(takes)
         on_done(done)
     return done
-
-
-class Synthesizer:
-    """espeak-ng in this process, in a state of its own: what it says depends only on what it said before.
-
-    The library keeps its state in static variables, so each instance loads a copy of it. Use it in a `with`.
-
-    Raises:
-        OSError: the library or its data cannot be loaded.
-    """
-
-    def __init__(self) -> None:
-        import espeakng_loader
-
-        self._folder = tempfile.TemporaryDirectory(prefix="audiollm-espeak-")
-        source = Path(espeakng_loader.get_library_path())
-        copy = Path(self._folder.name) / source.name
-        shutil.copyfile(source, copy)
-        self._library = ctypes.CDLL(str(copy))
-        self._blocks: list[NDArray[np.int16]] = []
-        callback_type = ctypes.CFUNCTYPE(
-            ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p
-        )
-        self._callback = callback_type(self._take_block)
-        data = espeakng_loader.get_data_path().encode()
-        if self._library.espeak_Initialize(_AUDIO_OUTPUT_SYNCHRONOUS, 0, data, 0) != SAMPLE_RATE:
-            raise OSError(f"espeak-ng does not start with its data at {data.decode()}")
-        self._library.espeak_SetSynthCallback(self._callback)
-
-    def __enter__(self) -> Synthesizer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._library.espeak_Terminate()
-        self._folder.cleanup()
-
-    def speak(
-        self, text: str, voice: str, rate: int = 160, pitch: int = 50, intonation: int = 50
-    ) -> NDArray[np.float32]:
-        """Say `text`.
-
-        Args:
-            voice: espeak-ng's name, as in `en-us+f3`.
-            rate: words a minute, from 80.
-            pitch, intonation: 0 to 100.
-
-        Returns:
-            [N] in [-1, 1] at 22,050 Hz.
-
-        Raises:
-            ValueError: no such voice.
-        """
-        if self._library.espeak_SetVoiceByName(voice.encode()) != 0:
-            raise ValueError(f"espeak-ng has no voice {voice!r}")
-        for parameter, value in ((_RATE, rate), (_PITCH, pitch), (_RANGE, intonation)):
-            self._library.espeak_SetParameter(parameter, value, 0)
-        self._library.espeak_ng_SetRandSeed(ctypes.c_long(1))  # breathy voices: else seeded by the clock
-        self._blocks.clear()
-        content = text.encode()
-        self._library.espeak_Synth(content, len(content) + 1, 0, _POS_CHARACTER, 0, _CHARS_UTF8, None, None)
-        self._library.espeak_Synchronize()
-        samples_N = np.concatenate([np.zeros(0, np.int16), *self._blocks])
-        return (samples_N / np.float32(32768.0)).astype(np.float32)
-
-    def _take_block(self, samples: Any, length: int, events: Any) -> int:
-        if samples and length > 0:
-            self._blocks.append(np.ctypeslib.as_array(samples, (length,)).copy())
-        return 0
-
-
-def _perform(
-    synthesizer: Synthesizer, voice: SyntheticVoice, word: str, random: np.random.Generator
-) -> NDArray[np.float32]:
-    import soxr
-    from scipy.signal import lfilter
-
-    rate = voice.rate + int(random.integers(-15, 16))
-    samples_N = synthesizer.speak(
-        word,
-        voice.espeak,
-        rate=round(rate / voice.formants),  # the resampling below makes it faster by the same factor
-        pitch=voice.pitch + int(random.integers(-5, 6)),
-        intonation=50 + int(random.integers(-20, 21)),
-    )
-    if voice.formants != 1.0:
-        samples_N = soxr.resample(samples_N, voice.formants, 1.0)
-    samples_N = lfilter([1 - voice.mellowness], [1, -voice.mellowness], samples_N)
-    peak = 10 ** (random.uniform(-8.0, -3.0) / 20)
-    samples_N = samples_N * (peak / max(float(np.abs(samples_N).max(initial=0.0)), 1e-3))
-    noise_N = random.normal(0.0, 10 ** (random.uniform(-70.0, -62.0) / 20), len(samples_N))
-    result: NDArray[np.float32] = (samples_N + noise_N).clip(-1.0, 1.0).astype(np.float32)
-    return result
 
 
 def _take_file_name(word: str, voice: SyntheticVoice, take: int) -> str:

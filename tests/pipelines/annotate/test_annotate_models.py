@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.annotate.input.synthetic import Synthesizer
 from pipelines.annotate.steps.quality import SAMPLE_RATE, Dnsmos
+from pipelines.annotate.synthesizers.espeak import Espeak
 from pipelines.annotate.voice.activity import FRAME_S, VoiceActivity, VoicedSpan, cut, speech_spans
 
 
@@ -20,7 +20,7 @@ def speech_N() -> np.ndarray:
     """9.6 s at 16 kHz: sentences with pauses."""
     from audiollm.audio import resample
 
-    with Synthesizer() as synthesizer:
+    with Espeak() as synthesizer:
         said = [
             synthesizer.speak(text, "en-us") for text in ("The first sentence.", "And another one.", "Three.")
         ]

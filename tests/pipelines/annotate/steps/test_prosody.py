@@ -15,9 +15,9 @@ from scipy.signal import lfilter
 
 from audiollm.audio import save
 from audiollm.audio.pitch import CENTRE_S, FRAME_S, track_pitch
-from pipelines.annotate.input.synthetic import Synthesizer
 from pipelines.annotate.step import RecordingMetadata, Segment
 from pipelines.annotate.steps.prosody import Prosody, ProsodyConfig, count_syllables
+from pipelines.annotate.synthesizers.espeak import Espeak
 from pipelines.steps.step import Listener
 
 RATE = 16000
@@ -89,7 +89,7 @@ def test_noise_and_silence_have_no_voice() -> None:
 def test_pitch_agrees_with_pyin_on_a_synthetic_speaker() -> None:
     """espeak's voice, against librosa's pyin: the same pitch where both hear a voice."""
     librosa = pytest.importorskip("librosa")
-    with Synthesizer() as synthesizer:
+    with Espeak() as synthesizer:
         spoken_N = synthesizer.speak(
             "The sun was shining on the warm morning, and we were all alone.", "en-us+f3"
         )
