@@ -57,7 +57,7 @@ def read_texts(path: Path, column: str | None, max_s: float | None) -> TextList:
         ]
         notes = list(content.notes)
     else:
-        rows, notes = _read_column(path, column)
+        rows, notes = _read_text_column(path, column)
     texts: list[PlacedText] = []
     set_aside: list[Row] = []
     places: dict[str, str] = {}
@@ -82,7 +82,7 @@ def read_texts(path: Path, column: str | None, max_s: float | None) -> TextList:
     return TextList(texts, set_aside, notes)
 
 
-def _read_column(path: Path, column: str | None) -> tuple[list[tuple[str, str | BadRow]], list[str]]:
+def _read_text_column(path: Path, column: str | None) -> tuple[list[tuple[str, str | BadRow]], list[str]]:
     """The cells of the column of texts, each with its place, and notes on the file."""
     listed = read_rows(path, USUAL_COLUMNS["text"])
     named = {} if column is None else {"text": column}

@@ -75,28 +75,23 @@ class CorpusConfig(StageConfig):
         return words
 
     @model_validator(mode="after")
-    def _takes_to_train_on(self) -> CorpusConfig:
+    def _is_of_words_or_of_texts(self) -> CorpusConfig:
+        subject, state, foreign = ("words", "set", _OF_WORDS) if self.texts else ("texts", "null", _OF_TEXTS)
+        for name in foreign:
+            if getattr(self, name) != type(self).model_fields[name].get_default():
+                raise ValueError(f"{name} is for {subject}, and texts is {state}")
+        if self.texts is None and self.synthesizer != "espeak":
+            raise ValueError("this synthesizer speaks texts: give `texts`, a file with one text per line")
         if self.test_takes >= self.takes:
             raise ValueError(f"test_takes ({self.test_takes}) must be below takes ({self.takes})")
         return self
 
     @model_validator(mode="after")
-    def _go_together(self) -> CorpusConfig:
-        synthesizer = self.make_synthesizer()
-        default = {name: field.get_default() for name, field in type(self).model_fields.items()}
-        ignored = _OF_WORDS if self.texts is not None else _OF_TEXTS
-        for name in ignored:
-            if getattr(self, name) != default[name]:
-                of, to = (
-                    ("words", "takes of words") if self.texts is not None else ("texts", "a file of texts")
-                )
-                raise ValueError(f"{name} is for {to}, and texts is {'set' if of == 'words' else 'null'}")
-        if self.texts is None and self.synthesizer != "espeak":
-            raise ValueError("this synthesizer speaks texts: give `texts`, a file with one text per line")
+    def _voices_and_rates_are_usable(self) -> CorpusConfig:
         slowest, fastest = self.rates
         if not 0.5 <= slowest <= fastest <= 2.0:
             raise ValueError("rates are the slowest and the fastest one, between 0.5 and 2")
-        if not synthesizer.has_rates and self.rates != (1.0, 1.0):
+        if not self.make_synthesizer().has_rates and self.rates != (1.0, 1.0):
             raise ValueError("rates: the command has no {rate}")
         if (isinstance(self.voices, int) and self.voices < 1) or self.voices == []:
             raise ValueError("voices: give at least one")

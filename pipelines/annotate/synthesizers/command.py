@@ -80,7 +80,7 @@ class CommandSynthesizer(Synthesizer):
         with tempfile.TemporaryDirectory(prefix="audiollm-speech-") as folder:
             out = Path(folder) / "clip.wav"
             values = {"text": text, "voice": voice, "out": str(out), "rate": f"{rate:g}"}
-            self._run([_filled(argument, values) for argument in self.arguments])
+            self._run([_fill_placeholders(argument, values) for argument in self.arguments])
             if not out.is_file():
                 raise SpeechFault("command failed", "it ended without writing {out}")
             try:
@@ -104,6 +104,6 @@ class CommandSynthesizer(Synthesizer):
             raise SpeechFault("command failed", f"exit code {result.returncode}: {last_line[:_MAX_REASON]}")
 
 
-def _filled(argument: str, values: dict[str, str]) -> str:
+def _fill_placeholders(argument: str, values: dict[str, str]) -> str:
     """An argument with its placeholders replaced, once: what stands for one is not searched again."""
     return _PLACEHOLDER.sub(lambda match: values[match[1]], argument)

@@ -28,7 +28,7 @@ class HibariSynthesizer(Synthesizer):
     """The voice that is in the package."""
 
     language = "en"
-    characters_per_cpu_s = 1000.0
+    characters_per_cpu_s = 700.0
 
     def __init__(self) -> None:
         self._hibari: Any = None

@@ -52,7 +52,7 @@ class KokoroSynthesizer(Synthesizer):
     """
 
     language = "en"
-    characters_per_cpu_s = 30.0
+    characters_per_cpu_s = 22.0
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -91,7 +91,7 @@ class KokoroSynthesizer(Synthesizer):
 
             self._hibari, self._session = open_hibari(), single_thread_session(self._files()[0])
         mixture = parse_mixture(voice, self._styles)
-        style_PS = _mix(self._styles, mixture)
+        style_PS = _mix_styles(self._styles, mixture)
         pieces = phoneme_pieces(self._hibari, text, len(style_PS))
         return join_speech([self._speak_piece(piece, style_PS, rate) for piece in pieces], SAMPLE_RATE)
 
@@ -133,7 +133,7 @@ class KokoroSynthesizer(Synthesizer):
         Raises:
             ConfigError: it does not hold what the top of the module says.
         """
-        remedy = "pipelines/annotate/README.md says what a folder of Kokoro holds"
+        remedy = "docs/models.md says what a folder of Kokoro holds"
         if not self.folder.is_dir():
             raise ConfigError("no such folder", str(self.folder), remedy)
         models = [path.name for path in self.folder.glob("*.onnx")]
@@ -208,7 +208,7 @@ def draw_mixtures(styles: Mapping[str, NDArray[np.float32]], count: int, seed: i
                     f"{count} voices of {len(styles)} styles: there are only {len(names)} mixtures"
                 )
             continue
-        vectors = [_mix(styles, mixture) for mixture in fresh]
+        vectors = [_mix_styles(styles, mixture) for mixture in fresh]
         nearest = [np.square(voices_VS - vector).sum(axis=1).min(initial=np.inf) for vector in vectors]
         best = int(np.argmax(nearest))
         names.append(_mixture_name(fresh[best]))
@@ -216,7 +216,7 @@ def draw_mixtures(styles: Mapping[str, NDArray[np.float32]], count: int, seed: i
     return names
 
 
-def _mix(styles: Mapping[str, NDArray[np.float32]], mixture: Mixture) -> NDArray[np.float32]:
+def _mix_styles(styles: Mapping[str, NDArray[np.float32]], mixture: Mixture) -> NDArray[np.float32]:
     """The mixture of the styles' arrays."""
     weighted = [np.float32(percent / 100) * styles[name] for name, percent in mixture.items()]
     total: NDArray[np.float32] = np.sum(weighted, axis=0, dtype=np.float32)

@@ -10,7 +10,7 @@ from pipelines.annotate.synthesizers.synthesizer import SpeechFault
 
 _LATIN = ("LATIN", "FEMININE ORDINAL", "MASCULINE ORDINAL", "MODIFIER LETTER")
 """How the names of letters begin that English texts may have."""
-_CLAUSE_END = re.compile(r"(?<=[,;:—])\s+")
+_CLAUSE_END = re.compile(r"(?<=[.,;:!?…—])\s+")
 
 
 def open_hibari() -> Any:
