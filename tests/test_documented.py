@@ -255,7 +255,8 @@ def test_a_pipeline_lacks_nothing_that_its_line_does_not_name(
 
 
 def reasons_to_stop(words: list[str]) -> list[str]:
-    """What the dry run of `audiollm WORDS` misses; recordings and folders of models that it names are made up."""
+    """What the dry run of `audiollm WORDS` misses; recordings, texts and folders of models that it names
+    are made up."""
     recordings = Path("recordings")
     recordings.mkdir()
     save(recordings / "tone.wav", torch.zeros(1, 16_000), 16_000)
@@ -267,7 +268,10 @@ def reasons_to_stop(words: list[str]) -> list[str]:
         absent = re.search(r"no such file or folder: (\S+)", problem)
         if not absent:
             break
-        Path(absent[1]).mkdir(parents=True)
+        if absent[1].endswith(".txt"):
+            Path(absent[1]).write_text("A sentence to speak.\n")
+        else:
+            Path(absent[1]).mkdir(parents=True)
     if result.exit_code == 0:
         return []
     _, sentence, reasons = problem.partition("needs what is not here: ")

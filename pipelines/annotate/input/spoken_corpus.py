@@ -32,7 +32,7 @@ _PAUSE_S = 0.4
 """Silence that a clip has beside its speech; for plans."""
 
 
-class Clip(NamedTuple):
+class SpokenClip(NamedTuple):
     """A clip to speak; pickled to a worker."""
 
     place: str
@@ -46,7 +46,7 @@ class Clip(NamedTuple):
 class CorpusPlan:
     """All clips of a corpus, and the texts that are not spoken."""
 
-    clips: list[Clip]
+    clips: list[SpokenClip]
     voices: list[str]
     texts: TextList
     num_texts: int
@@ -119,7 +119,7 @@ def plan_corpus(config: CorpusConfig, seed: int, max_s: float | None) -> CorpusP
     groups.append((test_texts or train_texts, test_voices, "test"))
     has_split = bool(test_texts or test_voices)
     clips = [
-        Clip(
+        SpokenClip(
             item.place,
             item.text,
             voice,
@@ -187,7 +187,7 @@ class _ClipSpeaker:
     synthesizer: Synthesizer
     seed: int
 
-    def __call__(self, item: tuple[Clip, Path]) -> dict[str, Any]:
+    def __call__(self, item: tuple[SpokenClip, Path]) -> dict[str, Any]:
         import torch
 
         from audiollm.audio import save
@@ -219,7 +219,7 @@ def _draw_rate(config: CorpusConfig, seed: int, text: str, voice: str) -> float:
     return round(slowest + share * (fastest - slowest), 3)
 
 
-def _clip_name(clip: Clip, fingerprint: str, seed: int) -> str:
+def _clip_name(clip: SpokenClip, fingerprint: str, seed: int) -> str:
     return f"{clip.voice}/{_digest(fingerprint, seed, clip.text, clip.voice, clip.rate)[:16]}.wav"
 
 

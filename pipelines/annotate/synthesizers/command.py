@@ -16,7 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from audiollm.audio.discovery import AudioError
-from pipelines.annotate.synthesizers.synthesizer import Speech, SpeechFault, Synthesizer, check_voice_name
+from pipelines.annotate.synthesizers.synthesizer import (
+    SpeechFault,
+    SynthesizedSpeech,
+    Synthesizer,
+    check_voice_name,
+)
 
 PLACEHOLDERS = ("text", "voice", "out", "rate")
 TIMEOUT_S = 300.0
@@ -74,7 +79,7 @@ class CommandSynthesizer(Synthesizer):
     def fingerprint(self) -> str:
         return f"command {self.command}"
 
-    def speak(self, text: str, voice: str, *, rate: float, seed: int) -> Speech:
+    def speak(self, text: str, voice: str, *, rate: float, seed: int) -> SynthesizedSpeech:
         from audiollm.audio import load
 
         with tempfile.TemporaryDirectory(prefix="audiollm-speech-") as folder:
@@ -87,7 +92,7 @@ class CommandSynthesizer(Synthesizer):
                 sound = load(out, mono=True)
             except AudioError as error:
                 raise SpeechFault("command failed", f"what it wrote cannot be read: {error.reason}") from None
-        return Speech(sound.samples_CN[0].numpy().astype(np.float32), sound.sample_rate)
+        return SynthesizedSpeech(sound.samples_CN[0].numpy().astype(np.float32), sound.sample_rate)
 
     def _run(self, arguments: list[str]) -> None:
         try:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.annotate.synthesizers.synthesizer import Speech, Synthesizer, pick_named_voices
+from pipelines.annotate.synthesizers.synthesizer import SynthesizedSpeech, Synthesizer, pick_named_voices
 
 SAMPLE_RATE = 22050
 _AUDIO_OUTPUT_SYNCHRONOUS, _POS_CHARACTER, _CHARS_UTF8 = 2, 1, 1
@@ -164,8 +164,8 @@ class EspeakSynthesizer(Synthesizer):
 
         return f"espeak {Path(espeakng_loader.get_library_path()).stat().st_size}"
 
-    def speak(self, text: str, voice: str, *, rate: float, seed: int) -> Speech:
+    def speak(self, text: str, voice: str, *, rate: float, seed: int) -> SynthesizedSpeech:
         settings = next(candidate for candidate in VOICES if candidate.name == voice)
         with Espeak() as espeak:
             samples_N = perform(espeak, settings, text, np.random.default_rng(seed), rate)
-        return Speech(samples_N, SAMPLE_RATE)
+        return SynthesizedSpeech(samples_N, SAMPLE_RATE)

@@ -13,7 +13,7 @@ import numpy as np
 from pipelines.annotate.synthesizers.phonemes import open_hibari, phoneme_pieces
 from pipelines.annotate.synthesizers.pieces import join_speech
 from pipelines.annotate.synthesizers.synthesizer import (
-    Speech,
+    SynthesizedSpeech,
     Synthesizer,
     package_missing,
     pick_named_voices,
@@ -44,7 +44,7 @@ class HibariSynthesizer(Synthesizer):
 
         return f"hibari {version('hibari-tts')}"
 
-    def speak(self, text: str, voice: str, *, rate: float, seed: int) -> Speech:
+    def speak(self, text: str, voice: str, *, rate: float, seed: int) -> SynthesizedSpeech:
         if self._hibari is None:
             self._hibari = open_hibari()
         pieces = [

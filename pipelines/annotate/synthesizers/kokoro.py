@@ -24,8 +24,8 @@ from audiollm.errors import ConfigError
 from pipelines.annotate.synthesizers.phonemes import open_hibari, phoneme_pieces
 from pipelines.annotate.synthesizers.pieces import join_speech
 from pipelines.annotate.synthesizers.synthesizer import (
-    Speech,
     SpeechFault,
+    SynthesizedSpeech,
     Synthesizer,
     files_digest,
     package_missing,
@@ -85,7 +85,7 @@ class KokoroSynthesizer(Synthesizer):
     def fingerprint(self) -> str:
         return f"kokoro {files_digest(self._files())}"
 
-    def speak(self, text: str, voice: str, *, rate: float, seed: int) -> Speech:
+    def speak(self, text: str, voice: str, *, rate: float, seed: int) -> SynthesizedSpeech:
         if self._session is None:
             from audiollm.onnx_models import single_thread_session
 

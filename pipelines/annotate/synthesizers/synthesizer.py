@@ -34,7 +34,7 @@ class SpeechFault(Exception):
         super().__init__(f"{kind}: {reason}")
 
 
-class Speech(NamedTuple):
+class SynthesizedSpeech(NamedTuple):
     """A mono clip: float32 in [-1, 1], `[N]`, and its sample rate in Hz."""
 
     samples_N: NDArray[np.float32]
@@ -76,7 +76,7 @@ class Synthesizer(ABC):
         """What a clip depends on beside text, voice, rate and seed."""
 
     @abstractmethod
-    def speak(self, text: str, voice: str, *, rate: float, seed: int) -> Speech:
+    def speak(self, text: str, voice: str, *, rate: float, seed: int) -> SynthesizedSpeech:
         """Speak a text.
 
         Args:
@@ -120,7 +120,7 @@ def pick_named_voices(voices: int | Sequence[str] | None, names: Sequence[str], 
     return list(voices)
 
 
-def check_speech(speech: Speech, text: str, rate: float) -> None:
+def check_speech(speech: SynthesizedSpeech, text: str, rate: float) -> None:
     """Accept a clip that can be the speech of a text: it is not silent, nor much too short or too long.
 
     Raises:

@@ -26,7 +26,7 @@ from pipelines.annotate.input.spoken_texts import read_texts
 from pipelines.annotate.input.synthetic import CorpusConfig, speak_corpus
 from pipelines.annotate.stage import STAGE
 from pipelines.annotate.synthesizers import command
-from pipelines.annotate.synthesizers.synthesizer import Speech, SpeechFault, check_speech
+from pipelines.annotate.synthesizers.synthesizer import SpeechFault, SynthesizedSpeech, check_speech
 
 SENTENCES = [
     "The north wind and the sun were quarrelling.",
@@ -353,7 +353,7 @@ def test_clips_are_as_long_as_their_texts() -> None:
     random = np.random.default_rng(0)
     sound_N = random.normal(0, 0.1, 3 * 16000).astype(np.float32)
     text = "A sentence of some forty-five letters is this."
-    check_speech(Speech(sound_N, 16000), text, 1.0)
+    check_speech(SynthesizedSpeech(sound_N, 16000), text, 1.0)
     padded_N = np.concatenate([np.zeros(160000, np.float32), sound_N[:8000], np.zeros(160000, np.float32)])
     for samples_N, kind in (
         (sound_N * 0, "silent"),
@@ -361,6 +361,6 @@ def test_clips_are_as_long_as_their_texts() -> None:
         (np.tile(sound_N, 5), "too long"),
     ):
         with pytest.raises(SpeechFault, match=kind):
-            check_speech(Speech(samples_N, 16000), text, 1.0)
+            check_speech(SynthesizedSpeech(samples_N, 16000), text, 1.0)
     with pytest.raises(SpeechFault, match="NaN"):
-        check_speech(Speech(sound_N * np.nan, 16000), text, 1.0)
+        check_speech(SynthesizedSpeech(sound_N * np.nan, 16000), text, 1.0)
