@@ -44,10 +44,11 @@ def plan_annotation(config: AnnotationConfig, upstream: Mapping[str, StagePlan])
     del upstream
     notes = _lacking(config)
     disk_mb, is_estimate = 0.0, True
-    work_s = 0.0
+    work_s, speech_mb = 0.0, 0.0
     if not config.inputs:
         clips, audio_s, work_s, corpus_notes = _plan_corpus(config)
         notes = [*corpus_notes, *notes]
+        speech_mb = config.corpus.make_synthesizer().memory_mb
         disk_mb = audio_s * _BYTES_PER_SPOKEN_S / 1e6
     else:
         notes = [*_check_lists(config), *notes]
@@ -67,7 +68,7 @@ def plan_annotation(config: AnnotationConfig, upstream: Mapping[str, StagePlan])
     work_s += sum(rates.get(name, 0.0) for name in dict.fromkeys(names)) * audio_s + _SECONDS_PER_CLIP * clips
     work_s += _SECONDS_PER_SCORE * min(clips, config.quality_sample)
     return StagePlan(
-        memory_mb=_DRIVER_MB + _WORKER_MB * workers * (workers > 1),
+        memory_mb=_DRIVER_MB + _WORKER_MB * workers * (workers > 1) + speech_mb * workers,
         disk_mb=disk_mb + 4e-3 * clips,
         core_seconds=2 * _STARTUP_S + work_s / workers,
         note="; ".join(filter(None, notes)),

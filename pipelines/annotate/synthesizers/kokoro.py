@@ -53,6 +53,7 @@ class KokoroSynthesizer(Synthesizer):
 
     language = "en"
     characters_per_cpu_s = 22.0
+    memory_mb = 800.0
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -69,7 +70,7 @@ class KokoroSynthesizer(Synthesizer):
         try:
             self._check_folder()
         except ConfigError as error:
-            return " ".join(str(error).split())
+            return f"{error.where}: {error.message}: {error.remedy}"
         return None
 
     def pick_voices(self, voices: int | Sequence[str] | None, seed: int) -> list[str]:

@@ -48,6 +48,8 @@ class Synthesizer(ABC):
     """Language of all speech; None: not known."""
     characters_per_cpu_s: float
     """Characters of text that one core speaks per second; for plans."""
+    memory_mb: float = 0.0
+    """Memory of a worker that speaks clips of up to 10 s, beside what every worker has; for plans."""
     has_rates: bool = True
     """Whether it speaks at other rates than its own."""
 
