@@ -78,7 +78,7 @@ class PackedTraining(Protocol):
         """
 
     def build(self, template: Template, is_coded: bool) -> PackedModel:
-        """Make the model on the default device, and freeze what is not trained; new weights are drawn by torch.
+        """Make the model on the CPU, and freeze what is not trained; new weights are drawn by torch.
 
         Args:
             is_coded: whether a source of the samples has codes.
@@ -94,12 +94,15 @@ class PackedTraining(Protocol):
         folder: Path,
         card: ModelCard,
         codec_folders: Sequence[str | None],
-    ) -> None:
+    ) -> PackedModel | None:
         """Write the model to `folder/model`, in Hugging Face layout, and an adapter alone to `folder/adapter`.
 
         Args:
-            weights: of what `build` gave, whole, by name.
+            weights: of what `build` gave, whole, by name; frozen ones that were stored in fewer bytes are not there.
             codec_folders: where the codec may be, the likeliest first.
+
+        Returns:
+            The model as it was written, on the CPU; None where it is not at hand.
         """
 
     def plan(self, plans: Mapping[str, StagePlan]) -> StagePlan:

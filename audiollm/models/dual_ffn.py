@@ -233,6 +233,10 @@ class DualFFN(nn.Module):
             empty = DualFFN(self.config)
         return empty.to(device, dtype).requires_grad_(False).eval()
 
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the table of words (Hugging Face's name for it)."""
+        return self.model.embed_tokens
+
     def gradient_checkpointing_enable(self) -> None:
         """Compute the layers' activations again in the backward pass (Hugging Face's name for it)."""
         self.activation_checkpointing = True

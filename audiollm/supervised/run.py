@@ -11,8 +11,10 @@ from audiollm.data.packing import PackedBatch
 from audiollm.data.records.loader import Loader
 from audiollm.devices import default_device
 from audiollm.errors import BadSample, StageError
+from audiollm.families.frozen_weights import FrozenWeights
 from audiollm.families.packed_training import PackedTraining
 from audiollm.families.registry import packed_training
+from audiollm.families.target_logits import COMPARED_SAMPLES, read_logits
 from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
@@ -47,7 +49,7 @@ def train_model(config: TrainConfig, context: Context) -> dict[str, Any]:
 
 
 def _train_on_packs(config: TrainConfig, training: PackedTraining, context: Context) -> dict[str, Any]:
-    ranks = context.ranks
+    ranks, frozen = context.ranks, FrozenWeights(config, context)
     corpus = open_training_corpus(config, training, context)
     sources, survey, template = corpus.sources, corpus.survey, corpus.template
     batching = _batching(config, corpus)
@@ -59,6 +61,9 @@ def _train_on_packs(config: TrainConfig, training: PackedTraining, context: Cont
         raise StageError(str(error), "see the weights of `samples`", 2) from error
     torch.manual_seed(config.seed)
     model = training.build(template, corpus.is_coded)
+    compared = _compared_pack(config, corpus, batching) if frozen.are_small else None
+    frozen.shrink([model], lambda: read_logits(model, compared))
+    model.to(default_device())
     held_out = evaluation_packs(
         sources, survey, template, batching, corpus.set_aside, ranks.rank, ranks.world
     )
@@ -79,17 +84,31 @@ def _train_on_packs(config: TrainConfig, training: PackedTraining, context: Cont
     )
     figures = train(task, loop, context.folder, context, task.device)
     if ranks.first:
-        save_trained(config, training, corpus, context.folder)
+        with frozen.begun_again():
+            saved = save_trained(config, training, corpus, context.folder)
+        frozen.compare_saved(
+            lambda: read_logits(model, None if compared is None else compared.to(task.device)),
+            lambda: read_logits(saved, compared),
+        )
     ranks.barrier()
     sample_counts = {f"samples_{kind.replace(' ', '_')}": count for kind, count in survey.counts().items()}
     passes = zip(sources, maker.passes(figures["steps"]), strict=True)
     return {
         **figures,
+        **frozen.figures(),
         **sample_counts,
         "vocabulary": template.tokenizer.get_vocab_size(),
         "sequences": corpus.num_samples,
         "passes": {source.name: round(n, 2) for source, n in passes},
     }
+
+
+def _compared_pack(config: TrainConfig, corpus: TrainingCorpus, batching: Batching) -> PackedBatch:
+    """A pack of a few samples of the first step, on which models are compared."""
+    few = batching.model_copy(update={"batch_size": COMPARED_SAMPLES})
+    return BatchMaker(corpus.sources, config.weights, corpus.survey, corpus.template, few, config.seed)(
+        0
+    ).packs[0]
 
 
 def _best_figure(config: TrainConfig, held_out: Mapping[str, Sequence[PackedBatch]], ranks: Ranks) -> str:

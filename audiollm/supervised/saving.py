@@ -11,7 +11,7 @@ from audiollm.data.records.sample import Message, TextPart
 from audiollm.data.records.source import Source
 from audiollm.data.text.tokenizer import SPEAKERS_FILE, TRAINED_FILE
 from audiollm.errors import BadSample
-from audiollm.families.packed_training import PackedTraining
+from audiollm.families.packed_training import PackedModel, PackedTraining
 from audiollm.files.atomic import write_json
 from audiollm.generation.engine.defaults import read_trained
 from audiollm.hub_models.names import folder_label
@@ -23,14 +23,19 @@ from audiollm.train.loop.checkpoint import trained_weights
 from audiollm.train.supervised_settings import TrainConfig
 
 
-def save_trained(config: TrainConfig, training: PackedTraining, corpus: TrainingCorpus, folder: Path) -> None:
+def save_trained(
+    config: TrainConfig, training: PackedTraining, corpus: TrainingCorpus, folder: Path
+) -> PackedModel | None:
     """Write the weights that the loop left in `folder` to `folder/model`, and an adapter to `folder/adapter`.
 
     Called on the first rank alone.
+
+    Returns:
+        The model as it was written, as `PackedTraining.save` gives it.
     """
     survey = corpus.survey
     codec_folders = corpus.codec_folders if config.codec is None else [str(model_folder(config.codec))]
-    training.save(
+    saved = training.save(
         trained_weights(folder, "model"), corpus.template, folder, _make_card(config, corpus), codec_folders
     )
     write_json(folder / "model" / SPEAKERS_FILE, list(survey.speakers))
@@ -44,6 +49,7 @@ def save_trained(config: TrainConfig, training: PackedTraining, corpus: Training
         **_stream_facts(corpus.sources, survey),
     }
     write_json(folder / "model" / TRAINED_FILE, trained)
+    return saved
 
 
 def _read_trained_words(config: TrainConfig, survey: SourceSurvey) -> list[str] | None:

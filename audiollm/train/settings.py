@@ -23,6 +23,7 @@ StrategyName = Literal["auto", "ddp", "fsdp2", "zero2", "zero3"]
 MergeMethod = Literal["linear", "ties", "dare_linear"]
 """How models that were trained side by side become one; `supervised/merging.py` has the sources."""
 FrozenPlacement = Literal["whole", "sharded", "cpu"]
+FrozenFormat = Literal["fp32", "bf16", "int8", "nf4"]
 REPORTERS = ("tensorboard", "wandb")
 Trained = Literal["all", "audio_ffn", "adapter"] | Sequence[str]
 
@@ -208,6 +209,9 @@ class AdaptationSettings(LoopSettings):
     """The trained part: `all`, `audio_ffn` (what the audio path adds), `adapter` (LoRA), or patterns of names."""
     lora: LoRASettings = LoRASettings()
     """The adapter of `trained: adapter`."""
+    frozen_weights: FrozenFormat = Field("fp32", exclude_if=lambda value: value == "fp32")
+    """How weights that do not learn are stored: `bf16`, `int8`, or `nf4` (4 bits, needs bitsandbytes). What is trained,
+    norms and optimizer stay in float32, and so does the model that is saved."""
 
 
 class TrainingConfig(RunSettings, StepSettings, TimeBudget, StepBudget):
@@ -276,4 +280,14 @@ class ModelTrainingConfig(OptimizerSettings, AdaptationSettings, TrainingConfig)
     def _check_adapter(self) -> ModelTrainingConfig:
         if "lora" in self.model_fields_set and self.trained != "adapter":
             raise ValueError("lora is set, but trained is not `adapter`: nothing would have an adapter")
+        if self.frozen_weights != "fp32" and self.trained == "all" and not self.freezes_encoder:
+            raise ValueError(
+                f"frozen_weights is {self.frozen_weights}, and trained is `all`: trained weights stay in float32, "
+                "and none is left; train an adapter or patterns of names, or leave frozen_weights out"
+            )
         return self
+
+    @property
+    def freezes_encoder(self) -> bool:
+        """Whether an audio encoder is frozen whatever `trained` says."""
+        return False

@@ -300,6 +300,11 @@ class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
         return AudioEncoderSettings() if self.audio_in == "features" and self.start is None else None
 
     @property
+    def freezes_encoder(self) -> bool:
+        """See `ModelTrainingConfig.freezes_encoder`."""
+        return self.shape.audio_encoder is not None and not self.shape.audio_encoder.trained
+
+    @property
     def augmentations(self) -> tuple[Augmentation | None, ...]:
         """The augmentation of each source."""
         return tuple(source.augment or self.augment for source in self.samples)

@@ -5,7 +5,8 @@ A step is a pure function of its number: nothing here has a state. Shapes: N rec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from audiollm.data.records.mixture import Mixture, StepDraws, evenly
 from audiollm.data.records.sample import Sample
-from audiollm.data.records.source import Source
+from audiollm.data.records.source import LoadedSample, Source
 from audiollm.errors import BadSample
 from audiollm.files.set_aside import SetAside
 
@@ -88,6 +89,14 @@ def find_usable(
             (held_out if sample.is_held_out else train)[number].append(index)
     numbers = [[np.array(indices, np.int64) for indices in split] for split in (train, held_out)]
     return UsableRecords(train=numbers[0], held_out=numbers[1], num_bad=num_bad)
+
+
+def first_records(sources: Sequence[Source], usable: UsableRecords, count: int) -> Iterator[LoadedSample]:
+    """Read up to so many records of each source that are trained on."""
+    for source, indices in zip(sources, usable.train, strict=True):
+        for index in indices[:count]:
+            with suppress(BadSample):
+                yield source[int(index)]
 
 
 class StepPlaces:

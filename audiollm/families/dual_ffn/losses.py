@@ -6,6 +6,7 @@ Shapes: S packed rows, C hidden size, X rows with a target, K codebooks (1 for t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from audiollm.data.chat.template import Template
 from audiollm.data.packing import PackedBatch
 from audiollm.families.dual_ffn.flops import training_flops
 from audiollm.families.packed_training import PackedModel
+from audiollm.families.target_logits import MAX_TARGETS, Logits, head_logits
 from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Request
 from audiollm.models.chunked_cross_entropy import CrossEntropy, linear_cross_entropy
@@ -50,6 +52,14 @@ class TokenLosses(PackedModel):
         """See `PackedModel.engine`."""
         return Engine.sized_for(self.model, template, requests)
 
+    def target_logits(self, batch: PackedBatch) -> Logits:
+        """See `GivesLogits.target_logits`."""
+        was_training = self.training
+        self.eval()
+        hidden_SC = self.model(batch)
+        self.train(was_training)
+        return packed_logits(self.model, hidden_SC, batch)
+
     def empty_copy(self, device: torch.device, dtype: torch.dtype) -> TokenLosses:
         """See `PackedModel.empty_copy`."""
         return TokenLosses(self.model.empty_copy(device, dtype))
@@ -72,6 +82,21 @@ def token_losses(model: DualFFN, hidden_SC: Tensor, batch: PackedBatch) -> dict[
         batch.audio_weights_XK,
     )
     return {"text": text.total, "audio": audio.total, "audio_by_codebook": audio.by_codebook_K}
+
+
+def packed_logits(model: DualFFN, hidden_SC: Tensor, batch: PackedBatch) -> Logits:
+    """Compute the logits of the first targets of a pack, those of words and of codes, where it has them."""
+    books = model.config.num_codebooks
+    heads = (
+        (model.text_lm_head, batch.text_target_index[:MAX_TARGETS], 1),
+        (model.audio_lm_head, batch.audio_target_index[: MAX_TARGETS // books], books),
+    )
+    counts = batch.counts["text"], batch.counts["audio"]
+    return [
+        through_head(head, hidden_SC.index_select(0, index_T), partial(head_logits, books=head_books))
+        for (head, index_T, head_books), count in zip(heads, counts, strict=True)
+        if count
+    ]
 
 
 def _head_loss(

@@ -24,6 +24,7 @@ from audiollm.errors import ConfigError
 from audiollm.families.adapters import merged_weights, save_adapter
 from audiollm.families.dual_ffn.adapting import adapt
 from audiollm.families.dual_ffn.limits import MAX_SLOTS
+from audiollm.families.dual_ffn.losses import packed_logits
 from audiollm.families.dual_ffn.packed_scorer import PackedScorer, TargetRows, figures_of_rows
 from audiollm.families.dual_ffn.rollouts import DualFFNRollouts
 from audiollm.families.dual_ffn.sampled_streams import SampledStream, encode_sampled_contents, pack_sampled
@@ -45,6 +46,7 @@ from audiollm.families.logprobs.token_figures import TokenFigures, TokenRequest
 from audiollm.families.policy import OTHER_INPUTS, GreedyAnswer, GreedyRequest, Policy, StreamPolicy
 from audiollm.families.prompts import PromptedContents, prompted_contents
 from audiollm.families.streams import ActedStream, StreamCourse
+from audiollm.families.target_logits import Logits
 from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Request, SampledTokens
 from audiollm.generation.engine.sampling import SamplingConfig
@@ -52,6 +54,7 @@ from audiollm.hub_models.names import folder_label
 from audiollm.models.audio_encoder import frozen_features
 from audiollm.models.decoder import DualFFNLayer
 from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.frozen.shrink import check_whole
 from audiollm.models.model_card import ModelCard
 from audiollm.models.packed_decoder import GenerationDecoder
 from audiollm.models.pretrained import model_folder
@@ -340,6 +343,11 @@ class DualFFNPolicy:
         """See `prompt_tokens.prompt_lengths`."""
         return prompt_lengths(batch)
 
+    @torch.no_grad()
+    def target_logits(self, batch: PackedAnswers) -> Logits:
+        """See `GivesLogits.target_logits`."""
+        return packed_logits(self._root.model, self._root.model(batch.pack), batch.pack)
+
     def save(self, folder: Path, card: ModelCard | None = None) -> None:
         """Write the whole model to `folder/model`, as `train` does, and an adapter alone to `folder/adapter`.
 
@@ -348,6 +356,7 @@ class DualFFNPolicy:
         them into a policy made anew.
         """
         model = self._root.model
+        check_whole(model)
         if self._root.adapted is not None:
             save_adapter(self._root.adapted, folder / "adapter")
             model = _merge_adapter(self._root.adapted)

@@ -43,6 +43,7 @@ from audiollm.families.packed_training import PackedTraining
 from audiollm.models.attention import attention_backend
 from audiollm.models.audio_encoder import frozen_features, load_tower
 from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.frozen.shrink import load_trained
 from audiollm.models.hub import is_language_model, save_pretrained
 from audiollm.models.model_card import ModelCard
 from audiollm.models.pretrained import model_folder
@@ -81,7 +82,7 @@ class DualFFNTraining:
 
     def build(self, template: Template, is_coded: bool) -> TokenLosses:
         """See `PackedTraining.build`."""
-        model = build_decoder(self._config, template).to(default_device())
+        model = build_decoder(self._config, template)
         check_attention(self._config, model.config.head_dim)
         choose_trained(model, self._config, is_coded)
         return TokenLosses(model)
@@ -93,12 +94,14 @@ class DualFFNTraining:
         folder: Path,
         card: ModelCard,
         codec_folders: Sequence[str | None],
-    ) -> None:
+    ) -> TokenLosses:
         """See `PackedTraining.save`; an adapter is merged into the model, too."""
         config = self._config
         model = build_decoder(config, template)
         adapted = adapt(model, config.trained, config.lora)
-        model.load_state_dict({key.removeprefix("model."): value for key, value in weights.items()})
+        freeze_encoder(model, config)
+        named = {key.removeprefix("model."): value for key, value in weights.items()}
+        load_trained(model, named, config.frozen_weights != "fp32")
         if config.trained == "adapter":
             save_adapter(adapted, folder / "adapter")  # type: ignore[arg-type]
             model = merge_adapter(adapted)  # type: ignore[arg-type, assignment]
@@ -111,6 +114,7 @@ class DualFFNTraining:
             generation=start_generation(config.start),
             codec=first_folder([*codec_folders, *of_start]),
         )
+        return TokenLosses(model.eval())
 
     def plan(self, plans: Mapping[str, StagePlan]) -> StagePlan:
         """See `PackedTraining.plan`."""

@@ -42,6 +42,7 @@ from audiollm.families.logprobs.text_places import actions_at, pieces_of
 from audiollm.families.logprobs.token_figures import TokenFigures, TokenRequest, token_figures
 from audiollm.families.policies import plain_model
 from audiollm.families.policy import OTHER_INPUTS, GreedyAnswer, GreedyRequest, Policy, PromptedAnswers
+from audiollm.families.target_logits import MAX_TARGETS, Logits
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.models.audio_llms.inputs import (
     extractor_of,
@@ -50,6 +51,7 @@ from audiollm.models.audio_llms.inputs import (
     takes_recordings,
 )
 from audiollm.models.audio_llms.loading import load_audio_llm
+from audiollm.models.frozen.shrink import check_whole
 from audiollm.models.pretrained import model_folder
 from audiollm.train.settings import LoRASettings
 
@@ -286,6 +288,13 @@ class ListenerPolicy:
         """See `prompt_tokens.prompt_lengths`."""
         return prompt_lengths(batch)
 
+    @torch.no_grad()
+    def target_logits(self, batch: PaddedAnswers) -> Logits:
+        """See `GivesLogits.target_logits`."""
+        logits_TV = self._root(batch, None)
+        assert isinstance(logits_TV, Tensor)
+        return [logits_TV[:MAX_TARGETS].float().cpu()]
+
     def save(self, folder: Path) -> None:
         """Write the whole model with its processor to `folder/model`, and an adapter alone to `folder/adapter`.
 
@@ -293,6 +302,7 @@ class ListenerPolicy:
         must hold its weights whole: after a run on several ranks, load them into a policy made anew.
         """
         target, model = folder / "model", self._root.model
+        check_whole(model)
         target.mkdir(parents=True, exist_ok=True)
         if self._has_adapter:
             save_adapter(model, folder / "adapter")

@@ -77,6 +77,8 @@ class PromptMaker:
         }
         self.samples = [self._with_choices(sample) for sample in samples]
         """All that can be asked."""
+        self.usable = usable
+        """The records of each source that can be asked."""
         self.trained = usable.num_trained
         """Number of the records that are trained on."""
         self._held_out = [

@@ -14,12 +14,16 @@ from torch import nn
 
 from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.opening import open_source
+from audiollm.data.records.step_records import first_records
 from audiollm.devices import default_device
 from audiollm.errors import BadSample, StageError
 from audiollm.families import registry
+from audiollm.families.frozen_weights import FrozenWeights
 from audiollm.families.policies import load_policy, plain_model, untrained_copy
 from audiollm.families.policy import Policy
 from audiollm.families.rollout import RolloutEngine, RolloutSettings
+from audiollm.families.target_logits import COMPARED_SAMPLES
+from audiollm.models.frozen.shrink import load_trained
 from audiollm.models.hub import is_language_model
 from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
@@ -87,7 +91,7 @@ def train_policy(
 def _train_policy(
     config: PolicyTrainingConfig, context: Context, make: MakesSamplers | None, joined: Joined | None
 ) -> dict[str, Any]:
-    ranks = context.ranks
+    ranks, frozen_weights = context.ranks, FrozenWeights(config, context)
     roles = {} if joined is None else joined.choice.shares
     torch.manual_seed(config.seed)  # an adapter begins at random
     policy = load_policy(
@@ -102,12 +106,8 @@ def _train_policy(
     if config.critic is not None:
         critic = CriticModel.begin(config, required(config.max_tokens))
         policy.check_reader(critic.policy, "critic")
-        critic.root.to(default_device())
     if config.refresh_reference is not None and config.trained == "adapter":
         policy.hold_to(untrained_copy(policy, config.start, required(config.max_tokens)).root)
-    policy.root.to(default_device())
-    for frozen in policy.frozen.values():
-        frozen.to(default_device())
     sources = [open_source(source.path) for source in config.samples]
     set_aside = set_aside_of(context.folder, config.kind, ranks, config.strict)
     draws = StepDraws(required(config.batch_size), config.seed, config.weights)
@@ -118,6 +118,14 @@ def _train_policy(
             policy.freeze_unreached(any(sample.audio_parts() for sample in prompts.samples))
         if ranks.world == 1 and config.refresh_reference is None:
             policy.share_frozen()
+    frozen_weights.shrink_policy(
+        policy,
+        first_records(sources, prompts.usable, COMPARED_SAMPLES),
+        [] if critic is None else [critic.root],
+        config.refresh_reference is not None,
+    )
+    for model in (policy.root, *policy.frozen.values(), *([] if critic is None else [critic.root])):
+        model.to(default_device())
     if not prompts.trained:
         raise StageError("no record of the train split can be asked", set_aside.remedy(), 2)
     if problem := prompts.missing_codes():
@@ -192,13 +200,14 @@ def _train_policy(
         figures = train(task, loop, context.folder, context, task.device)
         changes = task.evaluations.changes(figures["steps"])
     if ranks.first:
-        _save_policy(config, context.folder)
+        _save_policy(config, context.folder, frozen_weights)
+        frozen_weights.compare_saved_policy(policy)
     ranks.barrier()
     outcome = training_outcome(changes, figures.get("best_step"), figures.get("stopped"))
     for warning in outcome.get("warnings", ()):
         context.say(warning)
     counts = {"prompts": prompts.trained, "held_out_prompts": prompts.held_out}
-    return {**figures, **outcome, **counts, "set_aside": len(set_aside.rows)}
+    return {**figures, **frozen_weights.figures(), **outcome, **counts, "set_aside": len(set_aside.rows)}
 
 
 def _engine(
@@ -322,14 +331,14 @@ def load_sampling(
     return plain_model(policy.root), load_engine(policy, model, rollouts)
 
 
-def _save_policy(config: PolicyTrainingConfig, folder: Path) -> None:
+def _save_policy(config: PolicyTrainingConfig, folder: Path, frozen: FrozenWeights) -> None:
     """Write the policy that a run ended with to `folder`, and its critic to `folder/critic`."""
     weights = trained_weights(folder, "policy")
-    policy = load_policy(config.start, config.trained, config.lora)
-    if config.critic is None:
-        policy.root.load_state_dict(weights)
-    else:
-        critic = CriticModel.begin(config, required(config.max_tokens))
-        ActorCritic(policy.root, critic.root).load_state_dict(weights)
+    with frozen.begun_again():
+        policy = load_policy(config.start, config.trained, config.lora)
+        critic = None if config.critic is None else CriticModel.begin(config, required(config.max_tokens))
+    root = policy.root if critic is None else ActorCritic(policy.root, critic.root)
+    load_trained(root, weights, frozen.are_small)
+    if critic is not None:
         critic.save(folder / "critic")
     policy.save(folder)

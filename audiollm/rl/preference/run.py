@@ -12,12 +12,15 @@ import torch
 from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.opening import open_source
 from audiollm.data.records.source import Source
-from audiollm.data.records.step_records import UsableRecords, find_usable
+from audiollm.data.records.step_records import UsableRecords, find_usable, first_records
 from audiollm.devices import default_device
 from audiollm.errors import BadSample, ConfigError, StageError
+from audiollm.families.frozen_weights import FrozenWeights
 from audiollm.families.policies import load_policy, plain_model, untrained_copy
 from audiollm.families.policy import Policy
+from audiollm.families.target_logits import COMPARED_SAMPLES
 from audiollm.files.set_aside import SetAside
+from audiollm.models.frozen.shrink import load_trained
 from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
@@ -150,7 +153,7 @@ def _fields(config: AnswerTrainingConfig) -> frozenset[str]:
 
 
 def _train_preferences(config: PreferenceConfig, context: Context) -> dict[str, Any]:
-    ranks = context.ranks
+    ranks, frozen_weights = context.ranks, FrozenWeights(config, context)
     records = find_records(config, STAGE_NAME, context, config.pictures is not None)
     torch.manual_seed(config.seed)  # an adapter begins at random
     policy = load_policy(
@@ -166,8 +169,10 @@ def _train_preferences(config: PreferenceConfig, context: Context) -> dict[str, 
     if config.critic is not None:
         critic = CriticModel.begin(config, required(config.max_tokens))
         policy.check_reader(critic.policy, "critic")
-        critic.root.to(default_device())
+    _shrink_frozen(frozen_weights, policy, critic, records)
     policy.root.to(default_device())
+    if critic is not None:
+        critic.root.to(default_device())
     for frozen in policy.frozen.values():
         place_frozen(frozen, config.reference_placement, ranks, default_device())
     steps = make_steps(config, policy, records, ranks)
@@ -198,9 +203,18 @@ def _train_preferences(config: PreferenceConfig, context: Context) -> dict[str, 
     )
     figures = train(task, loop, context.folder, context, task.device)
     if ranks.first:
-        _save_preference_policy(config, context)
+        _save_preference_policy(config, context, frozen_weights)
+        frozen_weights.compare_saved_policy(policy)
     ranks.barrier()
-    return {**figures, **records.counts()}
+    return {**figures, **frozen_weights.figures(), **records.counts()}
+
+
+def _shrink_frozen(
+    frozen: FrozenWeights, policy: Policy[Any, Any, Any], critic: CriticModel | None, records: Records
+) -> None:
+    """Store frozen weights as the settings say; answers of the first records tell what that does to logits."""
+    samples = first_records(records.sources, records.usable, COMPARED_SAMPLES)
+    frozen.shrink_policy(policy, samples, [] if critic is None else [critic.root])
 
 
 def _eval_answers(
@@ -221,14 +235,14 @@ def _eval_answers(
     return answers
 
 
-def _save_preference_policy(config: PreferenceConfig, context: Context) -> None:
+def _save_preference_policy(config: PreferenceConfig, context: Context, frozen: FrozenWeights) -> None:
     """Write the weights that the loop left, through a policy made anew: the trained one may be spread over ranks."""
     weights = trained_weights(context.folder, "policy")
-    fresh = load_policy(config.start, config.trained, config.lora, pictures=config.pictures)
-    if config.critic is None:
-        fresh.root.load_state_dict(weights)
-    else:
-        critic = CriticModel.begin(config, required(config.max_tokens))
-        ActorCritic(fresh.root, critic.root).load_state_dict(weights)
+    with frozen.begun_again():
+        fresh = load_policy(config.start, config.trained, config.lora, pictures=config.pictures)
+        critic = None if config.critic is None else CriticModel.begin(config, required(config.max_tokens))
+    root = fresh.root if critic is None else ActorCritic(fresh.root, critic.root)
+    load_trained(root, weights, frozen.are_small)
+    if critic is not None:
         critic.save(context.folder / "critic")
     fresh.save(context.folder)

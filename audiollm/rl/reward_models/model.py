@@ -113,6 +113,12 @@ class RewardModel:
         reward_model.root.requires_grad_(False).eval()
         return reward_model
 
+    @property
+    def base(self) -> Policy[Any, Any, Any]:
+        """The policy whose hidden states are scored."""
+        base: Policy[Any, Any, Any] = self.policy.base if isinstance(self.policy, StepPolicy) else self.policy
+        return base
+
     def save(self, folder: Path) -> None:
         """Write the model, adapter merged, to `folder/model`, with the head and what it scores beside its weights."""
         self.policy.save(folder)
@@ -283,6 +289,11 @@ class StepPolicy:
 
     def __init__(self, policy: Policy[Any, Any, Any]) -> None:
         self._policy = policy
+
+    @property
+    def base(self) -> Policy[Any, Any, Any]:
+        """The policy of whole answers."""
+        return self._policy
 
     @property
     def root(self) -> nn.Module:

@@ -6,7 +6,11 @@ from typing import Any
 
 import torch
 
+from audiollm.data.records.step_records import first_records
 from audiollm.devices import default_device
+from audiollm.families.frozen_weights import FrozenWeights
+from audiollm.families.target_logits import COMPARED_SAMPLES
+from audiollm.models.frozen.shrink import load_trained
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.rl.preference.run import errors_of_stage, find_records, make_steps
@@ -30,10 +34,12 @@ def train_reward(config: RewardConfig, context: Context) -> dict[str, Any]:
 
 
 def _train_reward_model(config: RewardConfig, context: Context) -> dict[str, Any]:
-    ranks = context.ranks
+    ranks, frozen = context.ranks, FrozenWeights(config, context)
     records = find_records(config, STAGE_NAME, context)
     torch.manual_seed(config.seed)  # the head, and an adapter, begin at random
     model = _begin_reward_model(config)
+    samples = first_records(records.sources, records.usable, COMPARED_SAMPLES)
+    frozen.shrink_policy(model.base, samples)
     model.root.to(default_device())
     steps = make_steps(config, model.policy, records, ranks)
     task = RewardTask(
@@ -44,11 +50,13 @@ def _train_reward_model(config: RewardConfig, context: Context) -> dict[str, Any
     )
     figures = train(task, loop, context.folder, context, task.device)
     if ranks.first:
-        fresh = _begin_reward_model(config)
-        fresh.root.load_state_dict(trained_weights(context.folder, "reward"))
+        with frozen.begun_again():
+            fresh = _begin_reward_model(config)
+        load_trained(fresh.root, trained_weights(context.folder, "reward"), frozen.are_small)
         fresh.save(context.folder)
+        frozen.compare_saved_policy(model.base)
     ranks.barrier()
-    return {**figures, **records.counts()}
+    return {**figures, **frozen.figures(), **records.counts()}
 
 
 def _begin_reward_model(config: RewardConfig) -> RewardModel:

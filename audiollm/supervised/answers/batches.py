@@ -12,7 +12,7 @@ from typing import Any
 from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.sample import Sample, check_without_video
 from audiollm.data.records.source import Source
-from audiollm.data.records.step_records import RecordPlace, StepPlaces, find_usable, name_of
+from audiollm.data.records.step_records import RecordPlace, StepPlaces, UsableRecords, find_usable, name_of
 from audiollm.errors import BadSample, StageError
 from audiollm.families.policy import Policy
 from audiollm.families.prompts import with_last_message_as_answer
@@ -77,6 +77,11 @@ class AnswerBatchMaker:
         """Samples that are trained on, that are held out, and that cannot be used."""
         usable = self._usable
         return {"train": usable.num_trained, "test": usable.num_held_out, "bad": usable.num_bad}
+
+    @property
+    def usable(self) -> UsableRecords:
+        """The samples of each source that are used."""
+        return self._usable
 
     def __call__(self, step: int) -> AnswerBatches:
         """Encode and batch the samples of a step. Called on every rank."""

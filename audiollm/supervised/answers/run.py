@@ -10,11 +10,15 @@ import torch
 
 from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.opening import open_source
+from audiollm.data.records.step_records import first_records
 from audiollm.data.records.video_clips import PictureSettings
 from audiollm.devices import default_device
 from audiollm.errors import ConfigError, StageError
+from audiollm.families.frozen_weights import FrozenWeights
 from audiollm.families.model_sizes import num_records, planned_parameters
 from audiollm.families.policies import load_policy
+from audiollm.families.target_logits import COMPARED_SAMPLES
+from audiollm.models.frozen.shrink import load_trained
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import StagePlan, planned_fact, required
@@ -97,11 +101,10 @@ def train_on_answers(config: TrainConfig, context: Context) -> dict[str, Any]:
         BadSample: the first bad sample, where `strict` is set.
     """
     check_settings(config)
-    ranks, start = context.ranks, required(config.start)
+    ranks, start, frozen = context.ranks, required(config.start), FrozenWeights(config, context)
     torch.manual_seed(config.seed)  # an adapter begins at random
     pictures = PictureSettings.beside(model_folder(start))
     policy = load_policy(start, config.trained, config.lora, pictures=pictures)
-    policy.root.to(default_device())
     sources = [open_source(source.path) for source in config.samples]
     set_aside = set_aside_of(context.folder, "train", ranks, config.strict)
     batch_size = required(config.batch_size)
@@ -111,6 +114,8 @@ def train_on_answers(config: TrainConfig, context: Context) -> dict[str, Any]:
             policy, sources, draws, set_aside, ranks, "samples", pictures is not None,
             lambda: bar.advance(bar.task_ids[0]),
         )  # fmt: skip
+    frozen.shrink_policy(policy, first_records(sources, batches.usable, COMPARED_SAMPLES))
+    policy.root.to(default_device())
     counts = batches.counts
     if config.keep_best and not counts["test"]:
         raise StageError(
@@ -128,9 +133,12 @@ def train_on_answers(config: TrainConfig, context: Context) -> dict[str, Any]:
     task = AnswerTask(policy, batches, config.normalization, ranks)
     figures = train(task, loop, context.folder, context, task.device)
     if ranks.first:  # through a policy made anew: the trained one may be spread over ranks
-        fresh = load_policy(start, config.trained, config.lora, pictures=pictures)
-        fresh.root.load_state_dict(trained_weights(context.folder, "policy"))
+        with frozen.begun_again():
+            fresh = load_policy(start, config.trained, config.lora, pictures=pictures)
+        load_trained(fresh.root, trained_weights(context.folder, "policy"), frozen.are_small)
         fresh.save(context.folder)
+        del fresh
+        frozen.compare_saved_policy(policy)
     ranks.barrier()
     named = {"sequences": counts["train"], "held_out": counts["test"], "set_aside": counts["bad"]}
-    return {**figures, **named}
+    return {**figures, **frozen.figures(), **named}

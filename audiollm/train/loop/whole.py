@@ -8,11 +8,13 @@ copy and of one tensor beside what training takes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from audiollm.models.frozen.shrink import small_weights
 from audiollm.train.loop.modules import announce_weights
 
 Read = Callable[[Tensor], Tensor]
@@ -137,13 +139,14 @@ class WholeCopy:
 
 
 def _iterate_entries(module: nn.Module) -> Iterator[_Entry]:
-    """Yield parameters and persistent buffers, those of adapters left out."""
+    """Yield parameters and persistent buffers, those of adapters left out; weights in fewer bytes are made float32."""
     adapters = {
         f"{name}.weight": submodule
         for name, submodule in module.named_modules()
         if hasattr(submodule, "lora_A") and hasattr(submodule, "base_layer")
     }
-    for key, tensor in module.state_dict(keep_vars=True).items():
+    tensors = module.state_dict(keep_vars=True)
+    for key, tensor in chain(tensors.items(), small_weights(module)):
         if ".lora_" in key or ".original_module." in key:
             continue
         name = key.replace(".base_layer.", ".").replace(".modules_to_save.default.", ".")

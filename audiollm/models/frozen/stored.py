@@ -1,0 +1,187 @@
+"""A frozen weight in fewer bytes than float32, and its values for a product.
+
+| format | bytes of a number | stored as |
+|---|---|---|
+| `bf16` | 2 | rounded |
+| `int8` | 1, and 4 of a row | whole numbers from -127 to 127, times a scale of their row; by PyTorch alone |
+| `nf4` | 9/16 | 4 bits (NormalFloat, arXiv 2305.14314) in blocks of 64 with a scale each; by bitsandbytes |
+
+Buffers are not persistent: what is stored is made anew from the folder that a training begins from, and no checkpoint
+and no saved model holds it.
+
+Shapes: O output features, I input features, B bytes or blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import math
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from audiollm.errors import ConfigError
+
+SmallFormat = Literal["bf16", "int8", "nf4"]
+"""How weights that do not learn are stored where it is not float32."""
+NF4_BLOCK = 64
+"""Numbers that share a scale in `nf4`."""
+BYTES_PER_NUMBER = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "nf4": 0.5 + 4 / NF4_BLOCK}
+"""Of a large matrix: without the scales of `int8`, 4 bytes of a row."""
+LARGEST_INT8 = 127
+
+
+class StoredWeight(nn.Module, ABC):
+    """A weight `[O, I]`: `values * scale`, with a scale for each row where the format has one."""
+
+    scale_O: Tensor | None
+    """float32, and exact in bf16: products are scaled, not weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale_O", None, persistent=False)
+
+    @abstractmethod
+    def values(self, dtype: torch.dtype) -> Tensor:
+        """Return the values `[O, I]` before they are scaled, for a product in this type."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is stored."""
+        return sum(buffer.numel() * buffer.element_size() for buffer in self.buffers())
+
+    def weight(self) -> Tensor:
+        """Return the weight in float32, `[O, I]`."""
+        values_OI = self.values(torch.float32)
+        return values_OI if self.scale_O is None else values_OI * self.scale_O[:, None]
+
+
+class HalfWeight(StoredWeight):
+    """`bf16`."""
+
+    def __init__(self, weight_OI: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("values_OI", weight_OI.detach().to(torch.bfloat16, copy=True), persistent=False)
+        self.values_OI: Tensor
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        """See `StoredWeight.values`."""
+        return self.values_OI.to(dtype)
+
+
+class ByteWeight(StoredWeight):
+    """`int8`, each row by its largest number."""
+
+    def __init__(self, weight_OI: Tensor) -> None:
+        super().__init__()
+        weight_OI = weight_OI.detach().float()
+        scale_O = (weight_OI.abs().amax(dim=1) / LARGEST_INT8).bfloat16().float()
+        scale_O = torch.where(scale_O > 0, scale_O, 1.0)
+        values_OI = (weight_OI / scale_O[:, None]).round_().clamp_(-LARGEST_INT8, LARGEST_INT8)
+        self.register_buffer("values_OI", values_OI.to(torch.int8), persistent=False)
+        self.scale_O = scale_O
+        self.values_OI: Tensor
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        """See `StoredWeight.values`; whole numbers, which are exact in every type."""
+        return self.values_OI.to(dtype)
+
+
+class NibbleWeight(StoredWeight):
+    """`nf4`.
+
+    Raises:
+        ConfigError: bitsandbytes is not installed.
+    """
+
+    def __init__(self, weight_OI: Tensor) -> None:
+        super().__init__()
+        self.shape = tuple(weight_OI.shape)
+        packed_B, state = load_bitsandbytes().functional.quantize_4bit(
+            weight_OI.detach().float().contiguous(),
+            blocksize=NF4_BLOCK,
+            compress_statistics=False,
+            quant_type="nf4",
+        )
+        self.register_buffer("packed_B", packed_B, persistent=False)
+        self.register_buffer("scale_B", state.absmax, persistent=False)
+        self.packed_B: Tensor
+        self.scale_B: Tensor
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        """See `StoredWeight.values`."""
+        functional = load_bitsandbytes().functional
+        state = functional.QuantState(
+            self.scale_B,
+            self.shape,
+            blocksize=NF4_BLOCK,
+            quant_type="nf4",
+            dtype=torch.float32 if dtype == torch.float64 else dtype,
+        )
+        values_OI: Tensor = functional.dequantize_4bit(self.packed_B, state)
+        return values_OI.to(dtype)
+
+
+FORMATS: dict[str, type[HalfWeight | ByteWeight | NibbleWeight]] = {
+    "bf16": HalfWeight,
+    "int8": ByteWeight,
+    "nf4": NibbleWeight,
+}
+
+
+def stored_bytes(shape: tuple[int, int], format: SmallFormat) -> int:
+    """Bytes of a weight of this shape `(O, I)`."""
+    outputs, inputs = shape
+    if format == "nf4":
+        return math.ceil(outputs * inputs / 2) + 4 * math.ceil(outputs * inputs / NF4_BLOCK)
+    return int(outputs * inputs * BYTES_PER_NUMBER[format]) + (4 * outputs if format == "int8" else 0)
+
+
+def check_format(format: SmallFormat) -> None:
+    """Check that a format can be had here.
+
+    Raises:
+        ConfigError: its library is not installed.
+    """
+    if format == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            "frozen_weights: nf4 needs bitsandbytes, which is not installed",
+            "",
+            "pip install 'audiollm[nf4]', or take int8 or bf16",
+        )
+
+
+@cache
+def load_bitsandbytes() -> Any:
+    """Import bitsandbytes, without the code that it would download.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    check_format("nf4")
+    with _without_downloads():
+        import bitsandbytes
+    return bitsandbytes
+
+
+@contextlib.contextmanager
+def _without_downloads() -> Iterator[None]:
+    """Keep bitsandbytes from fetching compiled code by the package `kernels`, whose absence it logs as an error."""
+    logger, hidden = logging.getLogger("bitsandbytes.backends.cpu.ops"), sys.modules.get("kernels")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    sys.modules["kernels"] = None  # type: ignore[assignment]  # an import raises ImportError
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        del sys.modules["kernels"]
+        if hidden is not None:
+            sys.modules["kernels"] = hidden
