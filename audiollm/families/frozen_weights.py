@@ -57,24 +57,31 @@ class FrozenWeights:
         """Whether they are stored in fewer bytes."""
         return self._format != "fp32"
 
-    def shrink(self, models: Sequence[nn.Module], logits: ReadLogits) -> None:
+    def shrink(
+        self,
+        model: nn.Module,
+        logits: ReadLogits,
+        references: Sequence[nn.Module] = (),
+        beside: Sequence[nn.Module] = (),
+    ) -> None:
         """Store the frozen weights of models on the CPU in fewer bytes, and measure what that does to logits.
 
         A training that goes on after a kill has measured it before.
 
         Args:
-            models: the one that is trained, and others that are frozen or trained beside it.
-            logits: computes logits of the first model.
+            model: the one that is trained.
+            logits: computes logits of the model.
+            references, beside: as `shrink_frozen` has them.
 
         Raises:
-            StageError: no weight of the first model is frozen.
+            StageError: no weight of the model is frozen.
         """
         if self._format == "fp32":
             return
         record = read_json(self._path) if self._path.exists() else {}
         expected = [] if record else logits()
         try:
-            sizes = shrink_frozen(models, self._format)
+            sizes = shrink_frozen(model, self._format, references, beside)
         except ConfigError as error:
             raise StageError(error.message, error.remedy, 2) from error
         if not record:
@@ -128,7 +135,7 @@ class FrozenWeights:
         if not refreshes_reference:
             policy.share_frozen()
             references = list(policy.frozen.values())
-        self.shrink([policy.root, *references, *beside], lambda: read_logits(policy, self._batch))
+        self.shrink(policy.root, lambda: read_logits(policy, self._batch), references, beside)
 
     def compare_saved_policy(self, policy: Policy[Any, Any, Any]) -> None:
         """Open the policy that was saved, and compare it with the one that was trained; see `compare_saved`."""

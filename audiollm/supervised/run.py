@@ -62,7 +62,7 @@ def _train_on_packs(config: TrainConfig, training: PackedTraining, context: Cont
     torch.manual_seed(config.seed)
     model = training.build(template, corpus.is_coded)
     compared = _compared_pack(config, corpus, batching) if frozen.are_small else None
-    frozen.shrink([model], lambda: read_logits(model, compared))
+    frozen.shrink(model, lambda: read_logits(model, compared))
     model.to(default_device())
     held_out = evaluation_packs(
         sources, survey, template, batching, corpus.set_aside, ranks.rank, ranks.world

@@ -77,7 +77,7 @@ def frozen_product(x: Tensor, stored: StoredWeight, bias_O: Tensor | None) -> Te
         out_RO: Tensor = _FrozenProduct.apply(x_RI, stored, out_dtype)
     else:
         out_RO = _multiply(x_RI, stored, out_dtype)
-    out = out_RO.view(*x.shape[:-1], -1)
+    out = out_RO.view(*x.shape[:-1], out_RO.shape[1])
     return out if bias_O is None else out + bias_O.to(out.dtype)
 
 

@@ -7,7 +7,8 @@ biases, tables of codes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -66,13 +67,27 @@ def frozen_layers(model: nn.Module) -> list[FrozenLayer]:
     return [frozen for frozen in layers if users[id(frozen.layer.weight)] <= replaceable]
 
 
-def shrink_frozen(models: Sequence[nn.Module], format: SmallFormat) -> StoredSizes:
+def shrink_frozen(
+    model: nn.Module,
+    format: SmallFormat,
+    references: Sequence[nn.Module] = (),
+    beside: Sequence[nn.Module] = (),
+) -> StoredSizes:
     """Store the frozen weights of models in fewer bytes, in place; a weight that several share stays one.
+
+    Args:
+        references: models of the same names, of which only what is frozen in the first is stored so: where they are
+            the same model, they compute the same.
+        beside: models that are trained beside it.
 
     Raises:
         ConfigError: no weight of the first model is frozen, or the library of the format is not installed.
     """
-    planned = [frozen_layers(model) for model in models]
+    models = [model, *references, *beside]
+    planned = [frozen_layers(trained_or_fixed) for trained_or_fixed in models]
+    names = {frozen.name for frozen in planned[0]}
+    for layers in planned[1 : len(references) + 1]:
+        layers[:] = [frozen for frozen in layers if frozen.name in names]
     if not planned[0]:
         raise ConfigError(
             f"frozen_weights: {format}, and no linear layer of the model is frozen",
@@ -88,6 +103,12 @@ def shrink_frozen(models: Sequence[nn.Module], format: SmallFormat) -> StoredSiz
             stored[key] = (HalfWeight if frozen.is_table else FORMATS[format])(weight)
         setattr(frozen.parent, frozen.child, _small_layer(frozen.layer, stored[key]))
     return StoredSizes(before, _bytes_of(models), len(planned[0]))
+
+
+def num_stored(modules: Iterable[nn.Module]) -> int:
+    """Return how many numbers modules store in fewer bytes, beside their parameters."""
+    stored = {id(m): m for module in modules for m in module.modules() if isinstance(m, StoredWeight)}
+    return sum(math.prod(weight.shape) for weight in stored.values())
 
 
 def check_whole(model: nn.Module) -> None:

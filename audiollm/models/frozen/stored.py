@@ -44,8 +44,9 @@ class StoredWeight(nn.Module, ABC):
     scale_O: Tensor | None
     """float32, and exact in bf16: products are scaled, not weights."""
 
-    def __init__(self) -> None:
+    def __init__(self, weight_OI: Tensor) -> None:
         super().__init__()
+        self.shape = tuple(weight_OI.shape)
         self.register_buffer("scale_O", None, persistent=False)
 
     @abstractmethod
@@ -67,7 +68,7 @@ class HalfWeight(StoredWeight):
     """`bf16`."""
 
     def __init__(self, weight_OI: Tensor) -> None:
-        super().__init__()
+        super().__init__(weight_OI)
         self.register_buffer("values_OI", weight_OI.detach().to(torch.bfloat16, copy=True), persistent=False)
         self.values_OI: Tensor
 
@@ -80,7 +81,7 @@ class ByteWeight(StoredWeight):
     """`int8`, each row by its largest number."""
 
     def __init__(self, weight_OI: Tensor) -> None:
-        super().__init__()
+        super().__init__(weight_OI)
         weight_OI = weight_OI.detach().float()
         scale_O = (weight_OI.abs().amax(dim=1) / LARGEST_INT8).bfloat16().float()
         scale_O = torch.where(scale_O > 0, scale_O, 1.0)
@@ -102,8 +103,7 @@ class NibbleWeight(StoredWeight):
     """
 
     def __init__(self, weight_OI: Tensor) -> None:
-        super().__init__()
-        self.shape = tuple(weight_OI.shape)
+        super().__init__(weight_OI)
         packed_B, state = load_bitsandbytes().functional.quantize_4bit(
             weight_OI.detach().float().contiguous(),
             blocksize=NF4_BLOCK,

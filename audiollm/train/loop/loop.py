@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from audiollm.errors import StageError
 from audiollm.measured_choices import CHOICES
+from audiollm.models.frozen.shrink import num_stored
 from audiollm.recipe.runner import Context
 from audiollm.train.loop.budget import StepCost, step_cost, steps_of_budget
 from audiollm.train.loop.checkpoint import Best, Readers, load_part, open_part, read_state, save_checkpoint
@@ -211,7 +212,8 @@ class _Run:
             self._swap_averages()
         for module in self.modules.values():
             module.eval()
-        return sum(num_elements(p) for module in self.modules.values() for p in module.parameters())
+        whole = sum(num_elements(p) for module in self.modules.values() for p in module.parameters())
+        return whole + num_stored(self.modules.values())
 
     def _train_step(self) -> BadStep | None:
         """One step further. Returns what a task found to be wrong by itself."""

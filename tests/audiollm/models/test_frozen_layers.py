@@ -48,7 +48,9 @@ def test_values_are_close_and_as_small_as_planned(format: SmallFormat) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_products_and_gradients_are_those_of_the_stored_weight(format: SmallFormat, bf16_is_fast: bool) -> None:
+def test_products_and_gradients_are_those_of_the_stored_weight(
+    format: SmallFormat, bf16_is_fast: bool
+) -> None:
     torch.manual_seed(0)
     weight_OI, bias_O = torch.randn(64, 32), torch.randn(64)
     small = FORMATS[format](weight_OI)
@@ -92,7 +94,7 @@ def test_trained_layers_norms_and_tables_are_not_quantized(format: SmallFormat) 
     model.model.layers[1].mlp.down_proj.requires_grad_(True)  # type: ignore[union-attr]
     before = {name: value.clone() for name, value in model.state_dict().items()}
     numbers, planned = planned_savings(model, format)
-    sizes = shrink_frozen([model], format)
+    sizes = shrink_frozen(model, format)
     after = model.state_dict()
     left_out = {name for name, _ in small_weights(model)}
     assert left_out == before.keys() - after.keys()
@@ -117,7 +119,9 @@ def test_trained_layers_norms_and_tables_are_not_quantized(format: SmallFormat) 
     load_trained(again, after, is_small=True)
     assert all(torch.equal(before[name], value) for name, value in again.state_dict().items())
     with pytest.raises(RuntimeError, match="Missing"):
-        load_trained(again, {k: v for k, v in after.items() if "projector" not in k and "norm" not in k}, True)
+        load_trained(
+            again, {k: v for k, v in after.items() if "projector" not in k and "norm" not in k}, True
+        )
 
 
 class Tied(nn.Module):
@@ -131,12 +135,12 @@ class Tied(nn.Module):
 
 def test_tied_weights_stay_one_or_stay_whole() -> None:
     model = Tied().requires_grad_(False)
-    shrink_frozen([model], "int8")
+    shrink_frozen(model, "int8")
     assert model.first.weight is model.second.weight and model.first.weight.dtype == torch.bfloat16
     assert model.own.stored.values_OI.dtype == torch.int8  # type: ignore[union-attr]
     model = Tied().requires_grad_(False)
     model.second.bias.requires_grad_(True)
-    shrink_frozen([model], "int8")
+    shrink_frozen(model, "int8")
     assert type(model.first) is nn.Linear and model.first.weight is model.second.weight
 
 
@@ -146,7 +150,7 @@ def test_a_reference_shares_what_it_has_in_common() -> None:
     for name, parameter in reference.named_parameters():
         if "up_proj" not in name:
             parameter.data = model.get_parameter(name).data
-    shrink_frozen([model, reference], "int8")
+    shrink_frozen(model, "int8", [reference])
     q_proj, up_proj = (
         [each.get_submodule(f"model.layers.0.{name}").stored for each in (model, reference)]
         for name in ("self_attn.q_proj", "mlp.up_proj")
@@ -156,7 +160,7 @@ def test_a_reference_shares_what_it_has_in_common() -> None:
 
 def test_a_model_without_a_frozen_layer_is_refused() -> None:
     with pytest.raises(ConfigError, match="no linear layer of the model is frozen"):
-        shrink_frozen([model_that_hears()], "int8")
+        shrink_frozen(model_that_hears(), "int8")
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
