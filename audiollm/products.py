@@ -60,7 +60,11 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
     learns = torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad for tensor in (x, weight_OI, bias_O)
     )
-    kinds: tuple[Kind, ...] = ("forward", "input_gradient", "weight_gradient") if learns else ("forward",)
+    kinds: list[Kind] = ["forward"]
+    if learns and x.requires_grad:
+        kinds.append("input_gradient")
+    if learns and weight_OI.requires_grad:
+        kinds.append("weight_gradient")
     if all(chosen_library(kind, rows, inputs, outputs) == "plain" for kind in kinds):
         return functional.linear(x, weight_OI, bias_O)
     x_RI = x.reshape(-1, inputs)
@@ -111,11 +115,12 @@ def weight_gradient(grad_RO: Tensor, x_RI: Tensor, total_OI: Tensor | None = Non
 
 
 class _Linear(torch.autograd.Function):
-    """A product with bias; its input and weight are kept."""
+    """A product with bias; kept are its input, where the weight is trained, and the weight, where the input needs it."""
 
     @staticmethod
     def forward(ctx: Any, x_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x_RI, weight_OI)
+        for_input, for_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x_RI if for_weight else None, weight_OI if for_input else None)
         return multiply(x_RI, weight_OI, bias_O)
 
     @staticmethod

@@ -9,6 +9,7 @@ from typing import Literal
 from torch import nn
 
 from audiollm.errors import ConfigError, suggestion
+from audiollm.models.frozen.stored import load_offline
 from audiollm.train.settings import LoRASettings
 
 TrainedPart = Literal["all", "adapter"] | Sequence[str]
@@ -57,6 +58,7 @@ def adapt_model(
 def _with_adapter(model: nn.Module, settings: LoRASettings, unreached: Sequence[str]) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
+    load_offline()
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,

@@ -16,6 +16,7 @@ from torch import Tensor
 from audiollm.data.records.source import LoadedSample
 from audiollm.errors import BadSample
 from audiollm.families.prompts import with_last_message_as_answer
+from audiollm.models.chunked_cross_entropy import HeadWeight, column_blocks, joined_weight
 
 Logits = Sequence[Tensor]
 """float32 on the CPU, `[T, V]` for each vocabulary that has targets: words, codes."""
@@ -66,10 +67,11 @@ class LogitDifference:
         )
 
 
-def head_logits(hidden_TC: Tensor, weight_VC: Tensor, books: int = 1) -> Tensor:
+def head_logits(hidden_TC: Tensor, weight_VC: HeadWeight, books: int = 1) -> Tensor:
     """Compute the logits `[T x books, V]` of the first rows of a head's input, in float32 on the CPU."""
     hidden_TC = hidden_TC[: max(1, MAX_TARGETS // books)].float()
-    logits = (hidden_TC @ weight_VC.float().T).unflatten(1, (books, -1)).flatten(0, 1)
+    weight = joined_weight(column_blocks(weight_VC), torch.float32)
+    logits = (hidden_TC @ weight.T).unflatten(1, (books, -1)).flatten(0, 1)
     return logits.cpu()
 
 

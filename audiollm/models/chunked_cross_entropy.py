@@ -6,6 +6,7 @@ R rows of a chunk.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,10 @@ CHUNK_ROWS = 256
 """... and yet at least as many rows, so that the weight is not read over and over for few of them."""
 
 
+HeadWeight = Tensor | Sequence[Tensor]
+"""The weight of a head, `[V, C]`: whole, or blocks of its columns side by side, some of which may be frozen."""
+
+
 class CrossEntropy(NamedTuple):
     """Weighted sums of cross entropies, in nats."""
 
@@ -31,7 +36,7 @@ class CrossEntropy(NamedTuple):
 
 def linear_cross_entropy(
     hidden_XC: Tensor,
-    weight_VC: Tensor,
+    weight_VC: HeadWeight,
     targets_XK: Tensor,
     weights_XK: Tensor,
     chunk: int | None = None,
@@ -44,7 +49,7 @@ def linear_cross_entropy(
     the weight's gradient over chunks, in float32 (float64 stays float64).
 
     Args:
-        weight_VC: `[K x V, C]`, codebook after codebook.
+        weight_VC: `[K x V, C]`, codebook after codebook; of blocks, those that are frozen have no gradient computed.
         targets_XK: int64 `[X, K]`, or `[X]` for one; a negative target counts for nothing.
         weights_XK: as `targets_XK`; constants, no gradient reaches them.
         chunk: rows at a time; by default as many as make `CHUNK_LOGITS` logits, and at least `CHUNK_ROWS`.
@@ -55,15 +60,46 @@ def linear_cross_entropy(
     if targets_XK.ndim == 1:
         targets_XK, weights_XK = targets_XK[:, None], weights_XK[:, None]
     rows, books = targets_XK.shape
-    if targets_XK.shape != weights_XK.shape or len(hidden_XC) != rows or len(weight_VC) % books:
-        shapes = [list(tensor.shape) for tensor in (hidden_XC, weight_VC, targets_XK, weights_XK)]
+    blocks = column_blocks(weight_VC)
+    if targets_XK.shape != weights_XK.shape or len(hidden_XC) != rows or len(blocks[0]) % books:
+        shapes = [list(tensor.shape) for tensor in (hidden_XC, *blocks, targets_XK, weights_XK)]
         raise ValueError(f"linear_cross_entropy: hidden, weight, targets, weights of shapes {shapes}")
-    chunk = chunk or max(CHUNK_ROWS, CHUNK_LOGITS // len(weight_VC))
+    chunk = chunk or max(CHUNK_ROWS, CHUNK_LOGITS // len(blocks[0]))
     needs_grad = torch.is_grad_enabled()
-    needs = (needs_grad and hidden_XC.requires_grad, needs_grad and weight_VC.requires_grad)
-    return CrossEntropy(
-        *_ChunkedCrossEntropy.apply(hidden_XC, weight_VC, targets_XK, weights_XK, chunk, needs)
-    )
+    needs = tuple(needs_grad and tensor.requires_grad for tensor in (hidden_XC, *blocks))
+    return CrossEntropy(*_ChunkedCrossEntropy.apply(hidden_XC, targets_XK, weights_XK, chunk, needs, *blocks))
+
+
+def column_blocks(weight_VC: HeadWeight) -> tuple[Tensor, ...]:
+    """Return the blocks of a head's weight."""
+    return (weight_VC,) if isinstance(weight_VC, Tensor) else tuple(weight_VC)
+
+
+def joined_weight(blocks: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Return the weight `[V, C]` of blocks in this type; of one block in this type the block itself."""
+    if len(blocks) == 1:
+        return blocks[0].to(dtype)
+    return torch.cat([block.detach().to(dtype) for block in blocks], dim=1)
+
+
+def zero_gradients(
+    blocks: Sequence[Tensor], needs: Sequence[bool], dtype: torch.dtype
+) -> list[Tensor | None]:
+    """Return where the gradient of each block that needs one is summed."""
+    return [
+        torch.zeros_like(block, dtype=dtype) if needed else None
+        for block, needed in zip(blocks, needs, strict=True)
+    ]
+
+
+def add_block_gradients(
+    totals: Sequence[Tensor | None], blocks: Sequence[Tensor], grad_RV: Tensor, rows_RC: Tensor
+) -> None:
+    """Add the gradient of each block that needs one: of its own columns alone."""
+    widths = [block.shape[1] for block in blocks]
+    for total, rows in zip(totals, rows_RC.split(widths, dim=1), strict=True):
+        if total is not None:
+            add_weight_gradient(total, grad_RV, rows)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -77,20 +113,20 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any,
         hidden_XC: Tensor,
-        weight_VC: Tensor,
         targets_XK: Tensor,
         weights_XK: Tensor,
         chunk: int,
-        needs: tuple[bool, bool],
+        needs: tuple[bool, ...],
+        *blocks: Tensor,
     ) -> tuple[Tensor, Tensor]:
         dtype = matmul_dtype(hidden_XC)
         exact = torch.float64 if dtype == torch.float64 else torch.float32
         grad_hidden_XC = torch.empty_like(hidden_XC) if needs[0] else None
-        grad_weight_VC = torch.zeros_like(weight_VC, dtype=exact) if needs[1] else None
+        totals = zero_gradients(blocks, needs[1:], exact)
         weights_XK, largest = _normalize_weights(torch.where(targets_XK >= 0, weights_XK, 0.0).to(exact))
         sums_K = torch.zeros(targets_XK.shape[1], dtype=torch.float64, device=hidden_XC.device)
         with torch.autocast(hidden_XC.device.type, enabled=False):
-            cast_VC = weight_VC.to(dtype)
+            cast_VC = joined_weight(blocks, dtype)
             for start in range(0, len(hidden_XC), chunk):
                 rows = slice(start, start + chunk)
                 hidden_RC = hidden_XC[rows].to(dtype)
@@ -99,10 +135,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 grad_logits_RV = logits_RV.to(dtype)
                 if grad_hidden_XC is not None:
                     grad_hidden_XC[rows] = input_gradient(grad_logits_RV, cast_VC)
-                if grad_weight_VC is not None:
-                    add_weight_gradient(grad_weight_VC, grad_logits_RV, hidden_RC)
-        ctx.save_for_backward(grad_hidden_XC, grad_weight_VC, largest)
-        ctx.dtypes = hidden_XC.dtype, weight_VC.dtype
+                add_block_gradients(totals, blocks, grad_logits_RV, hidden_RC)
+        ctx.save_for_backward(grad_hidden_XC, *totals, largest)
+        ctx.dtypes = [hidden_XC.dtype, *(block.dtype for block in blocks)]
         sums_K *= largest
         by_codebook_K = sums_K.to(exact)
         ctx.mark_non_differentiable(by_codebook_K)
@@ -112,11 +147,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         *gradients, largest = ctx.saved_tensors
         scale = upstream[0] * largest
-        grad_hidden, grad_weight = (
+        grad_hidden, *grad_blocks = (
             None if gradient is None else (gradient.to(scale.dtype) * scale).to(dtype)
             for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
         )
-        return grad_hidden, grad_weight, None, None, None, None
+        return grad_hidden, None, None, None, None, *grad_blocks
 
 
 def _normalize_weights(weights_XK: Tensor) -> tuple[Tensor, Tensor]:

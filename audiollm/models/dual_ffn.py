@@ -30,6 +30,7 @@ from audiollm.models.attention import (
 )
 from audiollm.models.audio_encoder import AudioEncoderConfig, AudioTower, Projector
 from audiollm.models.cache import AttendExtended, Cache, attend_cached, fill_cache
+from audiollm.models.chunked_cross_entropy import HeadWeight
 from audiollm.models.decoder import Attend, AttendPacked, DualFFNConfig, DualFFNLayer, Rows
 from audiollm.models.hub import from_language_model, load_pretrained, save_pretrained
 from audiollm.models.kernels import RMSNorm, matmul_dtype
@@ -52,11 +53,11 @@ class Head(Linear):
         return linear(hidden_XC, self.weight) if use is None else use(hidden_XC, self.weight)
 
 
-def through_head(head: nn.Module, hidden_XC: Tensor, use: Callable[[Tensor, Tensor], Any]) -> Any:
+def through_head(head: nn.Module, hidden_XC: Tensor, use: Callable[[Tensor, HeadWeight], Any]) -> Any:
     """Apply `use` to the hidden states `[X, C]` and the weight `[V, C]` of a head, plain or adapted by PEFT.
 
     A head with a low-rank adapter has the logits `h W' + s A(h) B'`, which are those of `[h, s A(h)]` under the weight
-    `[W, B]`: both are handed to `use` side by side, with the adapter's rank as more columns.
+    `[W, B]`: `use` is given the hidden states with the adapter's rank as more columns, and the weight as these blocks.
     """
     lora: Any = head
     if not hasattr(head, "lora_A") or lora.disable_adapters or lora.merged:
@@ -68,7 +69,7 @@ def through_head(head: nn.Module, hidden_XC: Tensor, use: Callable[[Tensor, Tens
             lora.lora_A[name](lora.lora_dropout[name](hidden_XC)) * lora.scaling[name] for name in adapters
         ]
         expanded = [lora.lora_B[name].weight for name in adapters]
-        return use(torch.cat([hidden_XC, *reduced], dim=1), torch.cat([weight_VC, *expanded], dim=1))
+        return use(torch.cat([hidden_XC, *reduced], dim=1), (weight_VC, *expanded))
 
     return lora.base_layer(hidden_XC, use_adapted)
 

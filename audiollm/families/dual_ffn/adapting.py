@@ -12,6 +12,7 @@ from audiollm.train.settings import LoRASettings, Trained
 
 if TYPE_CHECKING:
     from peft import PeftModel
+from audiollm.models.frozen.stored import load_offline
 from audiollm.train.loop.modules import announce_weights
 
 AUDIO_PATTERNS = (
@@ -26,8 +27,13 @@ ENCODER_PATTERNS = ("audio_tower.*", "audio_encoder_proj.*")
 """And where it has an encoder of what it hears."""
 
 
-def adapt(model: nn.Module, trained: Trained, lora: LoRASettings | None = None) -> nn.Module:
+def adapt(
+    model: nn.Module, trained: Trained, lora: LoRASettings | None = None, encoder_trained: bool = True
+) -> nn.Module:
     """Leave trainable what is asked for and freeze the rest.
+
+    Args:
+        encoder_trained: False keeps the audio encoder, if there is one, as it is: it has no adapters either.
 
     Returns:
         The model, or with `adapter` the PEFT model around it (the model itself has the adapter inside as well).
@@ -35,12 +41,16 @@ def adapt(model: nn.Module, trained: Trained, lora: LoRASettings | None = None) 
     Raises:
         ValueError: a pattern that fits nothing.
     """
-    if trained == "all":
-        return model
+    encoder = None if encoder_trained else getattr(model, "audio_tower", None)
+    adapted = model
     if trained == "adapter":
-        return add_lora(model, lora or LoRASettings())
-    train_only(model, _audio_patterns(model) if trained == "audio_ffn" else trained)
-    return model
+        kept = [] if encoder is None else [f"audio_tower.{name}" for name, _ in encoder.named_modules()]
+        adapted = add_lora(model, lora or LoRASettings(), kept)
+    elif trained != "all":
+        train_only(model, _audio_patterns(model) if trained == "audio_ffn" else trained)
+    if encoder is not None:
+        encoder.freeze()
+    return adapted
 
 
 def train_only(model: nn.Module, patterns: Sequence[str]) -> None:
@@ -58,14 +68,18 @@ def train_only(model: nn.Module, patterns: Sequence[str]) -> None:
         parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in patterns))
 
 
-def add_lora(model: nn.Module, settings: LoRASettings) -> PeftModel:
+def add_lora(model: nn.Module, settings: LoRASettings, kept: Sequence[str] = ()) -> PeftModel:
     """Put adapters into the model's linear layers, and train whole modules beside them; all else is frozen.
+
+    Args:
+        kept: full names of modules that get no adapter.
 
     Raises:
         ValueError: no layer or module has such a name.
     """
     from peft import LoraConfig, get_peft_model
 
+    load_offline()
     beside = _outermost_modules(model, settings.trained_beside)
     config = LoraConfig(
         r=settings.rank,
@@ -73,6 +87,7 @@ def add_lora(model: nn.Module, settings: LoRASettings) -> PeftModel:
         lora_dropout=settings.dropout,
         target_modules=list(settings.target_modules),
         modules_to_save=beside or None,
+        exclude_modules=list(kept) or None,
     )
     return get_peft_model(model, config)
 

@@ -18,7 +18,7 @@ from audiollm.families.packed_training import PackedModel
 from audiollm.families.target_logits import MAX_TARGETS, Logits, head_logits
 from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Request
-from audiollm.models.chunked_cross_entropy import CrossEntropy, linear_cross_entropy
+from audiollm.models.chunked_cross_entropy import CrossEntropy, HeadWeight, linear_cross_entropy
 from audiollm.models.dual_ffn import DualFFN, through_head
 from audiollm.models.encoder_flops import encoder_flops
 
@@ -102,7 +102,7 @@ def packed_logits(model: DualFFN, hidden_SC: Tensor, batch: PackedBatch) -> Logi
 def _head_loss(
     head: nn.Module, hidden_SC: Tensor, index_X: Tensor, targets: Tensor, weights: Tensor
 ) -> CrossEntropy:
-    def use(hidden_XC: Tensor, weight_VC: Tensor) -> CrossEntropy:
+    def use(hidden_XC: Tensor, weight_VC: HeadWeight) -> CrossEntropy:
         return linear_cross_entropy(hidden_XC, weight_VC, targets, weights)
 
     losses: CrossEntropy = through_head(head, hidden_SC.index_select(0, index_X), use)

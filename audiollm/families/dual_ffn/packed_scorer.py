@@ -22,6 +22,7 @@ from audiollm.families.logprobs.token_figures import (
     linear_token_figures,
 )
 from audiollm.models.audio_encoder import AudioTower
+from audiollm.models.chunked_cross_entropy import HeadWeight, column_blocks, joined_weight
 from audiollm.models.dual_ffn import DualFFN, through_head
 
 
@@ -175,11 +176,12 @@ def _text_figures(batch: PackedAnswers, text: TokenFigures) -> TokenFigures:
     return TokenFigures(*ordered)  # type: ignore[arg-type]
 
 
-def _kept_rows(hidden_XC: Tensor, weight_VC: Tensor) -> HeadRows:
+def _kept_rows(hidden_XC: Tensor, weight_VC: HeadWeight) -> HeadRows:
     """Keep a head's input and weight beyond the pass; on several ranks a copy, for strategies free what they gather."""
     several = torch.distributed.is_available() and torch.distributed.is_initialized()
-    weight_VC = weight_VC.detach().clone() if several else weight_VC.detach()
-    return HeadRows(hidden_XC.detach(), weight_VC)
+    blocks = column_blocks(weight_VC)
+    weight = joined_weight(blocks, blocks[-1].dtype).detach()
+    return HeadRows(hidden_XC.detach(), weight.clone() if several else weight)
 
 
 def _switch_dropout_off(model: DualFFN) -> None:

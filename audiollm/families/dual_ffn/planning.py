@@ -119,10 +119,7 @@ def count_parameters(config: TrainConfig, shape: DualFFNConfig) -> Counts:
         total = sum(parameter.numel() for parameter in model.parameters())
         layer = max(sum(p.numel() for p in layer.parameters()) for layer in model.model.layers)
         outside = total - sum(p.numel() for p in model.model.layers.parameters())
-        adapt(model, config.trained, config.lora)
-        settings = config.shape.audio_encoder
-        if shape.audio_encoder is not None and settings is not None and not settings.trained:
-            model.audio_tower.freeze()
+        adapt(model, config.trained, config.lora, not config.freezes_encoder)
     named = {f"{LOOP_PREFIX}{name}": parameter for name, parameter in model.named_parameters()}
     freeze(named.items(), config.rules)
     trained = {name: parameter.numel() for name, parameter in named.items() if parameter.requires_grad}

@@ -134,11 +134,9 @@ class DualFFNPolicy:
             )
             frozen = PackedScorer(reference_model).eval()
         try:
-            adapted = adapt(model, trained, lora)
+            adapted = adapt(model, trained, lora, encoder_trained)
         except ValueError as error:
             raise ConfigError(str(error), "", "see `trained` and `lora`") from error
-        if not encoder_trained and model.config.audio_encoder is not None:
-            model.audio_tower.freeze()
         root = PackedScorer(model, None if adapted is model else adapted)
         return cls(folder, template, root, frozen, max_tokens, rows_multiple)
 

@@ -98,8 +98,7 @@ class DualFFNTraining:
         """See `PackedTraining.save`; an adapter is merged into the model, too."""
         config = self._config
         model = build_decoder(config, template)
-        adapted = adapt(model, config.trained, config.lora)
-        freeze_encoder(model, config)
+        adapted = adapt(model, config.trained, config.lora, not config.freezes_encoder)
         named = {key.removeprefix("model."): value for key, value in weights.items()}
         load_trained(model, named, config.frozen_weights != "fp32")
         if config.trained == "adapter":
@@ -182,10 +181,10 @@ def choose_trained(model: DualFFN, config: TrainConfig, is_coded: bool) -> nn.Mo
         StageError: a pattern of `trained` or `lora` fits nothing, or nothing trains a part that begins at random.
     """
     try:
-        adapted = adapt(model, config.trained, config.lora)
+        adapted = adapt(model, config.trained, config.lora, not config.freezes_encoder)
     except ValueError as error:
         raise StageError(str(error), "see `trained` and `lora`", 2) from error
-    freeze_encoder(model, config)
+    check_projector(model, config)
     if is_coded:
         _check_new_parts(model, config)
     return adapted
@@ -229,17 +228,14 @@ def add_encoder(model: DualFFN, config: TrainConfig) -> None:
             raise StageError(str(error), "see shape.audio_encoder.path", 2) from error
 
 
-def freeze_encoder(model: DualFFN, config: TrainConfig) -> None:
-    """Freeze the encoder where it is to stay as it is; after `adapt`, whose patterns do not ask.
+def check_projector(model: DualFFN, config: TrainConfig) -> None:
+    """Check the choice of what is trained, of a model that hears.
 
     Raises:
         StageError: a projector that begins at random is not trained.
     """
-    settings = config.shape.audio_encoder
     if model.config.audio_encoder is None:
         return
-    if settings is not None and not settings.trained:
-        model.audio_tower.freeze()
     is_trained = any(parameter.requires_grad for parameter in model.audio_encoder_proj.parameters())
     if not is_trained and encoder_of_start(config) is None:
         raise StageError(

@@ -9,13 +9,20 @@ each, C hidden size, T targets of text, R rows of a chunk.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from audiollm.models.chunked_cross_entropy import add_weight_gradient
+from audiollm.models.chunked_cross_entropy import (
+    HeadWeight,
+    add_block_gradients,
+    column_blocks,
+    joined_weight,
+    zero_gradients,
+)
 from audiollm.models.kernels import matmul_dtype
 from audiollm.products import input_gradient, multiply
 
@@ -120,14 +127,14 @@ def token_figures(
     rows = max(1, CHUNK_ELEMENTS // logits_TV.shape[1])
     draw_T1 = None if draw_T is None else draw_T[:, None]
     figures = _ChunkedFigures.apply(
-        logits_TV, None, reference_TV, None, target_T[:, None], draw_T1, request, rows, forbidden
+        logits_TV, reference_TV, None, target_T[:, None], draw_T1, request, rows, forbidden
     )
     return TokenFigures(*(None if value is None else value[:, 0] for value in figures))  # type: ignore[arg-type]
 
 
 def linear_token_figures(
     hidden_XC: Tensor,
-    weight_VC: Tensor,
+    weight_VC: HeadWeight,
     targets_XK: Tensor,
     request: TokenRequest,
     reference: HeadRows | None = None,
@@ -143,7 +150,7 @@ def linear_token_figures(
     again: call it through the head's module (`through_head`), so that strategies that shard weights gather it.
 
     Args:
-        weight_VC: `[K x V, C]`, codebook after codebook.
+        weight_VC: `[K x V, C]`, codebook after codebook; of blocks, those that are frozen have no gradient computed.
         targets_XK: int64; the figures of a negative target are 0, without gradient.
         reference: of a second model, for `kl`; no gradient reaches it.
         draw_XK: uniform numbers in [0, 1), for `contrast_k`.
@@ -155,22 +162,24 @@ def linear_token_figures(
     """
     _check_request(request, reference is not None, draw_XK is not None)
     rows, books = targets_XK.shape
-    if len(hidden_XC) != rows or len(weight_VC) % books or hidden_XC.shape[1] != weight_VC.shape[1]:
-        shapes = [list(tensor.shape) for tensor in (hidden_XC, weight_VC, targets_XK)]
+    blocks = column_blocks(weight_VC)
+    columns, entries = sum(block.shape[1] for block in blocks), len(blocks[0])
+    if len(hidden_XC) != rows or entries % books or hidden_XC.shape[1] != columns:
+        shapes = [list(tensor.shape) for tensor in (hidden_XC, *blocks, targets_XK)]
         raise ValueError(f"linear_token_figures: hidden, weight, targets of shapes {shapes}")
     if reference is not None and (len(reference.hidden_XC), len(reference.weight_VC)) != (
         rows,
-        len(weight_VC),
+        entries,
     ):
         raise ValueError(
             f"linear_token_figures: {len(reference.hidden_XC)} rows and {len(reference.weight_VC)} logits of the "
-            f"reference, {rows} and {len(weight_VC)} of the policy"
+            f"reference, {rows} and {entries} of the policy"
         )
     elements = CHUNK_ELEMENTS_GPU if hidden_XC.is_cuda else CHUNK_ELEMENTS
-    chunk = chunk or max(MIN_CHUNK_ROWS, elements // len(weight_VC))
+    chunk = chunk or max(MIN_CHUNK_ROWS, elements // entries)
     reference_rows = (None, None) if reference is None or not request.kl else reference
     figures = _ChunkedFigures.apply(
-        hidden_XC, weight_VC, *reference_rows, targets_XK.clamp_min(0), draw_XK, request, chunk, forbidden
+        hidden_XC, *reference_rows, targets_XK.clamp_min(0), draw_XK, request, chunk, forbidden, *blocks
     )
     return TokenFigures(
         *(None if value is None else torch.where(targets_XK >= 0, value, 0.0) for value in figures)  # type: ignore[arg-type]
@@ -184,7 +193,6 @@ class _ChunkedFigures(torch.autograd.Function):
     def forward(
         ctx: Any,
         rows: Tensor,
-        weight_VC: Tensor | None,
         other_rows: Tensor | None,
         other_weight_VC: Tensor | None,
         targets_XK: Tensor,
@@ -192,17 +200,17 @@ class _ChunkedFigures(torch.autograd.Function):
         request: TokenRequest,
         chunk: int,
         forbidden: ForbiddenTargets | None,
+        *blocks: Tensor,
     ) -> tuple[Tensor | None, ...]:
         ctx.set_materialize_grads(False)
         ctx.dtype, ctx.request, ctx.chunk = matmul_dtype(rows), request, chunk
         ctx.forbidden = forbidden
         books = targets_XK.shape[1]
-        logits = _Logits(rows, weight_VC, books, request, ctx.dtype, chunk, forbidden)
+        logits = _Logits(rows, blocks, books, request, ctx.dtype, chunk, forbidden)
         reference_logits = None
         if other_rows is not None:
-            reference_logits = _Logits(
-                other_rows, other_weight_VC, books, request, ctx.dtype, chunk, forbidden
-            )
+            other_blocks = () if other_weight_VC is None else (other_weight_VC,)
+            reference_logits = _Logits(other_rows, other_blocks, books, request, ctx.dtype, chunk, forbidden)
         scratch = None  # figures of whole distributions need logits and exponentials side by side
         if reference_logits is not None or request.collision or request.contrast_k or request.entropy:
             scratch = logits.scratch()
@@ -219,21 +227,24 @@ class _ChunkedFigures(torch.autograd.Function):
         values = _ChunkValues(
             *(None if parts[0] is None else torch.cat(parts) for parts in zip(*chunks, strict=True))  # type: ignore[arg-type]
         )
-        ctx.save_for_backward(rows, weight_VC, other_rows, other_weight_VC, targets_XK, *values)
+        ctx.num_blocks = len(blocks)
+        ctx.save_for_backward(*blocks, rows, other_rows, other_weight_VC, targets_XK, *values)
         return (values.logprob, values.kl, values.collision, values.contrast, values.entropy)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
-        rows, weight_VC, other_rows, other_weight_VC, targets_XK, *saved = ctx.saved_tensors
+        blocks = ctx.saved_tensors[: ctx.num_blocks]
+        rows, other_rows, other_weight_VC, targets_XK, *saved = ctx.saved_tensors[ctx.num_blocks :]
         values, books = _ChunkValues(*saved), targets_XK.shape[1]
-        logits = _Logits(rows, weight_VC, books, ctx.request, ctx.dtype, ctx.chunk, ctx.forbidden)
+        logits = _Logits(rows, blocks, books, ctx.request, ctx.dtype, ctx.chunk, ctx.forbidden)
         reference_logits = None
         if other_rows is not None and upstream[1] is not None:
+            other_blocks = () if other_weight_VC is None else (other_weight_VC,)
             reference_logits = _Logits(
-                other_rows, other_weight_VC, books, ctx.request, ctx.dtype, ctx.chunk, ctx.forbidden
+                other_rows, other_blocks, books, ctx.request, ctx.dtype, ctx.chunk, ctx.forbidden
             )
         grad_rows = torch.empty_like(rows) if ctx.needs_input_grad[0] else None
-        grad_weight_VC = torch.zeros_like(weight_VC, dtype=logits.exact) if ctx.needs_input_grad[1] else None
+        totals = zero_gradients(blocks, ctx.needs_input_grad[8:], logits.exact)
         with torch.autocast(rows.device.type, enabled=False):
             for chunk_rows in _slice_rows(len(rows), ctx.chunk):
                 gradient_RV = _chunk_gradient(
@@ -255,11 +266,12 @@ class _ChunkedFigures(torch.autograd.Function):
                 gradient_RV = gradient_RV.to(ctx.dtype)
                 if grad_rows is not None:
                     grad_rows[chunk_rows] = input_gradient(gradient_RV, logits.weight_VC)
-                if grad_weight_VC is not None:
-                    add_weight_gradient(grad_weight_VC, gradient_RV, rows[chunk_rows].to(ctx.dtype))
-        if grad_weight_VC is not None:
-            grad_weight_VC = grad_weight_VC.to(weight_VC.dtype)
-        return grad_rows, grad_weight_VC, *(None,) * 7
+                add_block_gradients(totals, blocks, gradient_RV, rows[chunk_rows].to(ctx.dtype))
+        grad_blocks = [
+            None if total is None else total.to(block.dtype)
+            for total, block in zip(totals, blocks, strict=True)
+        ]
+        return grad_rows, *(None,) * 7, *grad_blocks
 
 
 class _ChunkValues(NamedTuple):
@@ -285,19 +297,19 @@ class _Logits:
     def __init__(
         self,
         rows: Tensor,
-        weight_VC: Tensor | None,
+        blocks: Sequence[Tensor],
         books: int,
         request: TokenRequest,
         dtype: torch.dtype,
         chunk: int,
         forbidden: ForbiddenTargets | None = None,
     ) -> None:
-        """Without a weight, `rows` are logits; else the head's input. `dtype`: of products."""
+        """Without blocks of a weight, `rows` are logits; else the head's input. `dtype`: of products."""
         self.exact = torch.float64 if dtype == torch.float64 else torch.float32
-        self.weight_VC = None if weight_VC is None else weight_VC.to(dtype)
+        self.weight_VC = joined_weight(blocks, dtype) if blocks else None
         self._rows, self._books, self._temperature, self._dtype = rows, books, request.temperature, dtype
         self._forbidden = forbidden
-        width = rows.shape[1] if weight_VC is None else len(weight_VC)
+        width = len(blocks[0]) if blocks else rows.shape[1]
         self._buffer = rows.new_empty(min(chunk, len(rows)), width, dtype=self.exact)
 
     def scratch(self) -> Tensor:

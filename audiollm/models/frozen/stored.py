@@ -171,6 +171,12 @@ def load_bitsandbytes() -> Any:
     return bitsandbytes
 
 
+def load_offline() -> None:
+    """Import bitsandbytes where it is installed, without the code that it would download, before PEFT imports it."""
+    if importlib.util.find_spec("bitsandbytes") is not None:
+        load_bitsandbytes()
+
+
 @contextlib.contextmanager
 def _without_downloads() -> Iterator[None]:
     """Keep bitsandbytes from fetching compiled code by the package `kernels`, whose absence it logs as an error."""

@@ -31,7 +31,7 @@ from audiollm.errors import BadSample, StageError
 from audiollm.families.dual_ffn.adapting import adapt
 from audiollm.families.dual_ffn.planning import plan_training
 from audiollm.families.dual_ffn.shape import encoder_of
-from audiollm.families.dual_ffn.training import add_encoder, freeze_encoder
+from audiollm.families.dual_ffn.training import add_encoder, check_projector
 from audiollm.files.set_aside import SetAside
 from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Request
@@ -259,9 +259,9 @@ def test_a_new_projector_is_trained_whatever_else_is(
         adapt(hearing, config.trained, config.lora)
         if tower is None:
             with pytest.raises(StageError, match="nothing trains it"):
-                freeze_encoder(hearing, config)
+                check_projector(hearing, config)
             continue
-        freeze_encoder(hearing, config)
+        check_projector(hearing, config)
         assert hearing.audio_tower.is_trained == tower
         hearing(pack(streams(template), encoder=hearing.config.audio_encoder.features)).sum().backward()
         trained_here = {
