@@ -115,7 +115,7 @@ def weight_gradient(grad_RO: Tensor, x_RI: Tensor, total_OI: Tensor | None = Non
 
 
 class _Linear(torch.autograd.Function):
-    """A product with bias; kept are its input, where the weight is trained, and the weight, where the input needs it."""
+    """A product with bias; kept is its input where the weight is trained, and the weight where the input needs it."""
 
     @staticmethod
     def forward(ctx: Any, x_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:

@@ -138,7 +138,6 @@ MAX_PARAMETERS = 8
 MORE_PARAMETERS = [
     "audiollm/commands/run.py: run has 9",
     "audiollm/families/dual_ffn/policy.py: load has 9",
-    "audiollm/families/logprobs/token_figures.py: forward has 9",
 ]
 """Functions with more: a command, an options' list of a model that tests load in many ways, and a step of autograd."""
 

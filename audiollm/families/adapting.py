@@ -56,9 +56,9 @@ def adapt_model(
 
 
 def _with_adapter(model: nn.Module, settings: LoRASettings, unreached: Sequence[str]) -> nn.Module:
+    load_offline()
     from peft import LoraConfig, get_peft_model
 
-    load_offline()
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,

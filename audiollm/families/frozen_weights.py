@@ -16,8 +16,8 @@ from audiollm.families.policies import load_policy
 from audiollm.families.policy import Policy
 from audiollm.families.target_logits import LogitDifference, ReadLogits, compared_batch, read_logits
 from audiollm.files.atomic import read_json, write_json
+from audiollm.models.frozen.formats import check_format
 from audiollm.models.frozen.shrink import shrink_frozen
-from audiollm.models.frozen.stored import check_format
 from audiollm.recipe.runner import Context
 from audiollm.train.settings import ModelTrainingConfig
 
@@ -143,6 +143,7 @@ class FrozenWeights:
             return
         device = next(policy.root.parameters()).device
         saved = load_policy(self._context.folder)
+        saved.root.requires_grad_(False)  # rows of a frozen encoder may be remembered
         self.compare_saved(
             lambda: read_logits(policy, self._batch.to(device)), lambda: read_logits(saved, self._batch)
         )

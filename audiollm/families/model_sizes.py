@@ -10,11 +10,15 @@ from audiollm.data.records.opening import open_source
 from audiollm.errors import ConfigError
 from audiollm.files.tensors import open_tensors
 from audiollm.hub_models.folders import is_planned
+from audiollm.models.frozen.formats import BYTES_PER_NUMBER
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.stages import StagePlan
+from audiollm.train.settings import FrozenFormat
 
 TEXT_ROWS = 40
 """Assumed rows of a sample's text, headers and delay together."""
+TABLE_SHARE = 0.15
+"""Assumed share of a model's parameters that are its table of words, its output head, norms and convolutions."""
 ASSUMED_CLIP_S = 10.0
 """Assumed length of a recording, where the data is not there to be looked at."""
 
@@ -23,6 +27,13 @@ def planned_parameters(model: Path, plans: Mapping[str, StagePlan]) -> int:
     """Parameters of a model that a planned stage makes, or of one that is there; 0 where neither is."""
     maker = next((plan for plan in plans.values() if model in plan.artifacts.values()), None)
     return num_parameters(model) if maker is None else maker.parameters
+
+
+def frozen_bytes(format: FrozenFormat) -> float:
+    """Bytes of a frozen parameter, on average, of a model that is known by its size alone."""
+    if format == "fp32":
+        return BYTES_PER_NUMBER["fp32"]
+    return TABLE_SHARE * BYTES_PER_NUMBER["bf16"] + (1 - TABLE_SHARE) * BYTES_PER_NUMBER[format]
 
 
 def num_records(source: str) -> int:

@@ -34,6 +34,20 @@ MAX_EVALUATIONS = 4
 Facts = list[tuple[str, str]]
 
 
+def _percent(value: Any) -> str:
+    return f"{value:.1%}"
+
+
+FROZEN_FACTS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("frozen_weights_mb", "memory of weights, frozen ones in fewer bytes", lambda v: f"{v:,.0f} MB"),
+    ("logit_error_start", "error of logits by that, at the start", _percent),
+    ("same_tokens_start", "same likeliest token, at the start", _percent),
+    ("logit_error_saved", "logits of the saved model against the trained one", _percent),
+    ("same_tokens_saved", "same likeliest token, saved and trained", _percent),
+)
+"""The facts of a training with `frozen_weights`."""
+
+
 def facts_of(figures: Row, *fact_formats: tuple[str, str, Callable[[Any], str]]) -> Facts:
     """Title and text of each known figure (key, title, format) that is present and of the expected type."""
     listed = []

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from peft.utils.merge_utils import dare_linear, task_arithmetic, ties
 from torch import Tensor
 
 from audiollm.errors import ConfigError
 from audiollm.files.json_files import read_json_file
+from audiollm.models.frozen.stored import load_offline
 from audiollm.models.pretrained import StoredWeights, model_folder, save_shards
 from audiollm.train.settings import MergeMethod
 
@@ -81,6 +81,9 @@ def merge_models(
 
 
 def _merge_deltas(deltas: Sequence[Tensor], weight_M: Tensor, method: MergeMethod, density: float) -> Tensor:
+    load_offline()
+    from peft.utils.merge_utils import dare_linear, task_arithmetic, ties
+
     every = list(deltas)
     if method == "linear":
         return task_arithmetic(every, weight_M)

@@ -12,6 +12,7 @@ from audiollm.pages.page import Section
 from audiollm.pages.run_record import Row, RunRecord, StageRecord
 from audiollm.pages.sections import ReportContext
 from audiollm.pages.stage_parts import (
+    FROZEN_FACTS,
     Facts,
     allot,
     chart_of,
@@ -71,6 +72,7 @@ def _collect_training_facts(run: RunRecord, stage: StageRecord) -> Facts:
         ("vocabulary", "text vocabulary", lambda v: f"{v:,}"),
         ("audio_loss", "audio loss, held out", lambda v: f"{v:.3f}"),
         ("text_loss", "text loss, held out", lambda v: f"{v:.3f}"),
+        *FROZEN_FACTS,
     )
 
 

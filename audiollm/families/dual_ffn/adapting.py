@@ -77,9 +77,9 @@ def add_lora(model: nn.Module, settings: LoRASettings, kept: Sequence[str] = ())
     Raises:
         ValueError: no layer or module has such a name.
     """
+    load_offline()
     from peft import LoraConfig, get_peft_model
 
-    load_offline()
     beside = _outermost_modules(model, settings.trained_beside)
     config = LoraConfig(
         r=settings.rank,

@@ -22,6 +22,7 @@ from audiollm.models.audio_stem import stem_values
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.encoder_flops import encoder_multiplications
+from audiollm.models.frozen.shrink import planned_savings
 from audiollm.models.layouts import transformers_config
 from audiollm.recipe.stages import StagePlan, required
 from audiollm.train.loop.optim import freeze
@@ -51,6 +52,10 @@ class Counts:
     largest_unit: int
     """Parameters that FSDP2 and ZeRO 3 gather at a time: embeddings and heads, and two layers."""
     trains_encoder: bool
+    small: int = 0
+    """Frozen parameters that are stored in fewer bytes than float32 ..."""
+    small_bytes: int = 0
+    """... and these bytes."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,10 @@ def plan_training(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StageP
         raise ConfigError(str(error), "train", "see `trained`, `lora` and `rules`") from error
     if counts.trained < counts.total:
         note += f", {counts.trained / 1e6:.1f} M trained"
+    if counts.small:
+        note += (
+            f", {counts.small / 1e6:.1f} M in {config.frozen_weights} ({counts.small_bytes / 2**20:,.0f} MB)"
+        )
     memory = partial(_memory_mb, config, shape, counts, batch * data.length)
     sound_s = max(0.0, data.length - TEXT_ROWS) / _rows_per_second(shape)
     return StagePlan(
@@ -120,11 +129,12 @@ def count_parameters(config: TrainConfig, shape: DualFFNConfig) -> Counts:
         layer = max(sum(p.numel() for p in layer.parameters()) for layer in model.model.layers)
         outside = total - sum(p.numel() for p in model.model.layers.parameters())
         adapt(model, config.trained, config.lora, not config.freezes_encoder)
+        small = (0, 0) if config.frozen_weights == "fp32" else planned_savings(model, config.frozen_weights)
     named = {f"{LOOP_PREFIX}{name}": parameter for name, parameter in model.named_parameters()}
     freeze(named.items(), config.rules)
     trained = {name: parameter.numel() for name, parameter in named.items() if parameter.requires_grad}
     trains_encoder = any("audio_tower." in name for name in trained)
-    return Counts(total, sum(trained.values()), outside + 2 * layer, trains_encoder)
+    return Counts(total, sum(trained.values()), outside + 2 * layer, trains_encoder, *small)
 
 
 # ------------------------------------------------------------------------------------------------ private
@@ -179,7 +189,8 @@ def _memory_mb(
 
     In half precision autocast keeps a copy of the weights; where activations are computed again, of those that are
     trained. FSDP2 and ZeRO 3 hold 1 / devices of all and gather a part at a time; ZeRO 2 holds all weights, in half
-    precision, and shares the rest. The least is the whole model in fp32, which each device has when training begins.
+    precision, and shares the rest. The least is the whole model in fp32, which each device has when training begins, or
+    the machine, where a GPU trains beside frozen weights in fewer bytes.
     """
     half = 0 if config.precision == "fp32" else 2
     again = config.activation_checkpointing
@@ -187,7 +198,9 @@ def _memory_mb(
     weights: float = 4 * counts.total
     held: float
     if devices == 1 or config.strategy in ("auto", "ddp"):
-        held = weights + states + half * (counts.trained + counts.largest_unit if again else counts.total)
+        stored = weights - 4 * counts.small + counts.small_bytes
+        cast = counts.total - counts.small
+        held = stored + states + half * min(cast, counts.trained + counts.largest_unit if again else cast)
     elif config.strategy == "zero2":
         held = (half or 4) * counts.total + (states + 4 * counts.trained) / devices
     else:
@@ -214,7 +227,7 @@ def _count_activation_bytes(layers: int, width: int, value_bytes: int, again: bo
 
 def _disk_mb(config: TrainConfig, counts: Counts) -> float:
     """Three checkpoints while a new one is put before the last two, the best weights (twice for as long), the model."""
-    checkpoint = 4 * counts.total + 4 * counts.trained * (3 if config.ema_decay else 2)
+    checkpoint = 4 * (counts.total - counts.small) + 4 * counts.trained * (3 if config.ema_decay else 2)
     models = 4 * counts.total * (2 if config.keep_best else 1)
     return (3 * checkpoint + models) / 2**20
 

@@ -113,7 +113,7 @@ class DualFFNTraining:
             generation=start_generation(config.start),
             codec=first_folder([*codec_folders, *of_start]),
         )
-        return TokenLosses(model.eval())
+        return TokenLosses(model.eval().requires_grad_(False))
 
     def plan(self, plans: Mapping[str, StagePlan]) -> StagePlan:
         """See `PackedTraining.plan`."""

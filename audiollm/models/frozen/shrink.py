@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from audiollm.errors import ConfigError
 from audiollm.models.dual_ffn import Head
+from audiollm.models.frozen.formats import SmallFormat, stored_bytes
 from audiollm.models.frozen.layers import FrozenEmbedding, FrozenHead, FrozenLinear
-from audiollm.models.frozen.stored import FORMATS, HalfWeight, SmallFormat, StoredWeight, stored_bytes
+from audiollm.models.frozen.stored import FORMATS, HalfWeight, StoredWeight
 from audiollm.products import Linear
 
 SMALL_LAYERS = (FrozenLinear, FrozenEmbedding)
@@ -49,7 +50,7 @@ def frozen_layers(model: nn.Module) -> list[FrozenLayer]:
 
     Of a weight that several layers share, all of them are, or none.
     """
-    tables = _tables(model)
+    tables = _find_tables(model)
     users: dict[int, set[int]] = {}
     for module in model.modules():
         for parameter in module._parameters.values():
@@ -94,7 +95,7 @@ def shrink_frozen(
             "",
             "train an adapter or patterns of names (`trained`), or leave frozen_weights out",
         )
-    before = _bytes_of(models)
+    before = _count_bytes(models)
     stored: dict[tuple[int, ...], StoredWeight] = {}
     for frozen in (layer for layers in planned for layer in layers):
         weight = frozen.layer.weight
@@ -102,7 +103,7 @@ def shrink_frozen(
         if key not in stored:
             stored[key] = (HalfWeight if frozen.is_table else FORMATS[format])(weight)
         setattr(frozen.parent, frozen.child, _small_layer(frozen.layer, stored[key]))
-    return StoredSizes(before, _bytes_of(models), len(planned[0]))
+    return StoredSizes(before, _count_bytes(models), len(planned[0]))
 
 
 def num_stored(modules: Iterable[nn.Module]) -> int:
@@ -152,7 +153,7 @@ def planned_savings(model: nn.Module, format: SmallFormat) -> tuple[int, int]:
     return numbers, stored
 
 
-def _tables(model: nn.Module) -> set[int]:
+def _find_tables(model: nn.Module) -> set[int]:
     """The modules that are tables of words or output heads."""
     tables = {id(module) for module in model.modules() if type(module) is Head}
     for module in model.modules():
@@ -172,7 +173,7 @@ def _small_layer(layer: Any, stored: StoredWeight) -> nn.Module:
     return (FrozenHead if isinstance(layer, Head) else FrozenLinear)(stored, layer)
 
 
-def _bytes_of(models: Sequence[nn.Module]) -> int:
+def _count_bytes(models: Sequence[nn.Module]) -> int:
     """Bytes of parameters and buffers, those in the same memory counted once."""
     tensors = (tensor for model in models for tensor in (*model.parameters(), *model.buffers()))
     in_memory = {tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors}

@@ -17,24 +17,17 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
-import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from audiollm.errors import ConfigError
+from audiollm.models.frozen.formats import NF4_BLOCK, check_format
 
-SmallFormat = Literal["bf16", "int8", "nf4"]
-"""How weights that do not learn are stored where it is not float32."""
-NF4_BLOCK = 64
-"""Numbers that share a scale in `nf4`."""
-BYTES_PER_NUMBER = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "nf4": 0.5 + 4 / NF4_BLOCK}
-"""Of a large matrix: without the scales of `int8`, 4 bytes of a row."""
 LARGEST_INT8 = 127
 
 
@@ -134,28 +127,6 @@ FORMATS: dict[str, type[HalfWeight | ByteWeight | NibbleWeight]] = {
     "int8": ByteWeight,
     "nf4": NibbleWeight,
 }
-
-
-def stored_bytes(shape: tuple[int, int], format: SmallFormat) -> int:
-    """Bytes of a weight of this shape `(O, I)`."""
-    outputs, inputs = shape
-    if format == "nf4":
-        return math.ceil(outputs * inputs / 2) + 4 * math.ceil(outputs * inputs / NF4_BLOCK)
-    return int(outputs * inputs * BYTES_PER_NUMBER[format]) + (4 * outputs if format == "int8" else 0)
-
-
-def check_format(format: SmallFormat) -> None:
-    """Check that a format can be had here.
-
-    Raises:
-        ConfigError: its library is not installed.
-    """
-    if format == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
-        raise ConfigError(
-            "frozen_weights: nf4 needs bitsandbytes, which is not installed",
-            "",
-            "pip install 'audiollm[nf4]', or take int8 or bf16",
-        )
 
 
 @cache

@@ -14,7 +14,13 @@ from typing import Any
 
 from audiollm.errors import ConfigError
 from audiollm.families.family import ModelFolder
-from audiollm.families.model_sizes import ASSUMED_CLIP_S, TEXT_ROWS, num_parameters, num_records
+from audiollm.families.model_sizes import (
+    ASSUMED_CLIP_S,
+    TEXT_ROWS,
+    frozen_bytes,
+    num_parameters,
+    num_records,
+)
 from audiollm.families.registry import family_of, open_model_folder
 from audiollm.files.atomic import read_json
 from audiollm.models.pretrained import model_folder
@@ -96,6 +102,7 @@ def _planned(
     return PlannedTraining(
         model=model,
         trained_share=ADAPTER_SHARE if is_adapter else 1.0,
+        frozen_bytes=frozen_bytes(config.frozen_weights),
         prompts=required(config.batch_size),
         group_size=config.group_size,
         prompt_length=TEXT_ROWS + _clip_seconds(config, plans) * ROWS_PER_SECOND,
@@ -252,6 +259,8 @@ class PlannedTraining:
     """Parameters of those that are on a training rank's device, where no actors have them."""
     unknown_rewards: tuple[str, ...] = ()
     """Rewards whose time is not known: functions of a user's own, judges, recognizers."""
+    frozen_bytes: float = WEIGHT_BYTES
+    """Bytes of a parameter of policy or critic that is not trained."""
     value_bytes: int = 4
     """Bytes of an activation."""
     strategy: str = "auto"
@@ -390,7 +399,7 @@ def _trained_bytes(plan: PlannedTraining, parameters: int, share: float, devices
     weights = WEIGHT_BYTES * parameters
     gradients, moments = WEIGHT_BYTES * parameters * share, MOMENT_BYTES * parameters * share
     if devices == 1 or plan.strategy in ("auto", "ddp"):
-        return weights + gradients + moments
+        return share * weights + (1 - share) * plan.frozen_bytes * parameters + gradients + moments
     if plan.strategy == "zero2":
         return weights + (gradients + moments) / devices
     return (weights + gradients + moments) / devices + GATHERED_SHARE * weights

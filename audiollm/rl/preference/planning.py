@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from audiollm.data.records.video_clips import PictureSettings
-from audiollm.families.model_sizes import num_records, planned_parameters
+from audiollm.families.model_sizes import frozen_bytes, num_records, planned_parameters
 from audiollm.recipe.stages import StagePlan, planned_fact, required
 from audiollm.rl.preference.settings import AnswerTrainingConfig
 
@@ -60,7 +60,7 @@ def plan_answer_training(
     models = 2 if has_critic else 1
     trained = models * parameters * (ADAPTER_SHARE if is_adapter else 1.0)
     frozen = models * parameters - trained + (parameters if has_reference and not is_adapter else 0)
-    memory = OWN_MB + (trained * TRAINED_BYTES + frozen * FROZEN_BYTES) / 1e6
+    memory = OWN_MB + (trained * TRAINED_BYTES + frozen * frozen_bytes(config.frozen_weights)) / 1e6
     disk = models * parameters * FROZEN_BYTES / 1e6 + 2 * trained * (TRAINED_BYTES - FROZEN_BYTES) / 1e6
     seconds = config.budget_seconds()
     passes = 6.0 + (2.0 if has_reference else 0.0)

@@ -11,7 +11,7 @@ from audiollm.pages.formats import percent_or_dash
 from audiollm.pages.page import Tile
 from audiollm.pages.run_record import RunRecord
 from audiollm.pages.sections import ReportContext
-from audiollm.pages.stage_parts import Facts, allot, facts_of, training_part
+from audiollm.pages.stage_parts import FROZEN_FACTS, Facts, allot, facts_of, training_part
 from audiollm.rl.report.cases import prompts_and_pairs
 from audiollm.rl.report.trainings import Training, origin
 
@@ -86,4 +86,5 @@ def _collect_preference_facts(run: RunRecord, training: Training) -> Facts:
         ("kl_per_token", "KL from the reference, per token", lambda v: f"{v:.4f}"),
         ("answer_length", "length of its own answers", lambda v: f"{v:.1f} tokens"),
         ("answer_seconds", "seconds of its own answers", lambda v: f"{v:.2f} s"),
+        *FROZEN_FACTS,
     )

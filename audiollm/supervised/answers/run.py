@@ -15,7 +15,7 @@ from audiollm.data.records.video_clips import PictureSettings
 from audiollm.devices import default_device
 from audiollm.errors import ConfigError, StageError
 from audiollm.families.frozen_weights import FrozenWeights
-from audiollm.families.model_sizes import num_records, planned_parameters
+from audiollm.families.model_sizes import frozen_bytes, num_records, planned_parameters
 from audiollm.families.policies import load_policy
 from audiollm.families.target_logits import COMPARED_SAMPLES
 from audiollm.models.frozen.shrink import load_trained
@@ -83,7 +83,8 @@ def plan_answers(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StagePl
     seconds = config.budget_seconds()
     return StagePlan(
         parameters=parameters,
-        memory_mb=BASE_MB + (trained * TRAINED_BYTES + (parameters - trained) * FROZEN_BYTES) / 1e6,
+        memory_mb=BASE_MB
+        + (trained * TRAINED_BYTES + (parameters - trained) * frozen_bytes(config.frozen_weights)) / 1e6,
         disk_mb=(parameters * FROZEN_BYTES + 2 * trained * (TRAINED_BYTES - FROZEN_BYTES)) / 1e6,
         seconds=seconds,
         flops=0.0 if seconds else 6.0 * parameters * (steps or 0) * batch_size * ANSWER_ROWS,

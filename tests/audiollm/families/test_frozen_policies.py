@@ -92,9 +92,8 @@ def test_the_saved_model_has_the_weights_of_the_start(place: Path, kind: str) ->
 @pytest.mark.parametrize("objective", ["dpo", "dro"])
 def test_a_reference_and_a_critic_beside_patterns(place: Path, objective: str) -> None:
     start, values = place / "dual_ffn", {"samples": "records.jsonl", "eval_answers": 0}
-    critic = {"critic": {"trained": "adapter"}} if objective == "dro" else {}
     figures, folder = run(
-        place, objective, "train_preference", **values, **critic, objective=objective, trained=["*mlp*"],
+        place, objective, "train_preference", **values, objective=objective, trained=["*mlp*"],
         start=str(start), frozen_weights="int8",
     )  # fmt: skip
     before, after = weights(start / "model"), weights(folder / "model")

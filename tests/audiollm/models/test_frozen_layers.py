@@ -14,7 +14,8 @@ from audiollm.errors import ConfigError
 from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.models.frozen import layers, stored
+from audiollm.models.frozen import formats, layers, stored
+from audiollm.models.frozen.formats import SmallFormat, check_format, stored_bytes
 from audiollm.models.frozen.layers import FrozenEmbedding, FrozenHead, FrozenLinear, frozen_product
 from audiollm.models.frozen.shrink import (
     check_whole,
@@ -23,7 +24,7 @@ from audiollm.models.frozen.shrink import (
     shrink_frozen,
     small_weights,
 )
-from audiollm.models.frozen.stored import FORMATS, SmallFormat, check_format, stored_bytes
+from audiollm.models.frozen.stored import FORMATS
 
 LARGEST_ERROR: dict[SmallFormat, float] = {"bf16": 0.003, "int8": 0.012, "nf4": 0.11}
 """Of the root mean square of normally distributed weights."""
@@ -164,7 +165,7 @@ def test_a_model_without_a_frozen_layer_is_refused() -> None:
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"audiollm\[nf4\]"):
         check_format("nf4")
     check_format("int8")

@@ -86,7 +86,7 @@ def test_a_projector_costs_one_gradient_of_a_weight(format: Any) -> None:
 
 
 def test_layers_before_the_first_trained_one_have_no_backward_pass() -> None:
-    """Of two layers the second is trained: a gradient of each of its weights, and of each of its inputs, for its norm."""
+    """Of two layers the second is trained: a gradient of each of its weights, and of each input, for its norm."""
     _, _, backward = step_of(["model.layers.1.*"])
     whole = 4 + 2 * 3  # of a layer
     assert sum(backward.values()) == 2 * whole

@@ -28,7 +28,7 @@ from audiollm.pages.formats import decimals, percent_or_dash
 from audiollm.pages.page import Section, Tile
 from audiollm.pages.run_record import Row, RunRecord
 from audiollm.pages.sections import ReportContext
-from audiollm.pages.stage_parts import Facts, allot, facts_of, spread_places, training_part
+from audiollm.pages.stage_parts import FROZEN_FACTS, Facts, allot, facts_of, spread_places, training_part
 from audiollm.rl.online.report.browser import STEPS_SHOWN, AnswerCases, AnswerSounds, rollout_browser, signed
 from audiollm.rl.online.report.charts import policy_training_charts
 from audiollm.rl.online.report.history import KINDS, REWARD, FreshTraining, choice_words, short_name
@@ -141,6 +141,7 @@ def _collect_policy_facts(run: RunRecord, training: FreshTraining) -> Facts:
         ("steps", "training steps", lambda v: f"{v:,}"),
         (REWARD, "reward, held out", lambda v: f"{v:.3f}"),
         ("answer_length", "length of held-out answers", lambda v: f"{v:.1f} tokens"),
+        *FROZEN_FACTS,
     )
 
 

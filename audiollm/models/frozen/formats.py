@@ -1,0 +1,38 @@
+"""The formats of frozen weights by name, their sizes, and whether they can be had here. Loads no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from typing import Literal
+
+from audiollm.errors import ConfigError
+
+SmallFormat = Literal["bf16", "int8", "nf4"]
+"""How weights that do not learn are stored where it is not float32."""
+NF4_BLOCK = 64
+"""Numbers that share a scale in `nf4`."""
+BYTES_PER_NUMBER = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "nf4": 0.5 + 4 / NF4_BLOCK}
+"""Of a large matrix: without the scales of `int8`, 4 bytes of a row."""
+
+
+def stored_bytes(shape: tuple[int, int], format: SmallFormat) -> int:
+    """Bytes of a weight of this shape `(O, I)`."""
+    outputs, inputs = shape
+    if format == "nf4":
+        return math.ceil(outputs * inputs / 2) + 4 * math.ceil(outputs * inputs / NF4_BLOCK)
+    return int(outputs * inputs * BYTES_PER_NUMBER[format]) + (4 * outputs if format == "int8" else 0)
+
+
+def check_format(format: SmallFormat) -> None:
+    """Check that a format can be had here.
+
+    Raises:
+        ConfigError: its library is not installed.
+    """
+    if format == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            "frozen_weights: nf4 needs bitsandbytes, which is not installed",
+            "",
+            "pip install 'audiollm[nf4]', or take int8 or bf16",
+        )
