@@ -16,11 +16,14 @@ from torch import Tensor
 from audiollm.data.text.tokenizer import train_text_tokenizer
 from audiollm.errors import StageError
 from audiollm.families.dual_ffn.adapting import merge_adapter
+from audiollm.families.dual_ffn.planning import Counts, count_parameters, plan_training
+from audiollm.families.dual_ffn.shape import planned_shape
 from audiollm.families.frozen_weights import RECORD, FrozenWeights
 from audiollm.families.target_logits import LogitDifference
 from audiollm.files.tensors import load_tensors
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.frozen.layers import FrozenLinear
+from audiollm.recipe.stages import StagePlan
 from audiollm.supervised.sft import SFTTask
 from tests.audiollm.supervised.heard_samples import write_manifest
 from tests.audiollm.supervised.train_samples import run_stage, settings_of
@@ -184,6 +187,30 @@ def test_a_training_of_all_weights_is_refused(place: Path) -> None:
     values["shape"] = {"audio_ffn_layers": []}
     with pytest.raises(ValueError, match="frozen_weights is int8, and trained is `all`"):
         settings_of({**values, "samples": [str(place / "data" / "samples.jsonl")]})
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_plan_counts_the_bytes_that_are_stored(
+    place: Path, whole: dict[str, Tensor], format: Any
+) -> None:
+    """To the byte, beside the figures that the training tells."""
+    samples = [str(place / "data" / "samples.jsonl")]
+
+    def planned(**values: Any) -> tuple[Counts, StagePlan]:
+        config = settings_of(settings(place, samples=samples, **PROJECTOR, **values))
+        shape = planned_shape(config, {})
+        assert shape is not None
+        return count_parameters(config, shape), plan_training(config, {})
+
+    counts, plan = planned(frozen_weights=format)
+    whole_counts, whole_plan = planned()
+    assert (counts.total, counts.trained, whole_counts.small) == (whole_counts.total, whole_counts.trained, 0)
+    train(place, place / f"planned-{format}", **PROJECTOR, frozen_weights=format, steps=10)
+    record = json.loads((place / f"planned-{format}" / RECORD).read_text())
+    saved_mb = (4 * counts.small - counts.small_bytes) / 2**20
+    assert record["weights_mb_in_fp32"] - record["weights_mb"] == pytest.approx(saved_mb, abs=0.11)
+    assert plan.disk_mb < whole_plan.disk_mb and plan.memory_mb <= whole_plan.memory_mb
+    assert f"M in {format}" in plan.note
 
 
 @pytest.mark.parametrize("strategy", ["fsdp2", "zero2", "zero3"])
