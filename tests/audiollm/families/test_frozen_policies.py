@@ -127,7 +127,7 @@ def test_a_reference_gives_what_the_policy_gives_at_the_start(place: Path, famil
 def test_engines_are_given_the_weights_that_are_trained(place: Path, family: str, format: Any) -> None:
     """By the names of a model without adapters, in float32."""
     policy = load_policy(place / family, "adapter", LoRASettings(rank=2, alpha=4))
-    model: Any = policy.root.model  # type: ignore[union-attr]
+    model: Any = policy.root.model
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     names = set(unmerged_tensors(model))
     shrink_frozen(policy.root, format)
