@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from audiollm.errors import ConfigError
+from audiollm.models.frozen.formats import without_downloads
 from audiollm.terminal import print_table
 
 State = Literal["ok", "missing", "warning", "optional", "note"]
@@ -123,7 +124,8 @@ def _package(package: Package, torchaudio_loads: bool) -> Check:
 
 
 def _details(package: Package) -> str:
-    module = importlib.import_module(package.module)
+    with without_downloads():  # PEFT imports bitsandbytes, which would fetch code
+        module = importlib.import_module(package.module)
     return package.details(module) if package.details else ""
 
 
@@ -178,6 +180,7 @@ PACKAGES: tuple[Package, ...] = (
     Package("flash-attn", "flash_attn", "faster attention on CUDA", False,
             "with a GPU and nvcc: pip install --no-build-isolation 'audiollm[flash]'"),
     Package("liger-kernel", "liger_kernel", "fused kernels on CUDA", False, "pip install 'audiollm[liger]'"),
+    Package("bitsandbytes", "bitsandbytes", "frozen_weights: nf4", False, "pip install 'audiollm[nf4]'"),
     Package("ray", "ray", "annotation on a cluster", False, "pip install 'audiollm[ray]'"),
     Package("vllm", "vllm", "rollouts: vllm", False,
             "in an environment of its own: audiollm/rl/rollouts/served/README.md, rollouts.python names it"),

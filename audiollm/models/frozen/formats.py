@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import logging
 import math
+import sys
+from collections.abc import Iterator
 from typing import Literal
 
 from audiollm.errors import ConfigError
@@ -36,3 +40,19 @@ def check_format(format: SmallFormat) -> None:
             "",
             "pip install 'audiollm[nf4]', or take int8 or bf16",
         )
+
+
+@contextlib.contextmanager
+def without_downloads() -> Iterator[None]:
+    """Keep bitsandbytes from fetching compiled code by the package `kernels`, whose absence it logs as an error."""
+    logger, hidden = logging.getLogger("bitsandbytes.backends.cpu.ops"), sys.modules.get("kernels")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    sys.modules["kernels"] = None  # type: ignore[assignment]  # an import raises ImportError
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        del sys.modules["kernels"]
+        if hidden is not None:
+            sys.modules["kernels"] = hidden

@@ -14,19 +14,15 @@ Shapes: O output features, I input features, B bytes or blocks.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import logging
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from audiollm.models.frozen.formats import NF4_BLOCK, check_format
+from audiollm.models.frozen.formats import NF4_BLOCK, check_format, without_downloads
 
 LARGEST_INT8 = 127
 
@@ -137,7 +133,7 @@ def load_bitsandbytes() -> Any:
         ConfigError: it is not installed.
     """
     check_format("nf4")
-    with _without_downloads():
+    with without_downloads():
         import bitsandbytes
     return bitsandbytes
 
@@ -146,19 +142,3 @@ def load_offline() -> None:
     """Import bitsandbytes where it is installed, without the code that it would download, before PEFT imports it."""
     if importlib.util.find_spec("bitsandbytes") is not None:
         load_bitsandbytes()
-
-
-@contextlib.contextmanager
-def _without_downloads() -> Iterator[None]:
-    """Keep bitsandbytes from fetching compiled code by the package `kernels`, whose absence it logs as an error."""
-    logger, hidden = logging.getLogger("bitsandbytes.backends.cpu.ops"), sys.modules.get("kernels")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    sys.modules["kernels"] = None  # type: ignore[assignment]  # an import raises ImportError
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        del sys.modules["kernels"]
-        if hidden is not None:
-            sys.modules["kernels"] = hidden

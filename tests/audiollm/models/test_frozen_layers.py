@@ -15,7 +15,7 @@ from audiollm.errors import ConfigError
 from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.models.frozen import formats, layers, stored
+from audiollm.models.frozen import formats, layers
 from audiollm.models.frozen.formats import SmallFormat, check_format, stored_bytes
 from audiollm.models.frozen.layers import FrozenEmbedding, FrozenHead, FrozenLinear, frozen_product
 from audiollm.models.frozen.shrink import (
@@ -175,7 +175,7 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
 def test_bitsandbytes_is_not_let_download() -> None:
     """`kernels`, by which it fetches compiled code, cannot be imported while it is loaded."""
     seen: list[object] = []
-    with stored._without_downloads():
+    with formats.without_downloads():
         seen.append(sys.modules["kernels"])
         with pytest.raises(ImportError):
             importlib.import_module("kernels")

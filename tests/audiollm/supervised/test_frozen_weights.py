@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import yaml
 from peft import PeftModel
 from torch import Tensor
 
@@ -232,3 +235,21 @@ def test_differences_of_logits() -> None:
     assert other is not None and other.same_tokens == 0.5
     assert other.error == pytest.approx((32 / 10) ** 0.5)
     assert LogitDifference.between([], []) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
+def test_two_ranks_train_as_one(place: Path, tmp_path: Path, format: str) -> None:
+    """By DDP: what is stored in fewer bytes is the same on both."""
+    values = settings(
+        place, samples=str(place / "data" / "samples.jsonl"), steps=10, batch_size=4, max_tokens=128,
+        precision="fp32", frozen_weights=format, **PROJECTOR,
+    )  # fmt: skip
+    for name, ranks in (("one", []), ("two", ["--launch", "2"])):
+        recipe = tmp_path / f"{name}.yaml"
+        recipe.write_text(yaml.safe_dump({"name": name, "stages": [{"train": values}]}))
+        command = [sys.executable, "-m", "audiollm.commands.cli", "run", str(recipe), "--runs", str(tmp_path)]
+        subprocess.run([*command, *ranks], check=True, timeout=240)
+    one, two = (saved(tmp_path / name / "train") for name in ("one", "two"))
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, atol=5e-3, rtol=0, msg=name)
