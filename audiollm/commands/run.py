@@ -35,10 +35,12 @@ from audiollm.recipe.ranks import Ranks, join_ranks, launch, leave
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import Recipe, StagePlan, find_stage, load_recipe
 
+ON_THIS_MACHINE = ("tiny", "small")
+"""Sizes of recipes that are planned for the machine in front of the user, whose speed is measured."""
 NOTE_WIDTH = 28
 """The narrowest column for what a stage does."""
 TRAINING_EXTRA, TRAINING_EXTRA_S = 1.2, 10.0
-"""Evaluations and checkpoints of a training of size tiny, as a factor; loading, in seconds."""
+"""Evaluations and checkpoints of such a training, as a factor; loading, in seconds."""
 MEASURED_DISK_MB = 100
 """Files of a recipe, from which on the time to write them counts."""
 
@@ -110,7 +112,7 @@ def plan(
         typer.Option(
             min=1e-3,
             help="Training throughput of one device, in 10^12 operations per second.",
-            show_default="for tiny what this machine does, measured, else 400 (H100)",
+            show_default="for tiny and small what this machine does, measured, else 400 (H100)",
         ),
     ] = None,
     download: Download = False,
@@ -141,7 +143,7 @@ def plan(
     ]
     if speed.notes:
         notes.append(f"measured here: {', '.join(speed.notes)}")
-    if loaded.size != "tiny":
+    if loaded.size not in ON_THIS_MACHINE:
         notes += cluster_lines(plans, devices, speed.tflops, is_assumed=tflops is None)
     notes += [f"not there yet: {path}{_hub_remark(path)}" for path in dict.fromkeys(absent)]
     for note in notes:
@@ -168,8 +170,8 @@ def without_option(arguments: Sequence[str], option: str) -> list[str]:
 def _speed(
     recipe: Recipe, plans: Mapping[str, StagePlan], devices: int, tflops: float | None
 ) -> MachineSpeed:
-    """What times are computed from: for size tiny this machine, measured as far as a stage needs it."""
-    if recipe.size != "tiny":
+    """What times are computed from: for tiny and small this machine, measured as far as a stage needs it."""
+    if recipe.size not in ON_THIS_MACHINE:
         return MachineSpeed(tflops or H100_TFLOPS, gradient_bytes=GPU_REDUCTION_BYTES)
     from audiollm.commands.measuring import measure_machine  # here: it loads torch
 
@@ -206,7 +208,7 @@ def timed(plan: StagePlan, size: str, devices: int, speed: MachineSpeed) -> Stag
         seconds = plan.core_seconds / speed.core
     elif seconds is None and (plan.seconds_on is not None or plan.flops):
         seconds = _training_seconds(plan, devices, speed)
-        if size == "tiny":
+        if size in ON_THIS_MACHINE:
             seconds = seconds * TRAINING_EXTRA + TRAINING_EXTRA_S / speed.core
     if seconds is not None and plan.seconds is None:
         seconds += plan.disk_mb / speed.disk_mb

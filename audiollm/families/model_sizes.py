@@ -21,6 +21,8 @@ TABLE_SHARE = 0.15
 """Assumed share of a model's parameters that are its table of words, its output head, norms and convolutions."""
 ASSUMED_CLIP_S = 10.0
 """Assumed length of a recording, where the data is not there to be looked at."""
+ENCODED = "encoded"
+"""The fact of a plan: samples whose recordings a frozen encoder has heard before."""
 
 
 def planned_parameters(model: Path, plans: Mapping[str, StagePlan]) -> int:

@@ -97,7 +97,7 @@ def annotate(
     and run again, it goes on where it was; with other settings it does again only what
     depends on them. OUT/report.html shows what became of everything.
 
-    Presets: quickstart, emilia, granary, curator-asr, curator-tts, audioverse.
+    Presets: quickstart, small, emilia, granary, curator-asr, curator-tts, audioverse.
 
     Examples:
 

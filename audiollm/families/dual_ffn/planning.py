@@ -16,7 +16,7 @@ from audiollm.codec import FRAME_RATE
 from audiollm.errors import ConfigError
 from audiollm.families.dual_ffn.adapting import adapt
 from audiollm.families.dual_ffn.shape import planned_shape
-from audiollm.families.model_sizes import ASSUMED_CLIP_S, TEXT_ROWS
+from audiollm.families.model_sizes import ASSUMED_CLIP_S, ENCODED, TEXT_ROWS
 from audiollm.files.atomic import read_json
 from audiollm.models.audio_stem import stem_values
 from audiollm.models.decoder import DualFFNConfig
@@ -65,6 +65,8 @@ class Data:
     samples: float | None
     length: float
     """Positions of a sample, on average."""
+    encoded_share: float = 0.0
+    """Samples whose recordings a frozen encoder has heard before."""
 
 
 def plan_training(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
@@ -107,9 +109,7 @@ def plan_training(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StageP
         memory_mb_on=memory,
         disk_mb=_disk_mb(config, counts),
         seconds=seconds,
-        flops=0.0
-        if seconds
-        else (steps or 0) * batch * _flops_per_sample(config, shape, counts, data.length),
+        flops=0.0 if seconds else (steps or 0) * batch * _flops_per_sample(config, shape, counts, data),
         gradient_bytes=GRADIENT_BYTES * (steps or 0) * counts.trained,
         sound_s=(steps or 0) * batch * sound_s,
         note=note,
@@ -155,7 +155,7 @@ def _rows_per_second(shape: DualFFNConfig | None) -> float:
 
 def _data(config: TrainConfig, plans: Mapping[str, StagePlan], rows_per_second: float) -> Data:
     """By the counts of shards that are there, or else by the plan of the stage that makes them."""
-    samples, frames, is_known = 0.0, 0.0, True
+    samples, frames, encoded, is_known = 0.0, 0.0, 0.0, True
     for source in config.samples:
         path = Path(source.path)
         planned = next((plan for plan in plans.values() if path in plan.artifacts.values()), None)
@@ -163,10 +163,12 @@ def _data(config: TrainConfig, plans: Mapping[str, StagePlan], rows_per_second: 
         is_known = is_known and counts is not None
         if counts is not None:
             samples, frames = samples + counts[0], frames + counts[1]
+        if planned is not None:
+            encoded += planned.facts.get(ENCODED, 0.0)
     if not is_known or not samples:
         return Data(None, ASSUMED_CLIP_S * rows_per_second + TEXT_ROWS)
     rows = frames / samples * rows_per_second / FRAME_RATE
-    return Data(samples, min(rows + TEXT_ROWS, required(config.max_length)))
+    return Data(samples, min(rows + TEXT_ROWS, required(config.max_length)), encoded / samples)
 
 
 def _counts(path: Path) -> tuple[float, float] | None:
@@ -232,13 +234,13 @@ def _disk_mb(config: TrainConfig, counts: Counts) -> float:
     return (3 * checkpoint + models) / 2**20
 
 
-def _flops_per_sample(config: TrainConfig, shape: DualFFNConfig, counts: Counts, length: float) -> float:
+def _flops_per_sample(config: TrainConfig, shape: DualFFNConfig, counts: Counts, data: Data) -> float:
     """Forward, backward to the activations, and the gradients of what is trained: 2 operations a weight each.
 
     A row meets one of the two feed-forwards, and one of the heads, the audio's mostly. Activations that are computed
     again are work, too (in contrast to `training_flops`, which serves MFU).
     """
-    attended = shape.num_heads * shape.head_dim
+    length, attended = data.length, shape.num_heads * shape.head_dim
     width = 2 * attended + 2 * shape.num_kv_heads * shape.head_dim
     weights = shape.num_layers * shape.hidden_size * (width + 3 * shape.intermediate_size)
     weights += shape.hidden_size * shape.num_codebooks * shape.codebook_size
@@ -251,5 +253,6 @@ def _flops_per_sample(config: TrainConfig, shape: DualFFNConfig, counts: Counts,
         if encoder.padded:
             positions = encoder.max_source_positions * -(-positions // encoder.max_source_positions)
         work = positions * encoder_multiplications(encoder)
-        flops += (6 + again if counts.trains_encoder else 2) * work
+        passes = 6 + again if counts.trains_encoder else 2 * (1 - data.encoded_share)
+        flops += passes * work
     return flops

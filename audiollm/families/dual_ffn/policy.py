@@ -298,7 +298,10 @@ class DualFFNPolicy:
         return pack_sampled(encoded, self._template, words, self._multiple, self.encoder)
 
     def check_reader(self, reader: Policy[Any, Any, Any], key: str) -> None:
-        """See `Policy.check_reader`: vocabulary, codec, codebooks and audio encoder are the same."""
+        """See `Policy.check_reader`: vocabulary, codec, codebooks and audio encoder are the same.
+
+        Recordings are heard anew where the reader's encoder has weights of its own, or is trained.
+        """
         if not isinstance(reader, DualFFNPolicy):
             raise ConfigError(f"{key}: is no DualFFN, as the policy is", "", OTHER_INPUTS)
         place = reader._folder
@@ -309,7 +312,11 @@ class DualFFNPolicy:
         if shapes[0] != shapes[1]:
             reason = f"{key}: its codebooks and their sizes {shapes[1]} are not the policy's {shapes[0]}"
             raise ConfigError(reason, str(place), OTHER_INPUTS)
-        _check_encoder(key, place, self._root.model, reader._root.model)
+        model, reading_model = self._root.model, reader._root.model
+        _check_encoder(key, place, model, reading_model)
+        if model.config.audio_encoder is not None:
+            is_same = _have_one_encoder(model, reading_model) and not reading_model.audio_tower.is_trained
+            self._shares_encoder = self._shares_encoder and is_same
 
     def answer_logprobs(
         self, root: nn.Module, batch: PackedAnswers, request: TokenRequest, draw_T: Tensor | None = None
@@ -420,10 +427,9 @@ def _have_one_encoder(ours: DualFFN, theirs: DualFFN) -> bool:
     """Whether two models hear through encoders of the same weights."""
     if ours.config.audio_encoder is None or theirs.config.audio_encoder is None:
         return False
-    weights = theirs.audio_tower.state_dict()
-    return all(
-        torch.equal(weight, weights[name].to(weight.device))
-        for name, weight in ours.audio_tower.state_dict().items()
+    our_weights, weights = ours.audio_tower.state_dict(), theirs.audio_tower.state_dict()
+    return our_weights.keys() == weights.keys() and all(
+        torch.equal(weight, weights[name].to(weight.device)) for name, weight in our_weights.items()
     )
 
 

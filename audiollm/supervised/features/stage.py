@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import Stage, StagePlan, planned_fact
+from audiollm.recipe.stages import Stage, StagePlan, planned_fact, required
 from audiollm.supervised.features.settings import EncodeFeaturesConfig
 
 
@@ -19,20 +19,25 @@ def _run(config: EncodeFeaturesConfig, context: Context) -> dict[str, Any]:
 
 def _plan_encode_features(config: EncodeFeaturesConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     from audiollm.families.audio_encoders import published_encoder
+    from audiollm.families.model_sizes import ASSUMED_CLIP_S, ENCODED
     from audiollm.supervised.features.encoding import count_clip_flops
 
     source = Path(config.samples)
-    samples, seconds = (planned_fact(plans, source, name) for name in ("samples", "seconds"))
+    samples, seconds = (planned_fact(plans, source, name) for name in ("clips", "audio_s"))
+    seconds = seconds or samples * ASSUMED_CLIP_S
+    folder = required(config.audio_encoder.path)
+    if not folder.exists():
+        return StagePlan(facts={ENCODED: samples}, note=f"unknown until {folder} is there")
     encoder = published_encoder(config.audio_encoder)
     values = 2 if config.dtype == "float16" else 4
     views = 1 + config.views
     rows = seconds * encoder.features.rows_per_second
-    clip_s = seconds / samples if samples else 5.0
+    clip_s = seconds / samples if samples else ASSUMED_CLIP_S
     return StagePlan(
         memory_mb=1000,
         disk_mb=views * rows * encoder.row_width * values / 2**20,
         flops=views * samples * count_clip_flops(encoder, clip_s),
-        facts={"samples": samples, "seconds": seconds},
+        facts={"samples": samples, "clips": samples, "audio_s": seconds, ENCODED: samples},
         note=f"{samples:.0f} samples, {views} views" if samples else "",
     )
 

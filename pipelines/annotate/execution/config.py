@@ -19,7 +19,7 @@ from pipelines.steps.inputs import MANIFESTS
 from pipelines.steps.settings import StepsConfig
 
 _RECOGNIZER: TypeAdapter[RecognizerChoice] = TypeAdapter(RecognizerChoice)
-PresetName = Literal["quickstart", "emilia", "granary", "curator-asr", "curator-tts", "audioverse"]
+PresetName = Literal["quickstart", "small", "emilia", "granary", "curator-asr", "curator-tts", "audioverse"]
 
 
 class AnnotationConfig(StepsConfig):

@@ -227,6 +227,11 @@ PRESETS: Mapping[str, Preset] = {
         "short, clean clips: nothing is dropped but what cannot be trained on",
         Thresholds(min_duration_s=0.1, max_duration_s=30.0, **_LEVEL),
     ),
+    "small": Preset(
+        "sentences that people say, written down by one Whisper or two on one machine",
+        Thresholds(min_duration_s=0.5, max_duration_s=20.0, max_characters_per_s=40.0, **_MADE_UP, **_LEVEL),
+        {"language": {}, "repetition": {}},
+    ),
     "emilia": Preset(
         "speech in the wild for TTS, one speaker at a time (Emilia)",
         Thresholds(

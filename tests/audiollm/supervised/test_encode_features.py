@@ -28,18 +28,21 @@ from audiollm.data.packing import idle_pack, pack
 from audiollm.data.records.opening import open_source
 from audiollm.errors import BadSample, StageError
 from audiollm.families.audio_encoders import published_encoder
+from audiollm.families.dual_ffn.planning import plan_training
 from audiollm.families.dual_ffn.policy import DualFFNPolicy
+from audiollm.families.model_sizes import ENCODED
 from audiollm.models.audio_encoder import AudioTower, encoder_config, frozen_features, load_tower
 from audiollm.recipe.ranks import ALONE
 from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import Recipe
+from audiollm.recipe.stages import Recipe, StagePlan
 from audiollm.supervised.corpus.batches import Batching, BatchMaker
 from audiollm.supervised.features.encoding import count_clip_flops, encode_features, encoded_views
 from audiollm.supervised.features.settings import EncodeFeaturesConfig
+from audiollm.supervised.features.stage import STAGE
 from audiollm.train.supervised_settings import AudioEncoderSettings
 from tests.audiollm.supervised.heard_samples import asked, sound, understanding, write_manifest
 from tests.audiollm.supervised.heard_samples import small_template as hearing_template
-from tests.audiollm.supervised.train_samples import run_stage
+from tests.audiollm.supervised.train_samples import run_stage, settings_of
 
 STRIDE = 2
 AUGMENT = {"gain_db": 6.0}
@@ -217,7 +220,7 @@ def test_views_are_drawn_in_training_alone(tmp_path: Path, encoder: Path) -> Non
     assert all(
         not torch.equal(rows[0], other) for other in rows[1:] if rows[0] is not None and other is not None
     )
-    augment = Augmentation(**AUGMENT)  # type: ignore[arg-type]
+    augment = Augmentation(**AUGMENT)
     assert encoded_views(source, augment) == 3 and encoded_views(source, None) == 0
     assert encoded_views(open_source(manifest), augment) == 0, "recordings are varied as they are heard"
     with pytest.raises(StageError, match="of another augmentation"):
@@ -238,7 +241,7 @@ def test_every_view_is_drawn(tmp_path: Path, encoder: Path) -> None:
     survey = survey_sources([source], template, 200, "cut", aside, lambda: None, shape)
     batching = Batching(
         batch_size=1, max_tokens=200, max_length=200, text_dropout=0, speaker_dropout=0, corrupt_codes=0, encoder=shape,
-        augment=(Augmentation(**AUGMENT),), views=(2,),  # type: ignore[arg-type]
+        augment=(Augmentation(**AUGMENT),), views=(2,),
     )  # fmt: skip
     maker = BatchMaker([source], None, survey, template, batching, seed=0)
     stored = {
@@ -287,12 +290,23 @@ def test_what_cannot_be_heard_is_set_aside(tmp_path: Path, encoder: Path) -> Non
 def test_a_policy_reads_rows_where_its_encoder_stays(tmp_path: Path, shards: Path, encoder: Path) -> None:
     run_stage(tmp_path / "run", str(shards / "shards"), **training(encoder))
     for trained, is_read in ((["model.layers.*"], True), ("all", False)):
-        policy = DualFFNPolicy.load(tmp_path / "run", trained=trained)  # type: ignore[arg-type]
+        policy = DualFFNPolicy.load(tmp_path / "run", trained=trained)
         assert policy.encoder is not None and (policy.encoder.encoded is not None) == is_read
     policy = DualFFNPolicy.load(tmp_path / "run", trained=["model.layers.*"])
     assert policy.encoder is not None
     [read] = part_audio(open_source(shards / "shards")[0], [], policy.encoder)
     assert isinstance(read, ClipFeatures) and read.is_encoded
+
+
+def test_a_policy_hears_anew_where_a_critic_trains_its_encoder(
+    tmp_path: Path, shards: Path, encoder: Path
+) -> None:
+    run_stage(tmp_path / "run", str(shards / "shards"), **training(encoder))
+    for trained, is_read in ((["model.layers.*"], True), ("adapter", False)):
+        policy = DualFFNPolicy.load(tmp_path / "run", trained=["model.layers.*"])
+        critic = DualFFNPolicy.load(tmp_path / "run", trained=trained, needs_reference=False)
+        policy.check_reader(critic, "critic")
+        assert policy.encoder is not None and (policy.encoder.encoded is not None) == is_read
 
 
 def test_settings_that_contradict_one_another_are_refused(encoder: Path) -> None:
@@ -329,5 +343,33 @@ def test_windows_are_filled_by_encoder(tmp_path: Path, width: int, layers: int, 
         )
     )  # fmt: skip
     for padded, expected in (("auto", is_filled), (None, True), (False, False), (True, True)):
-        settings = AudioEncoderSettings(path=tmp_path, trained=False, padded=padded)  # type: ignore[arg-type]
+        settings = AudioEncoderSettings(path=tmp_path, trained=False, padded=padded)
         assert published_encoder(settings).padded == expected
+
+
+def test_a_plan_leaves_out_the_work_of_an_encoder_that_heard_before(encoder: Path) -> None:
+    values = {**training(encoder), "samples": "shards", "steps": 10, "batch_size": 4}
+    flops = []
+    for facts in ({}, {ENCODED: 10.0}):
+        made = StagePlan(facts={"clips": 10.0, "audio_s": 8.0, **facts}, artifacts={"shards": Path("shards")})
+        flops.append(plan_training(settings_of(values), {"encode_features": made}).flops)
+    heard = 10 * 4 * count_clip_flops(published_encoder(settings_of(values).shape.audio_encoder), 0.8)  # type: ignore[arg-type]
+    assert 0.6 * heard < flops[0] - flops[1] < heard, "attention inside of windows is not planned"
+
+
+def test_the_stage_plans_by_the_samples_before_it(tmp_path: Path, encoder: Path) -> None:
+    settings = {"samples": str(tmp_path), "audio_encoder": {"path": str(encoder), "trained": False}}
+    for views, shares in ((0, 1), (3, 4)):
+        augment = {"views": views, "augment": {}} if views else {}
+        config = EncodeFeaturesConfig.model_validate(
+            {**settings, **augment}, context={"artifacts": set(), "inputs": []}
+        )
+        before = StagePlan(facts={"clips": 100.0, "audio_s": 80.0}, artifacts={"samples": tmp_path})
+        plan = STAGE.plan(config, {"compose": before}) if STAGE.plan else StagePlan()
+        width, rows_per_second = 32, 25
+        assert plan.disk_mb == pytest.approx(shares * 80 * rows_per_second * width * 2 / 2**20)
+        assert plan.facts == {"samples": 100, "clips": 100, "audio_s": 80, ENCODED: 100}
+    absent = config.model_copy(
+        update={"audio_encoder": config.audio_encoder.model_copy(update={"path": tmp_path / "absent"})}
+    )
+    assert STAGE.plan is not None and "until" in STAGE.plan(absent, {}).note
