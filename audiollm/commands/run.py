@@ -170,7 +170,7 @@ def without_option(arguments: Sequence[str], option: str) -> list[str]:
 def _speed(
     recipe: Recipe, plans: Mapping[str, StagePlan], devices: int, tflops: float | None
 ) -> MachineSpeed:
-    """What times are computed from: for tiny and small this machine, measured as far as a stage needs it."""
+    """The speed by which times are computed: for tiny and small this machine's, measured as far as a stage needs it."""
     if recipe.size not in ON_THIS_MACHINE:
         return MachineSpeed(tflops or H100_TFLOPS, gradient_bytes=GPU_REDUCTION_BYTES)
     from audiollm.commands.measuring import measure_machine  # here: it loads torch

@@ -93,8 +93,8 @@ class FrozenWeights:
                 "start": None if difference is None else asdict(difference),
             }
             megabytes = f"{sizes.after / 2**20:,.0f} MB of weights in place of {sizes.before / 2**20:,.0f}"
-            told = "" if difference is None else f"; compared with float32, {difference}"
-            self._context.say(f"frozen weights in {self._format}: {megabytes}{told}")
+            comparison = "" if difference is None else f"; compared with float32, {difference}"
+            self._context.say(f"frozen weights in {self._format}: {megabytes}{comparison}")
             if self._context.ranks.first:
                 write_json(self._path, record)
         self._record = record
@@ -156,7 +156,7 @@ class FrozenWeights:
             yield
 
     def figures(self) -> dict[str, float]:
-        """What is told of them in the summary of the stage."""
+        """The figures of the frozen weights in the summary of the stage."""
         if not self._record:
             return {}
         figures = {"frozen_weights_mb": self._record["weights_mb"]}

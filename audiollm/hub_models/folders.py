@@ -19,7 +19,7 @@ _CTRANSLATE2_PREFIX = "faster_whisper="
 
 
 class HubAccess(NamedTuple):
-    """What may be asked of the hub."""
+    """The requests to the hub that are allowed."""
 
     download: bool = False
     config_alone: bool = False

@@ -37,7 +37,7 @@ FEW_SET_ASIDE = 12
 """So many rows are shown without a click."""
 SETTING_ASIDE = (
     "train_tokenizer", "tokenize", "train", "train_preference", "train_reward", "train_policy", "train_interpreter",
-    "train_vae", "fit_mel_pca", "encode_latents", "train_flow", "generate_sound", "edit_sounds",
+    "train_vae", "fit_mel_pca", "encode_latents", "encode_features", "train_flow", "generate_sound", "edit_sounds",
 )  # fmt: skip
 """Stages that set recordings and samples aside, beside those that make samples."""
 QUALITIES = {"sig": "speech", "bak": "background", "ovr": "overall"}
@@ -56,9 +56,34 @@ def recordings_section(context: ReportContext) -> Section | None:
     elif annotated.figures is None:
         content = notice(annotated.absent)
     else:
-        content = _recording_funnel(annotated, composed, context.gallery)
+        content = _recording_funnels(context, annotated, composed)
     content = join(content, _set_aside(run, rows))
     return Section("recordings", "Recordings", content, "From recordings to samples")
+
+
+def _recording_funnels(
+    context: ReportContext, annotated: StageRecord, composed: Sequence[StageRecord]
+) -> Markup:
+    """A funnel for each annotation from which samples were made, below its name; one where there is one.
+
+    Args:
+        annotated: the last annotation, which has the samples that were made of none.
+    """
+    made_of = {
+        stage.name: [made for made in composed if stage.name in made.upstream]
+        for stage in context.stages("annotate")
+        if stage.figures is not None
+    }
+    sources = [name for name, made in made_of.items() if made]
+    if len(sources) < 2:
+        return _recording_funnel(annotated, composed, context.gallery)
+    return join(
+        *(
+            join(heading(stage.name), _recording_funnel(stage, made_of[stage.name], context.gallery))
+            for stage in context.stages("annotate")
+            if stage.name in sources
+        )
+    )
 
 
 def _recording_funnel(annotated: StageRecord, composed: Sequence[StageRecord], gallery: Gallery) -> Markup:

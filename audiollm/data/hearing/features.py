@@ -48,7 +48,7 @@ class EncodedRows:
     width: int
     """Values of a row, C."""
     digest: Callable[[], str]
-    """What made them: the digest of the encoder's weights and windows. Read where there are such arrays alone."""
+    """Computes the digest of the encoder's weights and windows, which made the rows; called where there are some."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,11 @@ class FeatureWindow(NamedTuple):
     mel_MF: Tensor
     rows: int
     encoded_RC: Tensor | None = None
-    """What the frozen encoder made of the window, at least `rows` rows; there are no mel frames then."""
+    """Rows of the frozen encoder for this window, at least `rows` of them; there are no mel frames then."""
 
     @property
     def content(self) -> Tensor:
-        """What is given to the model: windows of the same object are encoded once."""
+        """The tensor that is given to the model; windows that share it are encoded once."""
         return self.mel_MF if self.encoded_RC is None else self.encoded_RC
 
 
@@ -174,14 +174,14 @@ class PackedFeatures:
         if not windows:
             return None
         unique_windows, row_of = _order_windows(windows, share)
-        heard = [window for window in unique_windows if window.encoded_RC is None]
+        mels_MF = [window.mel_MF for window in unique_windows if window.encoded_RC is None]
         encoded = [
             window.encoded_RC[: window.rows] for window in unique_windows if window.encoded_RC is not None
         ]
         return cls(
-            torch.cat([window.mel_MF for window in heard], dim=1) if heard else NO_MEL_MF,
-            tuple(window.mel_MF.shape[1] for window in heard),
-            tuple(window.rows for window in heard),
+            torch.cat(mels_MF, dim=1) if mels_MF else NO_MEL_MF,
+            tuple(mel_MF.shape[1] for mel_MF in mels_MF),
+            tuple(window.rows for window in unique_windows if window.encoded_RC is None),
             row_of,
             torch.cat(encoded) if encoded else None,
         )

@@ -1,1 +1,1 @@
-"""What a frozen audio encoder makes of recordings, computed once: the stage `encode_features`."""
+"""The stage `encode_features`: rows of a frozen audio encoder, computed once."""

@@ -109,20 +109,20 @@ def _text_fault(text: str | BadRow, max_s: float | None) -> tuple[str, str] | No
 
     if isinstance(text, BadRow):
         return text.kind or "a broken row", text.reason
-    shown = text if len(text) <= 80 else f"{text[:77]}..."
+    excerpt = text if len(text) <= 80 else f"{text[:77]}..."
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         return "text encoding", NOT_UTF8
     if _HEADING.fullmatch(text):
-        return "a heading", f"{shown!r} is a heading"
+        return "a heading", f"{excerpt!r} is a heading"
     if (markup := _MARKUP.search(text)) is not None:
-        return "markup", f"{markup[0]!r} in {shown!r} is not said"
+        return "markup", f"{markup[0]!r} in {excerpt!r} is not said"
     if not any(map(str.isalnum, text)):
-        return "no words", f"{shown!r} has neither letters nor digits"
+        return "no words", f"{excerpt!r} has neither letters nor digits"
     symbols = [
         mark for mark in text if mark in _UNSAID_MARKS or unicodedata.category(mark) in ("So", "Sm", "Sk")
     ]
     if len(symbols) > _MAX_SYMBOL_SHARE * len(text):
-        return "symbols", f"{shown!r} has signs such as {symbols[0]!r}, which are not said"
+        return "symbols", f"{excerpt!r} has signs such as {symbols[0]!r}, which are not said"
     seconds = spoken_seconds(text)
     if max_s is not None and seconds > max_s:
         return "a text too long", f"about {seconds:.0f} s of speech: max_duration_s is {max_s:g}"

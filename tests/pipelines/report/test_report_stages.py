@@ -19,6 +19,7 @@ from audiollm.pages.clips import Gallery, shares
 from audiollm.pages.run_record import RunRecord
 from audiollm.pages.sections import ReportContext
 from audiollm.synthesis.report_section import samples_section
+from pipelines.compose.report_section import recordings_section
 from tests.pipelines.report.report_run import (
     HOSTILE,
     Page,
@@ -367,3 +368,35 @@ def test_shares_of_clips_add_up_and_favour_the_last(total: int, count: int) -> N
     found = shares(total, count)
     assert len(found) == count and sum(found) == (total if count else 0)
     assert found == sorted(found) and (not found or found[-1] - found[0] <= 1)
+
+
+TWO_SOURCES = """
+name: sources
+stages:
+  - name: people
+    annotate: {input: AUDIO}
+  - name: spoken
+    annotate: {}
+  - name: people_samples
+    compose: {segments: "${people.segments}"}
+  - name: spoken_samples
+    compose: {segments: "${spoken.segments}"}
+  - report: {}
+"""
+
+
+def test_samples_are_shown_below_the_annotation_that_they_were_made_of(tmp_path: Path) -> None:
+    """A bar of samples is a share of the segments that they come from, and each annotation has its own bars."""
+    run = Run(tmp_path, recipe=TWO_SOURCES)
+    for name, segments, samples in (("people", 8, 4), ("spoken", 200, 200)):
+        run.done(
+            name,
+            {"files_seen": segments, "audio_files": segments, "files_kept": segments, "segments": segments},
+        )
+        run.done(f"{name}_samples", {"train_samples": samples, "test_samples": 0, "train_seconds": 60.0})
+    section = section_of(run, recordings_section)
+    assert [heading.text for heading in section.all("h3")] == ["people", "spoken"]
+    people, spoken_funnel = section.all("div", "funnel")
+    assert "files seen 8" in people.text and "4 to train on" in people.text and "200" not in people.text
+    assert "files seen 200" in spoken_funnel.text and "200 to train on" in spoken_funnel.text
+    assert people.all("i")[-1].attributes["style"] == "width:50.00%", "4 of its 8 segments"
