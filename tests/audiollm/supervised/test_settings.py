@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,7 +51,8 @@ def test_the_loop_gets_every_setting_of_the_recipe(tmp_path: Path) -> None:
 
 
 def test_the_batches_get_every_setting_of_the_recipe(tmp_path: Path) -> None:
-    batching = _batching(changed(tmp_path), None)
+    corpus = SimpleNamespace(sources=[SimpleNamespace(features=None)], encoder=None)
+    batching = _batching(changed(tmp_path), corpus)
     default = Batching(batch_size=1, max_tokens=64, max_length=64)
     assert PackingSettings.model_fields.keys() <= CHANGED.keys()
     for name in PackingSettings.model_fields:
