@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -38,6 +40,17 @@ SLOWDOWN = 6
 NO_BUGS = ("SyntaxError", "IndentationError", "ImportError", "ModuleNotFoundError", "NameError")
 """A failure that begins with one of these tells of an edit that makes no program."""
 UNEDITED_LIMIT_S = 1800.0
+LIBRARIES = (
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "transformers",
+    "peft",
+    "hypothesis",
+    "scipy.signal",
+    "webdataset",
+    "av",
+)
+"""What takes long to import, and is the same with every bug."""
 T = TypeVar("T")
 Outcome = Literal["caught", "survived", "broken"]
 
@@ -156,6 +169,65 @@ def judge(run: Run) -> Verdict:
     return Verdict("survived", f"{run.passed} tests pass with it")
 
 
+STARTER = f"""
+import json, os, sys
+from importlib import import_module
+from importlib.util import find_spec
+
+for name in {LIBRARIES}:
+    if find_spec(name) is not None:
+        import_module(name)
+import pytest
+
+for line in sys.stdin:
+    job = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        output = os.open(job["output"], os.O_WRONLY | os.O_CREAT)
+        for descriptor, target in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (output, 2)):
+            os.dup2(descriptor, target)
+        sys.argv = ["pytest", *job["arguments"]]
+        code = int(pytest.main(job["arguments"]))
+        sys.stdout.flush()
+        os._exit(code)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""A process that has imported the libraries runs pytest in forks of itself, one after another."""
+
+
+class Starter:
+    """Runs tests in processes that have the libraries, but nothing of the project, imported already.
+
+    To import them takes longer than most tests of a bug.
+    """
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", STARTER], cwd=folder, env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    def begin(self, arguments: Sequence[str], output: Path) -> int:
+        """Start pytest in a group of its own; returns the leader's process id."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(
+            json.dumps({"arguments": arguments, "output": str(output)}), file=self._process.stdin, flush=True
+        )
+        return int(self._process.stdout.readline())
+
+    def wait(self, limit_s: float) -> int | None:
+        """Exit status of what was begun, negative for a signal; None: it still runs after so many seconds."""
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], limit_s)
+        return int(self._process.stdout.readline()) if ready else None
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
 class Copy:
     """A copy of the project that is edited and tested; the checkout stays as it is."""
 
@@ -169,6 +241,10 @@ class Copy:
             if (root / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(root / name, folder / name)
+        self._starter = Starter(folder, self._environment())
+
+    def close(self) -> None:
+        self._starter.close()
 
     @contextmanager
     def with_bug(self, mutant: Mutant) -> Iterator[None]:
@@ -190,26 +266,20 @@ class Copy:
         """
         begun = time.monotonic()
         with tempfile.TemporaryDirectory() as scratch:
-            report = Path(scratch) / "report.xml"
-            command = [
-                sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}",
-                f"--basetemp={scratch}/pytest", "-x", *tests,
+            report, output = Path(scratch) / "report.xml", Path(scratch) / "output.txt"
+            arguments = [
+                "-q", "-p", "no:cacheprovider", f"--junitxml={report}", f"--basetemp={scratch}/pytest", "-x", *tests,
             ]  # fmt: skip
-            with (Path(scratch) / "output.txt").open("w+b") as output:
-                process = subprocess.Popen(
-                    command, cwd=self.folder, env=self._environment(), stdin=subprocess.DEVNULL,
-                    stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                )  # fmt: skip
-                running.add(process.pid)
-                try:
-                    code: int | None = process.wait(timeout=limit_s)
-                except subprocess.TimeoutExpired:
-                    code = None
-                finally:
-                    _end_group(process)
-                    running.discard(process.pid)
-                output.seek(0)
-                last = output.read().decode(errors="replace").strip().splitlines()[-1:]
+            leader = self._starter.begin(arguments, output)
+            running.add(leader)
+            try:
+                code = self._starter.wait(limit_s)
+            finally:
+                _kill_group(leader)
+                running.discard(leader)
+            if code is None:
+                self._starter.wait(UNEDITED_LIMIT_S)
+            last = output.read_text(errors="replace").strip().splitlines()[-1:]
             return _told(report, code, "".join(last), time.monotonic() - begun)
 
     def check_imports(self) -> None:
@@ -254,8 +324,11 @@ def run_all(mutants: Sequence[Mutant], root: Path, jobs: int) -> int:
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
         print(f"==> {len(mutants)} bugs, {len(sets)} sets of tests, {jobs} at a time", flush=True)
         bench = Bench([Copy(root, Path(scratch) / str(number)) for number in range(jobs)])
-        limits = _limits(sets, bench)
-        verdicts = _verdicts(mutants, limits, bench)
+        try:
+            limits = _limits(sets, bench)
+            verdicts = _verdicts(mutants, limits, bench)
+        finally:
+            bench.close()
     missed = {mutant.bug: verdict for mutant, verdict in verdicts.items() if verdict.outcome != "caught"}
     print(f"==> {len(mutants) - len(missed)} of {len(mutants)} caught in {time.monotonic() - begun:.0f} s")
     for bug, verdict in missed.items():
@@ -268,7 +341,7 @@ class Bench:
 
     def __init__(self, copies: Sequence[Copy]) -> None:
         copies[0].check_imports()
-        self._jobs, self._free = len(copies), SimpleQueue[Copy]()
+        self._jobs, self._copies, self._free = len(copies), copies, SimpleQueue[Copy]()
         for copy in copies:
             self._free.put(copy)
         self._running: set[int] = set()
@@ -297,6 +370,10 @@ class Bench:
                 pool.shutdown(wait=False, cancel_futures=True)
                 for leader in tuple(self._running):
                     _kill_group(leader)
+
+    def close(self) -> None:
+        for copy in self._copies:
+            copy.close()
 
 
 def _limits(sets: Sequence[tuple[str, ...]], bench: Bench) -> Mapping[tuple[str, ...], float]:
@@ -341,13 +418,8 @@ def _write(file: Path, content: bytes) -> None:
         Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End what the tests have started and left."""
-    _kill_group(process.pid)
-    process.wait()
-
-
 def _kill_group(leader: int) -> None:
+    """End what the tests have started and left."""
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
 
