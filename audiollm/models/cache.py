@@ -69,6 +69,20 @@ class Cache:
         """The positions that a row has room for."""
         return self.keys_NRGDL.shape[4]
 
+    def lengthened(self, config: DualFFNConfig, length: int) -> Cache:
+        """Return a cache of longer rows with the same content.
+
+        Raises:
+            ValueError: a row forgets: its places depend on the length.
+        """
+        if any(prefix is not None for prefix in self.pinned):
+            raise ValueError("a cache with rows that forget cannot become longer")
+        rows, old = self.keys_NRGDL.shape[1], self.length
+        longer = Cache.empty(config, rows, length, self.keys_NRGDL.device, self.keys_NRGDL.dtype)
+        longer.keys_NRGDL[..., :old], longer.values_NRGLD[:, :, :, :old] = self.keys_NRGDL, self.values_NRGLD
+        longer.lengths = self.lengths
+        return longer
+
     def move(self, source: int, target: int) -> None:
         """Copy what is filled of a row into another, which is overwritten."""
         length, pinned = self.lengths[source], self.pinned[source]
@@ -80,6 +94,10 @@ class Cache:
         self.keys_NRGDL[:, target, ..., :filled] = self.keys_NRGDL[:, source, ..., :filled]
         self.values_NRGLD[:, target, :, :filled] = self.values_NRGLD[:, source, :, :filled]
         self.lengths[target], self.pinned[target] = filled, None
+
+    def clear(self, row: int) -> None:
+        """Empty a row."""
+        self.lengths[row], self.pinned[row] = 0, None
 
     def keep_prefix(self, row: int, prefix: int) -> None:
         """Let a row forget what its window has left behind, except its first positions: it is then never full.

@@ -35,7 +35,7 @@ from audiollm.generation.engine.request import (
     SampledTokens,
     TextPiece,
 )
-from audiollm.generation.engine.rows import Group, OpenStream, Running, StepPlan, batch_rows
+from audiollm.generation.engine.rows import Group, OpenStream, Running, StepPlan, batch_rows, stream_rows
 from audiollm.generation.engine.sampling import check_plain, guide, sample_codes, sample_plain
 from audiollm.generation.engine.state import AnswerState, Codes, Marks, SpeechState, forbidden_words
 from audiollm.models.cache import Cache
@@ -47,6 +47,8 @@ ENDLESS = 2**31
 """Room of a slot that forgets."""
 FED = -1
 """In the place of the token that an answer begins with: an action begins with what its request was fed."""
+GROWTH_POSITIONS = 256
+"""The length of a cache that grows is a multiple of this."""
 PREFILL_POSITIONS = 8192
 """Most positions of the prompts that go through the model together."""
 
@@ -61,9 +63,12 @@ class Engine:
         decoder: of this model, where several engines share it.
         steps: `static` computes steps in static shapes, and `cuda_graph` replays them as CUDA graphs; steps in which
             some rows write and others speak, and those of open requests, are computed plainly all the same.
+        grows_to: a request that is longer than `max_length` makes the cache longer, up to this; None: it never grows.
+        prefill_positions: most positions of prompts that go through the model between two steps: a longer prompt is
+            read in pieces, beside the steps of others, but for one with features; None: there is no bound.
 
     Raises:
-        ValueError: `steps` is `cuda_graph`, and the model is on no CUDA device.
+        ValueError: `steps` is `cuda_graph`, and the model is on no CUDA device, or a cache of static steps is to grow.
     """
 
     def __init__(
@@ -74,7 +79,12 @@ class Engine:
         max_length: int = 2048,
         decoder: GenerationDecoder | None = None,
         steps: StepKind = "plain",
+        *,
+        grows_to: int | None = None,
+        prefill_positions: int | None = None,
     ) -> None:
+        if grows_to is not None and steps != "plain":
+            raise ValueError(f"steps {steps!r} belong to a cache of one length: it cannot grow")
         weight = next(model.parameters())
         self._model, self._template, self._device = model, template, weight.device
         self._decoder = decoder or GenerationDecoder(model)
@@ -86,6 +96,7 @@ class Engine:
             None if steps == "plain" else StaticSteps(model, self._cache, recorded=steps == "cuda_graph")
         )
         self._slots, self._submitted = slots, 0
+        self._grows_to, self._prefill_positions = grows_to, prefill_positions
         self._waiting: deque[Running] = deque()
         self._owners: list[Running] = []
         """The running answer that owns each cache row in use."""
@@ -126,6 +137,18 @@ class Engine:
         """Whether any request runs or waits."""
         return bool(self._owners or self._waiting)
 
+    def can_take(self, request: Request) -> bool:
+        """Whether a request would begin at the next step; true, too, for one that `submit` refuses for its slots."""
+        free = self._slots - len(self._owners) - sum(len(running.streams) for running in self._waiting)
+        branches = len(request.sampling.branches)
+        return branches <= free or branches > self._slots
+
+    def pause(self, number: int, paused: bool = True) -> None:
+        """Let a request rest in its slots, or go on; does nothing for a finished or unknown one."""
+        for running in (*self._running(), *self._waiting):
+            if running.number == number and running.paused != paused:
+                running.paused, self._plan = paused, None
+
     def submit(self, request: Request) -> int:
         """Queue a request; returns its number, which its events carry. Raises: ValueError: see `submit_group`."""
         return self.submit_group(request, [request.seed])[0]
@@ -149,16 +172,14 @@ class Engine:
             )
         streams = _lay_out_prompts(self._template, request)
         num_positions = _positions(self._template, request, streams)
-        if num_positions > self._cache.length:
-            raise ValueError(
-                f"prompt and answer may take {num_positions} positions, a slot has {self._cache.length}: "
-                "lower the limits, shorten the prompt, or give the engine a larger max_length"
-            )
+        self._check_length(num_positions)
         first_id = None
         if request.answer != "audio":  # the prompt's last token is fed with the first step
             first_id = int(streams[0].text_ids_S[-1])
             streams = [_without_last(stream) for stream in streams]
-        room = self._cache.length - max(len(stream) for stream in streams)
+        # where the cache grows, an answer ends as in an engine that is sized for it alone
+        positions = self._cache.length if self._grows_to is None else num_positions
+        room = positions - max(len(stream) for stream in streams)
         kind, limits = request.answer, request.limits
         group, now, lengths = self._submitted + 1, time.perf_counter(), [len(stream) for stream in streams]
         for seed in seeds:
@@ -170,6 +191,18 @@ class Engine:
                 Running(self._submitted, request, streams, state, now, generator, group, lengths)
             )
         return list(range(group, self._submitted + 1))
+
+    def _check_length(self, num_positions: int) -> None:
+        """Check that a slot has so many positions, and make the cache longer where it may grow."""
+        longest = max(self._grows_to or 0, self._cache.length)
+        if num_positions > longest:
+            raise ValueError(
+                f"prompt and answer may take {num_positions} positions, a slot has {longest}: "
+                "lower the limits, shorten the prompt, or give the engine a larger max_length"
+            )
+        if num_positions > self._cache.length:
+            length = min(-(-num_positions // GROWTH_POSITIONS) * GROWTH_POSITIONS, longest)
+            self._cache = self._cache.lengthened(self._model.config, length)
 
     def open(self, request: OpenRequest) -> int:
         """Queue a request that stays open; returns its number. Its prompt is prefilled when there is a slot.
@@ -294,7 +327,8 @@ class Engine:
         active = [row for row, owner in enumerate(self._owners) if _is_active(owner)]
         if not active:
             return []
-        if any(owner.stream is not None for owner in self._owners):
+        uneven = any(owner.stream is not None or owner.unread for owner in self._owners)
+        if uneven or len(active) < len(self._owners):
             return self._append(active)
         plan = self._plan = self._plan or batch_rows(self._owners, self._device)
         ids_X = np.array([running.state.input_id for running in plan.writing], dtype=np.int64)[plan.writer_X]
@@ -314,22 +348,15 @@ class Engine:
         audio_at: list[int] = []
         last: dict[int, int] = {}
         drawing: list[int] = []
-        number = 0
+        number, unread_rows = 0, self._prefill_positions or 0
         for row in active:
-            owner = self._owners[row]
-            rows: list[int | Codes]
-            if owner.stream is not None and owner.stream.pending:
-                max_rows = self._cache.largest_append(row)
-                rows, owner.stream.pending = owner.stream.pending[:max_rows], owner.stream.pending[max_rows:]
-                owner.stream.draws_first = True
-                if not owner.stream.pending:
-                    drawing.append(row)
+            if self._owners[row].unread:
+                rows = self._owners[row].read(row, unread_rows)
+                unread_rows -= len(rows)
             else:
-                state = owner.state
-                rows = [state.speech.last_K] if state.input_id is None else [state.input_id]
-                if owner.stream is not None:
-                    owner.stream.draws_first = False
-                drawing.append(row)
+                rows, draws = self._take_rows(row)
+                if draws:
+                    drawing.append(row)
             for token_or_codes in rows:
                 if isinstance(token_or_codes, int):
                     ids.append(token_or_codes)
@@ -339,6 +366,9 @@ class Engine:
                     audio_at.append(number)
                 number += 1
             counts[row], last[row] = len(rows), number - 1
+        for owner in self._owners:
+            if not any(owner.unread):
+                owner.unread = []
         order_X = None  # the rows of one kind stand in their order
         if text_at and audio_at:
             order_X = torch.tensor([*text_at, *audio_at], device=self._device)
@@ -358,6 +388,19 @@ class Engine:
         if not speakers:
             return self._draw(plan, hidden_FC[writers], hidden_FC.new_zeros(0))
         return self._draw(plan, hidden_FC[writers], self._layers.audio_logits(hidden_FC[speakers]).float())
+
+    def _take_rows(self, row: int) -> tuple[list[int | Codes], bool]:
+        """Return the positions that a cache row is fed next, and whether its request draws behind them."""
+        owner = self._owners[row]
+        if owner.stream is not None and owner.stream.pending:
+            max_rows = self._cache.largest_append(row)
+            rows, owner.stream.pending = owner.stream.pending[:max_rows], owner.stream.pending[max_rows:]
+            owner.stream.draws_first = True
+            return rows, not owner.stream.pending
+        if owner.stream is not None:
+            owner.stream.draws_first = False
+        state = owner.state
+        return [state.speech.last_K if state.input_id is None else state.input_id], True
 
     def _draw(self, plan: StepPlan, hidden_XC: Tensor, logits_YKV: Tensor) -> list[Event]:
         """Draw for every answer of the plan, and advance."""
@@ -422,7 +465,12 @@ class Engine:
             return
         changes = self._model.weight_changes
         twins = {running.group: running for running in self._running() if running.weight_changes == changes}
+        limit = self._prefill_positions
         while self._waiting and len(self._owners) + len(self._waiting[0].streams) <= self._slots:
+            if admitted and limit is not None:
+                limit -= sum(admitted[-1].lengths)
+                if sum(self._waiting[0].lengths) > limit:
+                    break
             running = self._waiting.popleft()
             running.rows = list(range(len(self._owners), len(self._owners) + len(running.streams)))
             self._owners += [running] * len(running.rows)
@@ -437,7 +485,11 @@ class Engine:
         for member in admitted:
             member.weight_changes = changes
             twin = twins.setdefault(member.group, member)
-            if twin is member:
+            if self._reads_in_pieces(member) and (twin is member or twin.unread):
+                member.unread = [stream_rows(stream) for stream in member.streams]
+                for row in member.rows:
+                    self._cache.clear(row)
+            elif twin is member:
                 pairs += zip(member.streams, member.rows, strict=True)
             else:
                 copies += zip(twin.rows, member.rows, member.lengths, strict=True)
@@ -456,6 +508,13 @@ class Engine:
             running.streams = []
             if running.stream is not None and self._forgets:
                 self._cache.keep_prefix(running.rows[0], running.lengths[0])
+
+    def _reads_in_pieces(self, running: Running) -> bool:
+        """Return whether a prompt is read beside the steps of others; features, which an encoder makes, never are."""
+        limit = self._prefill_positions
+        if limit is None or running.stream is not None or max(running.lengths) <= limit:
+            return False
+        return not any(stream.features for stream in running.streams)
 
     def _feed(self, ids_X: Tensor, codes_YK: Tensor, order_R: Tensor | None) -> tuple[Tensor, Tensor]:
         """Feed one position to every row; returns hidden states of text rows and audio logits of code rows."""
@@ -584,8 +643,8 @@ class Engine:
 
 
 def _is_active(running: Running) -> bool:
-    """Return whether a request has something to do; an open one that has acted waits to be fed."""
-    return running.state.reason is None
+    """Return whether a request has something to do: it is not paused, nor open and waiting to be fed."""
+    return running.state.reason is None and not running.paused
 
 
 def _collect_answer_parts(running: Running) -> tuple[str | Tensor, ...]:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from audiollm.data.chat.template import TokenStream
+from audiollm.data.chat.template import Kind, TokenStream
 from audiollm.generation.engine.record import TokenRecord
 from audiollm.generation.engine.request import OpenRequest, Request
 from audiollm.generation.engine.state import AnswerState, Codes
@@ -60,10 +60,20 @@ class Running:
     rows: list[int] = field(default_factory=list)
     """Rows of the cache, one per branch."""
     first_frame: float | None = None
+    paused: bool = False
+    """Whether the request rests in its slots."""
+    unread: list[list[int | Codes]] = field(default_factory=list)
+    """For each branch, rows of a prompt that is read in pieces; empty once all are read."""
     stream: OpenStream | None = None
     """Frames fed to an open request, and its actions; None for an answer to a prompt."""
     _steps: int = 0
     _uniform_S2K: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def read(self, row: int, max_rows: int) -> list[int | Codes]:
+        """Take the next positions of the prompt in a row of the cache, at most so many."""
+        branch = self.rows.index(row)
+        piece, self.unread[branch] = self.unread[branch][:max_rows], self.unread[branch][max_rows:]
+        return piece
 
     def next_uniform_2K(self) -> Tensor:
         """Return the random numbers of the next draws, which depend on the seed and the steps taken only."""
@@ -103,6 +113,13 @@ class StepPlan:
     """Cache row of each row of the step; None: the cache's order."""
     text_groups: list[Group]
     audio_groups: list[Group]
+
+
+def stream_rows(stream: TokenStream) -> list[int | Codes]:
+    """Return the rows of a prompt without features as the model is fed them: text tokens, and codes `[K]`."""
+    codes_SK = stream.codes_SK.cpu().numpy()
+    text = zip(stream.text_ids_S.tolist(), (stream.kinds_S == Kind.TEXT).tolist(), strict=True)
+    return [token if is_text else codes_SK[place] for place, (token, is_text) in enumerate(text)]
 
 
 def batch_rows(

@@ -39,21 +39,34 @@ def stream_audio(
     The sound in all is that of `codec.decode` for every stretch of speech, as closely as `code_stream(codec)` says.
     The first frames are decoded one by one, until there is sound; then `chunk_frames` at a time.
     """
-    started, first_audio = time.perf_counter(), None
-    voice = _Voice(codec, chunk_frames)
+    sound = EventSound(codec, chunk_frames)
     for event in events:
+        yield from sound.push(event)
+
+
+class EventSound:
+    """The sound of one request, event by event: `stream_audio` for whoever is handed the events."""
+
+    def __init__(self, codec: Codec, chunk_frames: int = CHUNK_FRAMES) -> None:
+        self._voice, self._started = _Voice(codec, chunk_frames), time.perf_counter()
+        self._first_audio: float | None = None
+
+    def push(self, event: Event) -> list[StreamPiece]:
+        """Return the pieces that an event completes."""
+        voice, pieces = self._voice, []
         if isinstance(event, Frames):
             samples_1N = voice.push(event.stretch, event.codes_KT)
         else:
             samples_1N = voice.finish()
         if samples_1N.shape[1]:
-            first_audio = first_audio or time.perf_counter()
-            yield StreamPiece(samples_1N)
+            self._first_audio = self._first_audio or time.perf_counter()
+            pieces.append(StreamPiece(samples_1N))
         if isinstance(event, TextPiece):
-            yield StreamPiece(voice.nothing_10, text=event.text)
+            pieces.append(StreamPiece(voice.nothing_10, text=event.text))
         elif isinstance(event, Finished):
-            wait_s = None if first_audio is None else first_audio - started
-            yield StreamPiece(voice.nothing_10, answer=event.answer, first_audio_s=wait_s)
+            wait_s = None if self._first_audio is None else self._first_audio - self._started
+            pieces.append(StreamPiece(voice.nothing_10, answer=event.answer, first_audio_s=wait_s))
+        return pieces
 
 
 def code_stream(codec: Codec) -> CodeStream:

@@ -12,7 +12,6 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from torch import Tensor
 
@@ -25,17 +24,17 @@ from audiollm.errors import ConfigError, suggestion
 from audiollm.generation.engine.request import Limits, Request
 from audiollm.generation.speaking.long_text import Chunk, join_pieces, spoken_seconds
 from audiollm.generation.speaking.manner import Manner
+from audiollm.generation.speaking.plans import Ask, OnSeconds, Plan, carry_out
 from audiollm.generation.speaking.protocol import SpeakingModel
 from audiollm.generation.speaking.speak import (
     SHORTEST_CHUNK_S,
     SLACK,
     SLACK_S,
-    OnSeconds,
     Speech,
     SpokenChunk,
     chunks_of,
     notes_of,
-    say,
+    say_plan,
 )
 from audiollm.generation.speaking.voice import Voice
 
@@ -118,6 +117,17 @@ def converse(
     Raises:
         ConfigError: no turns, a turn without words, or what `speak` raises.
     """
+    return carry_out(generator, converse_plan(generator, turns, references, manner), on_seconds)
+
+
+def converse_plan(
+    generator: SpeakingModel, turns: Sequence[Turn], references: Mapping[str, Voice], manner: Manner
+) -> Plan[Speech]:
+    """Plan the dialogue of `converse`.
+
+    Raises:
+        ConfigError: as `converse`.
+    """
     begun = time.perf_counter()
     speakers = list(dict.fromkeys(turn.speaker for turn in turns))
     matched_voices = match_references(speakers, references)
@@ -135,10 +145,8 @@ def converse(
         if left_s is not None and left_s < SHORTEST_CHUNK_S and pieces:
             break
         turn_manner = replace(manners[turn.speaker], max_duration_s=left_s)
-        report = partial(_report_seconds, on_seconds, seconds)
-        for spoken_chunk, chunk in zip(
-            say(generator, here, turn_manner, spoken_chunks[turn.speaker], report), here, strict=False
-        ):
+        said_chunks = yield from say_plan(generator, here, turn_manner, spoken_chunks[turn.speaker])
+        for spoken_chunk, chunk in zip(said_chunks, here, strict=False):
             spoken_chunks[turn.speaker].append(spoken_chunk)
             pieces.append(generator.codec.decode(spoken_chunk.codes_KT).cpu())
             pauses_s.append(TURN_PAUSE_S if chunk is here[-1] else chunk.pause_s)
@@ -169,6 +177,17 @@ def converse_together(
     Raises:
         ConfigError: no turns, a turn without words, or what `speak` raises.
     """
+    return carry_out(generator, together_plan(generator, turns, references, manner), on_seconds)
+
+
+def together_plan(
+    generator: SpeakingModel, turns: Sequence[Turn], references: Mapping[str, Voice], manner: Manner
+) -> Plan[Speech]:
+    """Plan the dialogue of `converse_together`.
+
+    Raises:
+        ConfigError: as `converse_together`.
+    """
     begun = time.perf_counter()
     speakers = list(dict.fromkeys(turn.speaker for turn in turns))
     matched_voices = match_references(speakers, references)
@@ -193,7 +212,7 @@ def converse_together(
     limits = Limits(max_frames=max(1, round(limit_s * generator.codec.frame_rate)))
     sampling = replace(manner.sampling, speaker_guidance=1.0)
     request = Request(messages, manner.seed, audio, sampling, limits, "audio")
-    answer = generator.answer_all([request], on_seconds)[0]
+    (answer,) = yield Ask([request])
     notes = _notes(
         generator, matched_voices if all_known else {}, manners, [c for here in chunks for c in here]
     )
@@ -273,7 +292,3 @@ def _notes(
     if left_out:
         notes.append(f"{left_out} of {len(chunks)} parts are left out: max_duration_s was reached")
     return tuple(notes)
-
-
-def _report_seconds(on_seconds: OnSeconds, before_s: float, seconds: float) -> None:
-    on_seconds(before_s + seconds)

@@ -14,7 +14,7 @@ from audiollm.devices import default_device
 from audiollm.errors import ConfigError
 from audiollm.files.json_files import read_json_file
 from audiollm.generation.engine.defaults import Defaults, read_defaults, read_trained
-from audiollm.generation.engine.engine import Engine
+from audiollm.generation.engine.engine import GROWTH_POSITIONS, Engine
 from audiollm.generation.engine.request import Request
 from audiollm.generation.speaking.speech_generator import CODEC_REMEDY, SpeechGenerator
 from audiollm.models.decoder import DualFFNConfig
@@ -94,6 +94,18 @@ class Generator(SpeechGenerator):
     def engine(self, requests: Sequence[Request]) -> Engine:
         """See `SpeechGenerator.engine`."""
         return Engine.sized_for(self.model, self.template, requests, decoder=self.decoder, steps=self.steps)
+
+    def step_engine(self, slots: int, max_length: int, prefill_positions: int) -> Engine:
+        """See `SpeechGenerator.step_engine`; the cache begins short, and grows with the requests."""
+        return Engine(
+            self.model,
+            self.template,
+            slots,
+            min(GROWTH_POSITIONS, max_length),
+            self.decoder,
+            grows_to=max_length,
+            prefill_positions=prefill_positions,
+        )
 
     def check_messages(self, messages: Sequence[Message], num_recordings: int) -> None:
         """See `SpeechGenerator.check_messages`."""

@@ -10,19 +10,19 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from audiollm.audio import Waveform
+from audiollm.codec import Codec
 from audiollm.data.chat.tasks import FieldValue, fill_task, load_tasks
 from audiollm.data.hearing.features import PartAudio, size_of
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.data.text.forms import prompt_form
 from audiollm.errors import ConfigError, suggestion
-from audiollm.generation.engine.request import Answer, Limits, Request
-from audiollm.generation.engine.streaming import stream_audio
+from audiollm.generation.engine.request import Answer, Event, Limits, Request
+from audiollm.generation.engine.streaming import EventSound
 from audiollm.generation.speaking.long_text import (
     Chunk,
     fade,
@@ -32,6 +32,7 @@ from audiollm.generation.speaking.long_text import (
     spoken_seconds,
 )
 from audiollm.generation.speaking.manner import Manner
+from audiollm.generation.speaking.plans import Ask, OnSeconds, Plan, carry_out
 from audiollm.generation.speaking.protocol import SpeakingModel
 
 CHUNK_S, SHORTEST_CHUNK_S = 12.0, 1.0
@@ -91,10 +92,6 @@ class Speech:
         return self.seconds / self.duration_s
 
 
-OnSeconds = Callable[[float], None]
-"""Called now and then with the seconds of speech made so far."""
-
-
 def speak(
     generator: SpeakingModel, text: str, manner: Manner, on_seconds: OnSeconds = lambda seconds: None
 ) -> Speech:
@@ -104,9 +101,18 @@ def speak(
         ConfigError: no text, one without a word, with control tokens or characters, an unknown speaker, a speaker and a
             voice, a length that cannot be.
     """
+    return carry_out(generator, speak_plan(generator, text, manner), on_seconds)
+
+
+def speak_plan(generator: SpeakingModel, text: str, manner: Manner) -> Plan[Speech]:
+    """Plan the speech of `speak`, which checks the text when it begins.
+
+    Raises:
+        ConfigError: as `speak`.
+    """
     begun = time.perf_counter()
     chunks = chunks_of(generator, text, manner)
-    spoken_chunks = list(say(generator, chunks, manner, (), on_seconds))
+    spoken_chunks = yield from say_plan(generator, chunks, manner, ())
     pieces = [generator.codec.decode(chunk.codes_KT).cpu() for chunk in spoken_chunks]
     rate = generator.codec.sample_rate
     samples_1N = (
@@ -178,31 +184,26 @@ def chunk_seconds(generator: SpeakingModel, manner: Manner) -> float:
     return min(CHUNK_S, max(SHORTEST_CHUNK_S, room / POSITIONS_PER_SECOND))
 
 
-def say(
-    generator: SpeakingModel,
-    chunks: Sequence[Chunk],
-    manner: Manner,
-    earlier: Sequence[SpokenChunk],
-    on_seconds: OnSeconds = lambda seconds: None,
-) -> Iterator[SpokenChunk]:
-    """Say chunks one after the other, each prompted with those before it; in parallel where no chunk is remembered.
+def say_plan(
+    generator: SpeakingModel, chunks: Sequence[Chunk], manner: Manner, earlier: Sequence[SpokenChunk]
+) -> Plan[list[SpokenChunk]]:
+    """Plan chunks one after the other, each prompted with those before it; in parallel where no chunk is remembered.
 
     Args:
         earlier: chunks that the same voice said before.
     """
+    spoken_chunks: list[SpokenChunk] = []
     if manner.remembered_chunks == 0 and manner.max_duration_s is None:
-        seconds = 0.0
         for first in range(0, len(chunks), MAX_PARALLEL_CHUNKS):
             some = chunks[first : first + MAX_PARALLEL_CHUNKS]
-            requests = [chunk_request(generator, chunk.text, manner, ()) for chunk in some]
-            answers = generator.answer_all(requests, partial(_report_seconds, on_seconds, seconds))
-            seconds += sum(answer.codes_KT.shape[1] for answer in answers) / generator.codec.frame_rate
-            yield from map(SpokenChunk.of, some, answers)
-        return
+            answers = yield Ask([chunk_request(generator, chunk.text, manner, ()) for chunk in some])
+            spoken_chunks += map(SpokenChunk.of, some, answers)
+        return spoken_chunks
     reading = Reading(generator, chunks, manner, earlier)
     for chunk, request in reading.requests():
-        answer = generator.answer_all([request], partial(_report_seconds, on_seconds, reading.seconds))[0]
-        yield reading.add(SpokenChunk.of(chunk, answer))
+        (answer,) = yield Ask([request])
+        spoken_chunks.append(reading.add(SpokenChunk.of(chunk, answer)))
+    return spoken_chunks
 
 
 class Reading:
@@ -319,13 +320,6 @@ def notes_of(generator: SpeakingModel, chunks: Sequence[Chunk], manner: Manner) 
     return notes
 
 
-# Private
-
-
-def _report_seconds(on_seconds: OnSeconds, before_s: float, seconds: float) -> None:
-    on_seconds(before_s + seconds)
-
-
 class SpeechStream:
     """Speech to be iterated over once, piece by piece; the attributes are complete at the end.
 
@@ -353,31 +347,74 @@ class SpeechStream:
         reading = Reading(self._generator, self._chunks, self._manner)
         num_spoken = 0
         for chunk, request in reading.requests():
-            for samples_1N in self._sound(chunk, request, reading):
-                if self.first_audio_s is None:
-                    self.first_audio_s = time.perf_counter() - begun
-                self.duration_s += samples_1N.shape[1] / self.sample_rate
-                self.seconds = time.perf_counter() - begun
-                yield Waveform(samples_1N, self.sample_rate)
+            sound = _ChunkSound(self._generator.codec, chunk)
+            for event in self._generator.engine([request]).stream(request):
+                if (samples_1N := sound.push(event)).shape[1]:
+                    yield self._count(samples_1N, begun)
+            yield self._count(sound.finish(), begun)
             num_spoken += 1
+            self._add(chunk, sound, reading)
+        self._finish(num_spoken, begun)
+
+    def plan(self, on_piece: Callable[[Waveform], None]) -> Plan[None]:
+        """Plan the speech in place of an iteration: `on_piece` is called with its pieces while asks are answered."""
+        begun = time.perf_counter()
+        reading = Reading(self._generator, self._chunks, self._manner)
+        num_spoken = 0
+        for chunk, request in reading.requests():
+            sound = _ChunkSound(self._generator.codec, chunk)
+
+            def push(event: Event, sound: _ChunkSound = sound) -> None:
+                if (samples_1N := sound.push(event)).shape[1]:
+                    on_piece(self._count(samples_1N, begun))
+
+            yield Ask([request], push)
+            on_piece(self._count(sound.finish(), begun))
+            num_spoken += 1
+            self._add(chunk, sound, reading)
+        self._finish(num_spoken, begun)
+
+    def _count(self, samples_1N: Tensor, begun: float) -> Waveform:
+        self.seconds = time.perf_counter() - begun
+        if self.first_audio_s is None:
+            self.first_audio_s = self.seconds
+        self.duration_s += samples_1N.shape[1] / self.sample_rate
+        return Waveform(samples_1N, self.sample_rate)
+
+    def _add(self, chunk: Chunk, sound: _ChunkSound, reading: Reading) -> None:
+        answer = sound.answer
+        assert answer is not None
+        self.stopped = self.stopped and answer.stopped
+        reading.add(SpokenChunk.of(chunk, answer))
+
+    def _finish(self, num_spoken: int, begun: float) -> None:
         self.stopped = self.stopped and num_spoken == len(self._chunks)
         self.seconds = time.perf_counter() - begun
 
-    def _sound(self, chunk: Chunk, request: Request, reading: Reading) -> Iterator[Tensor]:
-        """Yield a chunk's sound, with fades and the pause after it; the last moment is held back for the fade."""
-        generator, rate = self._generator, self.sample_rate
-        engine = generator.engine([request])
-        held_1N, at_start = torch.zeros(1, 0), True
-        answer: Answer | None = None
-        for piece in stream_audio(engine.stream(request), generator.codec):
-            answer = piece.answer or answer
-            held_1N = torch.cat([held_1N, piece.samples_1N], dim=1)
-            ready = held_1N.shape[1] - fade_samples(rate)
-            if ready > (fade_samples(rate) if at_start else 0):
-                yield fade(held_1N[:, :ready], rate, at_start=at_start, at_end=False)
-                held_1N, at_start = held_1N[:, ready:], False
-        assert answer is not None
-        silence_1N = torch.zeros(1, round(chunk.pause_s * rate))
-        yield torch.cat([fade(held_1N, rate, at_start=at_start), silence_1N], dim=1)
-        self.stopped = self.stopped and answer.stopped
-        reading.add(SpokenChunk.of(chunk, answer))
+
+class _ChunkSound:
+    """The sound of a chunk while it is made, with fades and the pause after it; the last moment is held back."""
+
+    def __init__(self, codec: Codec, chunk: Chunk) -> None:
+        self._sound, self._rate, self._pause_s = EventSound(codec), codec.sample_rate, chunk.pause_s
+        self._held_1N, self._at_start = torch.zeros(1, 0), True
+        self.answer: Answer | None = None
+        """The complete answer, once it is."""
+
+    def push(self, event: Event) -> Tensor:
+        """Return the samples `[1, N]` that are ready, none at times."""
+        for piece in self._sound.push(event):
+            self.answer = piece.answer or self.answer
+            self._held_1N = torch.cat([self._held_1N, piece.samples_1N], dim=1)
+        rate = self._rate
+        ready = self._held_1N.shape[1] - fade_samples(rate)
+        if ready <= (fade_samples(rate) if self._at_start else 0):
+            return self._held_1N[:, :0]
+        samples_1N = fade(self._held_1N[:, :ready], rate, at_start=self._at_start, at_end=False)
+        self._held_1N, self._at_start = self._held_1N[:, ready:], False
+        return samples_1N
+
+    def finish(self) -> Tensor:
+        """Return the last moment, faded, and the pause after it."""
+        silence_1N = torch.zeros(1, round(self._pause_s * self._rate))
+        return torch.cat([fade(self._held_1N, self._rate, at_start=self._at_start), silence_1N], dim=1)

@@ -23,6 +23,7 @@ from audiollm.errors import ConfigError
 from audiollm.generation.engine.defaults import Defaults
 from audiollm.generation.engine.request import Answer, Event, Frames, Limits, Request
 from audiollm.generation.engine.sampling import SamplingConfig
+from audiollm.generation.engine.step_engine import StepEngine, TurnEngine
 from audiollm.generation.speaking import dialogue as dialogues
 from audiollm.generation.speaking import speak as speaking
 from audiollm.generation.speaking.manner import Manner, Recording, SpeakOptions, TakeOptions, check_one_voice
@@ -68,6 +69,16 @@ class SpeechGenerator(ABC):
     @abstractmethod
     def engine(self, requests: Sequence[Request]) -> GenerationEngine:
         """Return an engine with room for these requests."""
+
+    def step_engine(self, slots: int, max_length: int, prefill_positions: int) -> StepEngine:
+        """Return an engine for requests that are not known yet.
+
+        Args:
+            slots: most requests side by side; a branch of guidance may count as one.
+            max_length: longest prompt and answer together, in positions.
+            prefill_positions: most positions of waiting prompts that are read before a step.
+        """
+        return TurnEngine(lambda request: self.engine([request]).stream(request), slots)
 
     @abstractmethod
     def check_messages(self, messages: Sequence[Message], num_recordings: int) -> None:

@@ -64,6 +64,15 @@ def toy_generator(
     return Generator(model, ToyCodec(), template, speakers, longest_positions)
 
 
+def talkative_generator() -> Generator:
+    """Says noise for seconds: with the seeds 1 and 4 and no speaker it does not stop by itself."""
+    toy = toy_generator()
+    with torch.no_grad():
+        toy.model.audio_lm_head.weight.view(3, 18, -1)[0, -1] = 0.0
+    toy.model.weights_changed()
+    return toy
+
+
 def requests_of(monkeypatch: pytest.MonkeyPatch, toy: Generator) -> list[Request]:
     """Record the requests that reach the engine from now on; every loaded model is this one."""
     seen: list[Request] = []

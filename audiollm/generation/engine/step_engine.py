@@ -1,0 +1,83 @@
+"""What a service asks of an engine: requests in, events out, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from audiollm.generation.engine.request import Event, Finished, Request
+
+
+class StepEngine(Protocol):
+    """Answers several requests step by step; `generation.engine.engine.Engine` is one."""
+
+    @property
+    def acting(self) -> bool:
+        """Whether a step would do anything."""
+
+    def can_take(self, request: Any) -> bool:
+        """Whether a request would begin at the next step, or is one that `submit` refuses."""
+
+    def submit(self, request: Any) -> int:
+        """Queue a request; return its number. Raises: ValueError: it can never be answered."""
+
+    def step(self) -> Sequence[Event]:
+        """Go on with all requests that are not paused."""
+
+    def cancel(self, number: int) -> None:
+        """Drop a request; does nothing for a finished or unknown one."""
+
+    def pause(self, number: int, paused: bool = True) -> None:
+        """Let a request rest, or go on; does nothing for a finished or unknown one."""
+
+
+class TurnEngine:
+    """A `StepEngine` of a family whose engine streams one request: each request has a stream, which takes its turn.
+
+    Args:
+        open_stream: begins a request, and yields its events; the last one is `Finished`.
+        slots: most streams beside each other.
+    """
+
+    def __init__(self, open_stream: Callable[[Request], Iterator[Event]], slots: int) -> None:
+        self._open_stream, self._slots, self._submitted = open_stream, slots, 0
+        self._streams: dict[int, Iterator[Event]] = {}
+        self._paused: set[int] = set()
+
+    @property
+    def acting(self) -> bool:
+        """See `StepEngine.acting`."""
+        return bool(self._streams.keys() - self._paused)
+
+    def can_take(self, request: Request) -> bool:
+        """See `StepEngine.can_take`."""
+        return len(self._streams) < self._slots
+
+    def submit(self, request: Request) -> int:
+        """See `StepEngine.submit`."""
+        self._submitted += 1
+        self._streams[self._submitted] = self._open_stream(request)
+        return self._submitted
+
+    def step(self) -> list[Event]:
+        """See `StepEngine.step`: an event of each stream."""
+        events: list[Event] = []
+        for number in [*self._streams.keys() - self._paused]:
+            event = replace(next(self._streams[number]), request=number)
+            events.append(event)
+            if isinstance(event, Finished):
+                self.cancel(number)
+        return events
+
+    def cancel(self, number: int) -> None:
+        """See `StepEngine.cancel`."""
+        self._streams.pop(number, None)
+        self._paused.discard(number)
+
+    def pause(self, number: int, paused: bool = True) -> None:
+        """See `StepEngine.pause`."""
+        if paused and number in self._streams:
+            self._paused.add(number)
+        else:
+            self._paused.discard(number)
