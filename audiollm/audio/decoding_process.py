@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -49,6 +50,8 @@ from audiollm.processes import interrupts_held_back
 
 LONGEST_SILENCE_S = 120.0
 """A decoder that has given nothing for so long hangs: a block of sound takes it well under a second."""
+WAIT_S = 0.5
+"""So long is waited at a time: an interrupt that comes just before a wait is noticed after it."""
 START_S = 120.0
 """So long may a process take to start; on an idle machine it takes some 0.3 s."""
 
@@ -208,8 +211,10 @@ class _Helper:
 
     def _receive(self, longest_s: float) -> Any:
         try:
-            if not self._connection.poll(longest_s):
-                raise TimeoutError
+            ends = time.monotonic() + longest_s
+            while not self._connection.poll(WAIT_S):
+                if time.monotonic() > ends:
+                    raise TimeoutError
             answer = self._connection.recv()
         except (EOFError, ConnectionError):
             raise _DeadError from None

@@ -109,7 +109,7 @@ def run_stage(folder: Path, ranks: Ranks = ALONE) -> None:
         write_json(context.folder / "figures.json", figures)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_every_strategy_ends_with_the_model_and_the_figures_of_one_process(
     folder: Path, strategy: str
 ) -> None:

@@ -336,7 +336,7 @@ class Fixed:
     [
         ("recording", "local"),
         ("segment", "local"),
-        ("recording", "ray"),
+        pytest.param("recording", "ray", marks=pytest.mark.slow),
         pytest.param("segment", "ray", marks=pytest.mark.slow),
     ],
 )

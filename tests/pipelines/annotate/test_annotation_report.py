@@ -236,6 +236,7 @@ def test_the_page_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     assert "Of 1,000 of 10,000 segments" in parsed.text and "And 9,988 more" in parsed.text
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MAX_KEYS", "CANDIDATES"):
         monkeypatch.setattr(parts_module, name, 50)

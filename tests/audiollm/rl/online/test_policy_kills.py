@@ -40,6 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 ROUND = ("rollout", "reward", "reference", "written", "update", "replay", "sync")
 """Moments of a round of policy, answers and reward model, in an order in which they come."""
+SLOW = (("ppo", 2), ("ppo", 20), ("ahead", 20))
 OWN_MOMENTS = {"ppo": MOMENTS, "ahead": (*MOMENTS, "ahead", "refresh")}
 
 
@@ -48,8 +49,10 @@ def write_recipe(folder: Path, *stages: dict[str, Any]) -> None:
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("case", "kills"),
+    [("ahead", 2), *(pytest.param(case, kills, marks=pytest.mark.slow) for case, kills in SLOW)],
+)
 def test_kills_at_random_moments_change_nothing(tmp_path: Path, case: str, kills: int) -> None:
     save_model(tmp_path / "llm", "features")
     write_prompts(tmp_path)
@@ -114,7 +117,8 @@ def rounds(times: int, steps: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [2, 20])
 def test_kills_change_nothing_of_rounds_with_replay(tmp_path: Path, kills: int) -> None:
     save_model(tmp_path / "llm", "features")
     torch.manual_seed(0)

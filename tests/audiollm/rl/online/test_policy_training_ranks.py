@@ -82,7 +82,7 @@ def all_cases(folder: Path, ranks: Ranks, names: tuple[str, ...], model: str) ->
         train_case(folder, ranks, f"{model}-{name}", model, **CASES[name])
 
 
-@pytest.mark.parametrize("model", ["llm", "dual"])
+@pytest.mark.parametrize("model", [pytest.param("llm", marks=pytest.mark.slow), "dual"])
 @pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_two_ranks_follow_one(tmp_path: Path, quick: bool, model: str) -> None:
     write_prompts(tmp_path)

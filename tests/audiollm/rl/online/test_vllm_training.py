@@ -84,6 +84,7 @@ def fork_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     server._stop()  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_it_samples_a_step_ahead_with_a_merged_adapter(folder: Path, fork_server: None) -> None:
     out = run(folder, "ahead", **SETTINGS, ahead=1, trained="adapter", lora={"rank": 2, "alpha": 4})
     rows = [row for row in read_jsonl(out / "metrics.jsonl") if "mismatch_largest" in row]

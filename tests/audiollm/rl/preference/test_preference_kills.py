@@ -77,7 +77,7 @@ def attempt(folder: Path, name: str, told: Connection) -> None:
 @pytest.mark.parametrize(
     ("case", "kills", "steps"),
     [
-        ("bco", 3, 16),
+        ("bco", 2, 12),
         pytest.param("bco", 20, 60, marks=pytest.mark.slow),
         pytest.param("beta_dpo", 20, 60, marks=pytest.mark.slow),
     ],
