@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 LOADERS = {
     "chat": "from audiollm.evaluate.subjects.chat import FolderChat; FolderChat.load(folder, 9)",
     "policy": "from audiollm.families.listener.policy import ListenerPolicy as P; P.load(folder)",
@@ -21,8 +19,24 @@ LOADERS = {
 }
 
 
-@pytest.mark.parametrize("loader", LOADERS)
-def test_code_in_a_folder_is_never_run(tmp_path: Path, loader: str) -> None:
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from audiollm.recipe.config import ConfigError
+
+for name, code in json.loads(sys.argv[1]).items():
+    folder = Path(name)
+    try:
+        exec(code)
+    except ConfigError as error:
+        print(json.dumps([name, str(error)]))
+"""
+"""One process tries all loaders: each by itself would import its libraries anew."""
+
+
+def write_folder(folder: Path) -> None:
+    """A model whose configuration asks for a class of its own code, which would leave a file."""
+    folder.mkdir()
     classes = (
         "AutoConfig", "AutoModel", "AutoModelForCTC", "AutoModelForAudioClassification",
         "AutoModelForAudioXVector", "AutoModelForMultimodalLM", "AutoModelForSpeechSeq2Seq", "AutoProcessor",
@@ -31,13 +45,20 @@ def test_code_in_a_folder_is_never_run(tmp_path: Path, loader: str) -> None:
     code = dict.fromkeys(classes, "evil.Evil")
     for name in ("config", "preprocessor_config", "processor_config", "tokenizer_config"):
         mapped = {**code, "AutoTokenizer": ["evil.Evil", None]} if name == "tokenizer_config" else code
-        (tmp_path / f"{name}.json").write_text(json.dumps({"model_type": "evil", "auto_map": mapped}))
-    marker = tmp_path / "was run"
-    (tmp_path / "evil.py").write_text(f"open({str(marker)!r}, 'w')\nclass Evil: pass\n")
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    call = f"from pathlib import Path; folder = Path({str(tmp_path)!r})\n{LOADERS[loader]}"
-    tried = f"try:\n    exec({call!r})\nexcept ConfigError as error:\n    print('refused', error)"
-    script = f"from audiollm.recipe.config import ConfigError\n{tried}"
-    made = subprocess.run([sys.executable, "-c", script], input="y\n" * 9, capture_output=True, text=True)
-    assert made.returncode == 0 and made.stdout.startswith("refused"), made.stdout + made.stderr[-2000:]
-    assert not marker.exists() and "[y/N]" not in made.stdout
+        (folder / f"{name}.json").write_text(json.dumps({"model_type": "evil", "auto_map": mapped}))
+    (folder / "evil.py").write_text(f"open({str(folder / 'was run')!r}, 'w')\nclass Evil: pass\n")
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+def test_code_in_a_folder_is_never_run(tmp_path: Path) -> None:
+    folders = {name: tmp_path / name for name in LOADERS}
+    for folder in folders.values():
+        write_folder(folder)
+    work = json.dumps({str(folders[name]): code for name, code in LOADERS.items()})
+    finished = subprocess.run(
+        [sys.executable, "-c", PROGRAM, work], input="y\n" * 99, capture_output=True, text=True
+    )
+    assert finished.returncode == 0 and "[y/N]" not in finished.stdout, finished.stderr[-2000:]
+    refusals = dict(json.loads(line) for line in finished.stdout.splitlines() if line.startswith("["))
+    assert refusals.keys() == set(map(str, folders.values()))
+    assert not [folder for folder in folders.values() if (folder / "was run").exists()]
