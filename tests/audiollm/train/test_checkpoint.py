@@ -28,7 +28,7 @@ from audiollm.train.loop.checkpoint import open_part, read_state, save_checkpoin
 from audiollm.train.loop.loop import LoopConfig, Update, train
 from tests.forked import forked
 
-KILLS, STEPS = 20, 70
+STEPS = 70
 
 MOMENTS = ("data", "step", "write", "written", "evaluation")
 
@@ -129,12 +129,13 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
     }
 
 
-def test_twenty_kills_at_random_moments_change_nothing(
-    tmp_path: Path, start: Callable[[Path], tuple[BaseProcess, Connection]]
+@pytest.mark.parametrize("kills", [8, pytest.param(20, marks=pytest.mark.slow)])
+def test_kills_at_random_moments_change_nothing(
+    tmp_path: Path, start: Callable[[Path], tuple[BaseProcess, Connection]], kills: int
 ) -> None:
     """SIGKILL while data is waited for, within steps, evaluations and checkpoint writes."""
     dice, furthest = random.Random(0), []
-    for kill in range(KILLS):
+    for kill in range(kills):
         process, told = start(tmp_path / "killed")
         moment, times = MOMENTS[kill % len(MOMENTS)], dice.randint(1, 4)
         while times and (place := told.recv()) != "end":
