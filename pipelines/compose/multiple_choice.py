@@ -1,7 +1,7 @@
 """The stage `multiple_choice`: samples whose answers are of few become questions with options, in a prompt of choice.
 
-The options of a question are drawn among the answers that all samples give to it. What is drawn depends on the seed
-and the sample's id alone.
+The options of a question are `metadata.choices` of its sample, or drawn among the answers that all samples give to it.
+What is drawn depends on the seed and the sample's id alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class MultipleChoiceConfig(StageConfig):
     max_words: int = Field(MAX_WORDS, ge=1)
     """Longest thought that the prompt asks for, in words."""
     options: int = Field(4, ge=2, le=26)
-    """Most options of a question."""
+    """Most options of a question, where they are drawn."""
     thought: str | None = None
     """Thought before the right answer, to be learnt by supervised training: a text with fields of the metadata
     (`I hear {text}.`) and `{answer}`; None: the right answer alone."""
@@ -92,14 +92,12 @@ def as_question(sample: Sample, answers: Sequence[str], config: MultipleChoiceCo
     from audiollm.evaluate.listening.stage import question_of
 
     right = sample.texts("assistant")[-1].strip() if sample.texts("assistant") else ""
+    answers = _listed_choices(sample) or answers
     if right not in answers or len(answers) < 2:
         raise BadSample(
             config.samples.name, sample.id, "its question has no other answers to choose from", "no options"
         )
-    generator = random.Random(f"{config.seed}/{sample.id}")
-    wrong_answers = [answer for answer in answers if answer != right]
-    wrong = generator.sample(wrong_answers, min(len(wrong_answers), config.options - 1))
-    choices = generator.sample([right, *wrong], 1 + len(wrong))
+    choices = _listed_choices(sample) or _draw_choices(sample, right, answers, config)
     question = question_prompt(question_of(sample), choices, config.prompt, config.max_words)
     reply = f"<answer>{right}</answer>" if asks_for_tags(config.prompt) else right
     if config.thought is not None:
@@ -114,6 +112,21 @@ def as_question(sample: Sample, answers: Sequence[str], config: MultipleChoiceCo
     return sample.model_copy(
         update={"messages": messages, "metadata": {**sample.metadata, "choices": choices}}
     )
+
+
+def _listed_choices(sample: Sample) -> list[str]:
+    """The options that the sample's metadata lists; none where it lists none."""
+    choices = sample.metadata.get("choices")
+    return [str(choice) for choice in choices] if isinstance(choices, list) else []
+
+
+def _draw_choices(
+    sample: Sample, right: str, answers: Sequence[str], config: MultipleChoiceConfig
+) -> list[str]:
+    generator = random.Random(f"{config.seed}/{sample.id}")
+    wrong_answers = [answer for answer in answers if answer != right]
+    wrong = generator.sample(wrong_answers, min(len(wrong_answers), config.options - 1))
+    return generator.sample([right, *wrong], 1 + len(wrong))
 
 
 def _filled(config: MultipleChoiceConfig, sample: Sample, answer: str) -> str:

@@ -9,12 +9,19 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from audiollm.recipe.stages import InputPath, StageConfig
 
 
-class SoundSource(BaseModel):
-    """Short recordings of labelled sounds in a folder."""
+class SoundFolder(BaseModel):
+    """Recordings in a folder."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     folder: InputPath
+    held_out: str | None = None
+    """Shell pattern of the file names of which test clips are made, and no others; null: a tenth, by a hash."""
+
+
+class SoundSource(SoundFolder):
+    """Short recordings of labelled sounds in a folder."""
+
     label: str | None = None
     """Regular expression for the label in a file's path below the folder, its first group; null: the name of the
     folder that the file lies in, without a number before it ("001 - Dog bark" is "dog bark")."""
@@ -22,8 +29,6 @@ class SoundSource(BaseModel):
     """Labels that are used; null: all."""
     names: dict[str, str] = Field(default={})
     """Label -> the words of captions, where they are others."""
-    held_out: str | None = None
-    """Shell pattern of the file names of which test scenes are made, and no others; null: a tenth, by a hash."""
 
     @field_validator("label")
     @classmethod

@@ -110,6 +110,18 @@ def load_event(path: Path, sample_rate: int, longest_s: float) -> NDArray[np.flo
     return _leveled(part_N)
 
 
+def load_span(path: Path, sample_rate: int, start_s: float, end_s: float | None) -> NDArray[np.float32]:
+    """A span `[N]` of a recording; its level is 1 (RMS).
+
+    Raises:
+        AudioError: it cannot be read, or is silent.
+    """
+    span_N = load(path, start_s, end_s, sample_rate=sample_rate, mono=True).samples_CN[0].numpy()
+    if not np.abs(span_N).max() > _SILENCE:
+        raise AudioError(path, f"is silent from {start_s:.2f} s on: leave it out")
+    return _leveled(span_N.astype(np.float32))
+
+
 def load_backdrop(
     path: Path, sample_rate: int, samples: int, draw: np.random.Generator
 ) -> NDArray[np.float32]:

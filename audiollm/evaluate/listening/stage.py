@@ -15,18 +15,18 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import InputModel, InputPath, Stage, StageConfig, StagePlan, planned_fact
 
 if TYPE_CHECKING:
-    from audiollm.data.records.sample import Sample
+    from audiollm.data.records.sample import Message, Sample
     from audiollm.evaluate.listening.asr import TranscribedRecording
     from audiollm.evaluate.listening.audio_qa import Question
     from audiollm.evaluate.listening.replies import Inquiry
     from audiollm.evaluate.report.suite import SuiteResult
 
 TRANSCRIPTION = "asr"
+"""The task whose answers are compared word by word."""
 SECONDS_PER_QUESTION = 0.015
 """Core-seconds of a short answer of a model of size tiny."""
 TEST_SHARE = 1 / 6
 """Share of the samples that is held out, assumed."""
-"""The task whose answers are compared word by word."""
 MAX_CHOICES = 26
 _ABOUT = ("difficulty", "category")
 """Metadata that questions are grouped by, beside their domain or task."""
@@ -48,6 +48,9 @@ class ListeningConfig(StageConfig):
     """Language of the transcripts that name none."""
     max_answer_tokens: int = Field(64, ge=1)
     """Longest answer, in tokens."""
+    without_audio: bool = Field(False, exclude_if=lambda value: not value)
+    """Ask without the recordings, a control: the share of right answers that the questions alone give. Transcripts are
+    left out."""
     examples: int = Field(8, ge=0)
     """Cases in each report that can be heard, the worst first."""
 
@@ -68,7 +71,8 @@ def run_listening(config: ListeningConfig, context: Context) -> dict[str, Any]:
 
     samples, _ = read_samples(config.samples)
     held = [s for s in samples if is_of_split(s.metadata.get("split"), config.split) and _is_answered(s)]
-    transcriptions = spread_items([s for s in held if s.task == TRANSCRIPTION], config.max_samples)
+    transcribed = [s for s in held if s.task == TRANSCRIPTION and not config.without_audio]
+    transcriptions = spread_items(transcribed, config.max_samples)
     choices = choices_of([s for s in samples if s.task != TRANSCRIPTION and _is_answered(s)])
     choice_samples = spread_items([s for s in held if _question_options(s, choices)], config.max_samples)
     if not transcriptions and not choice_samples:
@@ -79,7 +83,7 @@ def run_listening(config: ListeningConfig, context: Context) -> dict[str, Any]:
             2,
         )
     subject = load_answerer(str(config.model), config.codec, config.max_answer_tokens)
-    inquiries = [_inquiry(sample) for sample in [*transcriptions, *choice_samples]]
+    inquiries = [_inquiry(sample, config.without_audio) for sample in [*transcriptions, *choice_samples]]
     with context.progress("listening", len(inquiries)) as bar:
         store = RowStore(context.folder / "kept.jsonl")
         write = by_answerer(subject)
@@ -171,14 +175,21 @@ def _question_options(sample: Sample, choices: Mapping[str, tuple[str, ...]]) ->
     )
 
 
-def _inquiry(sample: Sample) -> Inquiry:
+def _inquiry(sample: Sample, without_audio: bool) -> Inquiry:
     from audiollm.evaluate.listening.replies import Inquiry
 
     input_audio = sample.audio("user")[0]
     prompt = tuple(sample.messages[:-1])  # in the words and the order that a model is trained on
+    if without_audio:
+        prompt = tuple(_text_alone(message) for message in prompt)
     return Inquiry(
         sample.id, Path(input_audio.path), question_of(sample), input_audio.start_s, input_audio.end_s, prompt
     )
+
+
+def _text_alone(message: Message) -> Message:
+    texts = [content_part for content_part in message.content if content_part.type == "text"]
+    return message.model_copy(update={"content": texts})
 
 
 def _transcribed_recording(sample: Sample, language: str) -> TranscribedRecording:

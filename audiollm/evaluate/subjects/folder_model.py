@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from audiollm.audio import Waveform
-from audiollm.data.records.sample import Message
+from audiollm.data.records.sample import AudioPart, Message
 from audiollm.evaluate.subjects.protocols import VoicePrompt
 from audiollm.families.answering import AnsweringModel, AnswerRequest
 from audiollm.families.registry import open_model_folder
@@ -46,7 +46,8 @@ class FolderAnswerer:
 
     def reply(self, messages: Sequence[Message], audio: Waveform) -> str:
         """See `Conversant.reply`."""
-        request = AnswerRequest(turns_of(messages, [audio]), max_tokens=self.max_tokens)
+        recordings = [audio] if any(isinstance(p, AudioPart) for m in messages for p in m.content) else []
+        request = AnswerRequest(turns_of(messages, recordings), max_tokens=self.max_tokens)
         return self.model.answer([request])[0].text
 
 

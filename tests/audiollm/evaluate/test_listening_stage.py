@@ -47,10 +47,10 @@ def context(folder: Path) -> Context:
     return Context(folder, Recipe("test", folder, "tiny", 0, folder, (), {}), Console(quiet=True), {})
 
 
-def scored(tmp_path: Path, samples: list[Sample]) -> dict[str, Any]:
+def scored(tmp_path: Path, samples: list[Sample], **settings: Any) -> dict[str, Any]:
     write_samples(tmp_path / "samples.jsonl", samples)
     config = ListeningConfig.model_validate(
-        {"model": str(tmp_path), "samples": str(tmp_path / "samples.jsonl")}
+        {"model": str(tmp_path), "samples": str(tmp_path / "samples.jsonl"), **settings}
     )
     return run_listening(config, context(tmp_path / "stage"))
 
@@ -146,6 +146,21 @@ def test_a_model_of_ours_is_given_the_chat_of_the_sample(tmp_path: Path) -> None
     assert isinstance(own, Conversant) and len(replies) == 2 and own.answer(wave, "what is it?") in replies
     with pytest.raises(AnswerError, match="AUDIO"):
         own.reply([Message(role="user", content=[part, TextPart(text="what is <|AUDIO|>?")])], wave)
+
+
+def test_the_control_asks_without_the_recordings(tmp_path: Path) -> None:
+    """Two recordings get one answer, and transcripts are left out."""
+    template = small_template()
+    small_model(template).float().save_pretrained(tmp_path / "model", template.tokenizer)
+    for name, hertz in (("high", 2500.0), ("low", 300.0)):
+        save(tmp_path / f"{name}.wav", sound(0.3, 0, hertz), 16_000)
+    samples = [sample(name, tmp_path / f"{name}.wav", "Which tone?", name) for name in ("high", "low")]
+    samples.append(sample("words", tmp_path / "low.wav", "What is said?", "one"))
+    assert scored(tmp_path, samples)["recordings"] == 1
+    figures = scored(tmp_path, samples, without_audio=True)
+    assert figures["questions"] == 2 and "recordings" not in figures
+    replies = [row["reply"] for row in read_jsonl(tmp_path / "stage" / "audio-qa" / "rows.jsonl")]
+    assert replies[0] == replies[1]
 
 
 def test_a_model_that_never_answers_ends_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,3 +86,11 @@ def test_what_is_no_question_is_named(tmp_path: Path) -> None:
         made(tmp_path, [other])
     with pytest.raises(ValidationError, match="did you mean 'ke_omni_r'"):
         made(tmp_path, few, prompt="ke_omni")
+
+
+def test_options_of_the_metadata_stay_in_their_order(tmp_path: Path) -> None:
+    choices = ["dan", "ann", "eve"]
+    samples = [spoken("a", "ann", choices=choices), spoken("b", "bob", choices=choices)]
+    [question] = made(tmp_path, samples, prompt="ke_omni_r", thought="I hear {text}.", options=2)
+    assert question.id == "a" and question.metadata["choices"] == choices
+    assert str(choices) in question.texts("user")[0]
