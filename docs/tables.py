@@ -25,6 +25,7 @@ from audiollm.rl.objectives.catalog import CATALOG as OBJECTIVES
 from audiollm.rl.policy_gradient.catalog import ADVANTAGES, KL_CONTROLLERS, POLICY_OBJECTIVES
 from audiollm.rl.rewards.catalog import CATALOG as REWARDS
 from pipelines.annotate.execution.chain import STEPS
+from pipelines.soundscapes.questions import KINDS
 
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(r"(<!-- table: ([\w ]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -113,6 +114,12 @@ def annotation_steps() -> str:
     return markdown(("step", "subject", "settings"), rows)
 
 
+def question_kinds() -> str:
+    """Kinds of questions of `compose_soundscapes`."""
+    rows = [(f"`{name}`", kind.domain, kind.question, kind.options) for name, kind in KINDS.items()]
+    return markdown(("kind", "domain", "question", "options"), rows)
+
+
 def stages() -> str:
     """All stages with their settings."""
     parts = []
@@ -138,6 +145,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "policy objectives": lambda: named_settings("objective", POLICY_OBJECTIVES),
     "KL controllers": lambda: named_settings("controller", KL_CONTROLLERS),
     "annotation steps": annotation_steps,
+    "question kinds": question_kinds,
     "stages": stages,
 }
 

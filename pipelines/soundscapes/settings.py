@@ -26,8 +26,8 @@ class ComposeSoundscapesConfig(StageConfig):
     music: list[SoundFolder] = Field(default=[])
     """Folders of music; every file is the sound `music`."""
     segments: Annotated[list[InputPath], BeforeValidator(_as_list)] = Field(default=[])
-    """`segments.jsonl` of annotations, one or several. Held-out clips have speakers of their own: test segments of speakers
-    that are trained on, too, are set aside."""
+    """`segments.jsonl` of annotations, one or several. Test segments of a speaker who is trained on are set aside:
+    held-out clips have speakers of their own."""
     backgrounds: list[SoundFolder] = Field(default=[])
     """Folders of sounds that lie behind each clip, such as rooms and streets; no question is about them."""
     clips: int = Field(1000, ge=1)
