@@ -93,7 +93,7 @@ def plan_question(kind: Kind, draw: Draw) -> PlannedQuestion:
     return KINDS[kind].plan(draw)
 
 
-def describe(names: Sequence[str]) -> str:
+def describe_sounds(names: Sequence[str]) -> str:
     """Name the sounds of a clip in their order: `I hear dog bark, then rain.`"""
     return f"I hear {', then '.join(names)}."
 
@@ -154,8 +154,8 @@ def _plan_voice(draw: Draw) -> PlannedQuestion:
         takes = [draw.rng.choice(speakers[speaker]), draw.rng.choice(speakers[stranger])]
         draw.rng.shuffle(takes)
     who = "the same person" if answer == "yes" else "another person"
-    question = _ask("voice", [draw.event(take) for take in takes], YES_NO, answer)
-    return _with_thought(question, f"I hear {SPEECH}, then {SPEECH} by {who}.")
+    events = [draw.event(take) for take in takes]
+    return _ask("voice", events, YES_NO, answer, thought=f"I hear {SPEECH}, then {SPEECH} by {who}.")
 
 
 def _plan_words(draw: Draw) -> PlannedQuestion:
@@ -163,8 +163,7 @@ def _plan_words(draw: Draw) -> PlannedQuestion:
     take = draw.inventory.speech[draw.number % len(draw.inventory.speech)]
     wrong = draw.rng.sample([text for text in texts if text != take.text], draw.config.options - 1)
     choices = draw.place(take.text, wrong, len(draw.inventory.speech))
-    question = _ask("words", [draw.event(take)], choices, take.text)
-    return _with_thought(question, f"I hear {SPEECH}: {take.text}")
+    return _ask("words", [draw.event(take)], choices, take.text, thought=f"I hear {SPEECH}: {take.text}")
 
 
 def _ask(
@@ -175,16 +174,11 @@ def _ask(
     *,
     name: str = "",
     conclusion: str = "",
+    thought: str = "",
 ) -> PlannedQuestion:
-    thought = f"{describe([event.take.name for event in events])} {conclusion}".strip()
+    thought = thought or f"{describe_sounds([event.take.name for event in events])} {conclusion}".strip()
     question = KINDS[kind].question.format(name=name)
     return PlannedQuestion(kind, question, list(choices), answer, events, thought)
-
-
-def _with_thought(question: PlannedQuestion, thought: str) -> PlannedQuestion:
-    return PlannedQuestion(
-        question.kind, question.question, question.choices, question.answer, question.events, thought
-    )
 
 
 def _lack_of_sounds(count: int) -> Callable[[Inventory, ComposeSoundscapesConfig], str]:

@@ -14,7 +14,7 @@ LEAD_S, TAIL_S = 0.2, 0.2
 """Silence before the first event, and after the last."""
 
 
-def _as_list(value: object) -> object:
+def _list_of_paths(value: object) -> object:
     return value if isinstance(value, list) else [value]
 
 
@@ -25,7 +25,7 @@ class ComposeSoundscapesConfig(StageConfig):
     """Folders of labelled sounds, such as barks and rain."""
     music: list[SoundFolder] = Field(default=[])
     """Folders of music; every file is the sound `music`."""
-    segments: Annotated[list[InputPath], BeforeValidator(_as_list)] = Field(default=[])
+    segments: Annotated[list[InputPath], BeforeValidator(_list_of_paths)] = Field(default=[])
     """`segments.jsonl` of annotations, one or several. Test segments of a speaker who is trained on are set aside:
     held-out clips have speakers of their own."""
     backgrounds: list[SoundFolder] = Field(default=[])
