@@ -110,7 +110,9 @@ def load_event(path: Path, sample_rate: int, longest_s: float) -> NDArray[np.flo
     return _leveled(part_N)
 
 
-def load_span(path: Path, sample_rate: int, start_s: float, end_s: float | None) -> NDArray[np.float32]:
+def load_leveled_span(
+    path: Path, sample_rate: int, start_s: float, end_s: float | None
+) -> NDArray[np.float32]:
     """A span `[N]` of a recording; its level is 1 (RMS).
 
     Raises:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from audiollm.audio.discovery import AudioError
 from audiollm.audio.files import save
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
-from pipelines.scenes.sounds import load_backdrop, load_event, load_span
+from pipelines.scenes.sounds import load_backdrop, load_event, load_leveled_span
 from pipelines.soundscapes.planning import PlannedClip
 from pipelines.soundscapes.questions import KINDS
 from pipelines.soundscapes.settings import LEAD_S, TAIL_S, ComposeSoundscapesConfig
@@ -59,7 +59,7 @@ class SoundLoader:
     def _load_take(self, take: Take) -> NDArray[np.float32]:
         rate = self._config.sample_rate
         if take.name == SPEECH:
-            return load_span(take.path, rate, take.start_s, take.end_s)
+            return load_leveled_span(take.path, rate, take.start_s, take.end_s)
         return load_event(take.path, rate, self._config.event_s)
 
 

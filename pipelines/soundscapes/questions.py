@@ -18,7 +18,7 @@ YES_NO = ("yes", "no")
 
 
 @dataclass(frozen=True)
-class PlannedEvent:
+class ClipEvent:
     """A sound of a clip; it begins when the one before has ended."""
 
     take: Take
@@ -33,7 +33,7 @@ class PlannedQuestion:
     question: str
     choices: Sequence[str]
     answer: str
-    events: Sequence[PlannedEvent]
+    events: Sequence[ClipEvent]
     """In order of time."""
     thought: str
 
@@ -66,12 +66,12 @@ class Draw:
         """Different names of sounds."""
         return self.rng.sample([name for name in self.inventory.names if name != without], count)
 
-    def events(self, names: Sequence[str]) -> list[PlannedEvent]:
+    def events(self, names: Sequence[str]) -> list[ClipEvent]:
         """A take of each sound."""
         return [self.event(self.rng.choice(self.inventory.takes[name])) for name in names]
 
-    def event(self, take: Take, gain_db: float = 0.0) -> PlannedEvent:
-        return PlannedEvent(take, gain_db + self.rng.uniform(-2, 2))
+    def event(self, take: Take, gain_db: float = 0.0) -> ClipEvent:
+        return ClipEvent(take, gain_db + self.rng.uniform(-2, 2))
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _plan_loudness(draw: Draw) -> PlannedQuestion:
     [softer] = draw.names(1, without=right)
     gains_db = {right: draw.config.loudness_db / 2, softer: -draw.config.loudness_db / 2}
     order = draw.rng.sample([right, softer], 2)
-    events = [PlannedEvent(draw.rng.choice(draw.inventory.takes[name]), gains_db[name]) for name in order]
+    events = [ClipEvent(draw.rng.choice(draw.inventory.takes[name]), gains_db[name]) for name in order]
     choices = draw.place(right, [softer], len(names))
     return _ask("loudness", events, choices, right, conclusion=f"Louder is {right}.")
 
@@ -168,7 +168,7 @@ def _plan_words(draw: Draw) -> PlannedQuestion:
 
 def _ask(
     kind: Kind,
-    events: Sequence[PlannedEvent],
+    events: Sequence[ClipEvent],
     choices: Sequence[str],
     answer: str,
     *,

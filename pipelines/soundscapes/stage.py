@@ -14,7 +14,7 @@ from pipelines.soundscapes.settings import ComposeSoundscapesConfig
 if TYPE_CHECKING:
     from pipelines.soundscapes.mixing import SoundLoader
     from pipelines.soundscapes.planning import PlannedClip
-    from pipelines.soundscapes.takes import Sources, Take
+    from pipelines.soundscapes.takes import TakePool, Take
 
 NAME = "compose_soundscapes"
 SECONDS_PER_CLIP = 0.06
@@ -33,11 +33,11 @@ def run_compose_soundscapes(config: ComposeSoundscapesConfig, context: Context) 
     """
     from audiollm.data.records.sample import write_samples
     from pipelines.soundscapes.mixing import SoundLoader, write_clip
-    from pipelines.soundscapes.takes import open_sources
+    from pipelines.soundscapes.takes import find_takes
 
     (context.folder / "set_aside.jsonl").unlink(missing_ok=True)
     set_aside = SetAside(context.folder / "set_aside.jsonl", NAME)
-    sources, bad = open_sources(config)
+    sources, bad = find_takes(config)
     set_aside.add(bad)
     loader = SoundLoader(config)
     clips, unusable = _plan_usable_clips(config, sources, loader)
@@ -57,7 +57,7 @@ def run_compose_soundscapes(config: ComposeSoundscapesConfig, context: Context) 
 
 
 def _plan_usable_clips(
-    config: ComposeSoundscapesConfig, sources: Sources, loader: SoundLoader
+    config: ComposeSoundscapesConfig, sources: TakePool, loader: SoundLoader
 ) -> tuple[list[PlannedClip], dict[Take, str]]:
     """Plan clips until all of their takes can be used; also returns the takes that cannot."""
     from pipelines.soundscapes.planning import plan_clips, servable_kinds

@@ -59,7 +59,7 @@ class Inventory:
 
 
 @dataclass(frozen=True)
-class Sources:
+class TakePool:
     """All takes of a stage's inputs."""
 
     takes: Sequence[Take]
@@ -74,7 +74,7 @@ class Sources:
         return Inventory(dict(sorted(groups.items())), backgrounds)
 
 
-def open_sources(config: ComposeSoundscapesConfig) -> tuple[Sources, list[BadSample]]:
+def find_takes(config: ComposeSoundscapesConfig) -> tuple[TakePool, list[BadSample]]:
     """Find the takes of all inputs, and segments that cannot be used.
 
     Raises:
@@ -93,7 +93,7 @@ def open_sources(config: ComposeSoundscapesConfig) -> tuple[Sources, list[BadSam
     takes += _unlabelled_takes(config.music, "music", MUSIC, needs_held_out)
     takes += _unlabelled_takes(config.backgrounds, "backgrounds", BACKGROUND, needs_held_out)
     speech, bad = _read_speech(config)
-    return Sources([*takes, *speech]), bad
+    return TakePool([*takes, *speech]), bad
 
 
 # Private
