@@ -267,11 +267,18 @@ def _sdpa(
         return _attend_segments(q_SHD, k_SGD, v_SGD, layout.lengths, window, causal)
 
 
-@torch.compiler.disable
+def leave_attention_uncompiled() -> None:
+    """Call before `torch.compile`: attention within sequences would be a new graph for every set of lengths.
+
+    No decorator says so, since the compiler takes longer to import than all else that a command needs to start.
+    """
+    global _attend_segments
+    _attend_segments = torch.compiler.disable(_attend_segments)
+
+
 def _attend_segments(
     q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, lengths: tuple[int, ...], window: int | None, causal: bool
 ) -> Tensor:
-    """Compiled, this would be a new graph for every set of lengths."""
     if not causal and len(set(lengths)) == 1:
         return _equal_segments(q_SHD, k_SGD, v_SGD, lengths[0])
     parts = zip(q_SHD.split(lengths), k_SGD.split(lengths), v_SGD.split(lengths), strict=True)

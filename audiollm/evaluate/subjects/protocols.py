@@ -67,7 +67,7 @@ class Conversant(Protocol):
     """Answers in a chat: with its system message, and with texts and recording in their order."""
 
     def reply(self, messages: Sequence[Message], audio: Waveform) -> str:
-        """The assistant's next turn in words; `audio` is the recording of the audio part, where the messages have one."""
+        """The assistant's next turn in words; `audio` is the recording of the audio part, if there is one."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from audiollm.errors import StageError
 from audiollm.measured_choices import CHOICES
+from audiollm.models.attention import leave_attention_uncompiled
 from audiollm.models.frozen.shrink import num_stored
 from audiollm.recipe.runner import Context
 from audiollm.train.loop.budget import StepCost, step_cost, steps_of_budget
@@ -123,6 +124,7 @@ class _Run:
         )
         wrapped = self.strategy.prepare(self.modules, task.optimizers(), self._build_optimizers)
         if config.compile:
+            leave_attention_uncompiled()
             for module in wrapped.values():
                 module.compile()
         task.adopt(wrapped)

@@ -34,6 +34,12 @@ def test_a_command_or_a_group_is_loaded_alone(wanted: str, others: str) -> None:
     assert CliRunner().invoke(build_app(wanted), [wanted, "--help"]).exit_code == 0
 
 
+def test_a_command_that_trains_nothing_does_not_import_the_compiler() -> None:
+    """`torch._dynamo` takes longer to import than all else that `generate` needs."""
+    code = "import sys, audiollm.synthesis.run; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 def test_an_unknown_command_is_answered_with_all_of_them() -> None:
     result = CliRunner().invoke(build_app("insect"), ["insect"])
     assert result.exit_code == 2 and "inspect" in result.output

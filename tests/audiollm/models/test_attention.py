@@ -210,3 +210,23 @@ def test_attention_over_a_cache_is_a_softmax_over_what_may_be_seen(
     given = cached_attention(q_BQD, keys_BDL, values_BLD, bias_B1L if ragged else None)
     close = 1e-12 if dtype == torch.float64 else 2e-2
     torch.testing.assert_close(given.double(), shares_BQL @ values_BLD.double(), atol=close, rtol=close)
+
+
+def test_sets_of_lengths_make_no_new_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_attend_segments", attention._attend_segments)
+    attention.leave_attention_uncompiled()
+    graphs: list[object] = []
+
+    def counting(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    def attend(rows_SHD: Tensor, layout: SegmentLayout) -> Tensor:
+        return 2.0 * packed_attention(rows_SHD + 1.0, rows_SHD, rows_SHD, layout, None)
+
+    compiled = torch.compile(attend, backend=counting)
+    counts = []
+    for lengths in ((5, 4, 3), (7, 3, 2), (1, 9, 2), (9, 2, 1)):
+        compiled(torch.randn(12, 2, 4), SegmentLayout.of(lengths, torch.arange(12)))
+        counts.append(len(graphs))
+    assert counts[0] > 0 and counts[-1] == counts[0]
