@@ -81,7 +81,10 @@ class ComposeStreamsConfig(StageConfig):
     and `segments` (`start_s`, `end_s`, `text`, `target`, where known `speaker` and `said`), or `target` with `words`
     (`start_s`, `end_s`, `text`) for `wait_k`, or `target` alone for `align`; `split: test` holds out."""
     chunk_s: float = Field(0.96, gt=0)
-    """Seconds of a chunk, a multiple of the 40 ms of a code frame."""
+    """Seconds of a chunk, a whole number of frames."""
+    frame_rate: float = Field(FRAME_RATE, gt=0)
+    """Frames per second in which the model hears: 25 code frames, or the rows of its audio encoder, 50 / `stride` of a
+    Whisper."""
     wait_k: int | None = Field(None, ge=1)
     """Spread the translation over the words of the source, k words behind; None: by segments."""
     align: AlignConfig | None = None
@@ -101,9 +104,9 @@ class ComposeStreamsConfig(StageConfig):
 
     @model_validator(mode="after")
     def _check_chunks(self) -> ComposeStreamsConfig:
-        frames = self.chunk_s * FRAME_RATE
+        frames = self.chunk_s * self.frame_rate
         if abs(frames - round(frames)) > 1e-6 or round(frames) < 1:
-            raise ValueError(f"chunk_s must be a multiple of {1 / FRAME_RATE:g} s, not {self.chunk_s:g}")
+            raise ValueError(f"chunk_s must be a multiple of {1 / self.frame_rate:g} s, not {self.chunk_s:g}")
         if not 0 <= self.lag[0] <= self.lag[1]:
             raise ValueError(f"lag must rise from 0, not {self.lag[0]} to {self.lag[1]}")
         if self.wait_k is not None and self.align is not None:
@@ -172,7 +175,11 @@ class _Composer:
 
         self._config, self._folder = config, folder
         self._shape: StreamShape = StreamShape(
-            round(config.chunk_s * FRAME_RATE), FRAME_RATE, config.lag, config.seed, config.instruction
+            round(config.chunk_s * config.frame_rate),
+            config.frame_rate,
+            config.lag,
+            config.seed,
+            config.instruction,
         )
         self._aligner = _aligner(config.align)
         self._targets = _spoken_targets(config, folder)
@@ -183,7 +190,6 @@ class _Composer:
         Raises:
             BadSample: it cannot be read, aligned or spoken.
         """
-        from audiollm.codec import FRAME_SAMPLES, SAMPLE_RATE
         from audiollm.interpret.aligned_records import check_times, stream_sample
 
         path, info = self._probed(recording, recording.audio, where)
@@ -196,8 +202,7 @@ class _Composer:
         placed = placed.model_copy(update={"segments": self._resolve_speech_paths(recording, where)})
         try:
             due = self._due(placed, path, duration_s, where)
-            resampled = math.ceil(info.num_samples * SAMPLE_RATE / info.sample_rate)
-            frames = math.ceil(resampled / FRAME_SAMPLES)
+            frames = _count_frames(info.num_samples, info.sample_rate, self._config.frame_rate)
             speak = None if self._targets is None else self._targets.of(placed, path)
             return stream_sample(placed, due, frames, self._shape, speak), duration_s
         except BadSample as bad:
@@ -251,6 +256,18 @@ class _Composer:
             reason = f"audio: the header of {path.name} does not tell its length: convert it to .flac"
             raise BadSample(where, recording.id, reason, "unknown length")
         return path, info
+
+
+def _count_frames(num_samples: int, sample_rate: int, frame_rate: float) -> int:
+    """Code frames of a recording, or rows of features where the rate is another."""
+    from audiollm.codec import FRAME_SAMPLES, SAMPLE_RATE
+    from audiollm.data.hearing.features import SAMPLE_RATE as HEARD_RATE
+
+    if frame_rate == FRAME_RATE:
+        return math.ceil(math.ceil(num_samples * SAMPLE_RATE / sample_rate) / FRAME_SAMPLES)
+    return max(
+        1, math.ceil(math.ceil(num_samples * HEARD_RATE / sample_rate) * frame_rate / HEARD_RATE - 1e-9)
+    )
 
 
 def _aligner(config: AlignConfig | None) -> Aligner | None:

@@ -288,7 +288,8 @@ def _assemble_batch(
     weigh = _WEIGHTS[normalization]
     share_X = torch.ones(len(text_index), dtype=torch.float64)
     if silence is not None:
-        is_heard_P = torch.cat([stream.kinds_S for stream in streams]) == Kind.AUDIO_IN
+        kinds_P = torch.cat([stream.kinds_S for stream in streams])
+        is_heard_P = (kinds_P == Kind.AUDIO_IN) | (kinds_P == Kind.FEATURE)
         is_silence_X = is_heard_P[text_index] & (text_P[text_index] == silence.end_of_turn)
         share_X = torch.where(is_silence_X, silence.weight, share_X)
     text_weights, text_count = weigh(share_X[:, None], sequence_P[text_index])

@@ -59,13 +59,17 @@ def _with_adapter(model: nn.Module, settings: LoRASettings, unreached: Sequence[
     load_offline()
     from peft import LoraConfig, get_peft_model
 
+    try:
+        excluded = modules_inside(model, settings.excluded)
+    except ValueError as error:
+        raise ConfigError(str(error), "", "see the model's config.json") from None
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
         target_modules=list(settings.target_modules),
         modules_to_save=list(settings.trained_beside) or None,
-        exclude_modules=_modules_of(model, unreached) or None,
+        exclude_modules=[*_modules_of(model, unreached), *excluded] or None,
     )
     try:
         return get_peft_model(model, config)
@@ -74,6 +78,26 @@ def _with_adapter(model: nn.Module, settings: LoRASettings, unreached: Sequence[
         raise ConfigError(
             f"lora: {reason}", "", "name linear layers of the model in lora.target_modules"
         ) from error
+
+
+def modules_inside(model: nn.Module, names: Sequence[str]) -> list[str]:
+    """Return the full names of the modules that are called so, by the end of their names, and of all inside them.
+
+    Raises:
+        ValueError: no module has such a name.
+    """
+    inside: list[str] = []
+    for name in names:
+        called = [full for full, _ in model.named_modules() if f".{full}".endswith(f".{name}")]
+        if not called:
+            some = ", ".join(child for child, _ in model.named_children())
+            raise ValueError(f"lora.excluded: no module is named {name!r}; the outer ones are {some}")
+        inside += [
+            full
+            for full, _ in model.named_modules()
+            if any(f"{full}.".startswith(f"{outer}.") for outer in called)
+        ]
+    return inside
 
 
 def _modules_of(model: nn.Module, patterns: Sequence[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """Models that interpret speech: what live sessions, and alignment by attention, ask of a model of any family.
 
-Shapes: K codebooks, T code frames of a chunk or rows of a recording, N tokens of a translation.
+Shapes: K codebooks, T rows of a recording, N tokens of a translation, R rows of features, C values of a row.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from audiollm.audio import Waveform
 from audiollm.codec import Codec
+from audiollm.data.hearing.features import FeatureShape, FeatureWindow, PartAudio
 from audiollm.data.records.sample import Message
 from audiollm.generation.engine.request import Event, OpenRequest
 
@@ -41,8 +42,8 @@ class StreamEngine(Protocol):
             ValueError: the request does not fit the model.
         """
 
-    def feed(self, number: int, codes_KT: Tensor) -> None:
-        """Let an open request hear a chunk; the next steps take its action, which ends with `Acted`.
+    def feed(self, number: int, chunk: PartAudio) -> None:
+        """Let an open request hear a chunk, as codes or features; the next steps take its action up to `Acted`.
 
         Raises:
             ValueError: there is no room left.
@@ -57,7 +58,18 @@ class InterpretingModel(Protocol):
 
     @property
     def codec(self) -> Codec:
-        """The codec that it hears and speaks with. Raises: ConfigError: it was loaded without one."""
+        """The codec that it speaks with, and hears with unless it has an audio encoder.
+
+        Raises:
+            ConfigError: it was loaded without one.
+        """
+
+    @property
+    def encoder(self) -> FeatureShape | None:
+        """The features in which it hears recordings; None: as codes."""
+
+    def encode_window(self, window: FeatureWindow) -> Tensor:
+        """The rows `[R, C]` that its audio encoder makes of a window."""
 
     def stream_engine(
         self, messages: Sequence[Message], chunk_frames: int, max_stream_s: float
@@ -66,7 +78,7 @@ class InterpretingModel(Protocol):
 
         Args:
             messages: messages before the stream, which are never forgotten.
-            chunk_frames: code frames of a chunk.
+            chunk_frames: code frames, or rows of features, of a chunk.
             max_stream_s: longest stream of a model that forgets nothing.
         """
 

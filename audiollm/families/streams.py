@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from audiollm.codec import FRAME_RATE
+from audiollm.data.hearing.features import MISSING_ROWS, FeatureShape, PartAudio
 from audiollm.errors import BadSample
 from audiollm.families.prompts import PromptedContents
 from audiollm.generation.engine.request import Acted, AnswerKind, Limits, OpenRequest, SampledTokens
@@ -18,8 +20,8 @@ class StreamCourse:
     """A stream that a model is to hear, chunk by chunk."""
 
     request: OpenRequest
-    chunks: Sequence[Tensor]
-    """Codes `[K, T]` of each chunk."""
+    chunks: Sequence[PartAudio]
+    """Codes `[K, T]`, or features, of each chunk."""
     id: str
     """Of the sample, for errors."""
     place: str = ""
@@ -48,7 +50,7 @@ def stream_course(
     """Return the course of a prompt that is a stream.
 
     Raises:
-        BadSample: the prompt is no stream, or its recording is given as features.
+        BadSample: as `recording_chunks`.
     """
     before = prompt.before_stream
     chunks = recording_chunks(prompt)
@@ -58,20 +60,35 @@ def stream_course(
     return StreamCourse(request, chunks, prompt.id, prompt.place)
 
 
-def recording_chunks(prompt: PromptedContents) -> list[Tensor]:
-    """Cut the codes of a stream's recording into chunks; the last one may be shorter.
+def recording_chunks(prompt: PromptedContents) -> list[PartAudio]:
+    """Cut the codes, or encoded rows, of a stream's recording into chunks; the last one may be shorter.
 
     Raises:
-        BadSample: the prompt is no stream, its recording is given as features, or other parts stand beside it, which
-            an open request does not hear.
+        BadSample: the prompt is no stream, its recording was not encoded in chunks, or other parts stand beside it,
+            which an open request does not hear.
     """
-    codes_KT = prompt.audio[-1] if prompt.audio else None
-    if prompt.chunk_frames is None or not isinstance(codes_KT, Tensor):
-        raise BadSample(prompt.place, prompt.id, "is no stream of codes", "no stream")
+    if prompt.chunk_frames is None or not prompt.audio:
+        raise BadSample(prompt.place, prompt.id, "is no stream", "no stream")
     if len(prompt.prompt[-1].content) > 1:
         reason = "has other parts beside the recording of its stream: put them into a message before"
         raise BadSample(prompt.place, prompt.id, reason, "no stream")
-    return list(codes_KT.split(prompt.chunk_frames, dim=1))
+    recording = prompt.audio[-1]
+    if isinstance(recording, Tensor):
+        return list(recording.split(prompt.chunk_frames, dim=1))
+    try:
+        return list(recording.chunks(prompt.chunk_frames))
+    except ValueError as error:
+        raise BadSample(prompt.place, prompt.id, str(error), MISSING_ROWS) from None
+
+
+def stream_rate(encoder: FeatureShape | None) -> float:
+    """Code frames per second of what a model hears, or rows of features where it has an audio encoder."""
+    return float(FRAME_RATE) if encoder is None else encoder.rows_per_second
+
+
+def chunk_size(chunk: PartAudio) -> int:
+    """Code frames, or rows of features, of a chunk."""
+    return chunk.shape[1] if isinstance(chunk, Tensor) else chunk.rows
 
 
 def check_stream(prompt: PromptedContents, actions: int) -> None:

@@ -85,7 +85,7 @@ def run_evaluate_interpreter(config: EvaluateInterpreterConfig, context: Context
     policy = load_policy(config.model)
     if not isinstance(policy, StreamPolicy):
         raise StageError("the model takes no streams", "give a model of `train`", 2)
-    policy.root.to(default_device())
+    policy.root.requires_grad_(False).to(default_device())  # rows of a frozen encoder are read
     prompts, bad = read_streams(policy, Path(config.samples), config.split, config.max_streams)
     set_aside = SetAside(context.folder / "set_aside.jsonl", "evaluate_interpreter")
     set_aside.add(bad)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from audiollm.codec import FRAME_RATE, Codec
+from audiollm.codec import Codec
 from audiollm.data.records.mixture import evenly
 from audiollm.data.records.opening import open_source
 from audiollm.data.records.sample import Sample, TextPart
@@ -21,7 +21,7 @@ from audiollm.evaluate.interpret.logged_outputs import LoggedOutput, Unit, split
 from audiollm.evaluate.interpret.resegment import ReferenceSegment, resegment
 from audiollm.families.policy import StreamPolicy
 from audiollm.families.prompts import PromptedContents
-from audiollm.families.streams import check_stream, stream_course
+from audiollm.families.streams import check_stream, chunk_size, stream_course, stream_rate
 from audiollm.generation.engine.request import Acted, AnswerKind, Limits
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.interpret.said import HeardSource, SaidPiece, SpeechFile, logged_output
@@ -34,13 +34,15 @@ class StreamPrompt:
 
     sample: Sample
     prompted: PromptedContents
+    rate: float
+    """Code frames, or rows of features, per second."""
 
     @property
     def chunk_ends_s(self) -> list[float]:
         """The time at which each chunk is over, in seconds."""
-        frames = self.prompted.audio[-1].shape[1] if isinstance(self.prompted.audio[-1], Tensor) else 0
+        frames = chunk_size(self.prompted.audio[-1])
         size = self.prompted.chunk_frames or 1
-        return [min(frames, first + size) / FRAME_RATE for first in range(0, frames, size)]
+        return [min(frames, first + size) / self.rate for first in range(0, frames, size)]
 
     @property
     def reference(self) -> list[str]:
@@ -193,7 +195,9 @@ def _read_stream_prompt(policy: StreamPolicy, loaded: LoadedSample, place: str) 
             place, loaded.sample.id, "is no stream: its last message has no chunk_frames", "no stream"
         )
     prompted = policy.take(without_right_answer(loaded), [], place)
-    prompt = StreamPrompt(loaded.sample, replace(prompted, chunk_frames=chunk_frames))
+    prompt = StreamPrompt(
+        loaded.sample, replace(prompted, chunk_frames=chunk_frames), stream_rate(policy.encoder)
+    )
     check_stream(prompt.prompted, len(loaded.sample.messages[-1].actions()))
     policy.check_prompt(prompt.prompted)
     return prompt

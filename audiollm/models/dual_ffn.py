@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from audiollm.data.hearing.features import PackedFeatures
 from audiollm.data.packing import PackedBatch, SegmentLayout
 from audiollm.models.appending import append_cached
 from audiollm.models.attention import (
@@ -148,14 +149,20 @@ class DualFFN(nn.Module):
         """
         if batch.features is None:
             return self.embed(batch.text_ids_X, batch.codes_YK)
+        return self.embed(batch.text_ids_X, batch.codes_YK, self.embed_features(batch.features))
+
+    def embed_features(self, features: PackedFeatures) -> Tensor:
+        """Encode and project windows of recordings, or project rows that were encoded before: `[F, C]`.
+
+        Raises:
+            ValueError: a model without an audio encoder.
+        """
         if self.config.audio_encoder is None:
             raise ValueError(
-                "the batch has features of recordings, and this model no audio encoder: give codes"
+                "recordings are given as features, and this model has no audio encoder: give codes"
             )
-        features_FC = batch.features.spread(self.audio_encoder_proj(self.audio_tower(batch.features)))
-        text_XC = self.model.embed_tokens(batch.text_ids_X)
-        audio_YC = self.model.embed_audio_tokens(batch.codes_YK)
-        return torch.cat([text_XC, features_FC.to(text_XC.dtype), audio_YC])
+        features_FC: Tensor = features.spread(self.audio_encoder_proj(self.audio_tower(features)))
+        return features_FC
 
     def text_logits(self, hidden_XC: Tensor) -> Tensor:
         """`[X, vocabulary]`."""
@@ -185,20 +192,22 @@ class DualFFN(nn.Module):
         cache: Cache,
         counts: Sequence[int],
         order_X: Tensor | None = None,
+        features_FC: Tensor | None = None,
     ) -> Tensor:
-        """Extend cache row r by `counts[r]` positions at once; return hidden states, text first, then audio.
+        """Extend cache row r by `counts[r]` positions at once; return hidden states: text, features, audio.
 
         Args:
-            order_X: the number, among the new positions row after row, of each text id, then of each row of codes;
-                None: they are in that order.
+            order_X: the number, among the new positions row after row, of each text id, then of each row of features,
+                then of each row of codes; None: they are in that order.
+            features_FC: new rows of `embed_features`.
 
         Raises:
             ValueError: no new position, a row of the cache is full, or more positions than a row that forgets takes.
         """
         attend = append_cached(cache, self.config, counts, order_X)
-        x_XC = self.embed(text_ids_X, codes_YK)
+        x_XC = self.embed(text_ids_X, codes_YK, features_FC)
         cosine, sine = attend.cosine_XD[:, None], attend.sine_XD[:, None]
-        return self._layers(x_XC, Rows(len(text_ids_X), cosine, sine, attend))
+        return self._layers(x_XC, Rows(len(x_XC) - len(codes_YK), cosine, sine, attend))
 
     def extend(
         self, text_ids_X: Tensor, codes_YK: Tensor, cache: Cache, order_R: Tensor | None = None
@@ -265,9 +274,11 @@ class DualFFN(nn.Module):
         """Build on a plain Llama, Qwen2 or Qwen3: see `hub.from_language_model`."""
         return from_language_model(cls, folder, num_codebooks, codebook_size, audio_ffn_layers, dtype)
 
-    def embed(self, text_ids_X: Tensor, codes_YK: Tensor) -> Tensor:
-        """Text rows, then audio rows."""
-        return torch.cat([self.model.embed_tokens(text_ids_X), self.model.embed_audio_tokens(codes_YK)])
+    def embed(self, text_ids_X: Tensor, codes_YK: Tensor, features_FC: Tensor | None = None) -> Tensor:
+        """Text rows, features where there are some, then audio rows."""
+        text_XC = self.model.embed_tokens(text_ids_X)
+        features = [] if features_FC is None else [features_FC.to(text_XC.dtype)]
+        return torch.cat([text_XC, *features, self.model.embed_audio_tokens(codes_YK)])
 
     def attend_packed(self, batch: PackedBatch, x_SC: Tensor) -> AttendPacked:
         requested = self.attention if self.training or self.attention == "sdpa" else "auto"

@@ -116,12 +116,13 @@ class PackedDecoder:
         cache: Cache,
         counts: Sequence[int],
         order_X: Tensor | None = None,
+        features_FC: Tensor | None = None,
     ) -> Tensor:
         """Extend the cache as `DualFFN.append` does; return hidden states `[X, C]`, text first."""
-        num_text = len(text_ids_X)
+        num_text = len(text_ids_X) + (0 if features_FC is None else len(features_FC))
         attend = append_cached(cache, self._model.config, counts, order_X)
         with _threads_for(self._work(num_text + len(codes_YK), attend.counts[2])):
-            x_XC = self._model.embed(text_ids_X, codes_YK)
+            x_XC = self._model.embed(text_ids_X, codes_YK, features_FC)
             turn = RotaryAngles.by(attend.cosine_XD, attend.sine_XD)
             for index, layer in enumerate(self._layers):
                 x_XC = layer.finish(x_XC, attend(index, *layer.begin(x_XC, num_text, turn)), num_text)

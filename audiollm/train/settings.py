@@ -55,6 +55,9 @@ class LoRASettings:
     """Linear layers, by the end of their names."""
     trained_beside: tuple[str, ...] = ()
     """Modules that are trained whole and saved with the adapter (new embeddings, a head), by the end of their names."""
+    excluded: tuple[str, ...] = ()
+    """Modules in which no layer gets an adapter, by the end of their names: `audio_tower` leaves the encoder as it is,
+    so that rows of `encode_features` stand for recordings."""
 
 
 class LoopSettings(BaseModel):

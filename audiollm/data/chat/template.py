@@ -21,6 +21,7 @@ from torch import Tensor
 
 from audiollm.data.chat.delay import IGNORE, delay, delay_targets, delayed_length
 from audiollm.data.hearing.features import (
+    NOT_IN_CHUNKS,
     ClipFeatures,
     FeatureRows,
     FeatureWindow,
@@ -78,7 +79,7 @@ class RowSpan:
     message: int
     """The number of the message that it belongs to."""
     heard_from: int | None = None
-    """First frame of a stream's recording that the rows hold, undelayed; None: rows hold a whole part."""
+    """First frame (or row of features) of a stream's recording that the rows hold; None: rows hold a whole part."""
     ends_action: bool = False
     """The end of an action of a stream: where a stream may be cut."""
 
@@ -96,7 +97,8 @@ class Template:
 
         ... user header, <|audio_bos|>, then for each chunk: heard frames as they are, the action, the end of the turn
 
-    Heard frames have no delay: all K codes of a frame are one row, so that a chunk's rows are known when it is over. An
+    Heard frames have no delay: all K codes of a frame are one row, so that a chunk's rows are known when it is over.
+    Features are rows of a frozen encoder that heard each chunk from what came before its end (`chunk_features`). An
     action is its text (and speech), and silence is the end of the turn alone, one row. The first token of an action is
     the target of the last heard frame. Everything up to `<|audio_bos|>` is the stream's kept prefix.
 
@@ -235,10 +237,15 @@ class Template:
             kinds_S[start:end] = int(span.kind)
             if span.heard_from is not None:
                 if span.heard_from == 0:
-                    first = remaining.pop(0)
-                    assert isinstance(first, Tensor)  # the layout refuses features
-                    heard_KT, pinned_rows = first, pinned_rows or start
-                codes_SK[start:end] = heard_KT[:, span.heard_from : span.heard_from + span.rows].T
+                    first, pinned_rows = remaining.pop(0), pinned_rows or start
+                    if isinstance(first, ClipFeatures):
+                        if not first.is_encoded:
+                            raise ValueError(NOT_IN_CHUNKS)
+                        features += first.windows
+                    else:
+                        heard_KT = first
+                if span.kind == Kind.AUDIO_IN:
+                    codes_SK[start:end] = heard_KT[:, span.heard_from : span.heard_from + span.rows].T
                 start = end
                 continue
             audio_input = None if span.kind == Kind.TEXT else remaining.pop(0)
@@ -269,9 +276,8 @@ class Template:
             raise ValueError("a stream needs the user's recording as the last part of the message before it")
         if not remaining:
             raise ValueError("more audio parts than codes or features")
-        frames = remaining.pop(0)
-        if not isinstance(frames, int):
-            raise ValueError("a stream is heard as codes, and this recording is given as features")
+        size = remaining.pop(0)
+        frames, kind = (size.rows, Kind.FEATURE) if isinstance(size, FeatureRows) else (size, Kind.AUDIO_IN)
         actions = message.actions()
         chunks = -(-frames // message.chunk_frames)
         if len(actions) != chunks:
@@ -284,7 +290,7 @@ class Template:
         for place, action in enumerate(actions):
             first = place * message.chunk_frames
             rows = min(message.chunk_frames, frames - first)
-            spans.append(RowSpan(Kind.AUDIO_IN, audio_in_ids, rows, False, True, number, heard_from=first))
+            spans.append(RowSpan(kind, audio_in_ids, rows, False, True, number, heard_from=first))
             for content_part in action:
                 if isinstance(content_part, TextPart):
                     ids = self._content_ids(content_part.text, message.role)

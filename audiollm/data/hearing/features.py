@@ -37,6 +37,16 @@ NO_MEL_MF = torch.empty(0, 0)
 """The mel frames of a window that was encoded before."""
 MISSING_CODES = "missing codes"
 """The kind by which parts without the codes that a model reads are counted."""
+NOT_IN_CHUNKS = (
+    "a stream is heard in chunks, and its recording is given as a whole: run encode_features on the streams"
+)
+MISSING_ROWS = "missing rows"
+"""The kind by which recordings are counted whose rows a model would read: `encode_features` made none, or they are of
+a frozen encoder, and it is trained."""
+NOT_FROZEN = (
+    "there are rows of a frozen encoder and no sound, and here the encoder is trained: leave it as it is "
+    "(audio_encoder: {trained: false}, or lora: {excluded: [audio_tower]})"
+)
 TAIL_FRAMES = 3
 """Mel frames behind a clip that is filled up with silence: two of them still overlap it, the third is silence."""
 
@@ -126,6 +136,17 @@ class ClipFeatures:
     def is_encoded(self) -> bool:
         """Whether rows of a frozen encoder stand for the recording."""
         return any(window.encoded_RC is not None for window in self.windows)
+
+    def chunks(self, chunk_rows: int) -> list[ClipFeatures]:
+        """Cut encoded rows into chunks; the last one may be shorter.
+
+        Raises:
+            ValueError: the recording is not encoded.
+        """
+        encoded = [window.encoded_RC for window in self.windows if window.encoded_RC is not None]
+        if not self.is_encoded or len(encoded) < len(self.windows):
+            raise ValueError(NOT_IN_CHUNKS)
+        return [encoded_features(rows_RC) for rows_RC in torch.cat(encoded)[: self.rows].split(chunk_rows)]
 
 
 @dataclass(frozen=True)
@@ -225,6 +246,45 @@ def mel_features(samples_1N: Tensor, shape: FeatureShape, rows: int | None = Non
     )
 
 
+def encoded_features(rows_RC: Tensor) -> ClipFeatures:
+    """Rows that a frozen encoder made, in place of a recording."""
+    return ClipFeatures((FeatureWindow(NO_MEL_MF, len(rows_RC), rows_RC),))
+
+
+def chunk_window(samples_1N: Tensor, shape: FeatureShape) -> FeatureWindow:
+    """The window of all that was heard of a stream, up to the end of a chunk; of a long one, of its last part.
+
+    Rows of the window behind the chunk's beginning are those of the chunk: an encoder that sees its whole window hears
+    nothing that comes after it.
+    """
+    rows = shape.rows(samples_1N.shape[1])
+    first = max(0, rows - shape.window_rows)
+    (window,) = mel_features(samples_1N[:, first * shape.samples_per_row :], shape, rows - first).windows
+    return window
+
+
+def chunk_features(
+    clip: AudioClip, shape: FeatureShape, chunk_rows: int
+) -> tuple[ClipFeatures, tuple[int, ...]]:
+    """The windows of a recording that is heard in chunks, one for each chunk, and the rows that are new in each.
+
+    Raises:
+        BadSample: there is no sound, or none that can be decoded.
+    """
+    samples_1N = clip.load(SAMPLE_RATE, mono=True).samples_CN
+    rows = shape.rows(samples_1N.shape[1])
+    ends = [*range(chunk_rows, rows, chunk_rows), rows]
+    windows = tuple(chunk_window(samples_1N[:, : end * shape.samples_per_row], shape) for end in ends)
+    new_rows = tuple(end - start for start, end in pairwise([0, *ends]))
+    return ClipFeatures(windows, peak_dbfs(samples_1N)), new_rows
+
+
+def last_rows(encoded_RC: Tensor, windows: Sequence[FeatureWindow], new_rows: Sequence[int]) -> Tensor:
+    """Of the rows of windows end to end, the last ones of each: those of its chunk."""
+    parts = encoded_RC.split([window.rows for window in windows])
+    return torch.cat([part_RC[-count:] for part_RC, count in zip(parts, new_rows, strict=True)])
+
+
 def silence(rows: int, shape: FeatureShape) -> tuple[FeatureWindow, ...]:
     """Windows of silence, for rows that nobody listens to; nothing is encoded for them where rows can be given."""
     if shape.encoded is not None:
@@ -313,6 +373,8 @@ def part_audio(
             if encoded is not None:
                 inputs.append(encoded)
                 continue
+            if clip.content is None and encoded_name(number, 0) in loaded.arrays:
+                raise BadSample(clip.place, loaded.sample.id, NOT_FROZEN, MISSING_ROWS)
             features = clip_features(clip, shape) if hear is None else hear(number, clip)
             if features.peak_dbfs < SILENCE_DBFS and teaches_words(loaded.sample):
                 raise silent_part(loaded.sample, clip.place, features.peak_dbfs)
@@ -344,7 +406,7 @@ def read_encoded(loaded: LoadedSample, part: int, shape: FeatureShape, view: int
             f"{name}: rows {list(encoded_RC.shape)}, and {shape.encoded.width} values in a row are needed"
         )
         raise BadSample(loaded.sample.id, loaded.sample.id, reason, "damaged array")
-    return ClipFeatures((FeatureWindow(NO_MEL_MF, len(encoded_RC), encoded_RC),))
+    return encoded_features(encoded_RC)
 
 
 def heard_parts(sample: Sample) -> list[bool]:
@@ -356,6 +418,17 @@ def heard_parts(sample: Sample) -> list[bool]:
         if isinstance(content_part, AudioPart)
     ]
     return is_heard + [False for answer in sample.answers for _ in answer.audio_parts()]
+
+
+def stream_chunks(sample: Sample) -> dict[int, int]:
+    """For each audio part that is heard as a stream, its number and the frames, or rows, of a chunk."""
+    chunks: dict[int, int] = {}
+    number = 0
+    for message, following in zip(sample.messages, [*sample.messages[1:], None], strict=True):
+        number += sum(isinstance(content_part, AudioPart) for content_part in message.content)
+        if following is not None and following.chunk_frames is not None and message.role == "user":
+            chunks[number - 1] = following.chunk_frames
+    return chunks
 
 
 def no_codes(clip: AudioClip) -> BadSample:

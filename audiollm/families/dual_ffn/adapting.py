@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from audiollm.families.adapting import modules_inside
 from audiollm.train.settings import LoRASettings, Trained
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def add_lora(model: nn.Module, settings: LoRASettings, kept: Sequence[str] = ())
         lora_dropout=settings.dropout,
         target_modules=list(settings.target_modules),
         modules_to_save=beside or None,
-        exclude_modules=list(kept) or None,
+        exclude_modules=[*kept, *modules_inside(model, settings.excluded)] or None,
     )
     return get_peft_model(model, config)
 

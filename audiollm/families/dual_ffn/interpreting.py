@@ -15,10 +15,11 @@ from torch import Tensor
 from audiollm.audio import Waveform
 from audiollm.codec import Codec
 from audiollm.data.chat.template import Kind
-from audiollm.data.hearing.features import PartAudio, size_of
+from audiollm.data.hearing.features import FeatureShape, FeatureWindow, PackedFeatures, PartAudio, size_of
 from audiollm.data.packing import PackedBatch, pack
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.families.interpreting import HeardAttention, InterpretingModel
+from audiollm.families.streams import stream_rate
 from audiollm.generation.engine.engine import Engine
 from audiollm.generation.speaking.generator import Generator
 from audiollm.models.decoder import AttendPacked, Rows
@@ -30,18 +31,34 @@ class DualFFNInterpreter:
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
+        if generator.encoder is not None:
+            generator.model.audio_tower.freeze()  # rows that it made before are fed
 
     @property
     def codec(self) -> Codec:
         """See `InterpretingModel.codec`."""
         return self._generator.codec
 
+    @property
+    def encoder(self) -> FeatureShape | None:
+        """See `InterpretingModel.encoder`."""
+        return self._generator.encoder
+
+    @torch.inference_mode()
+    def encode_window(self, window: FeatureWindow) -> Tensor:
+        """See `InterpretingModel.encode_window`."""
+        model = self._generator.model
+        packed = PackedFeatures.of([window])
+        assert packed is not None  # there is a window
+        rows_RC: Tensor = model.audio_tower(packed.to(next(model.parameters()).device))
+        return rows_RC.cpu()
+
     def stream_engine(self, messages: Sequence[Message], chunk_frames: int, max_stream_s: float) -> Engine:
         """See `InterpretingModel.stream_engine`; with a sliding window in every layer a stream may go on for ever."""
         model, template = self._generator.model, self._generator.template
         window = model.config.sliding_window
         if window is None or model.config.sliding_window_layers is not None:
-            window = 2 * round(max_stream_s * self.codec.frame_rate)
+            window = 2 * round(max_stream_s * stream_rate(self.encoder))
         chunk = chunk_frames + template.num_codebooks + 4
         return Engine(model, template, 1, len(template.stream_prompt(messages)) + window + chunk)
 

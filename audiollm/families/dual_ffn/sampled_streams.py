@@ -16,7 +16,7 @@ from torch import Tensor
 
 from audiollm.data.chat.delay import IGNORE, delay, delay_targets
 from audiollm.data.chat.template import Kind, Template, TokenStream
-from audiollm.data.hearing.features import FeatureShape
+from audiollm.data.hearing.features import ClipFeatures, FeatureShape, PartAudio
 from audiollm.data.packing import PackedBatch
 from audiollm.data.text import tokenizer as tokens
 from audiollm.families.dual_ffn.streams import PackedAnswers, bad_prompt, check_prompt, pack_answers
@@ -107,13 +107,13 @@ def _answer_rows(template: Template, answer: SampledTokens) -> TokenStream:
     pieces = [_text_rows(template, [], [])]
     ids, is_action = answer.ids_N.tolist(), answer.is_action_N.tolist()
     first = 0
-    input_codes: dict[int, list[Tensor]] = {}
-    for place, codes_KT in answer.input_frames:
-        input_codes.setdefault(place, []).append(codes_KT)
+    heard_chunks: dict[int, list[PartAudio]] = {}
+    for place, chunk in answer.input_frames:
+        heard_chunks.setdefault(place, []).append(chunk)
     for place in range(len(ids) + 1):
-        for codes_KT in input_codes.get(place, ()):
+        for chunk in heard_chunks.get(place, ()):
             pieces.append(_text_rows(template, ids[first:place], is_action[first:place]))
-            pieces.append(_heard_rows(template, codes_KT))
+            pieces.append(_heard_rows(template, chunk))
             first = place
         if place < len(ids) and ids[place] == opens:
             pieces.append(_text_rows(template, ids[first : place + 1], is_action[first : place + 1]))
@@ -130,13 +130,17 @@ def _text_rows(template: Template, ids: list[int], is_action: list[bool]) -> Tok
     return TokenStream(ids_S, codes_SK, torch.full_like(ids_S, Kind.TEXT), targets_S, codes_SK + IGNORE)
 
 
-def _heard_rows(template: Template, codes_KT: Tensor) -> TokenStream:
+def _heard_rows(template: Template, chunk: PartAudio) -> TokenStream:
     placeholder = template.tokenizer.token_to_id(tokens.AUDIO_IN)
     assert placeholder is not None  # a template has it
-    ids_S = torch.full((codes_KT.shape[1],), placeholder, dtype=torch.long)
-    none_S = torch.full_like(ids_S, IGNORE)
-    kinds_S = torch.full_like(ids_S, Kind.AUDIO_IN)
-    return TokenStream(ids_S, codes_KT.T.contiguous(), kinds_S, none_S, codes_KT.T * 0 + IGNORE)
+    if isinstance(chunk, ClipFeatures):
+        kind, windows = Kind.FEATURE, chunk.windows
+        codes_SK = torch.zeros(chunk.rows, template.num_codebooks, dtype=torch.long)
+    else:
+        kind, windows, codes_SK = Kind.AUDIO_IN, (), chunk.T.contiguous()
+    ids_S = torch.full((len(codes_SK),), placeholder, dtype=torch.long)
+    none_S, kinds_S = torch.full_like(ids_S, IGNORE), torch.full_like(ids_S, kind)
+    return TokenStream(ids_S, codes_SK, kinds_S, none_S, codes_SK * 0 + IGNORE, windows)
 
 
 def _speech_rows(template: Template, codes_KT: Tensor, ended: bool) -> TokenStream:
@@ -164,15 +168,15 @@ def _join_sampled_rows(pieces: Sequence[TokenStream]) -> TokenStream:
         torch.cat([piece.kinds_S for piece in pieces]),
         torch.cat([piece.text_targets_S for piece in pieces]),
         torch.cat([piece.audio_targets_SK for piece in pieces]),
+        tuple(window for piece in pieces for window in piece.features),
     )
 
 
 def _behind(prompt: TokenStream, answer: TokenStream, kind: AnswerKind) -> SampledStream:
     none_S, none_SK = torch.full_like(prompt.text_ids_S, IGNORE), torch.full_like(prompt.codes_SK, IGNORE)
-    untargeted_prompt = replace(prompt, text_targets_S=none_S, audio_targets_SK=none_SK, features=())
+    untargeted_prompt = replace(prompt, text_targets_S=none_S, audio_targets_SK=none_SK)
     both = {
         **_join_sampled_rows([untargeted_prompt, answer]).__dict__,
-        "features": prompt.features,
         "pinned_rows": prompt.pinned_rows,
     }
     return SampledStream(**both, kind=kind)

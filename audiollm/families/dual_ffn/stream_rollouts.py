@@ -12,7 +12,7 @@ from audiollm.data.chat.template import Template
 from audiollm.errors import BadSample
 from audiollm.families.prompts import PromptedContents
 from audiollm.families.rollout import Rollout, RolloutSettings
-from audiollm.families.streams import ActedStream, StreamCourse, stream_course
+from audiollm.families.streams import ActedStream, StreamCourse, chunk_size, stream_course
 from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Acted, Limits
 from audiollm.generation.engine.sampling import SamplingConfig
@@ -118,9 +118,9 @@ def _slot_length(model: DualFFN, template: Template, courses: Sequence[StreamCou
             action = request.limits.max_text_tokens + 1
             if request.answer == "any":
                 action += request.limits.max_frames + 2 * template.num_codebooks + 4
-            input_frames = sum(chunk.shape[1] for chunk in chunks)
+            input_frames = sum(map(chunk_size, chunks))
             longest = max(longest, prefix + input_frames + len(chunks) * action + 1)
         else:
-            largest = max(chunk.shape[1] for chunk in chunks) + template.num_codebooks + 4
+            largest = max(map(chunk_size, chunks)) + template.num_codebooks + 4
             longest = max(longest, prefix + max(window or 0 for window in windows) + largest)
     return longest

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from audiollm.data.chat.conditions import without_conditions
 from audiollm.data.chat.template import Template, TokenStream
+from audiollm.data.hearing.features import PackedFeatures, PartAudio
 from audiollm.data.packing import pack
 from audiollm.data.text.tokenizer import HEADER_STYLES
 from audiollm.generation.engine.record import Logprobs, TokenRecord
@@ -35,7 +36,16 @@ from audiollm.generation.engine.request import (
     SampledTokens,
     TextPiece,
 )
-from audiollm.generation.engine.rows import Group, OpenStream, Running, StepPlan, batch_rows, stream_rows
+from audiollm.generation.engine.rows import (
+    FedRow,
+    FedRows,
+    Group,
+    OpenStream,
+    Running,
+    StepPlan,
+    batch_rows,
+    stream_rows,
+)
 from audiollm.generation.engine.sampling import check_plain, guide, sample_codes, sample_plain
 from audiollm.generation.engine.state import AnswerState, Codes, Marks, SpeechState, forbidden_words
 from audiollm.models.cache import Cache
@@ -245,8 +255,10 @@ class Engine:
         self._waiting.append(running)
         return self._submitted
 
-    def feed(self, number: int, codes_KT: Tensor) -> None:
-        """Let an open request hear a chunk, `[K, T]`; the next steps take its action, which ends with `Acted`.
+    @torch.inference_mode()
+    def feed(self, number: int, chunk: PartAudio) -> None:
+        """Let an open request hear a chunk, codes `[K, T]` or features; the next steps take its action, which ends
+        with `Acted`.
 
         Raises:
             ValueError: no open request of this number, it has not finished its last action, or its slot is full.
@@ -258,14 +270,13 @@ class Engine:
             raise ValueError(
                 f"request {number} is still acting on what it heard before: take steps until `Acted`"
             )
-        self._template.check_codes(codes_KT)
-        rows: list[int | Codes] = []
+        heard = self._heard_rows(chunk)
+        rows: list[FedRow] = []
         if stream.actions:
-            rows = running.state.unfed(self._end_of_turn)
+            rows += running.state.unfed(self._end_of_turn)
             if stream.record is not None:  # else an endless stream would gather its speech for nobody
                 stream.finished_speech += running.state.speech_codes()
-        heard_TK = codes_KT.T.cpu().numpy()
-        rows += list(heard_TK)
+        rows += heard
         room = ENDLESS
         if not self._forgets:
             before = self._cache.lengths[running.rows[0]] if running.rows else running.lengths[0]
@@ -275,13 +286,26 @@ class Engine:
                     f"the slot of request {number} is full, and the model has no sliding window in every layer"
                 )
         if stream.record is not None:
-            stream.record.hears(codes_KT.cpu())
+            stream.record.hears(chunk.cpu() if isinstance(chunk, Tensor) else chunk)
         stream.pending = rows
         running.submitted, running.first_frame = time.perf_counter(), None
         running.state = AnswerState(
             self._marks, self._template.tokenizer, request.answer, request.limits, room, FED, stream.record
         )
         self._plan = None
+
+    def _heard_rows(self, chunk: PartAudio) -> list[Codes] | list[Tensor]:
+        """The rows of a chunk: codes, or embedded features.
+
+        Raises:
+            ValueError: codes of another codec, or features for a model without an audio encoder.
+        """
+        if isinstance(chunk, Tensor):
+            self._template.check_codes(chunk)
+            return list(chunk.T.cpu().numpy())
+        features = PackedFeatures.of(chunk.windows)
+        assert features is not None  # a chunk has at least one window
+        return list(self._model.embed_features(features.to(self._device)))
 
     def close(self, number: int) -> SampledTokens | None:
         """End an open request and free its slot; return its tokens where they were recorded.
@@ -342,13 +366,10 @@ class Engine:
         What is heard is fed at once, as far as a row that forgets takes it; such a row draws when it has heard all.
         """
         counts = [0] * len(self._owners)
-        ids: list[int] = []
-        codes: list[Codes] = []
-        text_at: list[int] = []
-        audio_at: list[int] = []
+        fed = FedRows()
         last: dict[int, int] = {}
         drawing: list[int] = []
-        number, unread_rows = 0, self._prefill_positions or 0
+        unread_rows = self._prefill_positions or 0
         for row in active:
             if self._owners[row].unread:
                 rows = self._owners[row].read(row, unread_rows)
@@ -357,27 +378,20 @@ class Engine:
                 rows, draws = self._take_rows(row)
                 if draws:
                     drawing.append(row)
-            for token_or_codes in rows:
-                if isinstance(token_or_codes, int):
-                    ids.append(token_or_codes)
-                    text_at.append(number)
-                else:
-                    codes.append(token_or_codes)
-                    audio_at.append(number)
-                number += 1
-            counts[row], last[row] = len(rows), number - 1
+            for position in rows:
+                fed.add(position)
+            counts[row], last[row] = len(rows), len(fed) - 1
         for owner in self._owners:
             if not any(owner.unread):
                 owner.unread = []
-        order_X = None  # the rows of one kind stand in their order
-        if text_at and audio_at:
-            order_X = torch.tensor([*text_at, *audio_at], device=self._device)
+        order_X = fed.order_X(self._device)
         hidden_XC = self._layers.append(
-            torch.tensor(ids, dtype=torch.long, device=self._device),
-            torch.from_numpy(self._codes(codes)).to(self._device),
+            torch.tensor(fed.ids, dtype=torch.long, device=self._device),
+            torch.from_numpy(self._codes(fed.codes)).to(self._device),
             self._cache,
             counts,
             order_X,
+            torch.stack(fed.features) if fed.features else None,
         )
         if not drawing:
             return []
@@ -389,7 +403,7 @@ class Engine:
             return self._draw(plan, hidden_FC[writers], hidden_FC.new_zeros(0))
         return self._draw(plan, hidden_FC[writers], self._layers.audio_logits(hidden_FC[speakers]).float())
 
-    def _take_rows(self, row: int) -> tuple[list[int | Codes], bool]:
+    def _take_rows(self, row: int) -> tuple[list[FedRow], bool]:
         """Return the positions that a cache row is fed next, and whether its request draws behind them."""
         owner = self._owners[row]
         if owner.stream is not None and owner.stream.pending:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from audiollm.data.hearing.features import PartAudio
 from audiollm.generation.engine.request import AnswerKind, SampledTokens
 
 Logprobs = NDArray[np.float32]
@@ -41,8 +42,8 @@ class TokenRecord:
     kind: AnswerKind
     ids: list[int] = field(default_factory=list)
     is_action: list[bool] = field(default_factory=list)
-    input_frames: list[tuple[int, Tensor]] = field(default_factory=list)
-    """Heard frames of an open request, with the number of text tokens before them."""
+    input_frames: list[tuple[int, PartAudio]] = field(default_factory=list)
+    """Heard chunks of an open request, with the number of text tokens before them."""
     parts: list[float | SpeechRecord] = field(default_factory=list)
     """Log-probability of each drawn text token, and the record of each stretch of speech, in order."""
 
@@ -57,9 +58,9 @@ class TokenRecord:
         self.ids.append(token)
         self.is_action.append(False)
 
-    def hears(self, codes_KT: Tensor) -> None:
-        """Add heard frames, which nothing drew."""
-        self.input_frames.append((len(self.ids), codes_KT))
+    def hears(self, chunk: PartAudio) -> None:
+        """Add a heard chunk, which nothing drew."""
+        self.input_frames.append((len(self.ids), chunk))
 
     def opened_speech(self) -> None:
         """Begin a stretch of speech."""

@@ -69,8 +69,8 @@ class SampledTokens:
     logprob_A: Tensor | None
     """float32: log-probability of each action under the distribution that it was drawn from, temperature and
     forbidden tokens included; None for greedy answers (temperature 0), which have no distribution."""
-    input_frames: tuple[tuple[int, Tensor], ...] = ()
-    """Frames fed to an open request: for each piece, the text tokens before it and its codes `[K, T]`."""
+    input_frames: tuple[tuple[int, PartAudio], ...] = ()
+    """Chunks fed to an open request: for each, the text tokens before it, and its codes `[K, T]` or features."""
 
     @property
     def num_actions(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import torch
@@ -22,6 +23,41 @@ from audiollm.generation.engine.state import AnswerState, Codes
 
 UNIFORM_STEPS = 256
 """Steps whose random numbers are made at once."""
+FedRow = int | Codes | Tensor
+"""A position that a cache row is fed: a text token, the codes of a frame, or an embedded row of features."""
+
+
+class FedRows:
+    """The positions of a step in which cache rows are fed different numbers of them, by their kind."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.features: list[Tensor] = []
+        self.codes: list[Codes] = []
+        self._places: tuple[list[int], list[int], list[int]] = ([], [], [])
+        """Numbers of the text positions, of those of features, and of those of codes."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._places))
+
+    def add(self, position: FedRow) -> None:
+        """Add the next position."""
+        number = len(self)
+        if isinstance(position, int):
+            self.ids.append(position)
+            self._places[0].append(number)
+        elif isinstance(position, Tensor):
+            self.features.append(position)
+            self._places[1].append(number)
+        else:
+            self.codes.append(position)
+            self._places[2].append(number)
+
+    def order_X(self, device: torch.device) -> Tensor | None:
+        """The number of each row of the model's batch; None where all are of one kind, and so in order."""
+        if sum(map(bool, self._places)) < 2:
+            return None
+        return torch.tensor(list(chain(*self._places)), device=device)
 
 
 @dataclass
@@ -30,8 +66,8 @@ class OpenStream:
 
     silence_bias: float
     record: TokenRecord | None
-    pending: list[int | Codes] = field(default_factory=list)
-    """Rows that the model is fed next: text tokens, and the codes of heard frames."""
+    pending: list[FedRow] = field(default_factory=list)
+    """Rows that the model is fed next: text tokens, codes of heard frames, and embedded rows of features."""
     actions: int = 0
     """Finished actions."""
     finished_speech: list[tuple[Tensor, bool]] = field(default_factory=list)
@@ -62,14 +98,14 @@ class Running:
     first_frame: float | None = None
     paused: bool = False
     """Whether the request rests in its slots."""
-    unread: list[list[int | Codes]] = field(default_factory=list)
+    unread: list[list[FedRow]] = field(default_factory=list)
     """For each branch, rows of a prompt that is read in pieces; empty once all are read."""
     stream: OpenStream | None = None
     """Frames fed to an open request, and its actions; None for an answer to a prompt."""
     _steps: int = 0
     _uniform_S2K: Tensor = field(default_factory=lambda: torch.empty(0))
 
-    def read(self, row: int, max_rows: int) -> list[int | Codes]:
+    def read(self, row: int, max_rows: int) -> list[FedRow]:
         """Take the next positions of the prompt in a row of the cache, at most so many."""
         branch = self.rows.index(row)
         piece, self.unread[branch] = self.unread[branch][:max_rows], self.unread[branch][max_rows:]
@@ -115,7 +151,7 @@ class StepPlan:
     audio_groups: list[Group]
 
 
-def stream_rows(stream: TokenStream) -> list[int | Codes]:
+def stream_rows(stream: TokenStream) -> list[FedRow]:
     """Return the rows of a prompt without features as the model is fed them: text tokens, and codes `[K]`."""
     codes_SK = stream.codes_SK.cpu().numpy()
     text = zip(stream.text_ids_S.tolist(), (stream.kinds_S == Kind.TEXT).tolist(), strict=True)

@@ -68,6 +68,7 @@ def interpret_live(
     Example: audiollm interpret --model runs/interpret/stage_2 --from talk.wav --transcript talk.jsonl --log scores
     """
     console = Console(soft_wrap=True)
+    from audiollm.codec import FRAME_RATE
     from audiollm.generation.engine.request import Limits
     from audiollm.generation.engine.sampling import SamplingConfig
     from audiollm.interpret.live.live_model import LiveModel
@@ -82,11 +83,12 @@ def interpret_live(
         loaded.options(),
         answer="any" if to or loaded.speaks else "text",
         sampling=SamplingConfig(temperature=temperature, top_p=1.0, text_guidance=1.0, speaker_guidance=1.0),
-        limits=Limits(max_frames=max(1, round(max_speech_s * loaded.frame_rate)), max_text_tokens=max_tokens),
+        limits=Limits(max_frames=max(1, round(max_speech_s * FRAME_RATE)), max_text_tokens=max_tokens),
         silence_bias=silence_bias,
         seed=seed,
     )
     session, sample_rate = loaded.session(options), loaded.sample_rate
+    output_rate = int(loaded.model.codec.sample_rate) if to else sample_rate
     pieces = (
         microphone_pieces(sample_rate, lambda: console.print(LOST, style="yellow"))
         if source == MICROPHONE
@@ -95,7 +97,7 @@ def interpret_live(
     begun = list(itertools.islice(pieces, 1))  # a source that cannot be heard replaces no earlier output
     pieces = itertools.chain(begun, pieces)
     problem: ConfigError | StageError | None = None
-    with _Outputs(to, transcript, log, sample_rate) as outputs, _Interrupts() as interrupts:
+    with _Outputs(to, transcript, log, output_rate) as outputs, _Interrupts() as interrupts:
         try:
             try:
                 for action in _hear_pieces(session, pieces, interrupts):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from audiollm.data.hearing.features import SAMPLE_RATE
 from audiollm.data.records.sample import Message, TextPart
 from audiollm.errors import ConfigError
 from audiollm.families.interpreting import InterpretingModel
@@ -52,7 +53,7 @@ class LiveModel:
             )
         interpreter = load_interpreter(model, codec)
         if chunk_s is not None:
-            frames = _frames_of_chunk(chunk_s, interpreter.codec.frame_rate)
+            frames = _frames_of_chunk(chunk_s, _frame_rate(interpreter))
         system_prompt = prompt if prompt is not None else trained.stream_prompt
         messages = (Message(role="system", content=[TextPart(text=system_prompt)]),) if system_prompt else ()
         return cls(interpreter, required(frames), messages, bool(trained.stream_speaks))
@@ -60,12 +61,12 @@ class LiveModel:
     @property
     def sample_rate(self) -> int:
         """Samples per second that a session hears."""
-        return int(self.model.codec.sample_rate)
+        return SAMPLE_RATE if self.model.encoder is not None else int(self.model.codec.sample_rate)
 
     @property
     def frame_rate(self) -> float:
-        """Code frames per second."""
-        return float(self.model.codec.frame_rate)
+        """Code frames, or rows of features, per second."""
+        return _frame_rate(self.model)
 
     def options(self) -> LiveOptions:
         """How a session on this model listens and writes; `dataclasses.replace` changes it."""
@@ -83,8 +84,12 @@ class LiveModel:
 # Private
 
 
+def _frame_rate(model: InterpretingModel) -> float:
+    return float(model.codec.frame_rate) if model.encoder is None else model.encoder.rows_per_second
+
+
 def _frames_of_chunk(chunk_s: float, frame_rate: float) -> int:
-    """Return the code frames of a chunk.
+    """Return the code frames, or rows of features, of a chunk.
 
     Raises:
         ConfigError: they are no whole number.
@@ -92,6 +97,6 @@ def _frames_of_chunk(chunk_s: float, frame_rate: float) -> int:
     frames = round(chunk_s * frame_rate)
     if frames < 1 or abs(frames - chunk_s * frame_rate) > 1e-6:
         raise ConfigError(
-            f"{chunk_s:g} s are not whole code frames", "--chunk-s", f"give a multiple of {1 / frame_rate:g}"
+            f"{chunk_s:g} s are not whole frames", "--chunk-s", f"give a multiple of {1 / frame_rate:g}"
         )
     return frames

@@ -11,14 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from audiollm.data.hearing.features import PartAudio
 from audiollm.data.records.sample import Message
 from audiollm.errors import ConfigError, StageError
 from audiollm.evaluate.interpret.logged_outputs import LoggedOutput
 from audiollm.families.interpreting import InterpretingModel
+from audiollm.families.streams import chunk_size
 from audiollm.generation.engine.request import Acted, AnswerKind, Limits, OpenRequest
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.generation.engine.streaming import code_stream
-from audiollm.interpret.live.chunk_hearing import ChunkHearing
+from audiollm.interpret.live.chunk_hearing import open_hearing
 from audiollm.interpret.said import HeardSource, SaidPiece, logged_output
 
 GREEDY = SamplingConfig(temperature=0.0, top_p=1.0, text_guidance=1.0, speaker_guidance=1.0)
@@ -92,8 +94,9 @@ class LiveSession:
         options: LiveOptions,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._codec, self._options, self._clock = model.codec, options, clock
-        self._hearing = ChunkHearing(self._codec, options.chunk_frames)
+        self._options, self._clock = options, clock
+        self._hearing = open_hearing(model, options.chunk_frames)
+        self._codec = model.codec if options.answer == "any" or model.encoder is None else None
         self._engine = model.stream_engine(options.messages, options.chunk_frames, MAX_UNFORGETTING_S)
         request = OpenRequest(
             options.messages, options.seed, (), options.sampling, options.limits, options.answer,
@@ -105,7 +108,7 @@ class LiveSession:
             raise ConfigError(
                 str(error), "prompt", "shorten it, or take a model with a sliding window"
             ) from None
-        self._voice = code_stream(self._codec)
+        self._voice = None if self._codec is None else code_stream(self._codec)
         self._chunks = 0
         self._frames = 0
         self._heard_s = 0.0
@@ -129,11 +132,11 @@ class LiveSession:
     @property
     def real_time_factor(self) -> float:
         """Seconds of computation per second of sound."""
-        chunks_s = self._frames / self._codec.frame_rate
+        chunks_s = self._frames / self._hearing.frame_rate
         return self._compute_s / chunks_s if chunks_s else 0.0
 
     def hear(self, samples_1N: Tensor) -> Iterator[LiveAction]:
-        """Take samples at the codec's rate; yield the actions after the chunks that they complete.
+        """Take samples at the rate of the hearing; yield the actions after the chunks that they complete.
 
         Raises:
             StageError: the model has no sliding window, and has heard as much as it can keep.
@@ -152,7 +155,7 @@ class LiveSession:
         """
         began = self._clock()
         chunks = self._hearing.flush()
-        end_s = (self._frames + sum(chunk_KT.shape[1] for chunk_KT in chunks)) / self._codec.frame_rate
+        end_s = (self._frames + sum(map(chunk_size, chunks))) / self._hearing.frame_rate
         yield from self._act(chunks, began, end_s)
 
     def log(self, index: int, source: str = "", reference: str = "", prediction: str = "") -> LoggedOutput:
@@ -164,14 +167,16 @@ class LiveSession:
         heard_source = HeardSource(index, self._heard_s, source, reference)
         return logged_output(self.said_pieces, heard_source, prediction or None)
 
-    def _act(self, chunks: Sequence[Tensor], began: float, end_s: float = math.inf) -> Iterator[LiveAction]:
+    def _act(
+        self, chunks: Sequence[PartAudio], began: float, end_s: float = math.inf
+    ) -> Iterator[LiveAction]:
         """
         Args:
             end_s: end of the source, where it is over.
         """
-        for chunk_KT in chunks:
+        for chunk in chunks:
             try:
-                self._engine.feed(self._number, chunk_KT)
+                self._engine.feed(self._number, chunk)
             except ValueError as error:
                 raise StageError(
                     f"after {self._heard_s:.0f} s: {error}", "train the model with shape.sliding_window", 1
@@ -183,7 +188,7 @@ class LiveSession:
             now = self._clock()
             last_s, began = now - began, now
             compute_s, earlier_s, self._hearing_s = self._hearing_s + last_s, self._hearing_s, 0.0
-            self._frames += chunk_KT.shape[1]
+            self._frames += chunk_size(chunk)
             self._heard_s = heard_s = min(end_s, self._hearing.needed_s(self._frames))
             # the chunk is there at heard_s, or the model is still busy with what came before
             self._ready_s = max(heard_s, self._ready_s + earlier_s) + last_s
@@ -193,13 +198,13 @@ class LiveSession:
             self._chunks += 1
             self._compute_s += compute_s
             if action.speaks:
-                duration_s = samples_1N.shape[1] / self._codec.sample_rate
+                duration_s = 0.0 if self._codec is None else samples_1N.shape[1] / self._codec.sample_rate
                 self.said_pieces.append(SaidPiece(acted.text.strip(), heard_s, self._ready_s, duration_s))
             yield action
 
     def _decode_speech(self, acted: Acted) -> Tensor:
         codes = [action_part for action_part in acted.parts if isinstance(action_part, Tensor)]
-        if not codes:
+        if not codes or self._voice is None:
             return torch.zeros(1, 0)
         pieces = [self._voice.push(torch.cat(codes, dim=1)).cpu(), self._voice.flush().cpu()]
         return torch.cat(pieces, dim=1)

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from audiollm.codec import FRAME_RATE
 from audiollm.data.text.tokenizer import AUDIO_OUT_BOS
 from audiollm.errors import StageError
 from audiollm.families.policy import StreamPolicy
 from audiollm.families.rollout import RolloutEngine, RolloutSettings
+from audiollm.families.streams import stream_rate
 from audiollm.interpret.training.settings import InterpreterTrainingConfig
 from audiollm.interpret.training.stream_rewarder import StreamRewarder, check_streams
 from audiollm.recipe.runner import Context
@@ -40,7 +40,8 @@ def train_interpreter(config: InterpreterTrainingConfig, context: Context) -> di
         check_streams(parts.prompts.samples, config)
         tokenizer = policy.template.tokenizer
         opens_speech = required(tokenizer.token_to_id(AUDIO_OUT_BOS))
-        rewarders.append(StreamRewarder(config, tokenizer, opens_speech, 1 / FRAME_RATE, parts.ranks))
+        frame_s = 1 / stream_rate(policy.encoder)
+        rewarders.append(StreamRewarder(config, tokenizer, opens_speech, frame_s, parts.ranks))
         return StreamMaker(engine, rewarders[-1], parts.settings, config.group_size)
 
     try:

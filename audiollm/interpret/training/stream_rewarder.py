@@ -15,6 +15,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from audiollm.codec import FRAME_RATE
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
 from audiollm.errors import StageError
 from audiollm.evaluate.interpret.logged_outputs import counted_unit
@@ -53,7 +54,7 @@ class StreamRewarder:
     """Scores the streams of a step. Called on every rank, at the same time.
 
     Args:
-        frame_s: duration of a frame of speech.
+        frame_s: duration of a frame, or a row of features, that is heard.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class StreamRewarder:
             StageError: a value is missing, and `on_error` is `stop`.
         """
         acted = [
-            actions_of(rollout.tokens, self._tokenizer, self._opens_speech, self._frame_s)
+            actions_of(rollout.tokens, self._tokenizer, self._opens_speech, 1 / FRAME_RATE)
             for rollout in rollouts
         ]
         streams = [

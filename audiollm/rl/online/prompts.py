@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from audiollm.data.hearing.features import MISSING_CODES
+from audiollm.data.hearing.features import MISSING_CODES, MISSING_ROWS
 from audiollm.data.records.mixture import StepDraws, evenly
 from audiollm.data.records.sample import AudioPart, Sample, check_without_video
 from audiollm.data.records.source import LoadedSample, Source
@@ -106,7 +106,7 @@ class PromptMaker:
         """Return the problem of the first prompt, where the first few have recordings without the codes that the model
         reads."""
         prompts, bad = self._read(self.places(0)[:_CHECKED_PROMPTS])
-        is_missing = bad and not prompts and all(error.kind == MISSING_CODES for error in bad)
+        is_missing = bad and not prompts and all(error.kind in (MISSING_CODES, MISSING_ROWS) for error in bad)
         return bad[0] if is_missing else None
 
     def refill_places(self, step: int, number: int, max_refills: int) -> list[RecordPlace]:
@@ -194,8 +194,9 @@ def without_right_answer(loaded: LoadedSample) -> LoadedSample:
     num_answer_recordings = sum(isinstance(content_part, AudioPart) for content_part in last.content)
     num_prompt_recordings = loaded.num_asked - num_answer_recordings
     sample = loaded.sample.model_copy(update={"messages": messages, "answers": []})
-    return LoadedSample(
-        sample,
-        [encoding[:num_prompt_recordings] for encoding in loaded.encodings],
-        loaded.audio[:num_prompt_recordings],
+    return replace(
+        loaded,
+        sample=sample,
+        encodings=[encoding[:num_prompt_recordings] for encoding in loaded.encodings],
+        audio=loaded.audio[:num_prompt_recordings],
     )

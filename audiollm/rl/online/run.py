@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from audiollm.data.hearing.features import MISSING_ROWS
 from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.opening import open_source
 from audiollm.data.records.step_records import first_records
@@ -221,7 +222,9 @@ def _engine(
 
 
 def _missing_codes_error(start: Path, problem: BadSample) -> StageError:
-    """The error of recordings without codes, for a model that reads codes, or has heard nothing yet."""
+    """The error of recordings without what the model reads: codes, or rows of streams; or it has heard nothing yet."""
+    if problem.kind == MISSING_ROWS:
+        return StageError("the prompts' recordings have no rows that the model reads", str(problem), 2)
     if not is_language_model(start):
         return StageError("the prompts' recordings have no codes, and the model reads codes", str(problem), 2)
     return StageError(

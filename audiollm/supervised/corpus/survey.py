@@ -21,13 +21,18 @@ from safetensors.numpy import save_file
 from audiollm.data.chat.fitting import Fitting, Policy, plan_fit
 from audiollm.data.chat.template import Template
 from audiollm.data.hearing.features import (
+    MISSING_ROWS,
+    NOT_FROZEN,
+    NOT_IN_CHUNKS,
     FeatureRows,
     FeatureShape,
     PartSize,
+    encoded_name,
     heard_parts,
     no_codes,
     num_clip_rows,
     read_encoded,
+    stream_chunks,
 )
 from audiollm.data.records.sample import Sample, TextPart
 from audiollm.data.records.source import LoadedSample, Source
@@ -237,11 +242,14 @@ def _refuse_what_teaches_nothing(sample: Sample, where: str) -> None:
 
 def _sizes(loaded: LoadedSample, encoder: FeatureShape | None) -> list[PartSize]:
     """Return the size of each audio part: its code frames, or the rows of its features."""
-    frames = frames_of(loaded)
+    frames, streams = frames_of(loaded), stream_chunks(loaded.sample)
     sizes: list[PartSize] = []
     for number, (clip, is_input) in enumerate(zip(loaded.audio, heard_parts(loaded.sample), strict=True)):
         if is_input and encoder is not None:
             encoded = read_encoded(loaded, number, encoder)
+            if encoded is None and number in streams:
+                reason = NOT_FROZEN if encoded_name(number, 0) in loaded.arrays else NOT_IN_CHUNKS
+                raise BadSample(clip.place, loaded.sample.id, reason, MISSING_ROWS)
             rows = num_clip_rows(clip, encoder) if encoded is None else encoded.rows
             sizes.append(FeatureRows(rows))
         elif number < len(frames):

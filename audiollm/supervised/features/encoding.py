@@ -22,9 +22,12 @@ from audiollm.data.hearing.features import (
     ClipFeatures,
     FeatureWindow,
     PackedFeatures,
+    chunk_features,
     clip_features,
     encoded_name,
     heard_parts,
+    last_rows,
+    stream_chunks,
 )
 from audiollm.data.records.arrays import array_bytes
 from audiollm.data.records.opening import open_source
@@ -137,20 +140,28 @@ class _RowEncoder:
         self.digest = encoder_digest(folder, encoder)
 
     def __call__(self, loaded: LoadedSample, index: int) -> Iterator[tuple[str, bytes]]:
-        """Name and file of each array.
+        """Name and file of each array. A stream is encoded chunk by chunk, each from what was heard until its end.
 
         Raises:
             BadSample: a recording that cannot be read, or a silent one beside words.
         """
         sample = loaded.sample
+        streams = stream_chunks(sample)
         for part, (clip, is_heard) in enumerate(zip(loaded.audio, heard_parts(sample), strict=True)):
             if not is_heard:
                 continue
-            features = clip_features(clip, self._shape)
+            new_rows: tuple[int, ...] | None = None
+            if part in streams:
+                _refuse_shift(self._config.augment)
+                features, new_rows = chunk_features(clip, self._shape, streams[part])
+            else:
+                features = clip_features(clip, self._shape)
             if features.peak_dbfs < SILENCE_DBFS and teaches_words(sample):
                 raise silent_part(sample, clip.place, features.peak_dbfs)
             for view, windows in enumerate(self._views(features, index, part, sample.is_held_out)):
                 rows_RC = self._encode(windows)
+                if new_rows is not None:
+                    rows_RC = last_rows(rows_RC, windows, new_rows)
                 if not bool(rows_RC.isfinite().all()):
                     reason = f"the encoder's rows are not finite in {self._config.dtype}"
                     raise BadSample(clip.place, sample.id, reason, "not finite")
@@ -173,6 +184,15 @@ class _RowEncoder:
         with torch.inference_mode(), autocast(self._config.precision, self._device):
             rows_RC: Tensor = self._tower(packed.to(self._device))
         return rows_RC.to("cpu", self._dtype)
+
+
+def _refuse_shift(augment: Augmentation | None) -> None:
+    if augment is not None and augment.shift:
+        raise StageError(
+            "augment.shift moves sound in time, and a stream would be heard before it is said",
+            "set shift: 0 where samples are streams",
+            2,
+        )
 
 
 def _copy_codebooks(samples: Path | str, shards: Path) -> None:
