@@ -79,7 +79,8 @@ class ComposeStreamsConfig(StageConfig):
     recordings: InputPath
     """JSON lines, as `audiollm convert realsi|duplex|translations` writes them: `id`, `audio` (relative to the file),
     and `segments` (`start_s`, `end_s`, `text`, `target`, where known `speaker` and `said`), or `target` with `words`
-    (`start_s`, `end_s`, `text`) for `wait_k`, or `target` alone for `align`; `split: test` holds out."""
+    (`start_s`, `end_s`, `text`) for `wait_k`, or `target` alone for `align`, or with the times of its words
+    (`target_ends_s`, as `translate` writes them); `split: test` holds out."""
     chunk_s: float = Field(0.96, gt=0)
     """Seconds of a chunk, a whole number of frames."""
     frame_rate: float = Field(FRAME_RATE, gt=0)
@@ -221,6 +222,8 @@ class _Composer:
         if self._aligner is not None and not recording.segments and recording.target.strip():
             ends_s = self._aligner.source_ends(recording, path)
             return units_due(recording, [min(end_s, duration_s) for end_s in ends_s])
+        if recording.target_ends_s and config.wait_k is None and not recording.segments:
+            return units_due(recording, [min(end_s, duration_s) for end_s in recording.target_ends_s])
         check_recording(recording, duration_s, config.wait_k, where)
         if config.wait_k is not None:
             return wait_k_due(recording, config.wait_k)

@@ -54,6 +54,8 @@ class AlignedRecording(BaseModel):
     """Transcript of the source, for an aligner."""
     target: str = ""
     """Translation of the whole recording, for `wait_k` and aligners."""
+    target_ends_s: list[float] = []
+    """For each of `target_units(target)`, the time at which the source that it needs is over; empty: not aligned."""
     target_audio: str | None = None
     """Recording of the whole translation."""
     target_words: list[SourceWord] = []
