@@ -186,12 +186,11 @@ def _plan_translation(config: TranslateConfig, plans: Mapping[str, StagePlan]) -
     names = ("clips", "audio_s")
     facts = {name: sum(planned_fact(plans, path, name) for path in config.segments) for name in names}
     clips = facts["clips"]
-    translator = config.model or config.command or config.translations
     seconds = SECONDS_PER_TEXT if config.model is not None else 0.02
     return StagePlan(
         memory_mb=1500 if config.model is not None else 200,
         core_seconds=5 + seconds * clips if clips else None,
-        note=f"{clips:.0f} texts by {translator}" if clips else f"by {translator}",
+        note=f"{clips:.0f} texts by {config.translator}" if clips else f"by {config.translator}",
         facts=facts,
     )
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from audiollm.data.tables.columns import ColumnFinder
+from audiollm.data.tables.columns import ColumnFinder, is_missing
 from audiollm.data.tables.rows import checked_rows
 from audiollm.devices import default_device
 from audiollm.errors import ConfigError, suggestion
@@ -61,8 +61,8 @@ def open_translator(config: TranslateConfig) -> Translator:
         return FolderTranslator(config.model, config)
     if config.command is not None:
         return CommandTranslator(config.command, config.timeout_s)
-    assert config.translations is not None  # by the settings
-    return TableTranslator(config.translations)
+    assert config.table is not None  # by the settings
+    return TableTranslator(config.table)
 
 
 class FolderTranslator:
@@ -146,8 +146,7 @@ class CommandTranslator:
     """A program that answers JSON lines. One that dies or hangs costs its batch, not the run."""
 
     def __init__(self, command: str, timeout_s: float) -> None:
-        command = command.removeprefix("command:")
-        self._process = JsonProcess(command, timeout_s, "translate.command")
+        self._process = JsonProcess(command, timeout_s, "translate.translator")
         self.facts: dict[str, Any] = {"command": command}
 
     def translate(self, segments: Sequence[SegmentRow]) -> list[Translation]:
@@ -184,8 +183,9 @@ class TableTranslator:
         self._by_id: dict[str, str] = {}
         self._by_text: dict[str, str] = {}
         for place, row in listed.rows:
-            fields = finder.of_row(row)
-            target = fields.get("target", "").strip()
+            values = {field: row.get(column) for field, column in finder.of_row(row).items()}
+            fields = {field: str(value).strip() for field, value in values.items() if not is_missing(value)}
+            target = fields.get("target")
             if not target or not (fields.get("id") or fields.get("text")):
                 raise ConfigError(
                     "a row needs `target`, and `text` or `id`",
