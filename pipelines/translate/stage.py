@@ -50,19 +50,19 @@ def run_translation(config: TranslateConfig, context: Context) -> dict[str, Any]
         translator.close()
     translated: list[tuple[SegmentRow, str]] = []
     for segment, translation in zip(texts, translations, strict=True):
-        if reason := _fault_of(segment, translation):
+        if reason := _translation_fault(segment, translation):
             set_aside.add([BadSample(segment.path, segment.id, reason, NO_TRANSLATION)])
         else:
             translated.append((segment, translation.text))
     if not translated:
         raise StageError("no segment has a translation", f"see {context.folder / 'set_aside.jsonl'}", 2)
     pairs = [
-        WordPair([word for word, _, _ in _timed_words(segment)] or segment.text.split(), _units(target))
+        WordPair([word for word, _, _ in _aligned_words(segment)] or segment.text.split(), _units(target))
         for segment, target in translated
     ]
     rows, aligned = [], {}
     for (segment, target), links in zip(translated, align_words(pairs), strict=True):
-        words = _timed_words(segment)
+        words = _aligned_words(segment)
         row = segment.model_dump() | {"target": target, "translated_by": translator.facts}
         if words:
             ends_s = due_times(links, [end_s for _, _, end_s in words])
@@ -75,7 +75,7 @@ def run_translation(config: TranslateConfig, context: Context) -> dict[str, Any]
             set_aside.add([BadSample(segment.path, segment.id, reason, NO_TIMES)])
         rows.append(row)
     write_jsonl(context.folder / "segments.jsonl", rows)
-    recordings = _recordings(segments, aligned)
+    recordings = _aligned_recordings(segments, aligned)
     write_jsonl(context.folder / "recordings.jsonl", recordings)
     return {
         "translated": len(rows),
@@ -110,7 +110,7 @@ def _translate(
     return [Translation(row["text"], row["problem"]) for row in rows]
 
 
-def _fault_of(segment: SegmentRow, translation: Translation) -> str:
+def _translation_fault(segment: SegmentRow, translation: Translation) -> str:
     """The reason why a translation cannot be used; empty where it can."""
     from audiollm.data.text.repeated_words import loop_reason
 
@@ -132,14 +132,14 @@ def _units(target: str) -> list[str]:
     return [unit.text for unit in target_units(target)]
 
 
-def _timed_words(segment: SegmentRow) -> list[tuple[str, float, float]]:
+def _aligned_words(segment: SegmentRow) -> list[tuple[str, float, float]]:
     """Words with start and end in seconds from the start of the segment, as `alignment` measured them."""
     measured = (segment.model_extra or {}).get("measured") or {}
     words = (measured.get("alignment") or {}).get("words") or []
     return [(str(word["word"]), float(word["start_s"]), float(word["end_s"])) for word in words]
 
 
-def _recordings(
+def _aligned_recordings(
     segments: Sequence[SegmentRow], aligned: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """The recordings of which every segment that has a text has a translation with times, as `compose_streams` reads
@@ -161,7 +161,7 @@ def _recordings(
                 "end_s": round(segment.start_s + end_s, 3),
             }
             for segment in members
-            for word, start_s, end_s in _timed_words(segment)
+            for word, start_s, end_s in _aligned_words(segment)
         ]
         recordings.append(
             {

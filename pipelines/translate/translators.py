@@ -195,13 +195,13 @@ class TableTranslator:
             if fields.get("id"):
                 self._by_id[fields["id"]] = target
             if fields.get("text"):
-                self._by_text[_plain(fields["text"])] = target
+                self._by_text[_folded(fields["text"])] = target
         self.facts: dict[str, Any] = {"table": path.name, "digest": file_digest(path)[:12]}
 
     def translate(self, segments: Sequence[SegmentRow]) -> list[Translation]:
         """See `Translator.translate`."""
         texts = [
-            self._by_id.get(segment.id) or self._by_text.get(_plain(segment.text)) for segment in segments
+            self._by_id.get(segment.id) or self._by_text.get(_folded(segment.text)) for segment in segments
         ]
         return [
             Translation(text) if text is not None else Translation("", "the table has no translation of it")
@@ -215,7 +215,7 @@ class TableTranslator:
 # Private
 
 
-def _plain(text: str) -> str:
+def _folded(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 

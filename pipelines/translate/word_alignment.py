@@ -39,7 +39,7 @@ def align_words(pairs: Sequence[WordPair]) -> list[list[list[int]]]:
 
     A word that comes from none has an empty list. Deterministic: the same pairs give the same links.
     """
-    stemmed = [WordPair(_stems(pair.source), _stems(pair.target)) for pair in pairs]
+    stemmed = [WordPair(_word_stems(pair.source), _word_stems(pair.target)) for pair in pairs]
     forward = _best_links(stemmed)
     backward = _best_links([WordPair(pair.target, pair.source) for pair in stemmed])
     links: list[list[list[int]]] = []
@@ -74,7 +74,7 @@ def due_times(links: Sequence[Sequence[int]], ends_s: Sequence[float]) -> list[f
 # Private
 
 
-def _stems(words: Words) -> list[str]:
+def _word_stems(words: Words) -> list[str]:
     return [word.casefold().strip(_PUNCTUATION)[:STEM_LETTERS] or word for word in words]
 
 
@@ -88,7 +88,7 @@ def _best_links(pairs: Sequence[WordPair]) -> list[list[int | None]]:
 
 
 def _best_place(pair: WordPair, place: int, table: dict[tuple[str, str], float]) -> int | None:
-    weights = _weights(pair, place, table)
+    weights = _link_weights(pair, place, table)
     best = max(range(len(weights)), key=weights.__getitem__)
     return None if best == 0 else best - 1
 
@@ -103,7 +103,7 @@ def _learn(pairs: Sequence[WordPair]) -> dict[tuple[str, str], float]:
         for pair in pairs:
             sources = [_NONE, *pair.source]
             for place, word in enumerate(pair.target):
-                weights = _weights(pair, place, table)
+                weights = _link_weights(pair, place, table)
                 total = sum(weights)
                 for source, weight in zip(sources, weights, strict=True):
                     counts[source, word] += weight / total
@@ -115,7 +115,7 @@ def _learn(pairs: Sequence[WordPair]) -> dict[tuple[str, str], float]:
     return table
 
 
-def _weights(pair: WordPair, place: int, table: dict[tuple[str, str], float]) -> list[float]:
+def _link_weights(pair: WordPair, place: int, table: dict[tuple[str, str], float]) -> list[float]:
     """Weights of no source word, and of each."""
     word, share = pair.target[place], (place + 1) / len(pair.target)
     prior = [
