@@ -12,7 +12,7 @@ from pipelines.translate.settings import TranslateConfig
 
 if TYPE_CHECKING:
     from pipelines.compose.rows import SegmentRow
-    from pipelines.translate.translators import Translation, Translator
+    from pipelines.translate.translators import TranslatedText, Translator
 
 NO_TIMES = "no word times"
 NO_TRANSLATION = "no translation"
@@ -37,11 +37,9 @@ def run_translation(config: TranslateConfig, context: Context) -> dict[str, Any]
     from pipelines.translate.word_alignment import WordPair, align_words, due_times
 
     set_aside = SetAside(context.folder / "set_aside.jsonl", "translate")
-    segments: list[SegmentRow] = []
-    for path in config.segments:
-        rows_of_file, bad = read_segments(path)
-        segments += rows_of_file
-        set_aside.add(bad)
+    files = [read_segments(path) for path in config.segments]
+    segments = [segment for rows_of_file, _ in files for segment in rows_of_file]
+    set_aside.add(bad_row for _, bad in files for bad_row in bad)
     translator = open_translator(config)
     texts = [segment for segment in segments if segment.text.strip()]
     try:
@@ -90,10 +88,10 @@ def run_translation(config: TranslateConfig, context: Context) -> dict[str, Any]
 
 def _translate(
     translator: Translator, segments: Sequence[SegmentRow], config: TranslateConfig, context: Context
-) -> list[Translation]:
+) -> list[TranslatedText]:
     """Translate batch by batch; what an earlier attempt translated is read from `kept.jsonl`."""
     from audiollm.evaluate.report.store import RowStore
-    from pipelines.translate.translators import Translation
+    from pipelines.translate.translators import TranslatedText
 
     store = RowStore(context.folder / "kept.jsonl")
     pending = [
@@ -107,10 +105,10 @@ def _translate(
                 store.add(row, translator.facts, segment.id, segment.text)
                 bar.advance(bar.task_ids[0])
     rows = [store.get(translator.facts, segment.id, segment.text) or {} for segment in segments]
-    return [Translation(row["text"], row["problem"]) for row in rows]
+    return [TranslatedText(row["text"], row["problem"]) for row in rows]
 
 
-def _translation_fault(segment: SegmentRow, translation: Translation) -> str:
+def _translation_fault(segment: SegmentRow, translation: TranslatedText) -> str:
     """The reason why a translation cannot be used; empty where it can."""
     from audiollm.data.text.repeated_words import loop_reason
 

@@ -31,7 +31,7 @@ MAX_TOKENS_PER_TOKEN, SPARE_TOKENS = 3, 20
 """Most tokens of a translation: so many per token of the source, and so many more."""
 
 
-class Translation(NamedTuple):
+class TranslatedText(NamedTuple):
     """A translation, or the reason why there is none."""
 
     text: str
@@ -44,7 +44,7 @@ class Translator(Protocol):
     facts: dict[str, Any]
     """What is told of it: its name, and the digest of its weights or file."""
 
-    def translate(self, segments: Sequence[SegmentRow]) -> list[Translation]:
+    def translate(self, segments: Sequence[SegmentRow]) -> list[TranslatedText]:
         """Translate a batch."""
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class FolderTranslator:
         }
 
     @torch.inference_mode()
-    def translate(self, segments: Sequence[SegmentRow]) -> list[Translation]:
+    def translate(self, segments: Sequence[SegmentRow]) -> list[TranslatedText]:
         """See `Translator.translate`; what does not end within its limit has a problem in place of a text."""
         texts = [self._prefix + segment.text for segment in segments]
         inputs = self._tokenizer(texts, return_tensors="pt", padding=True, truncation=True)
@@ -114,9 +114,9 @@ class FolderTranslator:
         for tokens in output.tolist():
             text = " ".join(self._tokenizer.decode(tokens, skip_special_tokens=True).split())
             translations.append(
-                Translation(text)
+                TranslatedText(text)
                 if ends & set(tokens[1:])
-                else Translation("", "the translation does not end")
+                else TranslatedText("", "the translation does not end")
             )
         return translations
 
@@ -149,19 +149,19 @@ class CommandTranslator:
         self._process = JsonProcess(command, timeout_s, "translate.translator")
         self.facts: dict[str, Any] = {"command": command}
 
-    def translate(self, segments: Sequence[SegmentRow]) -> list[Translation]:
+    def translate(self, segments: Sequence[SegmentRow]) -> list[TranslatedText]:
         """See `Translator.translate`.
 
         Raises:
             ConfigError: the program cannot be started.
         """
-        translations: list[Translation] = []
+        translations: list[TranslatedText] = []
         try:
             for line in self._process.ask([{"text": segment.text} for segment in segments]):
                 translations.append(_parse_answer(line))
         except ProcessFailed as failure:
             translations = translations if failure.is_aligned else []
-            problem = Translation("", f"the translator {failure}")
+            problem = TranslatedText("", f"the translator {failure}")
             translations += [problem] * (len(segments) - len(translations))
         return translations
 
@@ -198,13 +198,15 @@ class TableTranslator:
                 self._by_text[_folded(fields["text"])] = target
         self.facts: dict[str, Any] = {"table": path.name, "digest": file_digest(path)[:12]}
 
-    def translate(self, segments: Sequence[SegmentRow]) -> list[Translation]:
+    def translate(self, segments: Sequence[SegmentRow]) -> list[TranslatedText]:
         """See `Translator.translate`."""
         texts = [
             self._by_id.get(segment.id) or self._by_text.get(_folded(segment.text)) for segment in segments
         ]
         return [
-            Translation(text) if text is not None else Translation("", "the table has no translation of it")
+            TranslatedText(text)
+            if text is not None
+            else TranslatedText("", "the table has no translation of it")
             for text in texts
         ]
 
@@ -219,14 +221,14 @@ def _folded(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-def _parse_answer(line: str) -> Translation:
+def _parse_answer(line: str) -> TranslatedText:
     try:
         value = json.loads(line)
     except json.JSONDecodeError:
-        return Translation("", f"the translator answered {line.strip()[:80]!r}, which is no JSON")
+        return TranslatedText("", f"the translator answered {line.strip()[:80]!r}, which is no JSON")
     if isinstance(value, dict) and value.get("error"):
-        return Translation("", f"the translator: {value['error']}")
+        return TranslatedText("", f"the translator: {value['error']}")
     text = value.get("translation") if isinstance(value, dict) else value
     if not isinstance(text, str):
-        return Translation("", f"the translator answered {line.strip()[:80]!r}, which has no translation")
-    return Translation(" ".join(text.split()))
+        return TranslatedText("", f"the translator answered {line.strip()[:80]!r}, which has no translation")
+    return TranslatedText(" ".join(text.split()))
