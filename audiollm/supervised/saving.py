@@ -13,7 +13,7 @@ from audiollm.data.text.tokenizer import SPEAKERS_FILE, TRAINED_FILE
 from audiollm.errors import BadSample
 from audiollm.families.packed_training import PackedModel, PackedTraining
 from audiollm.files.atomic import write_json
-from audiollm.generation.engine.defaults import read_trained
+from audiollm.generation.engine.defaults import Teaching, read_trained
 from audiollm.hub_models.names import folder_label
 from audiollm.models.model_card import ModelCard
 from audiollm.models.pretrained import model_folder
@@ -46,6 +46,7 @@ def save_trained(
         "speaker_dropout": config.speaker_dropout,
         "codec_digest": corpus.codec.get("digest"),
         "words": _read_trained_words(config, survey),
+        "recognizers": _read_teaching(config, survey),
         **_stream_facts(corpus.sources, survey),
     }
     write_json(folder / "model" / TRAINED_FILE, trained)
@@ -56,6 +57,12 @@ def _read_trained_words(config: TrainConfig, survey: SourceSurvey) -> list[str] 
     """The words that the model was trained to say, those of its start included; None: not known, or many."""
     before = read_trained(model_folder(config.start)).words if config.start else []
     return None if before is None or survey.words is None else sorted({*before, *survey.words})
+
+
+def _read_teaching(config: TrainConfig, survey: SourceSurvey) -> Teaching:
+    """The recognizers that taught the model that it begins from, and those that wrote its texts."""
+    before = read_trained(model_folder(config.start)).recognizers if config.start else None
+    return {**dict.fromkeys(survey.recognizers, "transcripts"), **(before or {})}
 
 
 def _stream_facts(sources: Sequence[Source], survey: SourceSurvey) -> dict[str, Any]:

@@ -95,7 +95,9 @@ def _annotate_recordings(config: AnnotationConfig, context: Context, ledger: Led
         verdicts = _verdicts(config, chain, spool, sources)
         annotation.sample(verdicts)
         columns = make_columns(config.bins, (row for _, row in kept_rows(spool, verdicts)))
-        funnel = write_output(folder, spool, sources, verdicts, columns, thresholds)
+        recognizers = recognizer_rows({name: chain.settings[name] for name in chain.recognizers})
+        digests = {row["name"]: row["digest"] for row in recognizers if row["digest"]}
+        funnel = write_output(folder, spool, sources, verdicts, columns, thresholds, digests)
     finally:
         spool.close()
     columns.save(folder / "bins.json")
@@ -108,8 +110,7 @@ def _annotate_recordings(config: AnnotationConfig, context: Context, ledger: Led
         "engine": config.engine,
     }
     write_rules(folder, RULES, config.limits, thresholds, lacking)
-    recognizers = {name: chain.settings[name] for name in chain.recognizers}
-    write_json(folder / "recognizers.json", recognizer_rows(recognizers))
+    write_json(folder / "recognizers.json", recognizers)
     write_timings(folder, annotation.costs, "voice_activity", took)
     return funnel
 

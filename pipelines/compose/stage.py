@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from audiollm.data.chat.tasks import TaskTemplate, fill_task, load_tasks
 from audiollm.data.records.sample import AudioPart, Sample, TextPart, write_samples
+from audiollm.data.records.text_origin import TEXT_RECOGNIZERS, read_text_recognizers
 from audiollm.errors import BadSample, ConfigError, StageError, suggestion
 from audiollm.files.atomic import write_jsonl
 from audiollm.files.set_aside import read_set_aside, row_of
@@ -324,7 +325,9 @@ def _no_sample(task: TaskTemplate, rows: Sequence[Row]) -> StageError:
 
 
 def _sample_columns(row: Row) -> dict[str, Any]:
-    return {"split": row.split, "speaker": row.speaker, "text": row.words, "segment": row.segment}
+    columns = {"split": row.split, "speaker": row.speaker, "text": row.words, "segment": row.segment}
+    recognizers = read_text_recognizers(row.columns)
+    return columns | ({TEXT_RECOGNIZERS: recognizers} if recognizers else {})
 
 
 def _reply_language(sample: Sample, row: Row) -> dict[str, str]:

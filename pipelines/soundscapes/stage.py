@@ -14,7 +14,7 @@ from pipelines.soundscapes.settings import ComposeSoundscapesConfig
 if TYPE_CHECKING:
     from pipelines.soundscapes.mixing import SoundLoader
     from pipelines.soundscapes.planning import PlannedClip
-    from pipelines.soundscapes.takes import TakePool, Take
+    from pipelines.soundscapes.takes import Take, TakePool
 
 NAME = "compose_soundscapes"
 SECONDS_PER_CLIP = 0.06

@@ -87,7 +87,7 @@ def codec(
 
     from audiollm.codec import load_codec
     from audiollm.evaluate.codec.evaluation import Evaluation, evaluate_codec, split_clips
-    from audiollm.evaluate.codec.measures import CodecJudges
+    from audiollm.evaluate.codec.measures import CodecJudges, form_of_judge
     from audiollm.evaluate.codec.report import write_codec_report
     from audiollm.evaluate.codec.scores import CodecRows
     from audiollm.evaluate.judges.choosing import choose_recognizer, choose_speaker_judge
@@ -100,7 +100,7 @@ def codec(
     words, voices = choose_recognizer(recognizer, shared), choose_speaker_judge(speaker_judge)
     judges = CodecJudges(words.judge if words else None, voices.judge if voices else None)
     fingerprints = {name: folder_digest(folder) for name, folder in folders.items()}
-    fingerprints[""] = f"{_fingerprint_judges(words, voices)} {shared}"
+    fingerprints[""] = f"{_fingerprint_judges(words, voices)} {shared} {form_of_judge(judges.recognizer)}"
     pieces, unreadable = split_clips(clips, max_seconds)
     evaluation = Evaluation(metric_names, judges, prefixes)
     store = CodecRows(out / "rows.jsonl", fingerprints)
@@ -110,6 +110,7 @@ def codec(
     result["judges"] = {
         "recognizer": judges.recognizer.name if judges.recognizer else None,
         "speaker": judges.speaker.name if judges.speaker else None,
+        "form": form_of_judge(judges.recognizer) if judges.recognizer else None,
     }
     write_json(out / "results.json", result)
     _print_codec_scores(result, console)

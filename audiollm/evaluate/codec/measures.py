@@ -55,8 +55,11 @@ class ReferenceClip:
 
     @cached_property
     def form(self) -> Callable[[str], str]:
-        """The form in which words are compared: characters in languages without spaces."""
-        return comparison_form if self.language is None else choose_form("spoken", self.language).apply
+        """The form in which words are compared: Whisper's own where a Whisper judges, else `spoken`; characters in
+        languages without spaces."""
+        if self.language is None:
+            return comparison_form
+        return choose_form(form_of_judge(self.judges.recognizer), self.language).apply
 
     @cached_property
     def text(self) -> str:
@@ -78,6 +81,11 @@ class DecodedClip:
     def voicing(self) -> Voicing:
         _refuse_not_finite(self.samples_1N)
         return track_voicing(self.samples_1N, self.sample_rate)
+
+
+def form_of_judge(recognizer: Recognizer | None) -> str:
+    """The form in which a judge's words are compared, where the language is known."""
+    return "whisper" if getattr(recognizer, "is_whisper", False) else "spoken"
 
 
 def score_clip(

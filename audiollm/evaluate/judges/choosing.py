@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from audiollm.data.records.text_origin import DIGEST_CHARACTERS
 from audiollm.evaluate.judges.judging import Recognizer, VoiceJudge
 from audiollm.evaluate.judges.pretrained import (
     ClassifierSpeakerJudge,
@@ -16,6 +17,7 @@ from audiollm.evaluate.judges.pretrained import (
 from audiollm.evaluate.judges.recognizers import PocketsphinxRecognizer
 from audiollm.evaluate.subjects.loading import plug_in
 from audiollm.files.atomic import folder_digest
+from audiollm.models.recognition.recognizer import folder_recognizer
 from audiollm.recipe.plug_ins import is_import_path
 
 POCKETSPHINX = "pocketsphinx"
@@ -48,6 +50,20 @@ def choose_recognizer(spec: str | None, language: str | None = None) -> ChosenJu
         return _plug_in_judge(spec, Recognizer, "name and recognize(samples_CN, sample_rate)")
     judge = PretrainedRecognizer(spec, language)
     return ChosenJudge(judge, f"{folder_digest(judge.folder)} {language}")
+
+
+def recognizer_digest(spec: str) -> str | None:
+    """The digest by which trainings know a recognizer's weights; None of one that is in no folder.
+
+    Args:
+        spec: as of `choose_recognizer`.
+
+    Raises:
+        ConfigError: another kind of recognizer.
+    """
+    if spec == POCKETSPHINX or is_import_path(spec):
+        return None
+    return folder_digest(folder_recognizer(spec)[1])[:DIGEST_CHARACTERS]
 
 
 def choose_speaker_judge(spec: str | None) -> ChosenJudge[VoiceJudge] | None:

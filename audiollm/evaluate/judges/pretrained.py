@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from audiollm.audio import resample, to_mono
+from audiollm.data.records.text_origin import DIGEST_CHARACTERS
+from audiollm.files.atomic import folder_digest
 from audiollm.files.json_files import OFFLINE
 from audiollm.files.transformers_folders import fit_inputs, open_model, opening
 from audiollm.hub_models.names import folder_label
@@ -31,10 +33,14 @@ class PretrainedRecognizer:
     """
 
     def __init__(self, source: str | Path, language: str | None = None) -> None:
-        from audiollm.models.recognition.recognizer import folder_recognizer, open_recognizer
+        from audiollm.models.recognition.recognizer import folder_recognizer, is_whisper, open_recognizer
 
         self.folder = folder_recognizer(str(source))[1]
         self.name = folder_label(self.folder)
+        self.is_whisper = is_whisper(self.folder)
+        """Whether its texts are compared in Whisper's own form where a suite does not say another."""
+        self.digest = folder_digest(self.folder)[:DIGEST_CHARACTERS]
+        """By which trainings and annotations know its weights."""
         self._recognizer = open_recognizer(str(source), language)
 
     def recognize(self, samples_CN: Tensor, sample_rate: int) -> str:

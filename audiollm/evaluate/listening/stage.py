@@ -64,9 +64,10 @@ def run_listening(config: ListeningConfig, context: Context) -> dict[str, Any]:
         StageError: nothing to ask (exit code 2), or not one answer.
     """
     from audiollm.data.records.manifest import read_samples
+    from audiollm.evaluate.judges.independence import count_taught_references
     from audiollm.evaluate.listening.replies import ask_all, by_answerer
     from audiollm.evaluate.report.store import RowStore
-    from audiollm.evaluate.report.suite import conclude, spread_items
+    from audiollm.evaluate.report.suite import conclude, spread_items, with_warning
     from audiollm.evaluate.subjects.loading import load_answerer
 
     samples, _ = read_samples(config.samples)
@@ -105,6 +106,11 @@ def run_listening(config: ListeningConfig, context: Context) -> dict[str, Any]:
 
         questions = [_as_question(sample, _question_options(sample, choices)) for sample in choice_samples]
         outcomes["audio-qa"] = evaluate_audio_qa(questions, replies, Path())
+    count = count_taught_references(config.model, transcriptions)
+    if count:
+        warning = f"{count} of {len(transcriptions)} references were written by the recognizer that taught the model"
+        context.say(f"note: {warning}")
+        outcomes["asr"] = with_warning(outcomes["asr"], warning)
     for name, outcome in outcomes.items():
         conclude(outcome, context.folder / name, config.examples, context.console)
     figures = listening_figures({name: outcome.result for name, outcome in outcomes.items()})

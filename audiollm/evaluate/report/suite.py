@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -113,6 +113,14 @@ def share_tiles(title: str, table: Mapping[str, Any], key: str = "accuracy") -> 
     if table.get("low") is not None:
         interval = f"{percent(table['low'], 1)} to {percent(table['high'], 1)}, "
     return [Tile(percent(table[key], 1), title, f"{interval}n = {table['n']:,}")]
+
+
+def with_warning(outcome: SuiteResult, warning: str) -> SuiteResult:
+    """The outcome with a sentence that whoever reads its figures has to know; the same where there is none."""
+    if not warning:
+        return outcome
+    result = {**outcome.result, "warnings": [*outcome.result.get("warnings", ()), warning]}
+    return replace(outcome, about=[*outcome.about, f"Note: {warning}"], result=result)
 
 
 def conclude(outcome: SuiteResult, out: Path, num_examples: int, console: Console) -> None:

@@ -24,7 +24,7 @@ from audiollm.evaluate.options import (
     SpeakerJudgeOption,
     Spelling,
 )
-from audiollm.evaluate.report.suite import SuiteResult, bar, conclude, spread_items, step
+from audiollm.evaluate.report.suite import SuiteResult, bar, conclude, spread_items, step, with_warning
 from audiollm.hub_models.options import Download, source_option
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def tts(
         lambda b: evaluate_list(items, clips, b, _describe_clip_source(subject, audio)),
         out,
         examples,
+        model=model,
     )
 
 
@@ -132,6 +133,7 @@ def multi_speaker(
         lambda b: evaluate_dialogues(dialogues, b, about, problems),
         out,
         examples,
+        model=model,
     )
 
 
@@ -194,6 +196,7 @@ def emotion(
         lambda b: evaluate_emotion(utterances, clips, b, about),
         out,
         examples,
+        model=model,
     )
 
 
@@ -265,10 +268,21 @@ def _describe_clip_source(subject: Subject | None, audio: Path | None) -> str:
 
 
 def _run_with_progress(
-    console: Console, bench: Bench, total: int, evaluate: Evaluate, out: Path, examples: int
+    console: Console,
+    bench: Bench,
+    total: int,
+    evaluate: Evaluate,
+    out: Path,
+    examples: int,
+    *,
+    model: str | None,
 ) -> None:
     from dataclasses import replace
 
+    from audiollm.evaluate.judges.independence import shared_weights_note
+
     with bar(console, "hearing", total) as progress:
         outcome = evaluate(replace(bench, advance=lambda what: step(progress, what)))
-    conclude(outcome, out, examples, console)
+    conclude(
+        with_warning(outcome, shared_weights_note(model, bench.judges.recognizer)), out, examples, console
+    )

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from audiollm.data.text.tokenizer import TRAINED_FILE
 from audiollm.errors import ConfigError
@@ -35,6 +35,10 @@ _FIELD_OF_KEY = {
 """Key of `generation_config.json` -> field of `SamplingConfig`."""
 
 
+Teaching = dict[str, Literal["transcripts", "rewards"]]
+"""By the first characters of a recognizer's SHA-256: it wrote transcripts of the training, or gave rewards in it."""
+
+
 class Trained(NamedTuple):
     """The content of `trained.json`; None: not known."""
 
@@ -50,6 +54,8 @@ class Trained(NamedTuple):
     """Whether the actions of these streams are spoken."""
     words: list[str] | None = None
     """The words that it was trained to say, where they are few."""
+    recognizers: Teaching | None = None
+    """Recognizers that taught it."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,11 @@ def read_trained(folder: Path) -> Trained:
     words = data.get("words")
     if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
         raise ConfigError("words: not a list of words", str(path), DAMAGED_REMEDY)
+    recognizers = data.get("recognizers")
+    kinds = set(recognizers.values()) if isinstance(recognizers, dict) else {None}
+    if recognizers is not None and not kinds <= {"transcripts", "rewards"}:
+        problem = f"recognizers: {recognizers!r} is not a table of digests and what they gave"
+        raise ConfigError(problem, str(path), DAMAGED_REMEDY)
     speaks = data.get("stream_speaks")
     if speaks is not None and not isinstance(speaks, bool):
         raise ConfigError(f"stream_speaks: {speaks!r} is not true or false", str(path), DAMAGED_REMEDY)

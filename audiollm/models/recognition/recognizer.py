@@ -112,6 +112,14 @@ def open_recognizer(text: str, language: str | None = None) -> FolderRecognizer:
     return SpeechRecognizer(folder, language)
 
 
+def is_whisper(folder: Path) -> bool:
+    """Whether a folder holds a Whisper, in either format. Raises: ConfigError: no config that can be read."""
+    if is_ctranslate2(folder):
+        return True
+    with opening(folder, "speech recognizer"):
+        return bool(read_json_file(folder / "config.json", dict).get("model_type") == "whisper")
+
+
 def _is_ctc(folder: Path) -> bool:
     """Whether the config names a CTC head. Raises: ConfigError: no config that can be read."""
     with opening(folder, "speech recognizer"):

@@ -16,14 +16,17 @@ from audiollm.data.hearing.features import MISSING_ROWS
 from audiollm.data.records.mixture import StepDraws
 from audiollm.data.records.opening import open_source
 from audiollm.data.records.step_records import first_records
+from audiollm.data.text.tokenizer import TRAINED_FILE
 from audiollm.devices import default_device
 from audiollm.errors import BadSample, StageError
+from audiollm.evaluate.judges.choosing import recognizer_digest
 from audiollm.families import registry
 from audiollm.families.frozen_weights import FrozenWeights
 from audiollm.families.policies import load_policy, plain_model, untrained_copy
 from audiollm.families.policy import Policy
 from audiollm.families.rollout import RolloutEngine, RolloutSettings
 from audiollm.families.target_logits import COMPARED_SAMPLES
+from audiollm.files.atomic import read_json, write_json
 from audiollm.models.frozen.shrink import load_trained
 from audiollm.models.hub import is_language_model
 from audiollm.recipe.ranks import Ranks
@@ -45,6 +48,7 @@ from audiollm.rl.preference.ptx import supervised_maker
 from audiollm.rl.preference.run import errors_of_stage
 from audiollm.rl.rewards.registry import check_rewards, load_rewards
 from audiollm.rl.rewards.scoring import RewardSuite
+from audiollm.rl.rewards.settings import WordsSettings
 from audiollm.rl.rollouts.engines import CheckedRollouts, check_engine, load_engine
 from audiollm.rl.rollouts.process import ProcessRollouts
 from audiollm.rl.rollouts.settings import EngineChoice
@@ -202,6 +206,7 @@ def _train_policy(
         changes = task.evaluations.changes(figures["steps"])
     if ranks.first:
         _save_policy(config, context.folder, frozen_weights)
+        _record_reward_recognizers(config, context.folder / "model" / TRAINED_FILE)
         frozen_weights.compare_saved_policy(policy)
     ranks.barrier()
     outcome = training_outcome(changes, figures.get("best_step"), figures.get("stopped"))
@@ -332,6 +337,19 @@ def load_sampling(
     policy = load_policy(model, max_tokens=max_tokens)
     policy.root.requires_grad_(False).to(default_device())
     return plain_model(policy.root), load_engine(policy, model, rollouts)
+
+
+def _record_reward_recognizers(config: PolicyTrainingConfig, path: Path) -> None:
+    """Write down which recognizers gave rewards, so that reports can say that they judge their own pupil."""
+    recognizers = [
+        term.settings.recognizer for term in config.reward_terms if isinstance(term.settings, WordsSettings)
+    ]
+    digests = [digest for digest in map(recognizer_digest, recognizers) if digest is not None]
+    if not digests:
+        return
+    trained = read_json(path) if path.exists() else {}
+    trained["recognizers"] = {**(trained.get("recognizers") or {}), **dict.fromkeys(digests, "rewards")}
+    write_json(path, trained)
 
 
 def _save_policy(config: PolicyTrainingConfig, folder: Path, frozen: FrozenWeights) -> None:

@@ -36,6 +36,7 @@ from audiollm.data.hearing.features import (
 )
 from audiollm.data.records.sample import Sample, TextPart
 from audiollm.data.records.source import LoadedSample, Source
+from audiollm.data.records.text_origin import text_recognizers
 from audiollm.data.text.words import words_of
 from audiollm.errors import BadSample
 from audiollm.files.atomic import DamagedFile, atomic_path
@@ -66,6 +67,8 @@ class SourceSurvey:
     """Digests of the sources, in their order."""
     words: tuple[str, ...] | None = None
     """Words in samples to train on that speak; None: not known, or more than `MAX_WORDS`."""
+    recognizers: tuple[str, ...] = ()
+    """Digests of the recognizers that wrote texts of samples to train on."""
 
     def used(self, source: int, held_out: bool) -> np.ndarray:
         """Numbers of the samples that are trained on, or held out."""
@@ -120,6 +123,7 @@ def survey_sources(
     fittings = [np.full(size, -1, np.int64) for size in sizes]
     speakers: set[str] = set()
     words: set[str] = set()
+    recognizers: set[str] = set()
     for place, index, loaded in _read_samples(sources, set_aside, advance):
         try:
             for encoding in loaded.encodings:
@@ -142,11 +146,14 @@ def survey_sources(
         speaker = loaded.sample.metadata.get("speaker")
         if plan.rows and not loaded.sample.is_held_out:
             speakers |= set() if speaker is None else {str(speaker)}
+            recognizers |= set(text_recognizers(loaded.sample))
             if len(words) <= MAX_WORDS:
                 words |= _words_of_speech(loaded.sample)
     digests = tuple(source.digest for source in sources)
     known_words = tuple(sorted(words)) if len(words) <= MAX_WORDS else None
-    return SourceSurvey(rows, held_out, fittings, tuple(sorted(speakers)), digests, known_words)
+    return SourceSurvey(
+        rows, held_out, fittings, tuple(sorted(speakers)), digests, known_words, tuple(sorted(recognizers))
+    )
 
 
 def _words_of_speech(sample: Sample) -> set[str]:
@@ -174,6 +181,7 @@ def save_survey(path: Path, survey: SourceSurvey) -> None:
         # in one entry: several would lie in the file in any order
         names: dict[str, Any] = {"speakers": list(survey.speakers), "digests": list(survey.digests)}
         names["words"] = None if survey.words is None else list(survey.words)
+        names["recognizers"] = list(survey.recognizers)
         names["sha256"] = _hash_survey(arrays, names)
         save_file(arrays, temporary, metadata={"names": json.dumps(names)})
 
@@ -197,8 +205,9 @@ def load_survey(path: Path) -> SourceSurvey:
             for kind in ("rows", "held_out", "fittings")
         )
         words = None if names.get("words") is None else tuple(names["words"])
+        recognizers = tuple(names.get("recognizers", ()))
         return SourceSurvey(
-            rows, held_out, fittings, tuple(names["speakers"]), tuple(names["digests"]), words
+            rows, held_out, fittings, tuple(names["speakers"]), tuple(names["digests"]), words, recognizers
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise DamagedFile(path, f"it holds no survey ({error})") from None

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from audiollm.data.records.text_origin import TEXT_RECOGNIZERS
 from audiollm.data.text.forms import comparison_form
 from audiollm.files.atomic import write_json, write_jsonl
 from pipelines.annotate.execution.corpus import Verdicts
@@ -75,8 +76,13 @@ def write_output(
     verdicts: Verdicts,
     columns: Columns,
     thresholds: Thresholds,
+    digests: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Write `segments.jsonl`, `filtered.jsonl`, `files.jsonl`, `set_aside.jsonl`, `funnel.json`; returns the last."""
+    """Write `segments.jsonl`, `filtered.jsonl`, `files.jsonl`, `set_aside.jsonl`, `funnel.json`; returns the last.
+
+    Args:
+        digests: of the recognizers' weights, by name; they stand in the rows whose text they wrote.
+    """
     tally = _Tally()
     with ExitStack() as stack:
         kept_file, filtered_file, aside_file = (
@@ -85,6 +91,7 @@ def write_output(
         )
         for (file, _), row, drop in _settled(spool, verdicts, columns):
             tally.add(file, row, drop)
+            row |= _text_recognizers(row, digests)
             if drop is None:
                 put_line(kept_file, row)
             else:
@@ -110,6 +117,15 @@ def _settled(
             drop = verdicts.drops[place].as_row()
         speaker = verdicts.speakers.get(row["speaker"], row["speaker"])
         yield place, {"id": verdicts.ids[place], **row, "speaker": speaker, **columns(row)}, drop
+
+
+def _text_recognizers(row: Row, digests: Mapping[str, str]) -> Row:
+    """The column with the digests of those that wrote the text: the recognizer it is taken from, or all that voted."""
+    source = row["text_source"]
+    if not row["text"] or source in (None, "given"):
+        return {}
+    writers = [digests[source]] if source in digests else sorted(set(digests.values()))
+    return {TEXT_RECOGNIZERS: writers} if writers else {}
 
 
 def _funnel(

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field
 
+from audiollm.data.records.text_origin import DIGEST_CHARACTERS
 from audiollm.data.text.repeated_words import compression_ratio
 from audiollm.files.atomic import folder_digest
 from audiollm.files.json_files import read_json_file
@@ -110,7 +111,6 @@ def _round_seconds(value: float | None) -> float | None:
 
 
 Row = dict[str, Any]
-_DIGEST_CHARACTERS = 12
 
 
 def recognizer_rows(settings: Mapping[str, BaseModel]) -> list[Row]:
@@ -133,7 +133,7 @@ def _recognizer_row(name: str, config: BaseModel) -> Row:
     if not folder.is_dir():
         return {**row, "weights": str(values["model"])}
     weights = snapshot_name(folder) or Path(*folder.resolve().parts[-2:]).as_posix()
-    row |= {"weights": weights, "digest": folder_digest(folder)[:_DIGEST_CHARACTERS]}
+    row |= {"weights": weights, "digest": folder_digest(folder)[:DIGEST_CHARACTERS]}
     if (folder / "config.json").is_file():
         row["model_type"] = read_json_file(folder / "config.json", dict).get("model_type")
     return row
