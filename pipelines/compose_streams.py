@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from audiollm.errors import BadSample, StageError, first_problem
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import InputModel, InputPath, Stage, StageConfig, StagePlan
+from audiollm.recipe.stages import InputModel, InputPath, Stage, StageConfig, StagePlan, planned_fact
 
 if TYPE_CHECKING:
     from audiollm.data.records.aligned_recording import AlignedRecording
@@ -308,7 +308,9 @@ def _plan_streams(config: ComposeStreamsConfig, plans: Mapping[str, StagePlan]) 
     if config.align is not None:
         how = f"aligned by {config.align.command or config.align.model}"
     voice_note = "" if config.speak is None else f", spoken by {config.speak.model}"
+    facts = {name: planned_fact(plans, config.recordings, name) for name in ("clips", "audio_s")}
     return StagePlan(
+        facts={**facts, "samples": facts["clips"], "chunk_s": config.chunk_s},
         core_seconds=2.0,
         note=f"chunks of {config.chunk_s:g} s, {how}{voice_note}, lag {config.lag[0]} to {config.lag[1]} chunks",
     )

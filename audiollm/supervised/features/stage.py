@@ -33,10 +33,14 @@ def _plan_encode_features(config: EncodeFeaturesConfig, plans: Mapping[str, Stag
     views = 1 + config.views
     rows = seconds * encoder.features.rows_per_second
     clip_s = seconds / samples if samples else ASSUMED_CLIP_S
+    chunk_s = planned_fact(plans, source, "chunk_s")
+    windows = (
+        (1 + clip_s / chunk_s) / 2 if chunk_s else 1.0
+    )  # of streams, which are heard in windows that grow
     return StagePlan(
         memory_mb=1000,
         disk_mb=views * rows * encoder.row_width * values / 2**20,
-        flops=views * samples * count_clip_flops(encoder, clip_s),
+        flops=windows * views * samples * count_clip_flops(encoder, clip_s),
         facts={"samples": samples, "clips": samples, "audio_s": seconds, ENCODED: samples},
         note=f"{samples:.0f} samples, {views} views" if samples else "",
     )
