@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from rich.console import Console
 
 from audiollm.audio import save
 from audiollm.files.atomic import read_json
+from audiollm.interpret.live.live_model import LiveModel
+from audiollm.interpret.live.sound_input import file_pieces
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
 from pipelines.annotate.synthesizers.choice import make_synthesizer
@@ -61,3 +65,60 @@ def test_understanding_begins_from_published_weights(tmp_path: Path) -> None:
     losses = [read_json(folder / name / "stage.json")["figures"]["text_loss"] for name in ("align", "train")]
     assert losses[1] < losses[0] < 6
     assert (folder / "report.html").is_file() and (folder / "train" / "adapter").is_dir()
+
+
+@pytest.mark.slow
+def test_an_interpreter_begins_from_a_model_that_hears(tmp_path: Path) -> None:
+    """All stages of interpret/small with a few sentences and steps, from a projector that has learned nothing yet."""
+    language_model, whisper, enpt = folders("smollm2-135m", "whisper-base", "enpt")
+    (tmp_path / "texts.txt").write_text("\n".join(SENTENCES))
+    program = f"env PYTHONPATH={enpt} {sys.executable} {ROOT / 'recipes' / 'interpret' / 'english_to_portuguese.py'}"
+    hearing = {"path": str(whisper), "trained": False, "padded": "auto", "stride": 4, "projector_size": 1024}
+    speech = {
+        "recognizers": [],
+        "corpus": {
+            "synthesizer": "hibari",
+            "texts": str(tmp_path / "texts.txt"),
+            "num_texts": 12,
+            "test_texts": 2,
+        },
+    }
+    begin = {
+        "name": "begin", "size": "small", "seed": 0,
+        "stages": [
+            {"annotate": speech},
+            {"compose": {"segments": "${annotate.segments}", "tasks": {"asr": 1.0}, "min_seconds": 5}},
+            {"train": {
+                "start": str(language_model), "audio_in": "features", "samples": "${compose.samples}", "steps": 10,
+                "shape": {"audio_ffn_layers": [], "audio_encoder": hearing}, "trained": ["audio_encoder_proj.*"],
+                "batch_size": 2, "text_weight": 1.0, "audio_weight": 0.0, "eval_audio_samples": 0,
+            }},
+        ],
+    }  # fmt: skip
+    (tmp_path / "begin.yaml").write_text(yaml.safe_dump(begin))
+    run_recipe(load_recipe(tmp_path / "begin.yaml", [], "begin", tmp_path / "runs"), Console(quiet=True))
+    recipe = load_recipe(
+        ROOT / "recipes" / "interpret" / "small.yaml",
+        [
+            f"start={tmp_path / 'runs' / 'begin' / 'train'}", f"encoder={whisper}", f"texts={tmp_path / 'texts.txt'}",
+            f"translator=command:{program}", "num_texts=20", "voices_texts=8", "steps=10", "ppo_steps=10",
+            "spoken.corpus.test_texts=4", "voiced.corpus.test_texts=2", "sft.batch_size=2", "ppo.batch_size=2",
+            "ppo.eval_prompts=2", "ppo.evaluations=1", "before.max_streams=2", "after.max_streams=2",
+        ],
+        "small",
+        tmp_path / "runs",
+    )  # fmt: skip
+    run_recipe(recipe, Console(quiet=True))
+    folder = tmp_path / "runs" / "small"
+    for name in ("before", "after"):
+        figures = read_json(folder / name / "figures.json")
+        assert figures["streams"] == 2 and figures["chrF"] >= 0
+    live = LiveModel.load(folder / "ppo")
+    session = live.session()
+    recording = next((folder / "spoken" / "corpus").rglob("*.wav"))
+    actions = [
+        action for piece_1N in file_pieces(recording, live.sample_rate) for action in session.hear(piece_1N)
+    ]
+    actions += session.finish()
+    assert live.frame_rate == 12.5 and len(actions) == session.chunks >= 2
+    assert (folder / "report.html").is_file()
