@@ -22,6 +22,7 @@ from audiollm.files.atomic import safe_name, write_jsonl
 from audiollm.generation.engine.defaults import guidance_of
 from audiollm.generation.engine.request import Limits, Request
 from audiollm.generation.engine.sampling import SamplingConfig
+from audiollm.generation.speaking.phrases import limited_phrases
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
@@ -64,7 +65,7 @@ class EvalAudio:
         longest = max(sum(frames_of(loaded)) for loaded, _ in samples)
         limits = Limits(max_frames=min(2 * longest, round(MAX_SPEECH_S * codec.frame_rate)))
         self._requests = [
-            reply_request(loaded.sample, audio, seed, sampling, limits)
+            reply_request(loaded.sample, audio, seed, sampling, limits, codec.frame_rate)
             for seed, (loaded, audio) in enumerate(samples)
         ]
         self._names = _file_names(self._samples)
@@ -135,12 +136,22 @@ def _describe_prompt(name: str, sample: Sample) -> dict[str, str]:
 
 
 def reply_request(
-    sample: Sample, audio: Sequence[PartAudio], seed: int, sampling: SamplingConfig, limits: Limits
+    sample: Sample,
+    audio: Sequence[PartAudio],
+    seed: int,
+    sampling: SamplingConfig,
+    limits: Limits,
+    frame_rate: float,
 ) -> Request:
-    """To say the last turn: what comes before it, with the codes of the recordings in it, or their features."""
+    """To say the last turn: what comes before it, with the codes of the recordings in it, or their features.
+
+    Args:
+        frame_rate: code frames per second.
+    """
     messages = sample.messages[:-1]
     before = sum(content_part.type == "audio" for message in messages for content_part in message.content)
-    return Request(messages, seed, audio[:before], sampling, limits)
+    phrases = limited_phrases([phrase.text for phrase in sample.messages[-1].phrases], frame_rate)
+    return Request(messages, seed, audio[:before], sampling, limits, phrases=phrases)
 
 
 def make_eval_audio(

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from audiollm.data.records.sample import Message, TextPart
+from audiollm.data.records.sample import PHRASE_WORDS, Sample, TextPart
 from audiollm.data.records.source import Source
 from audiollm.data.text.tokenizer import SPEAKERS_FILE, TRAINED_FILE
 from audiollm.errors import BadSample
@@ -47,6 +47,7 @@ def save_trained(
         "codec_digest": corpus.codec.get("digest"),
         "words": _read_trained_words(config, survey),
         "recognizers": _read_teaching(config, survey),
+        "phrase_words": _phrase_words(corpus.sources, survey),
         **_stream_facts(corpus.sources, survey),
     }
     write_json(folder / "model" / TRAINED_FILE, trained)
@@ -65,11 +66,21 @@ def _read_teaching(config: TrainConfig, survey: SourceSurvey) -> Teaching:
     return {**dict.fromkeys(survey.recognizers, "transcripts"), **(before or {})}
 
 
+def _phrase_words(sources: Sequence[Source], survey: SourceSurvey) -> int | None:
+    """Most words of a phrase, by the metadata of the first source that has phrases; None: none has."""
+    for place, source in enumerate(sources):
+        sample = _first_sample(source, survey.used(place, held_out=False))
+        if sample is not None and sample.messages[-1].phrases:
+            return int(sample.metadata[PHRASE_WORDS])
+    return None
+
+
 def _stream_facts(sources: Sequence[Source], survey: SourceSurvey) -> dict[str, Any]:
     """Code frames of a chunk, the system message, and whether actions are spoken, of the first source of streams; None:
     none is."""
     for place, source in enumerate(sources):
-        messages = _first_messages(source, survey.used(place, held_out=False))
+        sample = _first_sample(source, survey.used(place, held_out=False))
+        messages = [] if sample is None else sample.messages
         if not messages or messages[-1].chunk_frames is None:
             continue
         system_texts = [
@@ -83,12 +94,12 @@ def _stream_facts(sources: Sequence[Source], survey: SourceSurvey) -> dict[str, 
     return dict.fromkeys(("chunk_frames", "stream_prompt", "stream_speaks"))
 
 
-def _first_messages(source: Source, numbers: Iterable[int]) -> list[Message]:
-    """The messages of the first of these samples that can still be read; none where none can."""
+def _first_sample(source: Source, numbers: Iterable[int]) -> Sample | None:
+    """The first of these samples that can still be read; None where none can."""
     for number in numbers:
         with suppress(BadSample):
-            return source[int(number)].sample.messages
-    return []
+            return source[int(number)].sample
+    return None
 
 
 def _make_card(config: TrainConfig, corpus: TrainingCorpus) -> ModelCard:

@@ -22,6 +22,7 @@ from audiollm.files.atomic import write_jsonl
 from audiollm.files.set_aside import read_set_aside, row_of
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
+from pipelines.compose.phrases import with_phrases
 from pipelines.compose.rows import Row, SegmentRow, clips, conversations, format_transcript, read_segments
 
 
@@ -161,6 +162,10 @@ class ComposeConfig(StageConfig):
     """Share of the speakers, files or groups that is tested, for the splits of those names."""
     min_seconds: float = Field(default=300.0, ge=0)
     """Least training audio; with less the run ends here."""
+    phrase_words: int | None = Field(None, ge=1, exclude_if=lambda value: value is None)
+    """Most words of a phrase: speech is laid out phrase by phrase, each as its words and its codes, in the place of all
+    codes behind all words. Needs the step `alignment` of annotate; what has no word times is set aside. None: no
+    phrases."""
     normalize_text: bool = True
     """Write numbers as words of the segment's language, and sounds such as [laugh] as Higgs's tags."""
     seed: int = 0
@@ -282,6 +287,8 @@ def make_samples(
                     raise ValueError(f"the id {name!r} is taken")
                 sample = fill_task(task, name, fields, config.seed, _sample_columns(row))
                 sample.metadata.update(_reply_language(sample, row))
+                if config.phrase_words is not None:
+                    sample = with_phrases(sample, row, config.phrase_words)
             except ValueError as error:
                 bad.append(BadSample(str(config.segments), row.segment, str(error), "malformed field"))
                 continue
@@ -290,7 +297,7 @@ def make_samples(
             if place(f"{config.seed}:{task.name}:{row.id}") < config.shares[task.name]:
                 drawn_samples.append((row, sample))
         if not usable:
-            raise _no_sample(task, rows)
+            raise _no_sample(task, rows, bad)
         samples += _balanced(drawn_samples, config.balance.get(task.name), config.seed)
     return samples, lacking, bad
 
@@ -310,13 +317,12 @@ def _balanced(
     return [sample for row, sample in drawn_samples if row.split != "train" or sample.id in stays]
 
 
-def _no_sample(task: TaskTemplate, rows: Sequence[Row]) -> StageError:
+def _no_sample(task: TaskTemplate, rows: Sequence[Row], bad: Sequence[BadSample]) -> StageError:
     reason = f"there is no {task.over}"
     for row in rows[:1]:
         needed = sorted(task.lacks(row.names))
-        reason = (
-            f"{row.id} and all others lack {', '.join(needed)}" if needed else "no field is as it must be"
-        )
+        malformed = bad[-1].reason if bad else "no field is as it must be"
+        reason = f"{row.id} and all others lack {', '.join(needed)}" if needed else malformed
     return StageError(
         f"compose: no sample of the task {task.name}: {reason}",
         "give the segments these columns, or take the task out of compose.tasks",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from audiollm.data.chat.template import Kind, TokenStream
-from audiollm.data.records.sample import AudioPart, ContentPart, Message, TextPart
+from audiollm.data.records.sample import AudioPart, ContentPart, Message, Phrase, TextPart
 
 Audio = TypeVar("Audio")
 Encoding = TypeVar("Encoding")
@@ -67,8 +67,8 @@ def without_conditions(
 ) -> tuple[list[Message], list[Audio]]:
     """A prompt for speech as the unconditional side of the guidance sees it, and the audio of the parts that stay.
 
-    What is dropped leaves its turn in place, empty: of the user the text, of the system prompt the speaker's line and
-    every reference recording. A reference that is a turn of the assistant's stays.
+    What is dropped leaves its turn in place, empty: of the user the text, of phrases their words, of the system prompt
+    the speaker's line and every reference recording. A reference that is a turn of the assistant's stays.
     """
     kept_messages, kept_audio, remaining_audio = [], [], iter(audio)
     for message in messages:
@@ -78,7 +78,9 @@ def without_conditions(
             if unconditional_part := _drop_condition(content_part, message.role, no_text, no_speaker):
                 parts.append(unconditional_part)
                 kept_audio += recordings
-        kept_messages.append(message.model_copy(update={"content": parts or [TextPart(text="")]}))
+        phrases = [_without_words(phrase) for phrase in message.phrases] if no_text else message.phrases
+        changes = {"content": parts or [TextPart(text="")], "phrases": phrases}
+        kept_messages.append(message.model_copy(update=changes))
     return kept_messages, kept_audio
 
 
@@ -103,6 +105,10 @@ def _drop_condition(
     if role == "system" and no_speaker:
         return _without_speaker(content_part) if isinstance(content_part, TextPart) else None
     return content_part
+
+
+def _without_words(phrase: Phrase) -> Phrase:
+    return phrase.model_copy(update={"text": ""})
 
 
 def _without_speaker(text_part: TextPart) -> TextPart:

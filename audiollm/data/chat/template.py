@@ -29,7 +29,7 @@ from audiollm.data.hearing.features import (
     PartSize,
     size_of,
 )
-from audiollm.data.records.sample import AudioPart, Message, TextPart, refuse_video
+from audiollm.data.records.sample import AudioPart, Message, Phrase, TextPart, refuse_video
 from audiollm.data.text import tokenizer as tokens
 from audiollm.errors import ConfigError
 
@@ -82,6 +82,8 @@ class RowSpan:
     """First frame (or row of features) of a stream's recording that the rows hold; None: rows hold a whole part."""
     ends_action: bool = False
     """The end of an action of a stream: where a stream may be cut."""
+    frames: tuple[int, int] | None = None
+    """First and last + 1 frame of the recording that the rows hold, where it is laid out in phrases; None: all."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,9 @@ class Template:
     `<|audio_bos|><|AUDIO|>…<|audio_eos|>` in system and user turns, spoken audio
     `<|audio_out_bos|><|AUDIO_OUT|>…<|audio_eos|>`; each part of a message is encoded by itself. A heard part is given
     as codes or as features of an encoder (`audiollm.data.hearing.features`), which have no rows of delay.
+
+    A recording with phrases (`Message.phrases`) is laid out phrase by phrase: the tokens of its words, which are no
+    targets, and `<|audio_out_bos|>…<|audio_eos|>` around its own delayed codes, cut from those of the recording.
 
     A stream (`Message.chunk_frames`) is laid out compactly, with one decoding of its recording:
 
@@ -167,7 +172,10 @@ class Template:
             speaking, streamed = message.role == "assistant", is_streamed(messages, number)
             is_target = speaking and message.weight > 0
             spans.append(self._mark(style.header(message.role), number))
-            for content_part in message.content[:-1] if streamed else message.content:
+            if message.phrases:
+                spans += self._phrases(message, number, remaining)
+            parts = message.content[:-1] if streamed or message.phrases else message.content
+            for content_part in parts:
                 if isinstance(content_part, TextPart):
                     ids = self._content_ids(content_part.text, message.role)
                     spans.append(RowSpan(Kind.TEXT, ids, len(ids), is_target, True, number))
@@ -178,7 +186,8 @@ class Template:
             if streamed:
                 spans.append(self._mark(tokens.AUDIO_BOS, number))
                 continue
-            spans.append(self._mark(self._ending(messages, number), number, is_target))
+            ending_is_target = is_target and not message.phrases
+            spans.append(self._mark(self._ending(messages, number), number, ending_is_target))
             if style.after_turn:
                 spans.append(self._mark(style.after_turn, number))
         if remaining:
@@ -198,18 +207,31 @@ class Template:
         """
         return self._fill(self._checked_layout(messages, audio), audio)
 
-    def prompt(self, messages: Sequence[Message], audio: Sequence[PartAudio] = ()) -> TokenStream:
-        """The messages, then an opened assistant turn that is about to speak: ends with `<|audio_out_bos|>`."""
-        return self._opened(messages, audio, tokens.AUDIO_OUT_BOS)
+    def prompt(
+        self, messages: Sequence[Message], audio: Sequence[PartAudio] = (), words: str = ""
+    ) -> TokenStream:
+        """The messages, then an opened assistant turn that is about to speak: ends with `<|audio_out_bos|>`.
+
+        Args:
+            words: those of the first phrase, where speech is laid out in phrases.
+        """
+        return self._opened(messages, audio, tokens.AUDIO_OUT_BOS, words)
 
     def text_prompt(self, messages: Sequence[Message], audio: Sequence[PartAudio] = ()) -> TokenStream:
         """The messages, then an opened assistant turn that is about to write: ends with its header."""
         return self._opened(messages, audio, "")
 
-    def _opened(self, messages: Sequence[Message], audio: Sequence[PartAudio], opening: str) -> TokenStream:
-        spans = self._checked_layout(messages, audio)
-        opened = [self._style.header("assistant"), *([opening] if opening else [])]
-        return self._fill([*spans, *(self._mark(text, len(messages)) for text in opened)], audio)
+    def _opened(
+        self, messages: Sequence[Message], audio: Sequence[PartAudio], opening: str, words: str = ""
+    ) -> TokenStream:
+        number = len(messages)
+        ids = self.phrase_ids(words)
+        opened = [
+            self._mark(self._style.header("assistant"), number),
+            RowSpan(Kind.TEXT, ids, len(ids), False, True, number),
+            *([self._mark(opening, number)] if opening else []),
+        ]
+        return self._fill([*self._checked_layout(messages, audio), *opened], audio)
 
     def _checked_layout(self, messages: Sequence[Message], audio: Sequence[PartAudio]) -> list[RowSpan]:
         for audio_input in audio:
@@ -248,10 +270,15 @@ class Template:
                     codes_SK[start:end] = heard_KT[:, span.heard_from : span.heard_from + span.rows].T
                 start = end
                 continue
-            audio_input = None if span.kind == Kind.TEXT else remaining.pop(0)
+            audio_input = None
+            if span.kind != Kind.TEXT:
+                is_last = span.frames is None or span.frames[1] == size_of(remaining[0])
+                audio_input = remaining.pop(0) if is_last else remaining[0]
             if isinstance(audio_input, ClipFeatures):
                 features += audio_input.windows
             elif audio_input is not None:
+                if span.frames is not None:
+                    audio_input = audio_input[:, slice(*span.frames)]
                 codes_SK[start:end] = delay(audio_input, self.audio_bos, self.audio_eos)
                 if span.is_target:
                     audio_targets_SK[start:end] = delay_targets(audio_input, self.audio_eos)
@@ -301,6 +328,31 @@ class Template:
                     raise ValueError("more audio parts than codes or features")
             spans.append(RowSpan(Kind.TEXT, ending, len(ending), is_learned, False, number, ends_action=True))
         return spans
+
+    def _phrases(self, message: Message, number: int, remaining: list[PartSize]) -> list[RowSpan]:
+        """Lay out a recording phrase by phrase: the words, then the codes, which alone are learned."""
+        if not remaining:
+            raise ValueError("more audio parts than codes or features")
+        frames = remaining.pop(0)
+        if not isinstance(frames, int):
+            raise ValueError("what the assistant says is given as codes, never as features")
+        spans: list[RowSpan] = []
+        for phrase, (first, end) in zip(message.phrases, phrase_frames(message.phrases, frames), strict=True):
+            ids = self.phrase_ids(phrase.text)
+            spans.append(RowSpan(Kind.TEXT, ids, len(ids), False, True, number))
+            opening, codes, closing = self._audio(end - first, True, number, message.weight > 0)
+            spans.append(replace(opening, is_target=False))
+            spans.append(replace(codes, frames=(first, end)))
+            spans.append(replace(closing, is_target=False))
+        return spans
+
+    def phrase_ids(self, text: str) -> list[int]:
+        """Return the tokens of a phrase's words: as within a sentence, behind a space. Hidden words have none.
+
+        Raises:
+            ValueError: control tokens in the words.
+        """
+        return self._content_ids(f" {text}", "assistant") if text else []
 
     def _audio(self, size: PartSize, speaking: bool, message: int, is_target: bool) -> list[RowSpan]:
         featured = isinstance(size, FeatureRows)
@@ -367,6 +419,24 @@ class Template:
         if style.end_of_message and self.tokenizer.token_to_id(style.end_of_message) is not None:
             marks.append(style.end_of_message)
         return {mark: self._encode(mark) for mark in marks if mark}
+
+
+def phrase_frames(phrases: Sequence[Phrase], frames: int) -> list[tuple[int, int]]:
+    """Return the first and last + 1 code frame of each phrase; the last phrase ends with the recording.
+
+    Ends are shares of the recording, so that they hold for codes of it at another speed.
+
+    Raises:
+        ValueError: a phrase would have no frame.
+    """
+    last_s = phrases[-1].end_s
+    ends = [round(phrase.end_s / last_s * frames) for phrase in phrases]
+    spans = list(zip([0, *ends[:-1]], ends, strict=True))
+    if any(first >= end for first, end in spans):
+        raise ValueError(
+            f"{len(phrases)} phrases in {frames} frames: one of them has no frame; make them longer"
+        )
+    return spans
 
 
 def is_streamed(messages: Sequence[Message], number: int) -> bool:

@@ -19,6 +19,8 @@ from audiollm.data.tables.splits import holds_out, split_of
 from audiollm.errors import BadSample, first_problem
 from audiollm.files.atomic import write_jsonl
 
+PHRASE_WORDS = "phrase_words"
+"""Key of the metadata of samples with phrases: most words of a phrase, which texts are split by in generation."""
 _KINDS = {
     "empty_answer": "empty answer",
     "wrong_steps": "wrong scores of steps",
@@ -114,6 +116,15 @@ class VideoPart(_Recorded):
 ContentPart = Annotated[TextPart | AudioPart | VideoPart, Field(discriminator="type")]
 
 
+class Phrase(_Record):
+    """A few words of a recording, which are said one phrase after the other."""
+
+    text: str
+    """The words; empty where they are hidden."""
+    end_s: float = Field(gt=0.0)
+    """End of the phrase in seconds from the start of the recording's span; the next phrase begins there."""
+
+
 class Message(_Record):
     role: Literal["system", "user", "assistant"]
     content: list[ContentPart] = Field(min_length=1)
@@ -123,6 +134,9 @@ class Message(_Record):
     belong to the action before them."""
     weight: Literal[0, 1] = Field(default=1, exclude_if=_is_one)
     """0: trainings read the assistant's message and do not learn it, as `weight` in OpenAI's chats."""
+    phrases: list[Phrase] = Field(default_factory=list, exclude_if=_is_empty)
+    """Phrases of the assistant's one recording, all of it: each is laid out as its words and then its codes, so that
+    speech never has to find its place in a long text. The words are given in generation, too; none: no phrases."""
 
     @model_validator(mode="after")
     def _is_of_the_assistant(self) -> Self:
@@ -130,6 +144,7 @@ class Message(_Record):
             raise ValueError(
                 f"weight is set on a message of the {self.role}: the assistant's alone are learned"
             )
+        self._check_phrases()
         if self.chunk_frames is None:
             return self
         if self.role != "assistant":
@@ -139,6 +154,21 @@ class Message(_Record):
         if not isinstance(self.content[0], TextPart):
             raise ValueError("an action begins with a text part, which may be empty")
         return self
+
+    def _check_phrases(self) -> None:
+        """
+        Raises:
+            ValueError: phrases of anything but one recording of the assistant's, or ends that do not rise.
+        """
+        if not self.phrases:
+            return
+        if self.role != "assistant" or self.chunk_frames is not None:
+            raise ValueError("phrases are of a recording that the assistant says, and of no stream")
+        if len(self.content) != 1 or not isinstance(self.content[0], AudioPart):
+            raise ValueError("a message with phrases holds one recording and nothing else")
+        ends_s = [phrase.end_s for phrase in self.phrases]
+        if any(later <= earlier for earlier, later in itertools.pairwise(ends_s)):
+            raise ValueError("the ends of the phrases must rise")
 
     def actions(self) -> list[list[ContentPart]]:
         """The parts of each action of a stream."""

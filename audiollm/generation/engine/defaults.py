@@ -56,6 +56,8 @@ class Trained(NamedTuple):
     """The words that it was trained to say, where they are few."""
     recognizers: Teaching | None = None
     """Recognizers that taught it."""
+    phrase_words: int | None = None
+    """Most words of the phrases that it was trained to say its texts in; None: without phrases."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ def read_trained(folder: Path) -> Trained:
     numbers = (
         ("chunk_frames", math.inf),
         ("longest_positions", math.inf),
+        ("phrase_words", math.inf),
         ("text_dropout", 1.0),
         ("speaker_dropout", 1.0),
     )

@@ -47,7 +47,14 @@ from audiollm.generation.engine.rows import (
     stream_rows,
 )
 from audiollm.generation.engine.sampling import check_plain, guide, sample_codes, sample_plain
-from audiollm.generation.engine.state import AnswerState, Codes, Marks, SpeechState, forbidden_words
+from audiollm.generation.engine.state import (
+    AnswerState,
+    Codes,
+    Marks,
+    PhraseTokens,
+    SpeechState,
+    forbidden_words,
+)
 from audiollm.models.cache import Cache
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.packed_decoder import GenerationDecoder, PackedDecoder
@@ -171,10 +178,13 @@ class Engine:
 
         Raises:
             ValueError: it needs more slots or more room than there are, its audio does not fit its messages, or it
-                has `record_tokens` and is not sampled plainly (`check_plain`).
+                has `record_tokens` and is not sampled plainly (`check_plain`); or phrases of what is not speech alone,
+                or whose tokens are to be recorded.
         """
         if request.record_tokens:
             check_plain(request.sampling)
+        if request.phrases and (request.answer != "audio" or request.record_tokens):
+            raise ValueError("phrases are said by an answer in speech alone, whose tokens are not recorded")
         branches = len(request.sampling.branches)
         if branches > self._slots:
             raise ValueError(
@@ -191,10 +201,13 @@ class Engine:
         positions = self._cache.length if self._grows_to is None else num_positions
         room = positions - max(len(stream) for stream in streams)
         kind, limits = request.answer, request.limits
+        phrases = PhraseTokens.of(request.phrases, self._template)
         group, now, lengths = self._submitted + 1, time.perf_counter(), [len(stream) for stream in streams]
         for seed in seeds:
             record = TokenRecord(kind) if request.record_tokens else None
-            state = AnswerState(self._marks, self._template.tokenizer, kind, limits, room, first_id, record)
+            state = AnswerState(
+                self._marks, self._template.tokenizer, kind, limits, room, first_id, record, phrases
+            )
             self._submitted += 1
             generator = torch.Generator().manual_seed(seed)
             self._waiting.append(
@@ -351,7 +364,10 @@ class Engine:
         active = [row for row, owner in enumerate(self._owners) if _is_active(owner)]
         if not active:
             return []
-        uneven = any(owner.stream is not None or owner.unread for owner in self._owners)
+        uneven = any(
+            owner.stream is not None or owner.unread or owner.state.turning is not None
+            for owner in self._owners
+        )
         if uneven or len(active) < len(self._owners):
             return self._append(active)
         plan = self._plan = self._plan or batch_rows(self._owners, self._device)
@@ -363,7 +379,8 @@ class Engine:
     def _append(self, active: Sequence[int]) -> list[Event]:
         """Take a step in which rows of the cache are fed different numbers of positions.
 
-        What is heard is fed at once, as far as a row that forgets takes it; such a row draws when it has heard all.
+        What is heard is fed at once, as far as a row that forgets takes it; such a row draws when it has heard all. So
+        is all that lies between two phrases.
         """
         counts = [0] * len(self._owners)
         fed = FedRows()
@@ -384,6 +401,8 @@ class Engine:
         for owner in self._owners:
             if not any(owner.unread):
                 owner.unread = []
+        for row in active:
+            self._owners[row].state.turning = None
         order_X = fed.order_X(self._device)
         hidden_XC = self._layers.append(
             torch.tensor(fed.ids, dtype=torch.long, device=self._device),
@@ -414,6 +433,9 @@ class Engine:
         if owner.stream is not None:
             owner.stream.draws_first = False
         state = owner.state
+        if state.turning is not None:
+            hides_text, _ = owner.request.sampling.branches[owner.rows.index(row)]
+            return state.turn_rows(shows_words=not hides_text), True
         return [state.speech.last_K if state.input_id is None else state.input_id], True
 
     def _draw(self, plan: StepPlan, hidden_XC: Tensor, logits_YKV: Tensor) -> list[Event]:
@@ -606,7 +628,8 @@ class Engine:
             codes_KT = running.state.take_codes(*next(rows))
             if codes_KT is not None:
                 running.first_frame = running.first_frame or time.perf_counter()
-                events.append(Frames(running.number, codes_KT, running.state.stretches - 1))
+                stretch = 0 if running.state.phrases else running.state.stretches - 1
+                events.append(Frames(running.number, codes_KT, stretch))
         changed = any(running.state.speaks for running in plan.writing)
         if changed or not all(running.state.speaks for running in plan.speaking):
             self._plan = None
@@ -677,11 +700,15 @@ def _shared_prompt(prompt: TokenStream) -> Hashable:
 
 def _lay_out_prompts(template: Template, request: Request) -> list[TokenStream]:
     """Lay out the prompt of each branch."""
-    open_turn = template.prompt if request.answer == "audio" else template.text_prompt
-    return [
-        open_turn(*without_conditions(request.messages, request.audio, *hidden))
-        for hidden in request.sampling.branches
-    ]
+    prompts = []
+    for hides_text, hides_speaker in request.sampling.branches:
+        messages, audio = without_conditions(request.messages, request.audio, hides_text, hides_speaker)
+        words = request.phrases[0].text if request.phrases and not hides_text else ""
+        if request.answer == "audio":
+            prompts.append(template.prompt(messages, audio, words))
+        else:
+            prompts.append(template.text_prompt(messages, audio))
+    return prompts
 
 
 def _draw(
@@ -697,6 +724,9 @@ def _draw(
 def _positions(template: Template, request: Request, prompts: Sequence[TokenStream]) -> int:
     """Positions of the longest prompt with its longest answer (with one stretch of speech, where it is `any`)."""
     speech = request.limits.max_frames + template.num_codebooks + 1
+    if request.phrases:
+        phrases = PhraseTokens.of(request.phrases, template)
+        speech = sum(phrase.most_rows(template.num_codebooks) for phrase in phrases)
     text = request.limits.max_text_tokens
     answer = {"audio": speech, "text": text, "any": text + speech + 3}[request.answer]
     return max(len(stream) for stream in prompts) + answer

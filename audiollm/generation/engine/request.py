@@ -29,6 +29,14 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class SpokenPhrase:
+    """The words of a phrase that an answer says (`Message.phrases`), and the most frames that it may take."""
+
+    text: str
+    max_frames: int
+
+
+@dataclass(frozen=True)
 class Request:
     """A chat to answer, and how to answer it."""
 
@@ -44,6 +52,8 @@ class Request:
     record_tokens: bool = False
     """Whether the answer tells its tokens and their log-probabilities. Only plain sampling is recorded: temperature
     alone, as `sampling.check_plain` has it. Its text is given out whole, and not in pieces."""
+    phrases: Sequence[SpokenPhrase] = ()
+    """Phrases that the answer, in speech alone, says one after the other, each behind its words; empty: as it comes."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ Shapes: K codebooks, T complete code frames, W rows of the recent past.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 from audiollm.data.chat.template import Template
 from audiollm.data.text import tokenizer as tokens
 from audiollm.generation.engine.record import Logprobs, TokenRecord
-from audiollm.generation.engine.request import AnswerKind, Limits, Reason, SampledTokens
+from audiollm.generation.engine.request import AnswerKind, Limits, Reason, SampledTokens, SpokenPhrase
 
 Codes = NDArray[np.int64]
 REPLACEMENT = "\ufffd"
@@ -167,6 +168,23 @@ class Text:
         return text[len(prefix) :]
 
 
+@dataclass(frozen=True)
+class PhraseTokens:
+    """A phrase that an answer is to say."""
+
+    ids: Sequence[int]
+    """Tokens of its words."""
+    max_frames: int
+
+    @classmethod
+    def of(cls, phrases: Sequence[SpokenPhrase], template: Template) -> list[PhraseTokens]:
+        return [cls(template.phrase_ids(phrase.text), phrase.max_frames) for phrase in phrases]
+
+    def most_rows(self, num_codebooks: int) -> int:
+        """Return the rows of the phrase at its longest: words, marks, and the delayed frames."""
+        return len(self.ids) + 2 + self.max_frames + num_codebooks + 1
+
+
 @dataclass
 class AnswerState:
     """The state machine of one answer.
@@ -184,6 +202,8 @@ class AnswerState:
     room: int
     first_id: int | None
     record: TokenRecord | None = None
+    phrases: Sequence[PhraseTokens] = ()
+    """Phrases that are said one after the other; the prompt ends with the words of the first."""
     parts: list[Text | SpeechState] = field(default_factory=list, init=False)
     input_id: int | None = field(default=None, init=False)
     """The text token that is fed next; None where a row of codes is."""
@@ -191,6 +211,8 @@ class AnswerState:
     """Why the answer ended; None: it goes on."""
     drawn_end: int | None = field(default=None, init=False)
     """The token that ended the answer; None: it goes on, or a limit ended it."""
+    turning: PhraseTokens | None = field(default=None, init=False)
+    """The phrase that begins: the rows up to its codes are fed at once (`turn_rows`). None: one row is fed next."""
     _text_tokens: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -295,11 +317,46 @@ class AnswerState:
             self.record.drew_codes(logprob_K)
         before = speech.complete
         speech.take(drawn_K)
-        if speech.all_complete and (self.kind == "audio" or not speech.said_end or self.room < 3):
-            self.reason = "end" if speech.said_end and self.kind == "audio" else "length"
+        goes_on = self.kind != "audio" and speech.said_end and self.room >= 3
+        if speech.all_complete and not self._begin_phrase() and not goes_on:
+            self.reason = "end" if self.kind == "audio" and self._said_all else "length"
         if speech.complete == before:
             return None
         return torch.from_numpy(speech.frame_K(before).copy())[:, None]
+
+    def turn_rows(self, shows_words: bool) -> list[int | Codes]:
+        """Return the rows from the last one drawn of a phrase to the first one of the next, which is all BOS.
+
+        Args:
+            shows_words: False on the side of the guidance that does not see the text.
+        """
+        assert self.turning is not None
+        books = self.marks.num_codebooks
+        ended, begun = self.parts[-2:]
+        assert isinstance(ended, SpeechState) and isinstance(begun, SpeechState)
+        all_eos_K = np.full(books, self.marks.audio_eos, dtype=np.int64)
+        words = self.turning.ids if shows_words else ()
+        marks = self.marks
+        return [ended.last_K, all_eos_K, marks.closes_speech, *words, marks.opens_speech, begun.last_K]
+
+    @property
+    def _said_all(self) -> bool:
+        """Whether the model itself ended all stretches of speech, and every phrase was said."""
+        codes = self.speech_codes()
+        return all(ended for _, ended in codes) and (not self.phrases or len(codes) == len(self.phrases))
+
+    def _begin_phrase(self) -> bool:
+        """Begin the next phrase; False where there is none, or no room for it."""
+        if self.stretches >= len(self.phrases):
+            return False
+        phrase = self.phrases[self.stretches]
+        rows = len(phrase.ids) + 4
+        if self._frames_left(rows) < 1:
+            return False
+        self.room -= rows
+        self.turning = phrase
+        self._open_speech()
+        return True
 
     def _frames_left(self, rows: int = 0) -> int:
         """Frames that limits and room leave after `rows` more; a stretch of speech takes K rows beside its frames."""
@@ -309,7 +366,10 @@ class AnswerState:
         )
 
     def _open_speech(self) -> None:
-        self.parts.append(SpeechState(self.marks, self._frames_left()))
+        most = self._frames_left()
+        if self.phrases:
+            most = min(most, self.phrases[self.stretches].max_frames)
+        self.parts.append(SpeechState(self.marks, most))
         self.input_id = None
         if self.record is not None:
             self.record.opened_speech()

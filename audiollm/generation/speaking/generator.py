@@ -36,8 +36,9 @@ class Generator(SpeechGenerator):
         longest_positions: int | None = None,
         defaults: Defaults | None = None,
         words: Collection[str] | None = None,
+        phrase_words: int | None = None,
     ) -> None:
-        super().__init__(codec, speakers, longest_positions, defaults, words)
+        super().__init__(codec, speakers, longest_positions, defaults, words, phrase_words)
         self.model, self.template = model.eval(), template
         self.steps: StepKind = "plain"
         """How the engines of answers compute their steps: see `Engine`."""
@@ -80,7 +81,14 @@ class Generator(SpeechGenerator):
         style = header_style_of(tokenizer)
         template = Template(tokenizer, config.num_codebooks, config.codebook_size - 2, style)
         generator = cls(
-            loaded, loaded_codec, template, names, trained.longest_positions, defaults, trained.words or None
+            loaded,
+            loaded_codec,
+            template,
+            names,
+            trained.longest_positions,
+            defaults,
+            trained.words or None,
+            trained.phrase_words,
         )
         generator.steps = steps
         return generator

@@ -39,6 +39,7 @@ class SpeakingModel(Protocol):
     speakers: list[str]
     longest_positions: int | None
     words: frozenset[str] | None
+    phrase_words: int | None
 
     @property
     def codec(self) -> Codec: ...

@@ -32,13 +32,14 @@ from audiollm.generation.speaking.long_text import (
     spoken_seconds,
 )
 from audiollm.generation.speaking.manner import Manner
+from audiollm.generation.speaking.phrases import phrases_of
 from audiollm.generation.speaking.plans import Ask, OnSeconds, Plan, carry_out
 from audiollm.generation.speaking.protocol import SpeakingModel
 
 CHUNK_S, SHORTEST_CHUNK_S = 12.0, 1.0
 """Bounds of a chunk's estimated duration; the upper one is less where the model was trained on shorter clips."""
-POSITIONS_PER_SECOND = 40.0
-"""Upper estimate of the code frames and text tokens per second of speech."""
+POSITIONS_PER_SECOND, PHRASED_POSITIONS_PER_SECOND = 40.0, 80.0
+"""Upper estimates of the code frames and text tokens per second of speech; in phrases, whose words stand twice."""
 SLACK, SLACK_S = 3.0, 3.0
 """A chunk is cut at `SLACK` times its estimated duration plus `SLACK_S`."""
 MAX_PARALLEL_CHUNKS = 16
@@ -181,7 +182,8 @@ def chunk_seconds(generator: SpeakingModel, manner: Manner) -> float:
     room = generator.longest_positions - generator.messages_length(
         messages, [size_of(audio_input) for audio_input in audio]
     )
-    return min(CHUNK_S, max(SHORTEST_CHUNK_S, room / POSITIONS_PER_SECOND))
+    per_second = POSITIONS_PER_SECOND if generator.phrase_words is None else PHRASED_POSITIONS_PER_SECOND
+    return min(CHUNK_S, max(SHORTEST_CHUNK_S, room / per_second))
 
 
 def say_plan(
@@ -266,7 +268,10 @@ def chunk_request(
             messages, audio = prompt_of(generator, text, manner, earlier)
     by_name = manner.speaker is not None
     sampling = manner.sampling if by_name else replace(manner.sampling, speaker_guidance=1.0)
-    return Request(messages, manner.seed, audio, sampling, Limits(max_frames=frames), "audio")
+    phrases = phrases_of(text, generator.phrase_words, generator.codec.frame_rate)
+    return Request(
+        messages, manner.seed, audio, sampling, Limits(max_frames=frames), "audio", phrases=phrases
+    )
 
 
 def prompt_of(

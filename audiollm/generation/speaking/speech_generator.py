@@ -46,6 +46,7 @@ class SpeechGenerator(ABC):
         longest_positions: positions of the longest training sample; None: not known.
         defaults: sampling of the calls that do not give one.
         words: the words that the model was trained to say, where they are few; None: not known, or many.
+        phrase_words: most words of the phrases that it was trained to say its texts in; None: without phrases.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class SpeechGenerator(ABC):
         longest_positions: int | None = None,
         defaults: Defaults | None = None,
         words: Collection[str] | None = None,
+        phrase_words: int | None = None,
     ) -> None:
         self._codec = codec
         self.speakers, self.longest_positions = list(speakers), longest_positions
         self.defaults = defaults or Defaults()
         self.words = None if words is None else frozenset(words)
+        self.phrase_words = phrase_words
 
     @property
     @abstractmethod

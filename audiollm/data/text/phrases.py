@@ -1,0 +1,37 @@
+"""Phrases: a few words at a time, the same in training and in generation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+_PHRASE_ENDS = ".,;:!?…)]”»。，；：！？、"
+"""Punctuation that ends a phrase: speech pauses there."""
+
+
+def split_words(words: Sequence[str], phrase_words: int) -> list[list[str]]:
+    """Split words into phrases: cut behind punctuation, and between, as evenly as can be, at `phrase_words`.
+
+    Args:
+        phrase_words: most words of a phrase.
+    """
+    phrases: list[list[str]] = []
+    clause: list[str] = []
+    for place, word in enumerate(words):
+        clause.append(word)
+        if place + 1 == len(words) or word[-1] in _PHRASE_ENDS:
+            phrases += _split_evenly(clause, phrase_words)
+            clause = []
+    return phrases
+
+
+def split_phrases(text: str, phrase_words: int) -> list[str]:
+    """Split a text into phrases of at most so many words."""
+    return [" ".join(words) for words in split_words(text.split(), phrase_words)]
+
+
+def _split_evenly(words: list[str], phrase_words: int) -> list[list[str]]:
+    """Split into as few phrases as can be, none of which is more than a word longer than another."""
+    count = -(-len(words) // phrase_words)
+    edges = [len(words) * number // count for number in range(count + 1)]
+    return [words[first:end] for first, end in pairwise(edges)]
