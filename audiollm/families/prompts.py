@@ -9,7 +9,7 @@ from torch import Tensor
 
 from audiollm.data.chat.conditions import Conditions
 from audiollm.data.hearing.features import FeatureShape, PartAudio, no_codes, part_audio
-from audiollm.data.records.sample import ContentPart, Message, RatedAnswer
+from audiollm.data.records.sample import ContentPart, Message, RatedAnswer, check_without_phrases
 from audiollm.data.records.source import LoadedSample
 
 AS_IT_IS = Conditions()
@@ -87,7 +87,12 @@ def answer_content(loaded: LoadedSample, number: int) -> AnswerContent:
 
 
 def with_last_message_as_answer(loaded: LoadedSample) -> LoadedSample:
-    """Return the sample with the assistant's last message as its only answer to choose, with that one's sound."""
+    """Return the sample with the assistant's last message as its only answer to choose, with that one's sound.
+
+    Raises:
+        BadSample: the message has phrases.
+    """
+    check_without_phrases(loaded.sample, "")
     *before, last = loaded.sample.messages
     recordings = loaded.num_asked
     sample = loaded.sample.model_copy(

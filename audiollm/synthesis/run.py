@@ -22,7 +22,7 @@ from audiollm.families import registry
 from audiollm.files.atomic import NUMBER, Kinds, read_whole_lines, safe_name, write_jsonl
 from audiollm.generation.engine.defaults import Defaults
 from audiollm.generation.engine.request import Answer, AnswerKind, Limits, Request
-from audiollm.generation.speaking.phrases import limited_phrases
+from audiollm.generation.speaking.phrases import phrases_of
 from audiollm.generation.speaking.speech_generator import SpeechGenerator
 from audiollm.recipe.runner import Context
 from audiollm.synthesis.settings import GenerateConfig
@@ -106,9 +106,8 @@ def _speak_batch(
         seed = _derive_take_seed(config.seed, sample, take)
         audio = generator.audio_of(messages)
         kind: AnswerKind = "any" if isinstance(sample.messages[-1].content[0], TextPart) else "audio"
-        phrases = limited_phrases(
-            [phrase.text for phrase in sample.messages[-1].phrases], generator.codec.frame_rate
-        )
+        words = generator.phrase_words if sample.messages[-1].phrases else None
+        phrases = phrases_of(text_and_speaker(sample)[0], words, generator.codec.frame_rate)
         requests.append(Request(messages, seed, audio, sampling, limits, kind, phrases=phrases))
     rows = []
     answers = generator.answer_all(requests)

@@ -17,7 +17,15 @@ from audiollm.audio import AudioError, load, save
 from audiollm.codec import codec_digest
 from audiollm.data.chat.conditions import is_spoken
 from audiollm.data.records.part_codes import save_part_codes
-from audiollm.data.records.sample import AudioPart, ContentPart, Message, RatedAnswer, Sample, TextPart
+from audiollm.data.records.sample import (
+    AudioPart,
+    ContentPart,
+    Message,
+    RatedAnswer,
+    Sample,
+    TextPart,
+    check_without_phrases,
+)
 from audiollm.errors import BadSample, ConfigError
 from audiollm.evaluate.report.store import Row, RowStore
 from audiollm.families.registry import open_model_folder
@@ -147,6 +155,7 @@ class SpokenAnswers:
         return all(path.is_file() for name in names for path in (self._codes(name), self._audio(name)))
 
     def _requests(self, sample: Sample, numbers: Sequence[int]) -> list[Request]:
+        check_without_phrases(sample, "")
         messages = speech_prompt(sample)
         try:
             audio = self._generator.audio_of(messages)

@@ -345,6 +345,17 @@ def check_without_video(sample: Sample, place: str) -> None:
         raise BadSample(place, sample.id, str(error), "video part") from None
 
 
+def check_without_phrases(sample: Sample, place: str) -> None:
+    """Set a sample with phrases aside where an answer is one recording: an answer to choose, or sampled by a policy.
+
+    Raises:
+        BadSample: its last message has phrases.
+    """
+    if sample.messages[-1].phrases:
+        reason = "its speech is laid out in phrases, and answers are none: compose it without phrase_words"
+        raise BadSample(place, sample.id, reason, "phrases")
+
+
 def find_equal(answers: Sequence[RatedAnswer]) -> tuple[int, int] | None:
     """Indices of the first two answers that say the same; None where all differ."""
     first_index: dict[object, int] = {}

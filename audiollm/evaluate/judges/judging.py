@@ -87,6 +87,8 @@ class SpeechClip:
     end_s: float | None = None
     stopped: bool = True
     """Whether the model ended the clip by itself."""
+    language: str | None = None
+    """Language of the text; None: not known."""
 
 
 @dataclass(frozen=True)

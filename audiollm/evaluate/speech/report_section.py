@@ -8,6 +8,7 @@ from functools import cached_property
 
 from markupsafe import Markup
 
+from audiollm.evaluate.speech.settings import POCKETSPHINX, words_prefix
 from audiollm.pages.blocks import (
     Content,
     StagePart,
@@ -76,9 +77,15 @@ class JudgedStage:
         """What is known of each judge."""
         return self.scores.get("judges") or {}
 
+    @property
+    def recognizer(self) -> str:
+        """Name of the recognizer that heard the words; scores of earlier versions do not tell it."""
+        return str(self.scores.get("recognizer") or POCKETSPHINX)
+
     @cached_property
     def judges(self) -> list[str]:
-        return [name for name in JUDGES if name in self.sets["generated"]]
+        names = dict.fromkeys([*JUDGES, self.recognizer])
+        return [name for name in names if name in self.sets["generated"]]
 
     def relative(self, judge: str) -> float | None:
         """The score of generated clips over that of real ones."""
@@ -86,7 +93,7 @@ class JudgedStage:
 
     def is_open(self, judge: str) -> bool:
         """Whether a judge writes any words, and not one of a list of texts."""
-        return judge == "pocketsphinx" and not (self.facts.get(judge) or {}).get("grammar")
+        return judge == self.recognizer and not (self.facts.get(judge) or {}).get("grammar")
 
     def measure(self, judge: str) -> str:
         """The measure of a judge."""
@@ -111,7 +118,7 @@ class JudgedStage:
 
 def _overview(stages: Sequence[JudgedStage]) -> Markup:
     """One row per stage: each judge's score of the generated clips, and its ratio to the real ones."""
-    judges = [judge for judge in JUDGES if any(judge in stage.judges for stage in stages)]
+    judges = list(dict.fromkeys(judge for stage in stages for judge in stage.judges))
     titles = [
         next(f"{judge}: {stage.measure(judge)}" for stage in stages if judge in stage.judges)
         for judge in judges
@@ -149,16 +156,16 @@ def _scores_part(stage: JudgedStage) -> StagePart:
         element("div", groups, class_="pair"),
         _confusions(stage),
         heading("Other measures"),
-        table(["", *titles], _voice_measures(sets, stage.scores.get("voicing") or {})),
+        table(["", *titles], _voice_measures(stage)),
     )
     return StagePart(stage.stage.name, "", f"{sets['generated'].get('n', 0):,} clips", content)
 
 
 def _judge_row(stage: JudgedStage, judge: str) -> list[Content]:
-    fact, about = stage.facts.get(judge) or {}, JUDGES[judge]
+    fact, about = stage.facts.get(judge) or {}, JUDGES.get(judge, "a recognizer with published weights")
     if fact.get("training_clips"):
         about += f" ({fact['training_clips']:,} clips)"
-    if judge == "pocketsphinx":
+    if judge == stage.recognizer:
         grammar = fact.get("grammar")
         about += f" with a grammar of {len(grammar)} texts" if grammar else ", open vocabulary"
     relative = stage.relative(judge)
@@ -169,7 +176,7 @@ def _judge_row(stage: JudgedStage, judge: str) -> list[Content]:
 
 def _confusions(stage: JudgedStage) -> list[Markup]:
     """The main judge's matrix of generated clips, and all others behind a click."""
-    main = "classifier" if "classifier" in stage.judges else "pocketsphinx"
+    main = "classifier" if "classifier" in stage.judges else stage.recognizer
     pairs = [(main, "generated")]
     pairs += [(judge, name) for judge in stage.judges for name in stage.sets if (judge, name) != pairs[0]]
     listed: list[Markup] = []
@@ -205,15 +212,16 @@ def _accuracy_table(title: str, key: str, judges: Sequence[str], sets: Mapping[s
     return element("div", heading(f"By {title}"), drawn, below)
 
 
-def _voice_measures(sets: Mapping[str, Row], voicing: Mapping[str, Row]) -> list[tuple[str, ...]]:
+def _voice_measures(stage: JudgedStage) -> list[tuple[str, ...]]:
     """Rows of a small table: a measure and its value in each set."""
+    sets, voicing = stage.sets, stage.scores.get("voicing") or {}
     tables = list(sets.values())
     lengths = [table.get("durations") or {} for table in tables]
 
     def seconds(key: str) -> list[str]:
         return ["–" if length.get(key) is None else f"{length[key]:.2f} s" for length in lengths]
 
-    errors = [(table.get("pocketsphinx") or {}).get("word_error_rate") for table in tables]
+    errors = [(table.get(stage.recognizer) or {}).get("word_error_rate") for table in tables]
     stopped = [
         percent_or_dash(table.get("not_stopped")) if name == "generated" else "–"
         for name, table in sets.items()
@@ -229,7 +237,7 @@ def _voice_measures(sets: Mapping[str, Row], voicing: Mapping[str, Row]) -> list
         ("mean duration", *seconds("mean_s")),
         ("5 % are shorter than", *seconds("p5_s")),
         ("5 % are longer than", *seconds("p95_s")),
-        ("word error rate, pocketsphinx", *map(percent_or_dash, errors)),
+        (f"word error rate, {stage.recognizer}", *map(percent_or_dash, errors)),
         ("did not stop by themselves", *stopped),
         ("could not be read", *(f"{len(table.get('unreadable') or []):,}" for table in tables)),
     ]
@@ -250,8 +258,10 @@ def _voice_tiles(stages: Sequence[StageRecord]) -> list[Tile]:
 def _only_stage_tiles(figures: Row) -> list[Tile | None]:
     main = str(figures.get("judge") or "")
     tiles = [_text_tile(figures, main, "", "relative_accuracy")]
-    if not main.startswith("pocketsphinx"):
-        tiles.append(_text_tile(figures, "pocketsphinx", "pocketsphinx_", "pocketsphinx_relative"))
+    if main == "classifier":
+        recognizer = str(figures.get("recognizer") or POCKETSPHINX)
+        prefix = words_prefix(recognizer)
+        tiles.append(_text_tile(figures, recognizer, prefix, f"{prefix}relative"))
     voice = figures.get("speaker_generated_accuracy")
     if voice is not None:
         real = percent_or_dash(figures.get("speaker_real_accuracy"))

@@ -18,11 +18,11 @@ from audiollm.data.records.sample import Sample
 from audiollm.data.text.forms import comparison_form
 from audiollm.devices import one_thread
 from audiollm.errors import StageError, first_problem
-from audiollm.evaluate.judges.judging import JudgedClip, SpeechClip, SpeechJudges
+from audiollm.evaluate.judges.judging import JudgedClip, LoopRefused, SpeechClip, SpeechJudges
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import confusion, lengths, ratio, share, shares_by
 from audiollm.evaluate.report.text_errors import word_error_rate
-from audiollm.evaluate.speech.settings import EvaluationConfig
+from audiollm.evaluate.speech.settings import EvaluationConfig, words_prefix
 from audiollm.evaluate.speech.trained_judges import BAR, gather_judges
 from audiollm.evaluate.speech.voices import voicing_scores
 from audiollm.files.atomic import read_jsonl, write_json, write_jsonl
@@ -48,7 +48,7 @@ def evaluate_speech(config: EvaluationConfig, context: Context) -> dict[str, Any
 
     Returns:
         The figures: `real_accuracy`, `generated_accuracy`, `relative_accuracy` by the judge named in `judge`,
-        those of pocketsphinx and of the speaker judge, and the numbers of clips.
+        those of the recognizer and of the speaker judge, and the numbers of clips.
 
     Raises:
         StageError: no samples to train or to compare with, or a row of the JSONL that cannot be used.
@@ -65,7 +65,10 @@ def evaluate_speech(config: EvaluationConfig, context: Context) -> dict[str, Any
             name: judge_all(clips, judges, context, f"hearing {name} clips") for name, clips in sets.items()
         }
     scores = {name: score(sets[name], judged_clips[name], judges, may_fail=name != "real") for name in sets}
-    result = {"suite": "tts", "judge": _describe_main_judge(judges), "judges": facts, "sets": scores}
+    recognizer = required(judges.recognizer).name
+    result = {
+        "suite": "tts", "judge": _describe_main_judge(judges), "recognizer": recognizer, "judges": facts, "sets": scores
+    }  # fmt: skip
     result["voicing"] = voicing_scores(sets, context)
     result["relative"] = {judge: _relative_score(scores, judge) for judge in judges.names}
     rows = clip_rows(sets["generated"], judged_clips["generated"], judges, context.folder)
@@ -109,6 +112,7 @@ def read_generated_clips(path: Path) -> list[SpeechClip]:
             path.parent / row.path,
             speaker=row.speaker,
             stopped=row.stopped,
+            language=row.language,
         )
         takes.append(clip)
     if not takes:
@@ -128,6 +132,7 @@ def _as_speech_clip(sample: Sample) -> SpeechClip:
         speaker,
         start_s=audio_part.start_s,
         end_s=audio_part.end_s,
+        language=sample.language,
     )
 
 
@@ -225,6 +230,8 @@ def clip_rows(
 def _answer_of_judge(clip: SpeechClip, judged: JudgedClip, judge: str, judges: SpeechJudges) -> str | None:
     try:
         return judges.answer(judged, judge)
+    except LoopRefused:  # what is made up over unclear speech: none of its words were heard
+        return ""
     except MetricError as error:
         raise StageError(
             f"{clip.id}: {error.reason}", "run the stage again; report it if it fails again"
@@ -236,9 +243,11 @@ def _answer_of_judge(clip: SpeechClip, judged: JudgedClip, judge: str, judges: S
 
 def speech_figures(result: Mapping[str, Any]) -> dict[str, Any]:
     """The main figures of `scores.json`, flat, for the run's summary."""
-    main = "classifier" if result["judge"] == "classifier" else "pocketsphinx"
-    flat: dict[str, Any] = {"judge": result["judge"]}
-    for prefix, judge in (("", main), ("pocketsphinx_", "pocketsphinx"), ("speaker_", "speaker")):
+    recognizer = result["recognizer"]
+    main = "classifier" if result["judge"] == "classifier" else recognizer
+    words = words_prefix(recognizer)
+    flat: dict[str, Any] = {"judge": result["judge"], "recognizer": recognizer}
+    for prefix, judge in (("", main), (words, recognizer), ("speaker_", "speaker")):
         for name, tables in result["sets"].items():
             flat[f"{prefix}{name}_accuracy"] = _judge_score(tables, judge)
             flat[f"{prefix}{name}_interval"] = _interval(tables, judge)
@@ -246,7 +255,7 @@ def speech_figures(result: Mapping[str, Any]) -> dict[str, Any]:
     for name, tables in result["sets"].items():
         flat[f"n_{name}"] = tables["n"]
         flat[f"{name}_duration_s"] = tables["durations"]["mean_s"]
-        flat[f"pocketsphinx_{name}_word_error_rate"] = tables["pocketsphinx"]["word_error_rate"]
+        flat[f"{words}{name}_word_error_rate"] = tables[recognizer]["word_error_rate"]
         flat[f"{name}_voiced_share"] = result["voicing"][name]["voiced_share"]
         flat[f"{name}_pitch_right"] = result["voicing"][name]["pitch_right"]
     flat["not_stopped"] = result["sets"]["generated"]["not_stopped"]
@@ -258,7 +267,7 @@ def _describe_main_judge(judges: SpeechJudges) -> str:
     if "classifier" in judges.classifiers:
         return "classifier"
     vocabulary = "closed grammar" if judges.grammar else "open vocabulary, 1 - word error rate"
-    return f"pocketsphinx, {vocabulary}"
+    return f"{required(judges.recognizer).name}, {vocabulary}"
 
 
 def _judge_score(tables: Mapping[str, Any], judge: str) -> float | None:

@@ -6,7 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from audiollm.recipe.stages import InputPath, StageConfig
+from audiollm.recipe.stages import InputModel, InputPath, StageConfig
+
+POCKETSPHINX = "pocketsphinx"
 
 
 class EvaluationConfig(StageConfig):
@@ -18,6 +20,9 @@ class EvaluationConfig(StageConfig):
     """The suite. tts: is the requested text heard, in the requested voice?"""
     reference_audio: InputPath | None = None
     """JSONL of the form of `audio`: real test clips through the codec alone. They show its share of the errors."""
+    recognizer: InputModel | None = None
+    """The recognizer that hears the words: a folder of transformers (Whisper, CTC) or of CTranslate2, or its name on
+    the hub. Not the one whose transcripts the model learned. None: Pocketsphinx (English)."""
     judge_steps: int = Field(default=400, ge=1)
     """Training steps of each trained judge."""
     judge_clips: int = Field(default=3000, ge=2)
@@ -26,3 +31,8 @@ class EvaluationConfig(StageConfig):
     """Seed of the judges' training; by default the recipe's."""
     workers: int = Field(default=2, ge=1)
     """Judges trained in parallel, each in one thread; the trained judges do not depend on it."""
+
+
+def words_prefix(recognizer: str) -> str:
+    """Prefix of the figures of a stage's recognizer: `pocketsphinx_`, or `recognizer_` of any other."""
+    return f"{POCKETSPHINX if recognizer == POCKETSPHINX else 'recognizer'}_"

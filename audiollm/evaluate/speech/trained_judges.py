@@ -1,7 +1,7 @@
 """The three judges of the stage `evaluate`.
 
-Two classifiers are trained on the real training clips: one of texts, one of speakers.
-Pocketsphinx is the third.
+Two classifiers are trained on the real training clips: one of texts, one of speakers. The third is a recognizer:
+Pocketsphinx, or a pretrained one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from threading import Event
 from typing import Any
 
 from rich.progress import TaskID
+from torch import Tensor
 
 from audiollm.audio import AudioError, Waveform
+from audiollm.data.text.forms import comparison_form
 from audiollm.evaluate.judges.classifier import (
     ClassifierConfig,
     ClipClassifier,
@@ -24,7 +26,8 @@ from audiollm.evaluate.judges.classifier import (
     train_classifier,
 )
 from audiollm.evaluate.judges.features import Clip
-from audiollm.evaluate.judges.judging import SpeechClip, SpeechJudges, load_span
+from audiollm.evaluate.judges.judging import Recognizer, SpeechClip, SpeechJudges, load_span
+from audiollm.evaluate.judges.pretrained import PretrainedRecognizer
 from audiollm.evaluate.judges.recognizers import choose_grammar
 from audiollm.evaluate.speech.settings import EvaluationConfig
 from audiollm.recipe.runner import Context
@@ -74,12 +77,41 @@ def gather_judges(
     for name in ("classifier", "speaker"):
         if "left_out" in facts[name]:
             context.say(f"no {name} judge: {facts[name]['left_out']}")
-    recognizer, grammar, note = choose_grammar(sorted({clip.text for clip in judged_clips} - {""}))
-    facts["pocketsphinx"] = {"grammar": grammar, "note": note}
+    recognizer, grammar, note = _choose_words_judge(config, judged_clips)
+    facts[recognizer.name] = {"grammar": grammar, "note": note}
     judges = SpeechJudges(
         recognizer, None, classifiers, grammar, max_clip_s=MAX_JUDGED_CLIP_S, sample_rate=JUDGE_RATE
     )
     return judges, facts
+
+
+class ComparedRecognizer:
+    """A pretrained recognizer whose transcripts are in the form in which texts are compared.
+
+    Args:
+        folder: of transformers or of CTranslate2.
+        language: of the speech; None: a multilingual model detects it.
+    """
+
+    def __init__(self, folder: Path, language: str | None) -> None:
+        self._recognizer, self._language = PretrainedRecognizer(folder, language), language
+        self.name = self._recognizer.name
+
+    def recognize(self, samples_CN: Tensor, sample_rate: int) -> str:
+        """See `Recognizer.recognize`."""
+        return comparison_form(self._recognizer.recognize(samples_CN, sample_rate), self._language)
+
+
+def _choose_words_judge(
+    config: EvaluationConfig, judged_clips: Sequence[SpeechClip]
+) -> tuple[Recognizer, list[str] | None, str]:
+    """The recognizer, all texts that it can write (None: any), and a note about it."""
+    if config.recognizer is None:
+        return choose_grammar(sorted({clip.text for clip in judged_clips} - {""}))
+    languages = {clip.language for clip in judged_clips} - {None}
+    language = languages.pop() if len(languages) == 1 else None
+    note = "open vocabulary" if language is None else f"open vocabulary, language {language}"
+    return ComparedRecognizer(config.recognizer, language), None, note
 
 
 def why_no_text_judge(train: Sequence[SpeechClip], judged_clips: Sequence[SpeechClip]) -> str:

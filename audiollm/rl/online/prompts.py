@@ -8,7 +8,7 @@ from typing import Any
 
 from audiollm.data.hearing.features import MISSING_CODES, MISSING_ROWS
 from audiollm.data.records.mixture import StepDraws, evenly
-from audiollm.data.records.sample import AudioPart, Sample, check_without_video
+from audiollm.data.records.sample import AudioPart, Sample, check_without_phrases, check_without_video
 from audiollm.data.records.source import LoadedSample, Source
 from audiollm.data.records.step_records import RecordPlace, StepPlaces, find_usable, name_of
 from audiollm.data.text.option_forms import are_told_apart
@@ -143,6 +143,7 @@ class PromptMaker:
     def _prompt(self, place: RecordPlace) -> Prompt:
         source, index = place
         loaded = self._sources[source][index]
+        check_without_phrases(loaded.sample, name_of(self._sources, place))
         question = without_right_answer(loaded)
         prompted = self._policy.take(question, [], name_of(self._sources, place))
         chunk_frames = loaded.sample.messages[-1].chunk_frames
