@@ -114,12 +114,10 @@ def test_a_text_is_said_in_the_phrases_of_the_training() -> None:
     answer_all = toy.answer_all
     toy.answer_all = lambda requests, *rest: asked.extend(requests) or answer_all(requests, *rest)  # type: ignore[method-assign]
     speech = toy.speak("One two three, [laugh] hello 2.", speaker="anna", seed=3)
-    assert [phrase.text for phrase in asked[0].phrases] == ["one", "two three,", "hello two."] or [
-        phrase.text for phrase in asked[0].phrases
-    ] == ["One", "two three,", "hello two."]
+    assert [phrase.text for phrase in asked[0].phrases] == ["One", "two three,", "hello two."]
     pieces = [
         piece.samples_CN for piece in toy.stream("One two three, [laugh] hello 2.", speaker="anna", seed=3)
     ]
     streamed_1N = torch.cat(pieces, dim=1)
     inner = slice(200, -200)  # but for the fades at both ends
-    assert torch.allclose(streamed_1N[:, inner], speech.samples_1N[:, inner], atol=1e-6)
+    assert torch.allclose(streamed_1N[:, inner], speech.samples_1N[:, inner], atol=1e-3)
