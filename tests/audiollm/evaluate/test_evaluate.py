@@ -32,6 +32,7 @@ from audiollm.files.atomic import read_json, read_jsonl, write_jsonl
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import StagePlan
 from tests.audiollm.generation.melodies import JUDGE_STEPS, RATE, SPEAKERS, TEXTS, melody
+from tests.pipelines.annotate.steps.tiny_recognizers import ctc_folder
 
 
 def write_corpus(folder: Path) -> None:
@@ -230,13 +231,31 @@ def test_open_vocabulary_is_scored_by_word_errors(tmp_path: Path) -> None:
         "generated": score(takes, answers, judges, may_fail=True),
     }
     voicing = {name: {"voiced_share": 0.5, "pitch_right": None} for name in sets}
-    result = {"judge": "pocketsphinx", "sets": sets, "relative": {"pocketsphinx": 0.75}, "voicing": voicing}
+    result = {
+        "judge": "pocketsphinx", "recognizer": "pocketsphinx", "sets": sets, "relative": {"pocketsphinx": 0.75},
+        "voicing": voicing,
+    }  # fmt: skip
     found = speech_figures(result)
     assert (found["generated_voiced_share"], found["generated_pitch_right"]) == (0.5, None)
     assert found["real_accuracy"] == pytest.approx(1 - 1 / 3), "the unreadable real take is left out"
     assert found["generated_accuracy"] == pytest.approx(1 - 2 / 4), "the unreadable clip is one word wrong"
     assert found["speaker_real_accuracy"] is None
     assert (found["n_real"], found["n_generated"]) == (1, 2)
+
+
+def test_a_recognizer_by_its_folder_hears_the_words(corpus: Path, tmp_path: Path) -> None:
+    """Its transcripts are compared in the form of texts, its name is in the figures, and its loops are no words."""
+    folder = ctc_folder(tmp_path / "letters")
+    fork(corpus, "by_folder")
+    found = evaluate(corpus, corpus / "right" / "generated.jsonl", "by_folder", recognizer=folder)
+    scores = read_json(corpus / "by_folder" / "scores.json")
+    assert scores["recognizer"] == found["recognizer"] == "letters"
+    assert scores["judges"]["letters"] == {"grammar": None, "note": "open vocabulary"}
+    table = scores["sets"]["generated"]["letters"]
+    assert found["recognizer_generated_word_error_rate"] == table["word_error_rate"] > 0.5
+    assert "pocketsphinx_generated_accuracy" not in found
+    heard = {row["heard"]["letters"] for row in read_jsonl(corpus / "by_folder" / "clips.jsonl")}
+    assert heard and all(text == text.lower() for text in heard)
 
 
 def test_an_unknown_voice_is_not_judged() -> None:
