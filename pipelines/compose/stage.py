@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from audiollm.data.chat.tasks import TaskTemplate, fill_task, load_tasks
-from audiollm.data.records.sample import AudioPart, Sample, TextPart, write_samples
+from audiollm.data.records.sample import PHRASES, AudioPart, Sample, TextPart, write_samples
 from audiollm.data.records.text_origin import TEXT_RECOGNIZERS, read_text_recognizers
 from audiollm.errors import BadSample, ConfigError, StageError, suggestion
 from audiollm.files.atomic import write_jsonl
@@ -140,6 +140,10 @@ def _limit_of_share(sizes: Sequence[int], share: float) -> int:
         fits = middle <= share * sum(min(size, middle) for size in sizes) + 1e-9
         low, high = (middle, high) if fits else (low, middle - 1)
     return low
+
+
+WORDS_PER_SECOND = 2.7
+"""Words of a second of speech, for plans: AudioCaps' captions and LibriSpeech's sentences by one fast voice."""
 
 
 class ComposeConfig(StageConfig):
@@ -440,13 +444,15 @@ def plan_compose(config: ComposeConfig, upstream: Mapping[str, StagePlan]) -> St
     note = (
         f"{audio_s:.0f} s of audio, {config.min_seconds:.0f} s needed" if audio_s < config.min_seconds else ""
     )
+    share = sum(config.shares.values())
+    phrases = 0.0 if config.phrase_words is None else WORDS_PER_SECOND * audio_s * share / config.phrase_words
     return StagePlan(
         memory_mb=100.0 + 0.005 * samples,
         disk_mb=0.0006 * samples,
         core_seconds=1.0 + 1e-4 * samples,
         note=note,
         # each sample's audio is encoded for itself
-        facts={"audio_s": audio_s * sum(config.shares.values()), "clips": samples, "samples": samples},
+        facts={"audio_s": audio_s * share, "clips": samples, "samples": samples, PHRASES: phrases},
     )
 
 

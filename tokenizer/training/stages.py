@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from audiollm.data.records.sample import PHRASES
 from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import Stage, StagePlan, required
+from audiollm.recipe.stages import Stage, StagePlan, planned_fact, required
 from tokenizer.rates import FRAME_RATE, HOP_SAMPLES
 from tokenizer.training.settings import TokenizeConfig, TrainTokenizerConfig
 
@@ -82,7 +83,11 @@ def _plan_tokenize(config: TokenizeConfig, plans: Mapping[str, StagePlan]) -> St
         disk_mb=(frames * 16 + clips * 3000) / 2**20,
         core_seconds=3 + encoding_s / config.num_workers(int(clips)),
         note=f"{config.encodings} encodings of {audio_s / 60:.0f} minutes",
-        facts={"frames": audio_s * FRAME_RATE, "clips": clips},
+        facts={
+            "frames": audio_s * FRAME_RATE,
+            "clips": clips,
+            PHRASES: planned_fact(plans, config.samples, PHRASES),
+        },
     )
 
 

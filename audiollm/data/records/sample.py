@@ -21,6 +21,8 @@ from audiollm.files.atomic import write_jsonl
 
 PHRASE_WORDS = "phrase_words"
 """Key of the metadata of samples with phrases: most words of a phrase, which texts are split by in generation."""
+PHRASES = "phrases"
+"""Fact of a stage's plan: the phrases of all samples."""
 _KINDS = {
     "empty_answer": "empty answer",
     "wrong_steps": "wrong scores of steps",

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from audiollm.codec import FRAME_RATE
+from audiollm.data.records.sample import PHRASES
 from audiollm.errors import ConfigError
 from audiollm.families.dual_ffn.adapting import adapt
 from audiollm.families.dual_ffn.shape import planned_shape
@@ -35,6 +36,9 @@ STEM_COPIES = 3
 without gaps."""
 VALUES_PER_ROW = 24
 """Kept for the backward pass, in hidden sizes a row and layer: norms, attention, and a feed-forward of 8/3."""
+
+ROWS_PER_PHRASE = 15
+"""Rows of a phrase beside its frames: marks, delay, and its words once more."""
 
 GRADIENT_BYTES = 4
 """Of a parameter: gradients are summed in float32."""
@@ -155,7 +159,7 @@ def _rows_per_second(shape: DualFFNConfig | None) -> float:
 
 def _data(config: TrainConfig, plans: Mapping[str, StagePlan], rows_per_second: float) -> Data:
     """By the counts of shards that are there, or else by the plan of the stage that makes them."""
-    samples, frames, encoded, is_known = 0.0, 0.0, 0.0, True
+    samples, frames, encoded, phrases, is_known = 0.0, 0.0, 0.0, 0.0, True
     for source in config.samples:
         path = Path(source.path)
         planned = next((plan for plan in plans.values() if path in plan.artifacts.values()), None)
@@ -165,9 +169,10 @@ def _data(config: TrainConfig, plans: Mapping[str, StagePlan], rows_per_second: 
             samples, frames = samples + counts[0], frames + counts[1]
         if planned is not None:
             encoded += planned.facts.get(ENCODED, 0.0)
+            phrases += planned.facts.get(PHRASES, 0.0)
     if not is_known or not samples:
         return Data(None, ASSUMED_CLIP_S * rows_per_second + TEXT_ROWS)
-    rows = frames / samples * rows_per_second / FRAME_RATE
+    rows = frames / samples * rows_per_second / FRAME_RATE + phrases / samples * ROWS_PER_PHRASE
     return Data(samples, min(rows + TEXT_ROWS, required(config.max_length)), encoded / samples)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_generation_engine import BOOKS, GREEDY, LIMITS, SIZE, random_model, request
 from test_generation_engine import template as template
-from toy_speech import toy_generator
+from toy_speech import requests_of, toy_generator
 
 from audiollm.data.chat.conditions import without_conditions
 from audiollm.data.chat.delay import IGNORE
@@ -106,13 +106,11 @@ def test_phrases_of_other_answers_are_refused(
         Engine(model, template, 1, 200).submit(request(0, phrases=PHRASES, **change))
 
 
-def test_a_text_is_said_in_the_phrases_of_the_training() -> None:
+def test_a_text_is_said_in_the_phrases_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its request has them, and a stream is the same speech, decoded as one."""
     toy = toy_generator()
     toy.phrase_words = 2
-    asked: list[Request] = []
-    answer_all = toy.answer_all
-    toy.answer_all = lambda requests, *rest: asked.extend(requests) or answer_all(requests, *rest)  # type: ignore[method-assign]
+    asked = requests_of(monkeypatch, toy)
     speech = toy.speak("One two three, [laugh] hello 2.", speaker="anna", seed=3)
     assert [phrase.text for phrase in asked[0].phrases] == ["One", "two three,", "hello two."]
     pieces = [
