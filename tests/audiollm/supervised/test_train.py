@@ -19,7 +19,7 @@ from audiollm.data.chat.template import Template
 from audiollm.data.records.opening import open_source
 from audiollm.data.records.shards import ShardWriter
 from audiollm.data.text.tokenizer import TRAINED_FILE
-from audiollm.errors import StageError
+from audiollm.errors import BadSample, StageError
 from audiollm.families.dual_ffn.adapting import merge_adapter
 from audiollm.families.dual_ffn.losses import TokenLosses
 from audiollm.families.dual_ffn.planning import plan_training
@@ -30,6 +30,7 @@ from audiollm.families.dual_ffn.start import (
     start_from_codebooks,
     start_heads_from_embeddings,
 )
+from audiollm.families.prompts import with_last_message_as_answer
 from audiollm.files.atomic import read_json, read_jsonl, write_jsonl
 from audiollm.generation.engine.request import Limits
 from audiollm.generation.engine.sampling import SamplingConfig
@@ -44,6 +45,7 @@ from tests.audiollm.supervised.train_samples import (
     run_stage,
     settings_of,
     small_template,
+    with_phrases,
     write_shards,
 )
 from tests.forked import run_command
@@ -352,9 +354,36 @@ def test_the_same_prompts_are_synthesized_every_time(tmp_path: Path, template: T
     for one, other in zip(first, second, strict=True):
         assert one.read_bytes() == other.read_bytes() and load(one).samples_CN.shape[1] >= 960
     assert list((tmp_path / "out" / "tensorboard").glob("events*"))
-    request = reply_request(samples[0][0].sample, samples[0][1], 3, SamplingConfig(), Limits(max_frames=7))
+    request = reply_request(
+        samples[0][0].sample, samples[0][1], 3, SamplingConfig(), Limits(max_frames=7), 25.0
+    )
     assert [m.role for m in request.messages] == ["system", "user"] and not request.audio
     assert request.seed == 3 and request.limits.max_frames == 7
+
+
+def test_phrases_are_trained_on_and_said_by_the_generator(tmp_path: Path, template: Template) -> None:
+    """Rows are those of the layout, evaluations speak in phrases, and the model's folder tells how long they are."""
+    shards = write_shards(tmp_path / "shards", 7, frames=6, change=with_phrases)
+    figures = run_stage(tmp_path / "run", str(shards), shape=SMALL)
+    loaded = open_source(shards)[0]
+    rows = small_template().length(loaded.sample.messages, [6])
+    assert read_json(tmp_path / "run" / "model" / "trained.json")["phrase_words"] == 1
+    assert figures["samples_whole"] == 7 and figures["tokens"] > rows * 30
+    samples = [(loaded, loaded.encodings[0])]
+    model = TokenLosses(model_of(template).eval())
+    EvalAudio(model, Tones(), template, samples, tmp_path / "out", SamplingConfig())(5)
+    request = reply_request(loaded.sample, loaded.encodings[0], 0, SamplingConfig(), Limits(), 25.0)
+    assert [phrase.text for phrase in request.phrases] == ["seven", "theo"]
+    plain = write_shards(tmp_path / "plain", 7)
+    run_stage(tmp_path / "plain_run", str(plain), shape=SMALL)
+    assert read_json(tmp_path / "plain_run" / "model" / "trained.json")["phrase_words"] is None
+
+
+def test_policies_take_no_phrases(tmp_path: Path) -> None:
+    """Their answers are single recordings, and would be said in another layout than the model has learned."""
+    loaded = open_source(write_shards(tmp_path / "shards", 2, change=with_phrases))[0]
+    with pytest.raises(BadSample, match="compose it without phrase_words"):
+        with_last_message_as_answer(loaded)
 
 
 def test_prompts_of_the_same_id_have_files_of_their_own(tmp_path: Path, template: Template) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from rich.console import Console
 
 from audiollm.data.chat.template import Template
-from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
+from audiollm.data.records.sample import PHRASE_WORDS, AudioPart, Message, Phrase, Sample, TextPart
 from audiollm.data.records.shards import ShardWriter
 from audiollm.data.text.tokenizer import train_text_tokenizer
 from audiollm.models.decoder import DualFFNConfig
@@ -50,13 +51,27 @@ def settings_of(values: dict[str, Any]) -> TrainConfig:
     return TrainConfig.model_validate(values, context={"artifacts": {"shards"}, "inputs": []})
 
 
-def write_shards(folder: Path, samples: int, frames: int = 3, **codec: str) -> Path:
+def with_phrases(sample: Sample) -> Sample:
+    """The sample said in two phrases of one word."""
+    phrases = [Phrase(text="seven", end_s=1.0), Phrase(text="theo", end_s=2.5)]
+    messages = [*sample.messages[:-1], sample.messages[-1].model_copy(update={"phrases": phrases})]
+    metadata = {**sample.metadata, PHRASE_WORDS: 1}
+    return sample.model_copy(update={"messages": messages, "metadata": metadata})
+
+
+def write_shards(
+    folder: Path,
+    samples: int,
+    frames: int = 3,
+    change: Callable[[Sample], Sample] = lambda s: s,
+    **codec: str,
+) -> Path:
     """Sample i is i of every code; the last one is held out."""
     writer = ShardWriter(folder, samples_per_shard=5)
     for i in range(samples):
         split = {"split": "test" if i == samples - 1 else "train", "speaker": f"voice{i % 2}"}
         sample = SAMPLE.model_copy(update={"id": f"s{i}", "metadata": split})
-        writer.write(i, sample, [[torch.full((4, frames + i), i).numpy()]])
+        writer.write(i, change(sample), [[torch.full((4, frames + i), i).numpy()]])
     writer.close({"codec": {"num_codebooks": 4, "codebook_size": 32, **codec}})
     return folder
 
