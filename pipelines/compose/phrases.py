@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from audiollm.data.records.sample import PHRASE_WORDS, AudioPart, Phrase, Sample
-from audiollm.data.text.phrases import split_words
+from audiollm.data.records.sample import PHRASE_WORDS, AudioPart, RecordedPhrase, Sample
+from audiollm.data.text.phrases import split_into_phrases
 from audiollm.errors import first_problem
 from pipelines.compose.rows import Row
 
@@ -58,16 +58,16 @@ def with_phrases(sample: Sample, row: Row, phrase_words: int) -> Sample:
 
 def cut_phrases(
     words: Sequence[str], times: Sequence[WordTime], duration_s: float, phrase_words: int
-) -> list[Phrase]:
+) -> list[RecordedPhrase]:
     """Cut a recording in the middle between two words; beside a word that was not aligned it is not cut.
 
     Args:
         duration_s: of the recording, with which the last phrase ends.
     """
-    phrases: list[Phrase] = []
+    phrases: list[RecordedPhrase] = []
     waiting: list[str] = []
     position = 0
-    for phrase in split_words(words, phrase_words):
+    for phrase in split_into_phrases(words, phrase_words):
         position += len(phrase)
         waiting += phrase
         if position == len(words):
@@ -77,9 +77,9 @@ def cut_phrases(
         start_s = phrases[-1].end_s if phrases else 0.0
         if before.score is None or after.score is None or not start_s < end_s < duration_s:
             continue
-        phrases.append(Phrase(text=" ".join(waiting), end_s=round(end_s, 3)))
+        phrases.append(RecordedPhrase(text=" ".join(waiting), end_s=round(end_s, 3)))
         waiting = []
-    return [*phrases, Phrase(text=" ".join(waiting), end_s=round(duration_s, 3))]
+    return [*phrases, RecordedPhrase(text=" ".join(waiting), end_s=round(duration_s, 3))]
 
 
 def _word_times(columns: Mapping[str, Any]) -> list[WordTime]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from audiollm.data.chat.template import Kind, TokenStream
-from audiollm.data.records.sample import AudioPart, ContentPart, Message, Phrase, TextPart
+from audiollm.data.records.sample import AudioPart, ContentPart, Message, RecordedPhrase, TextPart
 
 Audio = TypeVar("Audio")
 Encoding = TypeVar("Encoding")
@@ -107,7 +107,7 @@ def _drop_condition(
     return content_part
 
 
-def _without_words(phrase: Phrase) -> Phrase:
+def _without_words(phrase: RecordedPhrase) -> RecordedPhrase:
     return phrase.model_copy(update={"text": ""})
 
 

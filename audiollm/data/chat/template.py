@@ -29,7 +29,7 @@ from audiollm.data.hearing.features import (
     PartSize,
     size_of,
 )
-from audiollm.data.records.sample import AudioPart, Message, Phrase, TextPart, refuse_video
+from audiollm.data.records.sample import AudioPart, Message, RecordedPhrase, TextPart, refuse_video
 from audiollm.data.text import tokenizer as tokens
 from audiollm.errors import ConfigError
 
@@ -421,7 +421,7 @@ class Template:
         return {mark: self._encode(mark) for mark in marks if mark}
 
 
-def phrase_frames(phrases: Sequence[Phrase], frames: int) -> list[tuple[int, int]]:
+def phrase_frames(phrases: Sequence[RecordedPhrase], frames: int) -> list[tuple[int, int]]:
     """Return the first and last + 1 code frame of each phrase; the last phrase ends with the recording.
 
     Ends are shares of the recording, so that they hold for codes of it at another speed.

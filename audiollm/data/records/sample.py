@@ -118,7 +118,7 @@ class VideoPart(_Recorded):
 ContentPart = Annotated[TextPart | AudioPart | VideoPart, Field(discriminator="type")]
 
 
-class Phrase(_Record):
+class RecordedPhrase(_Record):
     """A few words of a recording, which are said one phrase after the other."""
 
     text: str
@@ -136,7 +136,7 @@ class Message(_Record):
     belong to the action before them."""
     weight: Literal[0, 1] = Field(default=1, exclude_if=_is_one)
     """0: trainings read the assistant's message and do not learn it, as `weight` in OpenAI's chats."""
-    phrases: list[Phrase] = Field(default_factory=list, exclude_if=_is_empty)
+    phrases: list[RecordedPhrase] = Field(default_factory=list, exclude_if=_is_empty)
     """Phrases of the assistant's one recording, all of it: each is laid out as its words and then its codes, so that
     speech never has to find its place in a long text. The words are given in generation, too; none: no phrases."""
 

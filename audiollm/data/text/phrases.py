@@ -9,7 +9,7 @@ _PHRASE_ENDS = ".,;:!?…)]”»。，；：！？、"
 """Punctuation that ends a phrase: speech pauses there."""
 
 
-def split_words(words: Sequence[str], phrase_words: int) -> list[list[str]]:
+def split_into_phrases(words: Sequence[str], phrase_words: int) -> list[list[str]]:
     """Split words into phrases: cut behind punctuation, and between, as evenly as can be, at `phrase_words`.
 
     Args:
@@ -27,7 +27,7 @@ def split_words(words: Sequence[str], phrase_words: int) -> list[list[str]]:
 
 def split_phrases(text: str, phrase_words: int) -> list[str]:
     """Split a text into phrases of at most so many words."""
-    return [" ".join(words) for words in split_words(text.split(), phrase_words)]
+    return [" ".join(words) for words in split_into_phrases(text.split(), phrase_words)]
 
 
 def _split_evenly(words: list[str], phrase_words: int) -> list[list[str]]:

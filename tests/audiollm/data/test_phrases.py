@@ -12,13 +12,13 @@ from audiollm.data.chat.conditions import hide_conditions
 from audiollm.data.chat.delay import IGNORE, delay
 from audiollm.data.chat.fitting import fit_stream
 from audiollm.data.chat.template import Kind, Template, phrase_frames
-from audiollm.data.records.sample import AudioPart, Message, Phrase, Sample, TextPart
+from audiollm.data.records.sample import AudioPart, Message, RecordedPhrase, Sample, TextPart
 from audiollm.data.text import tokenizer as tokens
 from audiollm.data.text.phrases import split_phrases
 
 BOOKS, SIZE = 3, 16
 CODES_KT = torch.arange(30).view(3, 10) % SIZE
-PHRASES = [Phrase(text="one two", end_s=0.8), Phrase(text="three", end_s=2.0)]
+PHRASES = [RecordedPhrase(text="one two", end_s=0.8), RecordedPhrase(text="three", end_s=2.0)]
 MESSAGES = [
     Message(role="user", content=[TextPart(text="one two three")]),
     Message(role="assistant", content=[AudioPart(path="a.wav")], phrases=PHRASES),

@@ -14,7 +14,7 @@ from audiollm.data.chat.conditions import without_conditions
 from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import Template
 from audiollm.data.packing import pack
-from audiollm.data.records.sample import AudioPart, Message, Phrase
+from audiollm.data.records.sample import AudioPart, Message, RecordedPhrase
 from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Answer, Frames, Request, SpokenPhrase
 from audiollm.generation.engine.sampling import SamplingConfig, guide
@@ -39,7 +39,8 @@ def branch_logits(
     """Logits `[Y, K, V]` and targets `[Y, K]` of the answer's codes, laid out as in training, without conditions."""
     ends = torch.tensor([part.shape[1] for part in answer.parts if isinstance(part, torch.Tensor)]).cumsum(0)
     phrases = [
-        Phrase(text=phrase.text, end_s=float(end)) for phrase, end in zip(asked.phrases, ends, strict=True)
+        RecordedPhrase(text=phrase.text, end_s=float(end))
+        for phrase, end in zip(asked.phrases, ends, strict=True)
     ]
     turn = Message(role="assistant", content=[AudioPart(path="a.wav")], phrases=phrases)
     messages, audio = without_conditions([*asked.messages, turn], [*asked.audio, answer.codes_KT], *hidden)

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from audiollm.data.chat.template import Template
-from audiollm.data.records.sample import PHRASE_WORDS, AudioPart, Message, Phrase, Sample, TextPart
+from audiollm.data.records.sample import PHRASE_WORDS, AudioPart, Message, RecordedPhrase, Sample, TextPart
 from audiollm.data.records.shards import ShardWriter
 from audiollm.data.text.tokenizer import train_text_tokenizer
 from audiollm.models.decoder import DualFFNConfig
@@ -53,7 +53,7 @@ def settings_of(values: dict[str, Any]) -> TrainConfig:
 
 def with_phrases(sample: Sample) -> Sample:
     """The sample said in two phrases of one word."""
-    phrases = [Phrase(text="seven", end_s=1.0), Phrase(text="theo", end_s=2.5)]
+    phrases = [RecordedPhrase(text="seven", end_s=1.0), RecordedPhrase(text="theo", end_s=2.5)]
     messages = [*sample.messages[:-1], sample.messages[-1].model_copy(update={"phrases": phrases})]
     metadata = {**sample.metadata, PHRASE_WORDS: 1}
     return sample.model_copy(update={"messages": messages, "metadata": metadata})
