@@ -435,7 +435,7 @@ class Engine:
         state = owner.state
         if state.turning is not None:
             hides_text, _ = owner.request.sampling.branches[owner.rows.index(row)]
-            return state.turn_rows(shows_words=not hides_text), True
+            return [*state.turn_rows(shows_words=not hides_text)], True
         return [state.speech.last_K if state.input_id is None else state.input_id], True
 
     def _draw(self, plan: StepPlan, hidden_XC: Tensor, logits_YKV: Tensor) -> list[Event]:
