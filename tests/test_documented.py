@@ -37,6 +37,7 @@ EXTRA_OF = {
     r"--from microphone|--to speaker\b": "live",
     r"\bpesq\b": "metrics",
     r"audiollm studio --": "studio",
+    r"audiollm serve ": "serve",
     r"--engine ray": "ray",
     r"attention=flash": "flash",
 }

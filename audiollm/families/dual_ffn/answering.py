@@ -7,17 +7,16 @@ from pathlib import Path
 
 import torch
 
-from audiollm.audio import Waveform
 from audiollm.data.hearing.features import PartAudio
 from audiollm.data.packing import pack
-from audiollm.data.records.sample import AudioPart, Message, TextPart
+from audiollm.data.records.sample import Message, TextPart
 from audiollm.errors import ConfigError
 from audiollm.families.answering import AnswerError, AnswerRequest, LikelihoodModel, WrittenAnswer
 from audiollm.families.dual_ffn.losses import token_losses
 from audiollm.generation.engine.request import Limits, Request
 from audiollm.generation.engine.sampling import SamplingConfig
+from audiollm.generation.speaking.conversation import encode_turns
 from audiollm.generation.speaking.generator import Generator
-from audiollm.generation.speaking.speech_generator import check_recording_length
 from audiollm.hub_models.names import folder_label
 from audiollm.models.audio_llms.inputs import Turn
 
@@ -83,30 +82,11 @@ class DualFFNAnswers:
         Args:
             encoded_audio: recordings that are encoded, by identity and whether the model speaks them; it is added to.
         """
-        messages, audio = [], list[PartAudio]()
-        encoded_audio = {} if encoded_audio is None else encoded_audio
         try:
-            for role, parts in request.turns:
-                content: list[TextPart | AudioPart] = []
-                for content_part in parts:
-                    if isinstance(content_part, str):
-                        content.append(TextPart(text=content_part))
-                    elif isinstance(content_part, Waveform):
-                        if not self.hears:
-                            raise AnswerError("this model does not hear: it has no encoder and no codec")
-                        content.append(AudioPart(path="(recording)"))
-                        check_recording_length(content_part)
-                        key = (id(content_part), role == "assistant")
-                        if key not in encoded_audio:
-                            encode = self._generator.encode if key[1] else self._generator.encode_input_audio
-                            encoded_audio[key] = encode(content_part)
-                        audio.append(encoded_audio[key])
-                    else:
-                        raise AnswerError("this model takes no pictures")
-                messages.append(Message(role=role, content=content))
-            self._generator.check_messages(messages, len(audio))
+            messages, audio = encode_turns(self._generator, request.turns, encoded_audio)
         except (ConfigError, ValueError, RuntimeError) as error:
-            raise AnswerError(str(error).partition(";")[0]) from error
+            reason = error.message if isinstance(error, ConfigError) else str(error)
+            raise AnswerError(reason.partition(";")[0]) from error
         sampling = SamplingConfig(temperature=request.temperature, top_p=request.top_p)
         return Request(
             messages, request.seed, audio, sampling, Limits(max_text_tokens=request.max_tokens), "text"

@@ -44,7 +44,7 @@ from audiollm.generation.engine.rows import (
     Running,
     StepPlan,
     batch_rows,
-    stream_rows,
+    prompt_rows,
 )
 from audiollm.generation.engine.sampling import check_plain, guide, sample_codes, sample_plain
 from audiollm.generation.engine.state import (
@@ -522,7 +522,7 @@ class Engine:
             member.weight_changes = changes
             twin = twins.setdefault(member.group, member)
             if self._reads_in_pieces(member) and (twin is member or twin.unread):
-                member.unread = [stream_rows(stream) for stream in member.streams]
+                member.unread = [prompt_rows(stream) for stream in member.streams]
                 for row in member.rows:
                     self._cache.clear(row)
             elif twin is member:

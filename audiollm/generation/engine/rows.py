@@ -151,7 +151,7 @@ class StepPlan:
     audio_groups: list[Group]
 
 
-def stream_rows(stream: TokenStream) -> list[FedRow]:
+def prompt_rows(stream: TokenStream) -> list[FedRow]:
     """Return the rows of a prompt without features as the model is fed them: text tokens, and codes `[K]`."""
     codes_SK = stream.codes_SK.cpu().numpy()
     text = zip(stream.text_ids_S.tolist(), (stream.kinds_S == Kind.TEXT).tolist(), strict=True)

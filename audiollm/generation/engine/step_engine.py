@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from audiollm.generation.engine.request import Event, Finished, Request
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """End of a request that failed; the others in the engine go on."""
+
+    request: int
+    error: Exception
 
 
 class StepEngine(Protocol):
@@ -22,7 +30,7 @@ class StepEngine(Protocol):
     def submit(self, request: Any) -> int:
         """Queue a request; return its number. Raises: ValueError: it can never be answered."""
 
-    def step(self) -> Sequence[Event]:
+    def step(self) -> Sequence[Event | Unanswered]:
         """Go on with all requests that are not paused."""
 
     def cancel(self, number: int) -> None:
@@ -60,13 +68,15 @@ class TurnEngine:
         self._streams[self._submitted] = self._open_stream(request)
         return self._submitted
 
-    def step(self) -> list[Event]:
+    def step(self) -> list[Event | Unanswered]:
         """See `StepEngine.step`: an event of each stream."""
-        events: list[Event] = []
+        events: list[Event | Unanswered] = []
         for number in [*self._streams.keys() - self._paused]:
-            event = replace(next(self._streams[number]), request=number)
-            events.append(event)
-            if isinstance(event, Finished):
+            try:
+                events.append(replace(next(self._streams[number]), request=number))
+            except Exception as error:
+                events.append(Unanswered(number, error))
+            if isinstance(events[-1], Finished | Unanswered):
                 self.cancel(number)
         return events
 

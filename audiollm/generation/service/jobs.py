@@ -42,7 +42,7 @@ MakePlan = Callable[[Emit], Plan[Any]]
 
 
 @dataclass(eq=False)
-class Job:
+class PlanJob:
     """A plan on its way. Callers read `ahead_s` and call `take`; all else belongs to the thread of the service."""
 
     make_plan: MakePlan

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from audiollm.errors import ConfigError
 from audiollm.generation.engine.request import Event, Finished, Frames
-from audiollm.generation.engine.step_engine import StepEngine
-from audiollm.generation.service.jobs import Job
+from audiollm.generation.engine.step_engine import StepEngine, Unanswered
+from audiollm.generation.service.jobs import PlanJob
 
 MAX_AHEAD_S = 2.0
 """Seconds of sound that are made ahead of a caller who does not take them."""
@@ -26,13 +26,13 @@ class Lane:
 
     def __init__(self, make_engine: Callable[[], StepEngine]) -> None:
         self._make_engine, self._engine = make_engine, make_engine()
-        self._ready: deque[Job] = deque()
+        self._ready: deque[PlanJob] = deque()
         """Jobs whose plan is to begin, or has its answers."""
-        self._unsubmitted: deque[Job] = deque()
+        self._unsubmitted: deque[PlanJob] = deque()
         """Jobs with requests that the engine has not been given yet."""
-        self._owners: dict[int, Job] = {}
-        """Job of each request in the engine."""
-        self.jobs: set[Job] = set()
+        self._owners: dict[int, PlanJob] = {}
+        """PlanJob of each request in the engine."""
+        self.jobs: set[PlanJob] = set()
         self.counts: Counter[str] = Counter()
         """Jobs that are `done`, `failed` and `cancelled`; `steps` of the engine and code `frames`."""
 
@@ -41,12 +41,12 @@ class Lane:
         """Whether a turn would do anything."""
         return bool(self._ready or self._engine.acting or self._resumable() or self._can_submit())
 
-    def add(self, job: Job) -> None:
+    def add(self, job: PlanJob) -> None:
         """Take on a job."""
         self.jobs.add(job)
         self._ready.append(job)
 
-    def drop(self, job: Job, error: BaseException | None = None) -> None:
+    def drop(self, job: PlanJob, error: BaseException | None = None) -> None:
         """End a job before its end; does nothing where it is over."""
         if job not in self.jobs:
             return
@@ -72,7 +72,7 @@ class Lane:
         for event in events:
             self._route(event)
 
-    def _resumable(self) -> list[Job]:
+    def _resumable(self) -> list[PlanJob]:
         return [job for job in self.jobs if job.paused and job.ahead_s < MAX_AHEAD_S]
 
     def _can_submit(self) -> bool:
@@ -102,7 +102,7 @@ class Lane:
             if job.unsubmitted:
                 self._unsubmitted.append(job)
 
-    def _advance(self, job: Job) -> None:
+    def _advance(self, job: PlanJob) -> None:
         try:
             is_over = job.advance()
         except Exception as error:
@@ -114,9 +114,12 @@ class Lane:
         else:
             self._unsubmitted.append(job)
 
-    def _route(self, event: Event) -> None:
+    def _route(self, event: Event | Unanswered) -> None:
         job = self._owners.get(event.request)
         if job is None:
+            return
+        if isinstance(event, Unanswered):
+            self.drop(job, event.error)
             return
         if isinstance(event, Frames):
             self.counts["frames"] += event.codes_KT.shape[1]
@@ -133,12 +136,12 @@ class Lane:
         if not job.paused and job.ahead_s >= MAX_AHEAD_S:
             self._pause(job, True)
 
-    def _pause(self, job: Job, paused: bool) -> None:
+    def _pause(self, job: PlanJob, paused: bool) -> None:
         job.paused = paused
         for number in job.running:
             self._engine.pause(number, paused)
 
-    def _release(self, job: Job) -> None:
+    def _release(self, job: PlanJob) -> None:
         self.jobs.discard(job)
         for number in job.running:
             self._engine.cancel(number)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from audiollm.generation.engine.step_engine import StepEngine
-from audiollm.generation.service.jobs import Job, MakePlan, Progress
+from audiollm.generation.service.jobs import MakePlan, PlanJob, Progress
 from audiollm.generation.service.lane import Lane
 
 
@@ -29,7 +29,7 @@ class GenerationService:
     def __init__(self, max_jobs: int = 64) -> None:
         self.max_jobs = max_jobs
         self.lanes: list[Lane] = []
-        self._jobs: set[Job] = set()
+        self._jobs: set[PlanJob] = set()
         """Jobs that have not ended; guarded by `_awake`."""
         self._calls: deque[Callable[[], None]] = deque()
         self._awake = threading.Condition()
@@ -44,7 +44,7 @@ class GenerationService:
             self.lanes = [*self.lanes, lane]
         return lane
 
-    def submit(self, lane: Lane, make_plan: MakePlan, listener: Callable[[Progress], None]) -> Job:
+    def submit(self, lane: Lane, make_plan: MakePlan, listener: Callable[[Progress], None]) -> PlanJob:
         """Hand in a job.
 
         Args:
@@ -61,7 +61,7 @@ class GenerationService:
                     self._jobs.discard(job)
             listener(progress)
 
-        job = Job(make_plan, listen)
+        job = PlanJob(make_plan, listen)
         with self._awake:
             if len(self._jobs) >= self.max_jobs:
                 raise ServiceFull(f"{self.max_jobs} requests run or wait already")
@@ -70,14 +70,14 @@ class GenerationService:
             self._awake.notify()
         return job
 
-    def cancel(self, lane: Lane, job: Job) -> None:
+    def cancel(self, lane: Lane, job: PlanJob) -> None:
         """End a job whose caller has left; does nothing where it is over."""
         with self._awake:
             self._jobs.discard(job)
             self._calls.append(lambda: lane.drop(job))
             self._awake.notify()
 
-    def take(self, job: Job, sound_s: float) -> None:
+    def take(self, job: PlanJob, sound_s: float) -> None:
         """Tell that a caller has taken seconds of sound of its job."""
         job.take(sound_s)
         with self._awake:

@@ -24,7 +24,7 @@ from audiollm.errors import ConfigError, suggestion
 from audiollm.generation.engine.request import Limits, Request
 from audiollm.generation.speaking.long_text import Chunk, join_pieces, spoken_seconds
 from audiollm.generation.speaking.manner import Manner
-from audiollm.generation.speaking.plans import Ask, OnSeconds, Plan, carry_out
+from audiollm.generation.speaking.plans import Ask, OnSeconds, Plan, run_plan
 from audiollm.generation.speaking.protocol import SpeakingModel
 from audiollm.generation.speaking.speak import (
     SHORTEST_CHUNK_S,
@@ -117,7 +117,7 @@ def converse(
     Raises:
         ConfigError: no turns, a turn without words, or what `speak` raises.
     """
-    return carry_out(generator, converse_plan(generator, turns, references, manner), on_seconds)
+    return run_plan(generator, converse_plan(generator, turns, references, manner), on_seconds)
 
 
 def converse_plan(
@@ -177,7 +177,7 @@ def converse_together(
     Raises:
         ConfigError: no turns, a turn without words, or what `speak` raises.
     """
-    return carry_out(generator, together_plan(generator, turns, references, manner), on_seconds)
+    return run_plan(generator, together_plan(generator, turns, references, manner), on_seconds)
 
 
 def together_plan(

@@ -1,7 +1,7 @@
 """Work of a model that asks its engine again and again: a long text, a dialogue, a long recording.
 
 A *plan* is a generator: it yields what the engine is to answer, is sent the answers, and returns its result. It has no
-engine, so that one call carries it out alone (`carry_out`), and a service many of them beside each other.
+engine, so that one call carries it out alone (`run_plan`), and a service many of them beside each other.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import collections.abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from audiollm.generation.engine.request import Answer, Event, Request
+from audiollm.generation.engine.request import Answer, Event
 from audiollm.generation.speaking.protocol import SpeakingModel
 
 Result = TypeVar("Result")
@@ -28,7 +28,8 @@ def _ignore_event(event: Event) -> None:
 class Ask:
     """Requests that a plan needs the answers of."""
 
-    requests: Sequence[Request]
+    requests: Sequence[Any]
+    """As the engine of the plan's model takes them: a `Request`, or what another family has in its place."""
     on_event: Callable[[Event], None] = _ignore_event
     """Called with each event of these requests, the last ones included."""
 
@@ -36,7 +37,7 @@ class Ask:
 Plan = collections.abc.Generator[Ask, list[Answer], Result]
 
 
-def carry_out(
+def run_plan(
     model: SpeakingModel, plan: Plan[Result], on_seconds: OnSeconds = lambda seconds: None
 ) -> Result:
     """Carry out a plan whose asks have no `on_event`, with engines of its own, and return its result.

@@ -33,7 +33,7 @@ from audiollm.generation.speaking.long_text import (
 )
 from audiollm.generation.speaking.manner import Manner
 from audiollm.generation.speaking.phrases import phrases_of
-from audiollm.generation.speaking.plans import Ask, OnSeconds, Plan, carry_out
+from audiollm.generation.speaking.plans import Ask, OnSeconds, Plan, run_plan
 from audiollm.generation.speaking.protocol import SpeakingModel
 
 CHUNK_S, SHORTEST_CHUNK_S = 12.0, 1.0
@@ -102,7 +102,7 @@ def speak(
         ConfigError: no text, one without a word, with control tokens or characters, an unknown speaker, a speaker and a
             voice, a length that cannot be.
     """
-    return carry_out(generator, speak_plan(generator, text, manner), on_seconds)
+    return run_plan(generator, speak_plan(generator, text, manner), on_seconds)
 
 
 def speak_plan(generator: SpeakingModel, text: str, manner: Manner) -> Plan[Speech]:

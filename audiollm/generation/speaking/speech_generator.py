@@ -105,6 +105,11 @@ class SpeechGenerator(ABC):
         return self._codec is not None or self.encoder is not None
 
     @property
+    def has_codec(self) -> bool:
+        """Whether a codec was loaded: without one the model answers in words alone."""
+        return self._codec is not None
+
+    @property
     def codec(self) -> Codec:
         """The codec. Raises: ConfigError: the model was loaded without one."""
         if self._codec is None:

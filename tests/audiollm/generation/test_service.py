@@ -14,8 +14,8 @@ from torch import Tensor
 from audiollm.audio import Waveform
 from audiollm.errors import ConfigError
 from audiollm.generation.engine.request import Event, Request
-from audiollm.generation.engine.step_engine import TurnEngine
-from audiollm.generation.service.jobs import Done, Emit, Emitted, Failed, Job, MakePlan, Progress
+from audiollm.generation.engine.step_engine import TurnEngine, Unanswered
+from audiollm.generation.service.jobs import Done, Emit, Emitted, Failed, MakePlan, PlanJob, Progress
 from audiollm.generation.service.lane import MAX_AHEAD_S, Lane
 from audiollm.generation.service.service import GenerationService, ServiceFull
 from audiollm.generation.speaking.dialogue import converse_plan, parse_script, together_plan
@@ -55,7 +55,7 @@ class Caller:
         self.end: Done | Failed | None = None
         self._service, self._takes = service, takes
         self._over = threading.Event()
-        self._job: list[Job] = []
+        self._job: list[PlanJob] = []
         self.job = service.submit(lane, make_plan, self._listen)
         self._job.append(self.job)
 
@@ -192,16 +192,32 @@ def test_a_plan_that_fails_tells_its_caller_alone(toy: Generator, service: Gener
 
 
 def test_an_engine_that_fails_is_replaced(toy: Generator, service: GenerationService) -> None:
-    def broken(request: Request) -> Iterator[Event]:
-        raise RuntimeError("no memory")
-        yield
+    class BrokenEngine(TurnEngine):
+        def step(self) -> list[Event | Unanswered]:
+            raise RuntimeError("no memory")
 
-    engines = iter([TurnEngine(broken, 1), toy.step_engine(slots=2, max_length=4096, prefill_positions=64)])
+    broken = BrokenEngine(lambda request: toy.engine([request]).stream(request), slots=1)
+    engines = iter([broken, toy.step_engine(slots=2, max_length=4096, prefill_positions=64)])
     lane = service.add_engine(lambda: next(engines))
     first = Caller(service, lane, lambda emit: speak_plan(toy, "one", toy.manner()))
     second = Caller(service, lane, lambda emit: speak_plan(toy, "one", toy.manner()))
     assert "no memory" in str(first.error())
     assert torch.equal(second.sound(), toy.speak("one").samples_1N)
+
+
+def test_a_request_that_fails_leaves_the_others(toy: Generator, service: GenerationService) -> None:
+    def stream(request: Request) -> Iterator[Event]:
+        if request.seed == 1:
+            raise RuntimeError("no such thing")
+        yield from toy.engine([request]).stream(request)
+
+    lane = service.add_engine(lambda: TurnEngine(stream, slots=2))
+    callers = [
+        Caller(service, lane, lambda emit, seed=seed: speak_plan(toy, "one", toy.manner(seed=seed)))
+        for seed in (1, 2)
+    ]
+    assert "no such thing" in str(callers[0].error())
+    assert torch.equal(callers[1].sound(), toy.speak("one", seed=2).samples_1N)
 
 
 def test_a_full_service_refuses_at_once(toy: Generator) -> None:

@@ -1,0 +1,142 @@
+"""The command `serve`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from audiollm.errors import ConfigError
+from audiollm.hub_models.options import Download, folder_option
+from audiollm.serve.limits import ServeLimits
+
+KEY_VARIABLE = "AUDIOLLM_SERVE_KEY"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+SHORTEST_KEY = 16
+DEFAULTS = ServeLimits()
+
+
+def serve_models(
+    folders: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[NAME=]FOLDER...",
+            help="Models: the folder of a train stage, of a saved model, or a name on the hub.",
+            show_default=False,
+        ),
+    ],
+    codec: Annotated[
+        Path | None, folder_option("The codec's folder; by default the run's own train_tokenizer.")
+    ] = None,
+    voices: Annotated[
+        Path | None,
+        typer.Option(help="Where added voices stay.", show_default="in memory, until the server ends"),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs a key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8000,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help=f"File with the key that callers send; else the variable {KEY_VARIABLE}."),
+    ] = None,
+    hostname: Annotated[
+        list[str] | None,
+        typer.Option(help="A further name under which callers know the server; may be repeated."),
+    ] = None,
+    queue: Annotated[
+        int, typer.Option(min=1, help="Requests that run or wait; others get 429.")
+    ] = DEFAULTS.queue,
+    streams: Annotated[int, typer.Option(min=1, help="Streamed answers at a time.")] = DEFAULTS.streams,
+    slots: Annotated[
+        int, typer.Option(min=1, help="Answers side by side; a branch of guidance takes one, too.")
+    ] = DEFAULTS.slots,
+    text_characters: Annotated[
+        int, typer.Option(min=1, help="Characters of the longest text.")
+    ] = DEFAULTS.text_characters,
+    speech_s: Annotated[
+        float, typer.Option(min=1, max=600, help="Seconds of the longest speech.")
+    ] = DEFAULTS.speech_s,
+    recording_s: Annotated[
+        float, typer.Option(min=1, max=600, help="Seconds of the longest recording.")
+    ] = DEFAULTS.recording_s,
+    upload_mb: Annotated[
+        float, typer.Option(min=0.1, help="Megabytes of the largest request.")
+    ] = DEFAULTS.upload_mb,
+    request_s: Annotated[
+        float, typer.Option(min=1, help="Seconds that an answer may take.")
+    ] = DEFAULTS.request_s,
+    stall_s: Annotated[
+        float, typer.Option(min=1, help="Seconds after which a reader who takes nothing is left.")
+    ] = DEFAULTS.stall_s,
+    drain_s: Annotated[
+        float, typer.Option(min=0, help="Seconds that answers under way have after SIGTERM.")
+    ] = DEFAULTS.drain_s,
+    download: Download = False,
+) -> None:
+    """Serve models to clients of OpenAI's kind: speech, transcripts, chats.
+
+    It answers on this machine alone, unless --host says otherwise. Ctrl-C ends it when all answers are sent, a second
+    one at once.
+
+    Examples:
+
+    audiollm serve runs/quickstart/train
+
+    audiollm serve voice=runs/mine/train ears=runs/understanding-tiny/train --voices voices
+    """
+    for package, name in (
+        ("fastapi", "fastapi"),
+        ("uvicorn", "uvicorn"),
+        ("python_multipart", "python-multipart"),
+    ):
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(f"the server needs {name}", "", "pip install 'audiollm[serve]'")
+    key = read_key(key_file, host)
+    limits = ServeLimits(
+        queue=queue, streams=streams, slots=slots, text_characters=text_characters, speech_s=speech_s,
+        recording_s=recording_s, upload_mb=upload_mb, request_s=request_s, stall_s=stall_s, drain_s=drain_s,
+    )  # fmt: skip
+
+    from audiollm.serve.load import load_state
+    from audiollm.serve.server import bound_listener, make_server
+
+    console = Console()
+    with bound_listener(host, port) as listener:
+        with console.status("loading models"):
+            state = load_state(
+                folders, limits, codec=codec, voices=voices, host=host, key=key, hostnames=hostname
+            )
+        place = f"[{host}]" if ":" in host else host
+        console.print(f"http://{place}:{listener.getsockname()[1]}/v1", style="bold", highlight=False)
+        for model in state.models.values():
+            abilities = [name for name, can in (("speaks", model.speaks), ("hears", model.hears)) if can]
+            console.print(
+                f"  {model.name}: {', '.join(['writes', *abilities])}", highlight=False, markup=False
+            )
+        make_server(state).run(sockets=[listener])
+        state.service.close()
+
+
+def read_key(key_file: Path | None, host: str) -> str | None:
+    """Read the key from its file, or from the environment.
+
+    Raises:
+        ConfigError: it cannot be read or is too short, or there is none for an address that others reach.
+    """
+    remedy = f"write at least {SHORTEST_KEY} characters into a file for --key-file, or set {KEY_VARIABLE}"
+    key = os.environ.get(KEY_VARIABLE)
+    if key_file is not None:
+        try:
+            key = key_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{key_file}: cannot be read ({error})", "--key-file", remedy) from None
+    if key is not None and len(key) < SHORTEST_KEY:
+        raise ConfigError(f"the key has {len(key)} characters", "--key-file", remedy)
+    if key is None and host not in LOOPBACK:
+        raise ConfigError(f"{host} can be reached by others, and there is no key", "--host", remedy)
+    return key

@@ -1,0 +1,208 @@
+"""`/v1/audio/speech`: texts and dialogues to speech, whole or while it is made."""
+
+# no `from __future__ import annotations`: FastAPI reads the types
+
+import base64
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from audiollm.audio import Waveform, resample
+from audiollm.audio.sound_encoder import MEDIA_TYPES, SoundEncoder, StreamResampler, encode_sound
+from audiollm.errors import ConfigError
+from audiollm.generation.service.jobs import Emit, MakePlan
+from audiollm.generation.speaking.dialogue import converse_plan, parse_script, together_plan
+from audiollm.generation.speaking.manner import Manner
+from audiollm.generation.speaking.plans import Plan
+from audiollm.generation.speaking.speak import Speech, SpeechStream, speak_plan
+from audiollm.generation.speaking.speech_generator import SpeechGenerator
+from audiollm.serve.app_state import AppState
+from audiollm.serve.bodies import SpeechBody
+from audiollm.serve.calls import CallStream, Chunk, ServerCall, await_whole, sse, with_error_event
+from audiollm.serve.errors import ApiError, as_api_error
+from audiollm.serve.model import ServerModel
+from audiollm.serve.voices import Reference
+
+FIELDS = {"text": "input", "dialogue": "input", "scene": "instructions", "speaker": "voice"}
+"""Names of the request's fields by the places that errors of speaking name."""
+SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "ras_window", "text_guidance", "speaker_guidance")
+
+
+def add_speech_route(router: APIRouter, state: AppState) -> None:
+    """Add the route."""
+
+    @router.post("/v1/audio/speech")
+    async def speech(body: SpeechBody, request: Request) -> Response:
+        try:
+            return await _speak(state, body, request)
+        except ConfigError as error:
+            raise as_api_error(
+                error, {**FIELDS, "reference": "ref_audio" if body.ref_audio else "voice"}
+            ) from error
+
+
+async def _speak(state: AppState, body: SpeechBody, request: Request) -> Response:
+    model = state.model(body.model)
+    generator = model.speaking()
+    check_speech_body(state, body, generator)
+    voice = await _voice_of(state, model, body)
+    voices = {speaker: state.voice(model, name, f"voices.{speaker}") for speaker, name in body.voices.items()}
+    references = {speaker: item for speaker, item in voices.items() if isinstance(item, Reference)}
+    if len(references) < len(voices):
+        message = "a speaker of the model speaks where the script has that name: list added voices alone"
+        raise ApiError(400, message, "voices")
+    rate = body.sample_rate or generator.codec.sample_rate
+    if body.stream or body.stream_format is not None:
+        return await _stream(state, model, body, voice, rate)
+    make_plan = _whole_plan(model, body, voice, references)
+    call = ServerCall(state.service, model, make_plan)
+    made_speech = await await_whole(request, call, state.limits.request_s)
+    assert isinstance(made_speech, Speech)
+    samples_1N = resample(made_speech.samples_1N, made_speech.sample_rate, rate)
+    content = encode_sound(samples_1N, rate, body.response_format)
+    return Response(
+        content, media_type=MEDIA_TYPES[body.response_format], headers=_headers(rate, made_speech)
+    )
+
+
+def check_speech_body(state: AppState, body: SpeechBody, generator: SpeechGenerator) -> None:
+    """Check what needs no model.
+
+    Raises:
+        ApiError: a field that cannot be followed.
+    """
+    state.check_text(body.input, "input")
+    if body.speed != 1.0:
+        raise ApiError(400, "the speed of speech cannot be set: leave it out", "speed", "not_supported")
+    if body.ref_text is not None and body.ref_audio is None:
+        raise ApiError(400, "has no recording: give ref_audio, too", "ref_text")
+    if body.ref_audio is not None and body.voice is not None:
+        raise ApiError(400, "a voice by name and ref_audio exclude each other: give one of them", "voice")
+    streamed = body.stream or body.stream_format is not None
+    if body.dialogue and streamed:
+        message = "a dialogue is sent once it is complete: leave out stream_format and stream"
+        raise ApiError(400, message, "stream_format", "not_supported")
+    if body.dialogue and (body.voice is not None or body.ref_audio is not None):
+        raise ApiError(400, "the script names its speakers: give `voices`", "voice")
+    if not body.dialogue and (body.voices or body.together):
+        message = "only a dialogue has several speakers: set `dialogue`"
+        raise ApiError(400, message, "voices" if body.voices else "together")
+    if body.stream_format == "sse" and body.response_format == "wav":
+        message = "pieces of a WAV are no files: take pcm, mp3, opus, aac or flac"
+        raise ApiError(400, message, "response_format", "not_supported")
+    longest = state.limits.speech_s * generator.codec.frame_rate
+    if body.max_new_tokens is not None and body.max_new_tokens > longest:
+        message = f"more than {state.limits.speech_s:g} s of speech: at most {int(longest)} frames are made"
+        raise ApiError(400, message, "max_new_tokens")
+
+
+async def _voice_of(state: AppState, model: ServerModel, body: SpeechBody) -> str | Reference | None:
+    if body.ref_audio is None:
+        return state.voice(model, body.voice_name)
+    waveform = await state.read_base64(body.ref_audio, "ref_audio")
+    return Reference.of(waveform, body.ref_text, body.language)
+
+
+def _manner(model: ServerModel, body: SpeechBody, voice: str | Reference | None) -> Manner:
+    """How a text is said; called by the thread of the service."""
+    generator = model.speaking()
+    sampling = generator.defaults.over(**{name: getattr(body, name) for name in SAMPLING_FIELDS}).sampling
+    frames = body.max_new_tokens
+    return generator.manner(
+        speaker=voice if isinstance(voice, str) else None,
+        reference=model.encoded_voice(voice) if isinstance(voice, Reference) else None,
+        scene=body.instructions,
+        seed=body.seed,
+        sampling=sampling,
+        max_duration_s=None if frames is None else frames / generator.codec.frame_rate,
+        language=body.language,
+    )
+
+
+def _whole_plan(
+    model: ServerModel,
+    body: SpeechBody,
+    voice: str | Reference | None,
+    references: Mapping[str, Reference],
+) -> MakePlan:
+    def make(emit: Emit) -> Plan[Speech]:
+        manner = _manner(model, body, voice)
+        if not body.dialogue:
+            return speak_plan(model.speaking(), body.input, manner)
+        voices = {name: model.encoded_voice(reference) for name, reference in references.items()}
+        plan = together_plan if body.together else converse_plan
+        return plan(model.speaking(), parse_script(body.input), voices, manner)
+
+    return make
+
+
+async def _stream(
+    state: AppState, model: ServerModel, body: SpeechBody, voice: str | Reference | None, rate: int
+) -> Response:
+    def make(emit: Emit) -> Plan[SpeechStream]:
+        stream = SpeechStream(model.speaking(), body.input, _manner(model, body, voice))
+
+        def on_piece(piece: Waveform) -> None:
+            emit(piece.samples_CN, piece.duration_s)
+
+        yield from stream.plan(on_piece)
+        return stream
+
+    state.begin_stream()
+    call = None
+    try:
+        call = ServerCall(state.service, model, make)
+        await call.begin()
+    except BaseException:
+        state.end_stream()
+        if call is not None:
+            call.cancel()
+        raise
+    pieces = _encoded_pieces(call, body, model.speaking().codec.sample_rate, rate)
+    is_sse = body.stream_format == "sse"
+    chunks = with_error_event(_speech_events(call, pieces, model)) if is_sse else pieces
+    media_type = "text/event-stream" if is_sse else MEDIA_TYPES[body.response_format]
+    return CallStream(
+        call,
+        chunks,
+        media_type,
+        stall_s=state.limits.stall_s,
+        headers=_headers(rate),
+        on_end=state.end_stream,
+    )
+
+
+async def _encoded_pieces(
+    call: ServerCall, body: SpeechBody, codec_rate: int, rate: int
+) -> AsyncIterator[Chunk]:
+    encoder = SoundEncoder(body.response_format, rate)
+    resampler = None if rate == codec_rate else StreamResampler(codec_rate, rate)
+    async for piece in call.pieces():
+        samples_1N = piece.item if resampler is None else resampler.push(piece.item)
+        yield encoder.push(samples_1N), piece.sound_s
+    last = b"" if resampler is None else encoder.push(resampler.finish())
+    yield last + encoder.finish(), 0.0
+
+
+async def _speech_events(
+    call: ServerCall, pieces: AsyncIterator[Chunk], model: ServerModel
+) -> AsyncIterator[Chunk]:
+    async for content, sound_s in pieces:
+        event = {"type": "speech.audio.delta", "audio": base64.b64encode(content).decode()}
+        yield sse(event) if content else b"", sound_s
+    stream = call.result
+    assert isinstance(stream, SpeechStream)
+    generator = model.speaking()
+    words, frames = generator.num_tokens(stream.text), round(stream.duration_s * generator.codec.frame_rate)
+    usage = {"input_tokens": words, "output_tokens": frames, "total_tokens": words + frames}
+    done: dict[str, Any] = {"type": "speech.audio.done", "usage": usage, "notes": list(stream.notes)}
+    yield sse(done), 0.0
+
+
+def _headers(rate: int, made_speech: Speech | None = None) -> dict[str, str]:
+    headers = {"X-Sample-Rate": str(rate)}
+    if made_speech is not None and made_speech.notes:
+        headers["X-Notes"] = " | ".join(made_speech.notes).encode("ascii", "backslashreplace").decode()
+    return headers
