@@ -7,8 +7,8 @@ from pathlib import Path
 
 from audiollm.data.records.sample import Sample
 from audiollm.data.records.text_origin import text_recognizers
+from audiollm.data.text.tokenizer import TRAINED_FILE
 from audiollm.generation.engine.defaults import Teaching, read_trained
-from audiollm.models.pretrained import model_folder
 
 TAUGHT = {
     "transcripts": "wrote transcripts that the model was trained on",
@@ -41,6 +41,9 @@ def count_taught_references(model: str | Path, samples: Sequence[Sample]) -> int
 
 
 def _teaching_of(model: str | Path | None) -> Teaching:
-    if model is None or not Path(model).is_dir():
+    """What `trained.json` says; nothing of a model without one: a published one, an import path, an endpoint."""
+    if model is None:
         return {}
-    return read_trained(model_folder(Path(model))).recognizers or {}
+    folders = (Path(model), Path(model) / "model")
+    folder = next((folder for folder in folders if (folder / TRAINED_FILE).is_file()), None)
+    return {} if folder is None else read_trained(folder).recognizers or {}
