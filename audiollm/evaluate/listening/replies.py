@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from audiollm.evaluate.judges.judging import Recognizer, digest, failures_of, lo
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.speech.clips import Advance
-from audiollm.evaluate.subjects.protocols import Conversant, Subject
+from audiollm.evaluate.subjects.protocols import BatchConversant, Conversant, Subject
 from audiollm.failures import note_success
 
 _ID_KEYS = ("id", "path", "audio")
@@ -68,6 +70,38 @@ def ask_all(
     return replies
 
 
+def ask_in_batches(
+    subject: Subject,
+    inquiries: Sequence[Inquiry],
+    store: RowStore,
+    advance: Advance,
+    batch_size: int,
+) -> dict[str, Reply]:
+    """The replies to inquiries with chats, as `ask_all` has them, several at a time.
+
+    Where a batch fails, its inquiries are asked one by one, so that each failure is that of its own recording.
+
+    Raises:
+        ConfigError: several at a time, of a model that is no `BatchConversant`.
+    """
+    if batch_size == 1:
+        return ask_all(by_answerer(subject), subject.fingerprint, inquiries, store, advance)
+    model, write = subject.model, by_answerer(subject)
+    if not isinstance(model, BatchConversant):
+        raise ConfigError(f"{subject.name} answers one question at a time", "batch_size", "set batch_size: 1")
+    replies: dict[str, Reply] = {}
+    waiting = iter(inquiries)
+    while batch := list(islice(waiting, batch_size)):
+        fresh = [inquiry for inquiry in batch if not _is_answered(subject.fingerprint, inquiry, store)]
+        texts = _batch_replies(model, fresh)
+        known_text = partial(_known_text, texts)
+        for inquiry in batch:
+            ask = known_text if inquiry.id in texts else write
+            replies[inquiry.id] = _ask_inquiry(ask, subject.fingerprint, inquiry, store, "the model")
+            advance(inquiry.id)
+    return replies
+
+
 def by_answerer(subject: Subject) -> Write:
     """Replies by an `Answerer`; a `Conversant` is given the chat where the inquiry has one."""
 
@@ -115,16 +149,7 @@ def read_replies(path: Path, ids: Sequence[str], keys: Sequence[str]) -> dict[st
 
 def _ask_inquiry(write: Write, fingerprint: str, inquiry: Inquiry, store: RowStore, subject: str) -> Reply:
     try:
-        content = digest(inquiry.path)
-        depends_on: list[Any] = [
-            "reply",
-            fingerprint,
-            content,
-            inquiry.start_s,
-            inquiry.end_s,
-            inquiry.question,
-            *_wording(inquiry.messages),
-        ]
+        depends_on = _reply_key(fingerprint, inquiry)
         earlier_row = store.get(*depends_on)
         if earlier_row is not None:
             note_success(subject)
@@ -139,6 +164,46 @@ def _ask_inquiry(write: Write, fingerprint: str, inquiry: Inquiry, store: RowSto
         return Reply(problem=error.reason)
     store.add({"id": inquiry.id, "path": str(inquiry.path), "reply": text}, *depends_on)
     return Reply(text)
+
+
+def _reply_key(fingerprint: str, inquiry: Inquiry) -> list[Any]:
+    """What a reply depends on.
+
+    Raises:
+        MetricError: the recording is not there.
+    """
+    span = [digest(inquiry.path), inquiry.start_s, inquiry.end_s, inquiry.question]
+    return ["reply", fingerprint, *span, *_wording(inquiry.messages)]
+
+
+def _is_answered(fingerprint: str, inquiry: Inquiry, store: RowStore) -> bool:
+    try:
+        return store.get(*_reply_key(fingerprint, inquiry)) is not None
+    except MetricError:
+        return False
+
+
+def _batch_replies(model: BatchConversant, inquiries: Sequence[Inquiry]) -> dict[str, str]:
+    """Replies by id, of the recordings that can be read; none where the batch fails."""
+    readable: list[tuple[Inquiry, Waveform]] = []
+    for inquiry in inquiries:
+        try:
+            readable.append((inquiry, load_clip(inquiry.path, inquiry.start_s, inquiry.end_s)))
+        except MetricError:
+            continue  # its reply has this problem when it is asked alone
+    if not readable:
+        return {}
+    try:
+        texts = model.reply_many(
+            [inquiry.messages for inquiry, _ in readable], [wave for _, wave in readable]
+        )
+    except Exception:
+        return {}
+    return {inquiry.id: text for (inquiry, _), text in zip(readable, texts, strict=True)}
+
+
+def _known_text(texts: Mapping[str, str], wave: Waveform, inquiry: Inquiry) -> str:
+    return texts[inquiry.id]
 
 
 def _wording(messages: Sequence[Message]) -> list[Any]:

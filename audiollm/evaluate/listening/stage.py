@@ -48,6 +48,8 @@ class ListeningConfig(StageConfig):
     """Language of the transcripts that name none."""
     max_answer_tokens: int = Field(64, ge=1)
     """Longest answer, in tokens."""
+    batch_size: int = Field(1, ge=1, exclude_if=lambda value: value == 1)
+    """Questions that are answered at a time: faster, and sums are rounded in another order."""
     without_audio: bool = Field(False, exclude_if=lambda value: not value)
     """Ask without the recordings, a control: the share of right answers that the questions alone give. Transcripts are
     left out."""
@@ -65,7 +67,7 @@ def run_listening(config: ListeningConfig, context: Context) -> dict[str, Any]:
     """
     from audiollm.data.records.manifest import read_samples
     from audiollm.evaluate.judges.independence import count_taught_references
-    from audiollm.evaluate.listening.replies import ask_all, by_answerer
+    from audiollm.evaluate.listening.replies import ask_in_batches
     from audiollm.evaluate.report.store import RowStore
     from audiollm.evaluate.report.suite import conclude, spread_items, with_warning
     from audiollm.evaluate.subjects.loading import load_answerer
@@ -87,9 +89,8 @@ def run_listening(config: ListeningConfig, context: Context) -> dict[str, Any]:
     inquiries = [_inquiry(sample, config.without_audio) for sample in [*transcriptions, *choice_samples]]
     with context.progress("listening", len(inquiries)) as bar:
         store = RowStore(context.folder / "kept.jsonl")
-        write = by_answerer(subject)
-        replies = ask_all(
-            write, subject.fingerprint, inquiries, store, lambda _: bar.advance(bar.task_ids[0])
+        replies = ask_in_batches(
+            subject, inquiries, store, lambda _: bar.advance(bar.task_ids[0]), config.batch_size
         )
     problems = {reply.problem for reply in replies.values()}
     if "" not in problems:

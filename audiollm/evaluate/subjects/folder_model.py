@@ -46,9 +46,16 @@ class FolderAnswerer:
 
     def reply(self, messages: Sequence[Message], audio: Waveform) -> str:
         """See `Conversant.reply`."""
-        recordings = [audio] if any(isinstance(p, AudioPart) for m in messages for p in m.content) else []
-        request = AnswerRequest(turns_of(messages, recordings), max_tokens=self.max_tokens)
-        return self.model.answer([request])[0].text
+        return self.reply_many([messages], [audio])[0]
+
+    def reply_many(self, chats: Sequence[Sequence[Message]], recordings: Sequence[Waveform]) -> list[str]:
+        """See `BatchConversant.reply_many`."""
+        requests = []
+        for messages, audio in zip(chats, recordings, strict=True):
+            hears = any(isinstance(content, AudioPart) for message in messages for content in message.content)
+            turns = turns_of(messages, [audio] if hears else [])
+            requests.append(AnswerRequest(turns, max_tokens=self.max_tokens))
+        return [answer.text for answer in self.model.answer(requests)]
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,14 @@ class Conversant(Protocol):
         """The assistant's next turn in words; `audio` is the recording of the audio part, if there is one."""
 
 
+@runtime_checkable
+class BatchConversant(Protocol):
+    """Answers in several chats at a time."""
+
+    def reply_many(self, chats: Sequence[Sequence[Message]], recordings: Sequence[Waveform]) -> list[str]:
+        """The assistant's next turn of each chat, as `Conversant.reply` gives it."""
+
+
 @dataclass(frozen=True)
 class TurnByTurn:
     """Any `Speaker` as a `DialogueSpeaker`: each turn alone, in the voice of its speaker's reference.

@@ -163,6 +163,23 @@ def test_the_control_asks_without_the_recordings(tmp_path: Path) -> None:
     assert replies[0] == replies[1]
 
 
+def test_questions_in_batches_get_the_replies_that_they_get_alone(tmp_path: Path) -> None:
+    """A recording that is not there is its own question's problem, and what is answered is not asked again."""
+    template = small_template()
+    small_model(template).float().save_pretrained(tmp_path / "model", template.tokenizer)
+    for number in range(5):
+        save(tmp_path / f"{number}.wav", sound(0.2 + 0.1 * number, 0, 300.0 * (number + 1)), 16_000)
+    samples = [sample(f"q{n}", tmp_path / f"{n}.wav", "Which tone?", f"tone {n % 2}") for n in range(6)]
+    rows = tmp_path / "stage" / "audio-qa" / "rows.jsonl"
+    scored(tmp_path, samples)
+    alone = {row["id"]: (row["reply"], row["left_out"]) for row in read_jsonl(rows)}
+    (tmp_path / "stage" / "kept.jsonl").unlink()
+    scored(tmp_path, samples[:2], batch_size=4)
+    scored(tmp_path, samples, batch_size=4)
+    assert {row["id"]: (row["reply"], row["left_out"]) for row in read_jsonl(rows)} == alone
+    assert alone["q5"][1] and len(read_jsonl(tmp_path / "stage" / "kept.jsonl")) == 5
+
+
 def test_a_model_that_never_answers_ends_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
         def answer(self, audio: Waveform, question: str) -> str:
