@@ -30,8 +30,8 @@ RECIPES = Path(__file__).parent.parent / "recipes"
 TEST_SPEAKERS = ("1688", "2033", "2414", "lj")
 """Speakers of the recordings of people that no training hears."""
 LJ_RECORDINGS = 8
-START = "understanding"
-"""The case whose model other cases begin from."""
+MUSIC = ("Hungarian", "Karissa", "Kevin", "sorohanro")
+"""Beginnings of the names of recordings of music."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,13 @@ class Inputs:
     real: Path
     data: Path
     runs: Path
-    understanding: Path
-    """The run of the case `understanding`."""
+    seed: int
+    finished: Mapping[str, Path]
+    """Finished runs that stand in place of those of cases."""
+
+    def run(self, case: str) -> Path:
+        """The folder of a case's run."""
+        return self.finished.get(case, self.runs / f"{case}-{self.seed}")
 
     def weights(self, name: str) -> Path:
         """A folder of published weights.
@@ -90,6 +95,8 @@ class Case:
     settings: Callable[[Inputs], Mapping[str, object]]
     """Keys of the recipe; data that they name are prepared below `Inputs.runs`."""
     proofs: Sequence[Proof]
+    after: str | None = None
+    """The case whose run it begins from."""
 
 
 def word_errors(name: str, stage: str, at_most: float) -> Proof:
@@ -149,8 +156,30 @@ def _understanding(inputs: Inputs) -> Mapping[str, object]:
     }
 
 
+def _audio_reasoner(inputs: Inputs) -> Mapping[str, object]:
+    heard = inputs.run("understanding")
+    segments = [str(heard / stage / "segments.jsonl") for stage in ("people", "voiced")]
+    return {
+        "model": heard / "train",
+        "encoder": inputs.weights("whisper-base"),
+        "events": (inputs.data / "esc10").resolve(),
+        "events_test": "4-*",
+        "segments": json.dumps(segments),
+        "music": json.dumps([{"folder": str(_music(inputs)), "held_out": "Kevin*"}]),
+    }
+
+
+def _align(inputs: Inputs) -> Mapping[str, object]:
+    reasoner = inputs.run("audio_reasoner")
+    return {
+        "model": reasoner / "train",
+        "encoder": inputs.weights("whisper-base"),
+        "samples": reasoner / "multiple_choice" / "samples.jsonl",
+    }
+
+
 CASES: dict[str, Case] = {
-    START: Case(
+    "understanding": Case(
         "understanding/small.yaml",
         _understanding,
         (
@@ -158,6 +187,21 @@ CASES: dict[str, Case] = {
             word_errors("synthetic voices, trained and new", "hear_voiced", at_most=0.12),
             word_errors("people never heard", "hear_people", at_most=0.25),
         ),
+    ),
+    "audio_reasoner": Case(
+        "audio_reasoner/small.yaml",
+        _audio_reasoner,
+        (
+            gain("GRPO, questions about recordings never heard", "before", "after", at_least=0.10),
+            no_better_than_chance("the same questions without the recordings", "without_audio"),
+        ),
+        after="understanding",
+    ),
+    "align": Case(
+        "align/small.yaml",
+        _align,
+        (gain("DPO, questions about recordings never heard", "before", "after", at_least=0.0),),
+        after="audio_reasoner",
     ),
 }
 
@@ -205,6 +249,16 @@ def _sentences(inputs: Inputs) -> Path:
     return path.resolve()
 
 
+def _music(inputs: Inputs) -> Path:
+    """A folder of the music among the recordings of music and nature."""
+    folder = inputs.runs / "music"
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (inputs.data / "music_nature" / "data" / "audio").resolve().glob("*.ogg"):
+        if path.name.startswith(MUSIC) and not (folder / path.name).exists():
+            shutil.copyfile(path, folder / path.name)
+    return folder.resolve()
+
+
 def _read_table(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
@@ -222,24 +276,21 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/learn_small"))
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--seed", type=int, default=1, help="settings were chosen with seed 0")
-    parser.add_argument("--understanding", type=Path, help="a finished run, in place of the case's own")
+    parser.add_argument("--understanding", type=Path, help="a finished run of this case")
     parser.add_argument(
         "--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the cases that run"
     )
     options = parser.parse_args()
-    runs = options.runs.resolve()
-    start = (options.understanding or runs / f"{START}-{options.seed}").resolve()
-    inputs = Inputs(options.real, options.data, runs, start)
-    if options.only != [START] and options.understanding is None:
-        _run_recipe(START, inputs, options.seed, options.set if START in options.only else [])
-    missed = [text for name in options.only for text in _prove(name, inputs, options.seed, options.set)]
+    finished = {} if options.understanding is None else {"understanding": options.understanding.resolve()}
+    inputs = Inputs(options.real, options.data, options.runs.resolve(), options.seed, finished)
+    missed = [text for name in options.only for text in _prove(name, inputs, options.set)]
     if missed:
         sys.exit(f"missed: {'; '.join(missed)}")
 
 
-def _prove(name: str, inputs: Inputs, seed: int, overrides: Sequence[str]) -> list[str]:
+def _prove(name: str, inputs: Inputs, overrides: Sequence[str]) -> list[str]:
     """Run a case, print a line for each proof, and return what was missed."""
-    folder = _run_recipe(name, inputs, seed, overrides)
+    folder = _run_recipe(name, inputs, overrides)
     stages = [read_json(path) for path in sorted(folder.glob("*/stage.json"))]
     missed = []
     for proof in CASES[name].proofs:
@@ -255,7 +306,7 @@ def _prove(name: str, inputs: Inputs, seed: int, overrides: Sequence[str]) -> li
             **({} if figure.before is None else {"before": round(figure.before, 4)}),
             **({} if figure.after is None else {"after": round(figure.after, 4)}),
             "unit": proof.unit,
-            "seed": seed,
+            "seed": inputs.seed,
             "minutes": round(sum(stage["seconds"] for stage in stages) / 60, 1),
             "cpu_minutes": round(sum(stage["cpu_seconds"] for stage in stages) / 60, 1),
         }
@@ -264,24 +315,36 @@ def _prove(name: str, inputs: Inputs, seed: int, overrides: Sequence[str]) -> li
     return missed
 
 
-def _run_recipe(name: str, inputs: Inputs, seed: int, overrides: Sequence[str]) -> Path:
-    """Run a recipe by its command, or go on with it, and return the folder of its run.
+def _run_recipe(name: str, inputs: Inputs, overrides: Sequence[str] = ()) -> Path:
+    """Run a recipe by its command, or resume it, after the case that it begins from; return the folder of its run.
 
     Raises:
         SystemExit: the recipe ended with an error.
     """
-    run = f"{name}-{seed}"
+    case, folder = CASES[name], inputs.run(name)
+    if name in inputs.finished:
+        return folder
+    if case.after is not None:
+        _run_recipe(case.after, inputs)
     inputs.runs.mkdir(parents=True, exist_ok=True)
-    settings = [f"{key}={value}" for key, value in CASES[name].settings(inputs).items()]
-    command = [sys.executable, "-m", "audiollm.commands.cli", "run", str(RECIPES / CASES[name].recipe)]
-    command += ["--name", run, "--runs", str(inputs.runs), f"seed={seed}", *settings, *overrides]
-    log = inputs.runs / f"{run}.log"
-    print(f"{time.strftime('%H:%M')} {run}", file=sys.stderr, flush=True)
+    settings = [f"{key}={value}" for key, value in case.settings(inputs).items()]
+    command = [sys.executable, "-m", "audiollm.commands.cli", "run", str(RECIPES / case.recipe)]
+    command += [
+        "--name",
+        folder.name,
+        "--runs",
+        str(inputs.runs),
+        f"seed={inputs.seed}",
+        *settings,
+        *overrides,
+    ]
+    log = inputs.runs / f"{folder.name}.log"
+    print(f"{time.strftime('%H:%M')} {folder.name}", file=sys.stderr, flush=True)
     with log.open("w") as file:
         status = subprocess.call(command, stdout=file, stderr=subprocess.STDOUT)
     if status:
-        sys.exit(f"{run} ended with status {status}: see {log}")
-    return inputs.runs / run
+        sys.exit(f"{folder.name} ended with status {status}: see {log}")
+    return folder
 
 
 def _right_answers(stage: Path) -> Mapping[str, float]:
