@@ -1,4 +1,4 @@
-"""The small recipes, from published weights; their folders are named by AUDIOLLM_REAL."""
+"""The small recipes: from published weights, whose folders AUDIOLLM_REAL names, and from random ones of their class."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ import yaml
 from rich.console import Console
 
 from audiollm.audio import save
-from audiollm.files.atomic import read_json
+from audiollm.files.atomic import read_json, read_jsonl
 from audiollm.interpret.live.live_model import LiveModel
 from audiollm.interpret.live.sound_input import file_pieces
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
 from pipelines.annotate.synthesizers.choice import make_synthesizer
+from tests.audiollm.supervised.heard_samples import write_manifest
+from tests.audiollm.supervised.test_encode_features import training, whisper
+from tests.audiollm.supervised.train_samples import run_stage
+from tests.pipelines.soundscapes.clip_inputs import write_inputs
 
 ROOT = Path(__file__).parent.parent
 SENTENCES = [
@@ -121,4 +125,42 @@ def test_an_interpreter_begins_from_a_model_that_hears(tmp_path: Path) -> None:
     ]
     actions += session.finish()
     assert live.frame_rate == 12.5 and len(actions) == session.chunks >= 2
+
+
+def run(folder: Path, recipe: str, *overrides: str) -> Path:
+    loaded = load_recipe(ROOT / "recipes" / recipe, list(overrides), "small", folder / recipe.split("/")[0])
+    run_recipe(loaded, Console(quiet=True))
+    return loaded.folder
+
+
+def test_reasoner_and_preferences_run_from_random_weights(tmp_path: Path) -> None:
+    """All stages of both recipes, a few steps of each training: a Whisper encoder frozen before a small decoder."""
+    encoder = whisper(tmp_path / "whisper")
+    first = training(encoder)
+    first["shape"]["audio_encoder"] |= {"stride": 4, "padded": "auto", "projector_size": 1024}
+    run_stage(tmp_path / "first", str(write_manifest(tmp_path, 12)), **first)
+    inputs = write_inputs(tmp_path / "inputs")
+    folder = run(
+        tmp_path, "audio_reasoner/small.yaml", "size=tiny", f"encoder={encoder}",
+        f"model={tmp_path / 'first'}", f"events={inputs['events'][0]['folder']}", "events_test=a.*",
+        f"segments={inputs['segments']}", "learned_clips=14", "clips=14", "test_clips=7", "learning_steps=10",
+        "steps=10", "train_policy.batch_size=2", "train_policy.group_size=2", "train_policy.max_answer_tokens=8",
+        "train_policy.eval_prompts=2", "train_policy.evaluations=1",
+    )  # fmt: skip
+    scores = {
+        name: read_json(folder / name / "results.json") for name in ("before", "after", "without_audio")
+    }
+    assert all(score["questions"] == 7 and score["chance"] < 0.5 for score in scores.values())
+    assert (folder / "train_policy" / "rollouts" / "000009.jsonl").is_file()
+    replies = read_jsonl(folder / "without_audio" / "audio-qa" / "rows.jsonl")
+    assert {row["category"] for row in replies} == {
+        "which", "presence", "count", "order", "loudness", "voice", "words",
+    }  # fmt: skip
+    folder = run(
+        tmp_path, "align/small.yaml", "size=tiny", f"encoder={encoder}", f"model={folder / 'train'}",
+        f"samples={folder / 'multiple_choice' / 'samples.jsonl'}", "questions=7", "steps=10", "reward_steps=10",
+        "sample_answers.max_answer_tokens=8",
+    )  # fmt: skip
+    assert (folder / "train_preference" / "model").is_dir() and (folder / "train_reward" / "model").is_dir()
+    assert read_json(folder / "after" / "results.json")["questions"] == 7
     assert (folder / "report.html").is_file()

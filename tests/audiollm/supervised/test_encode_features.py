@@ -35,6 +35,7 @@ from audiollm.models.audio_encoder import AudioTower, encoder_config, frozen_fea
 from audiollm.recipe.ranks import ALONE
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe, StagePlan
+from audiollm.rl.online.prompts import without_right_answer
 from audiollm.supervised.corpus.batches import Batching, BatchMaker
 from audiollm.supervised.features.encoding import count_clip_flops, encode_features, encoded_views
 from audiollm.supervised.features.settings import EncodeFeaturesConfig
@@ -106,6 +107,18 @@ def shards(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> Path:
     return folder
 
 
+def test_prompts_of_policies_keep_the_rows(shards: Path, encoder: Path) -> None:
+    """A sample without its right answer is heard as the sample is."""
+    shape, loaded = shape_of(encoder), open_source(shards / "shards")[0]
+    prompt = without_right_answer(loaded)
+    assert len(prompt.sample.messages) == len(loaded.sample.messages) - 1
+    [features], [prompt_features] = (part_audio(item, [], shape) for item in (loaded, prompt))
+    assert isinstance(features, ClipFeatures) and isinstance(prompt_features, ClipFeatures)
+    [window], [prompt_window] = features.windows, prompt_features.windows
+    assert window.encoded_RC is not None and prompt_window.encoded_RC is not None
+    assert torch.equal(window.encoded_RC, prompt_window.encoded_RC)
+
+
 def test_rows_are_what_the_encoder_gives(shards: Path, encoder: Path) -> None:
     shape, config = shape_of(encoder), encoder_config(encoder, stride=STRIDE)
     tower = AudioTower(config).eval()
@@ -142,7 +155,7 @@ def test_a_trained_encoder_hears_anew(tmp_path: Path, shards: Path, encoder: Pat
     values["shape"]["audio_encoder"].pop("trained")
     with pytest.raises(StageError, match="no sample of the train split"):
         run_stage(tmp_path / "run", str(shards / "shards"), **values)
-    assert "and no sound" in (tmp_path / "run" / "set_aside.jsonl").read_text()
+    assert "the encoder is trained here" in (tmp_path / "run" / "set_aside.jsonl").read_text()
 
 
 def test_a_tower_that_is_trained_refuses_rows(shards: Path, encoder: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-import torch
 from pydantic import ValidationError
 from rich.console import Console
 
@@ -23,48 +22,12 @@ from audiollm.recipe.stages import Recipe
 from pipelines.soundscapes.questions import KINDS
 from pipelines.soundscapes.settings import ComposeSoundscapesConfig, Kind
 from pipelines.soundscapes.stage import run_compose_soundscapes
-
-RATE = 16_000
-LABELS = {"001 - Bell": 500, "002 - Horn": 900, "003 - Drum": 1500, "004 - Whistle": 2600, "005 - Hum": 3800}
-SPEAKERS = {"ann": "train", "bob": "train", "cid": "test", "dan": "test"}
-
-
-def tone(seconds: float, hertz: float) -> torch.Tensor:
-    return 0.4 * torch.sin(2 * torch.pi * hertz * torch.arange(round(seconds * RATE)) / RATE)[None]
+from tests.pipelines.soundscapes.clip_inputs import LABELS, RATE, tone, write_inputs
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Tones by label, a chord for music, noise for a room, and segments of four speakers."""
-    folder = tmp_path_factory.mktemp("inputs")
-    for (label, hertz), take in itertools.product(LABELS.items(), "abcd"):
-        save(folder / "events" / label / f"{take}.wav", tone(0.3, hertz), RATE)
-    noise = torch.randn(1, RATE, generator=torch.Generator().manual_seed(0)) * 0.1
-    for take in "ab":
-        save(folder / "music" / f"{take}.wav", tone(0.5, 250) + tone(0.5, 375), RATE)
-        save(folder / "rooms" / f"{take}.wav", noise, RATE)
-    rows = []
-    for number, (speaker, split) in enumerate(SPEAKERS.items()):
-        save(folder / f"{speaker}.wav", tone(4.0, 120 + 30 * number), RATE)
-        rows += [
-            {
-                "id": f"{speaker}-{take}", "path": str(folder / f"{speaker}.wav"), "start_s": take, "end_s": take + 0.8,
-                "speaker": speaker, "text": f"{speaker} says sentence {take}", "split": split,
-            }
-            for take in range(4)
-        ]  # fmt: skip
-    write_jsonl(folder / "segments.jsonl", rows)
-    return {
-        "events": [{"folder": folder / "events", "held_out": "a.*"}],
-        "music": [{"folder": folder / "music", "held_out": "a.*"}],
-        "backgrounds": [{"folder": folder / "rooms", "held_out": "a.*"}],
-        "segments": folder / "segments.jsonl",
-        "clips": 210,
-        "test_clips": 140,
-        "event_s": 0.5,
-        "speech_s": 1.0,
-        "duration_s": 4.0,
-    }
+    return write_inputs(tmp_path_factory.mktemp("inputs"))
 
 
 def compose(inputs: dict[str, Any], folder: Path, **changes: Any) -> list[Sample]:
