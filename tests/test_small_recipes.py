@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -133,6 +135,11 @@ def run(folder: Path, recipe: str, *overrides: str) -> Path:
     return loaded.folder
 
 
+def answer_length(batch: Sequence[Any]) -> list[float]:
+    """A reward of which a random model earns different shares."""
+    return [float(len(answer.text)) for answer in batch]
+
+
 def test_reasoner_and_preferences_run_from_random_weights(tmp_path: Path) -> None:
     """All stages of both recipes, a few steps of each training: a Whisper encoder frozen before a small decoder."""
     encoder = whisper(tmp_path / "whisper")
@@ -146,6 +153,7 @@ def test_reasoner_and_preferences_run_from_random_weights(tmp_path: Path) -> Non
         f"segments={inputs['segments']}", "learned_clips=14", "clips=14", "test_clips=7", "learning_steps=10",
         "steps=10", "train_policy.batch_size=2", "train_policy.group_size=2", "train_policy.max_answer_tokens=8",
         "train_policy.eval_prompts=2", "train_policy.evaluations=1",
+        "rewards={'tests.test_small_recipes:answer_length': 1.0}",
     )  # fmt: skip
     scores = {
         name: read_json(folder / name / "results.json") for name in ("before", "after", "without_audio")
