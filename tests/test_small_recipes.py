@@ -140,6 +140,7 @@ def answer_length(batch: Sequence[Any]) -> list[float]:
     return [float(len(answer.text)) for answer in batch]
 
 
+@pytest.mark.slow
 def test_reasoner_and_preferences_run_from_random_weights(tmp_path: Path) -> None:
     """All stages of both recipes, a few steps of each training: a Whisper encoder frozen before a small decoder."""
     encoder = whisper(tmp_path / "whisper")
