@@ -92,7 +92,7 @@ def ask_in_batches(
     replies: dict[str, Reply] = {}
     waiting = iter(inquiries)
     while batch := list(islice(waiting, batch_size)):
-        fresh = [inquiry for inquiry in batch if not _is_answered(subject.fingerprint, inquiry, store)]
+        fresh = [inquiry for inquiry in batch if not _has_reply(subject.fingerprint, inquiry, store)]
         texts = _batch_replies(model, fresh)
         known_text = partial(_known_text, texts)
         for inquiry in batch:
@@ -176,7 +176,7 @@ def _reply_key(fingerprint: str, inquiry: Inquiry) -> list[Any]:
     return ["reply", fingerprint, *span, *_wording(inquiry.messages)]
 
 
-def _is_answered(fingerprint: str, inquiry: Inquiry, store: RowStore) -> bool:
+def _has_reply(fingerprint: str, inquiry: Inquiry, store: RowStore) -> bool:
     try:
         return store.get(*_reply_key(fingerprint, inquiry)) is not None
     except MetricError:
