@@ -72,6 +72,12 @@ class SpeechBody(ServeBody):
         return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
 
 
+class SpeechBatchBody(ServeBody):
+    """`/v1/audio/speech/batch`: texts that are said side by side."""
+
+    items: Annotated[list[SpeechBody], Field(min_length=1, max_length=64)]
+
+
 class TextContent(ServeBody):
     type: Literal["text"]
     text: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from audiollm.generation.service.jobs import Done, Emitted, Failed, MakePlan, Progress
 from audiollm.generation.service.service import GenerationService
+from audiollm.serve.app_state import AppState
 from audiollm.serve.errors import ApiError, as_api_error
 from audiollm.serve.gate import log
 from audiollm.serve.model import ServerModel
@@ -93,8 +94,38 @@ async def await_whole(request: Request, call: ServerCall, limit_s: float) -> Any
         ApiError: it took too long, or the caller has left.
         Exception: what the plan raised.
     """
+    try:
+        return await _unless_left(request, call.finish(), limit_s)
+    finally:
+        call.cancel()
 
-    finishing, leaving = asyncio.create_task(call.finish()), asyncio.create_task(has_left(request.receive))
+
+async def open_stream(
+    state: AppState, model: ServerModel, make_plan: MakePlan, request: Request
+) -> ServerCall:
+    """Begin a streamed answer, and wait for its first piece; `CallStream` ends it.
+
+    Raises:
+        ApiError: too many streams are open, the first piece took too long, or the caller has left.
+        ServiceFull: see `ServerCall`.
+        Exception: what the plan raised.
+    """
+    state.begin_stream()
+    call = None
+    try:
+        call = ServerCall(state.service, model, make_plan)
+        await _unless_left(request, call.begin(), state.limits.request_s)
+    except BaseException:
+        state.end_stream()
+        if call is not None:
+            call.cancel()
+        raise
+    return call
+
+
+async def _unless_left(request: Request, awaited: Coroutine[Any, Any, Any], limit_s: float) -> Any:
+    """Wait for a part of an answer for as long as the caller waits for it."""
+    finishing, leaving = asyncio.create_task(awaited), asyncio.create_task(has_left(request.receive))
     try:
         await asyncio.wait({finishing, leaving}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if finishing.done():
@@ -106,7 +137,6 @@ async def await_whole(request: Request, call: ServerCall, limit_s: float) -> Any
         )
         raise ApiError(504, message, None, "timeout")
     finally:
-        call.cancel()
         await _end_tasks(finishing, leaving)
 
 

@@ -2,6 +2,7 @@
 
 # no `from __future__ import annotations`: FastAPI reads the types
 
+import asyncio
 import base64
 import time
 import uuid
@@ -18,7 +19,15 @@ from audiollm.generation.engine.request import AnswerKind
 from audiollm.models.audio_llms.inputs import Turn, TurnPart
 from audiollm.serve.app_state import AppState
 from audiollm.serve.bodies import ChatBody, ChatMessage, InputAudioContent, TextContent
-from audiollm.serve.calls import CallStream, Chunk, ServerCall, await_whole, sse, with_error_event
+from audiollm.serve.calls import (
+    CallStream,
+    Chunk,
+    ServerCall,
+    await_whole,
+    open_stream,
+    sse,
+    with_error_event,
+)
 from audiollm.serve.errors import ApiError
 from audiollm.serve.model import ChatPrompt, ServerModel
 from audiollm.serve.plans import ChatAnswer, chat_plan
@@ -65,10 +74,10 @@ def add_chat_route(router: APIRouter, state: AppState) -> None:
         )
         completion = Completion(f"chatcmpl-{uuid.uuid4().hex}", model.name, int(time.time()))
         if body.stream:
-            return await _stream(state, model, body, prompt, completion)
+            return await _stream(state, body, prompt, completion, model=model, request=request)
         call = ServerCall(state.service, model, lambda emit: chat_plan(model, prompt, emit, streamed=False))
         answer = await await_whole(request, call, state.limits.request_s)
-        return JSONResponse(_whole(completion, body, model, answer))
+        return JSONResponse(await asyncio.to_thread(_whole, completion, body, model, answer))
 
 
 def check_chat(state: AppState, body: ChatBody, model: ServerModel) -> AnswerKind:
@@ -165,18 +174,17 @@ def _whole(completion: Completion, body: ChatBody, model: ServerModel, answer: C
 
 
 async def _stream(
-    state: AppState, model: ServerModel, body: ChatBody, prompt: ChatPrompt, completion: Completion
+    state: AppState,
+    body: ChatBody,
+    prompt: ChatPrompt,
+    completion: Completion,
+    *,
+    model: ServerModel,
+    request: Request,
 ) -> Response:
-    state.begin_stream()
-    call = None
-    try:
-        call = ServerCall(state.service, model, lambda emit: chat_plan(model, prompt, emit, streamed=True))
-        await call.begin()
-    except BaseException:
-        state.end_stream()
-        if call is not None:
-            call.cancel()
-        raise
+    call = await open_stream(
+        state, model, lambda emit: chat_plan(model, prompt, emit, streamed=True), request
+    )
     chunks = with_error_event(_chat_events(call, model, body, completion))
     return CallStream(
         call, chunks, "text/event-stream", stall_s=state.limits.stall_s, on_end=state.end_stream

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 from pathlib import Path
 from typing import Annotated
@@ -102,15 +103,19 @@ def serve_models(
         recording_s=recording_s, upload_mb=upload_mb, request_s=request_s, stall_s=stall_s, drain_s=drain_s,
     )  # fmt: skip
 
+    from audiollm.serve.gate import log
     from audiollm.serve.load import load_state
     from audiollm.serve.server import bound_listener, make_server
 
+    log.addHandler(logging.StreamHandler())
+    log.setLevel(logging.INFO)
     console = Console()
     with bound_listener(host, port) as listener:
         with console.status("loading models"):
             state = load_state(
                 folders, limits, codec=codec, voices=voices, host=host, key=key, hostnames=hostname
             )
+        listener.listen()  # callers who read the address may come before the server takes them
         place = f"[{host}]" if ":" in host else host
         console.print(f"http://{place}:{listener.getsockname()[1]}/v1", style="bold", highlight=False)
         for model in state.models.values():

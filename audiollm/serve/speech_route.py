@@ -2,7 +2,9 @@
 
 # no `from __future__ import annotations`: FastAPI reads the types
 
+import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -19,9 +21,18 @@ from audiollm.generation.speaking.plans import Plan
 from audiollm.generation.speaking.speak import Speech, SpeechStream, speak_plan
 from audiollm.generation.speaking.speech_generator import SpeechGenerator
 from audiollm.serve.app_state import AppState
-from audiollm.serve.bodies import SpeechBody
-from audiollm.serve.calls import CallStream, Chunk, ServerCall, await_whole, sse, with_error_event
+from audiollm.serve.bodies import SpeechBatchBody, SpeechBody
+from audiollm.serve.calls import (
+    CallStream,
+    Chunk,
+    ServerCall,
+    await_whole,
+    open_stream,
+    sse,
+    with_error_event,
+)
 from audiollm.serve.errors import ApiError, as_api_error
+from audiollm.serve.gate import log
 from audiollm.serve.model import ServerModel
 from audiollm.serve.voices import Reference
 
@@ -35,15 +46,43 @@ def add_speech_route(router: APIRouter, state: AppState) -> None:
 
     @router.post("/v1/audio/speech")
     async def speech(body: SpeechBody, request: Request) -> Response:
-        try:
-            return await _speak(state, body, request)
-        except ConfigError as error:
-            raise as_api_error(
-                error, {**FIELDS, "reference": "ref_audio" if body.ref_audio else "voice"}
-            ) from error
+        return await _speak(state, body, request)
+
+    @router.post("/v1/audio/speech/batch")
+    async def speech_batch(body: SpeechBatchBody, request: Request) -> dict[str, Any]:
+        items = [_batch_item(state, item, request) for item in body.items]
+        return {"object": "list", "data": list(await asyncio.gather(*items))}
+
+
+async def _batch_item(state: AppState, body: SpeechBody, request: Request) -> dict[str, Any]:
+    """An item of a batch, which succeeds or fails alone."""
+    try:
+        if body.stream or body.stream_format is not None:
+            message = "an item of a batch is not streamed: leave out stream_format and stream"
+            raise ApiError(400, message, "stream_format", "not_supported")
+        answer = await _speak(state, body, request)
+    except Exception as error:
+        api_error = as_api_error(error)
+        if api_error.status >= 500:
+            log.error("an item of a batch failed", exc_info=error)
+        return {"status": api_error.status, **json.loads(api_error.body())}
+    row = {"status": 200, "audio": base64.b64encode(answer.body).decode(), "format": body.response_format}
+    return {
+        **row,
+        "sample_rate": int(answer.headers["X-Sample-Rate"]),
+        "notes": answer.headers.get("X-Notes", ""),
+    }
 
 
 async def _speak(state: AppState, body: SpeechBody, request: Request) -> Response:
+    try:
+        return await _answer_speech(state, body, request)
+    except ConfigError as error:
+        fields = {**FIELDS, "reference": "ref_audio" if body.ref_audio else "voice"}
+        raise as_api_error(error, fields) from error
+
+
+async def _answer_speech(state: AppState, body: SpeechBody, request: Request) -> Response:
     model = state.model(body.model)
     generator = model.speaking()
     check_speech_body(state, body, generator)
@@ -55,13 +94,17 @@ async def _speak(state: AppState, body: SpeechBody, request: Request) -> Respons
         raise ApiError(400, message, "voices")
     rate = body.sample_rate or generator.codec.sample_rate
     if body.stream or body.stream_format is not None:
-        return await _stream(state, model, body, voice, rate)
+        return await _stream(state, model, body, request, voice=voice, rate=rate)
     make_plan = _whole_plan(model, body, voice, references)
     call = ServerCall(state.service, model, make_plan)
     made_speech = await await_whole(request, call, state.limits.request_s)
     assert isinstance(made_speech, Speech)
-    samples_1N = resample(made_speech.samples_1N, made_speech.sample_rate, rate)
-    content = encode_sound(samples_1N, rate, body.response_format)
+
+    def encode() -> bytes:
+        samples_1N = resample(made_speech.samples_1N, made_speech.sample_rate, rate)
+        return encode_sound(samples_1N, rate, body.response_format)
+
+    content = await asyncio.to_thread(encode)  # a long MP3 takes seconds, and streams go on meanwhile
     return Response(
         content, media_type=MEDIA_TYPES[body.response_format], headers=_headers(rate, made_speech)
     )
@@ -139,7 +182,13 @@ def _whole_plan(
 
 
 async def _stream(
-    state: AppState, model: ServerModel, body: SpeechBody, voice: str | Reference | None, rate: int
+    state: AppState,
+    model: ServerModel,
+    body: SpeechBody,
+    request: Request,
+    *,
+    voice: str | Reference | None,
+    rate: int,
 ) -> Response:
     def make(emit: Emit) -> Plan[SpeechStream]:
         stream = SpeechStream(model.speaking(), body.input, _manner(model, body, voice))
@@ -150,16 +199,7 @@ async def _stream(
         yield from stream.plan(on_piece)
         return stream
 
-    state.begin_stream()
-    call = None
-    try:
-        call = ServerCall(state.service, model, make)
-        await call.begin()
-    except BaseException:
-        state.end_stream()
-        if call is not None:
-            call.cancel()
-        raise
+    call = await open_stream(state, model, make, request)
     pieces = _encoded_pieces(call, body, model.speaking().codec.sample_rate, rate)
     is_sse = body.stream_format == "sse"
     chunks = with_error_event(_speech_events(call, pieces, model)) if is_sse else pieces

@@ -12,7 +12,15 @@ from pydantic import Field
 from audiollm.audio import Waveform
 from audiollm.serve.app_state import AppState
 from audiollm.serve.bodies import Name, Seed, ServeBody, Weight
-from audiollm.serve.calls import CallStream, Chunk, ServerCall, await_whole, sse, with_error_event
+from audiollm.serve.calls import (
+    CallStream,
+    Chunk,
+    ServerCall,
+    await_whole,
+    open_stream,
+    sse,
+    with_error_event,
+)
 from audiollm.serve.errors import ApiError
 from audiollm.serve.forms import read_form
 from audiollm.serve.model import ChatPrompt, ServerModel
@@ -52,7 +60,7 @@ def add_transcription_route(router: APIRouter, state: AppState) -> None:
             [("user", [question])], "text", fields.seed, fields.temperature, max_tokens=longest
         )
         if fields.stream:
-            return await _stream(state, model, recording, prompt)
+            return await _stream(state, model, recording, prompt, request)
         call = ServerCall(
             state.service, model,
             lambda emit: transcription_plan(model, recording, prompt, emit, in_order=False),
@@ -127,20 +135,12 @@ def _subtitle_clock(seconds: float, point: str) -> str:
     return f"{hours:02d}:{minutes:02d}:{milliseconds // 1000 % 60:02d}{point}{milliseconds % 1000:03d}"
 
 
-async def _stream(state: AppState, model: ServerModel, recording: Waveform, prompt: ChatPrompt) -> Response:
-    state.begin_stream()
-    call = None
-    try:
-        call = ServerCall(
-            state.service, model,
-            lambda emit: transcription_plan(model, recording, prompt, emit, in_order=True),
-        )  # fmt: skip
-        await call.begin()
-    except BaseException:
-        state.end_stream()
-        if call is not None:
-            call.cancel()
-        raise
+async def _stream(
+    state: AppState, model: ServerModel, recording: Waveform, prompt: ChatPrompt, request: Request
+) -> Response:
+    call = await open_stream(
+        state, model, lambda emit: transcription_plan(model, recording, prompt, emit, in_order=True), request
+    )
     return CallStream(
         call,
         with_error_event(_transcript_events(call)),

@@ -151,6 +151,18 @@ def test_another_sample_rate(server: RunningServer, client: openai.OpenAI) -> No
         assert len(answer.content) == 2 * 3 * 30 * 320
 
 
+def test_items_of_a_batch_succeed_or_fail_alone(server: RunningServer) -> None:
+    speech = {"model": "toy", "input": "one two", "response_format": "wav", "seed": 3}
+    bad: list[dict[str, Any]] = [{"input": " "}, {"voice": "nobody"}, {"stream": True}, {"model": "echo"}]
+    items = [{**speech, **more} for more in ({}, *bad, {"voice": "anna"})]
+    rows = server.post("/v1/audio/speech/batch", json={"items": items}).json()["data"]
+    assert [row["status"] for row in rows] == [200, 400, 400, 400, 400, 200]
+    assert [row["error"]["param"] for row in rows[1:-1]] == ["input", "voice", "stream_format", "model"]
+    for row, speaker in ((rows[0], None), (rows[-1], "anna")):
+        expected = server.generator.speak("one two", seed=3, speaker=speaker).samples_1N
+        assert base64.b64decode(row["audio"]) == encode_sound(expected, RATE, "wav")
+
+
 def test_voices_are_added_used_and_removed(server: RunningServer, client: openai.OpenAI) -> None:
     wav = voice_wav()
     added = client.audio.voices.create(
