@@ -213,7 +213,7 @@ MEMBERS = st.sampled_from(
 )
 
 
-@settings(max_examples=30, derandomize=True, database=None)
+@settings(max_examples=20, derandomize=True, database=None)
 @given(
     speech=st.dictionaries(SPEECH_FIELDS, json_values | MEMBERS, max_size=4),
     chat=st.dictionaries(CHAT_FIELDS, json_values | MEMBERS, max_size=3),
