@@ -173,3 +173,29 @@ def test_reasoner_and_preferences_run_from_random_weights(tmp_path: Path) -> Non
     assert (folder / "train_preference" / "model").is_dir() and (folder / "train_reward" / "model").is_dir()
     assert read_json(folder / "after" / "results.json")["questions"] == 7
     assert (folder / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_a_voice_says_sentences_in_phrases_and_whisper_hears_it(tmp_path: Path) -> None:
+    """All stages with a few sentences and steps: the model speaks in phrases, and the judge is the one that was named."""
+    (whisper,) = folders("whisper-tiny.en")
+    (tmp_path / "texts.txt").write_text("\n".join(SENTENCES[:40]))
+    corpus = f"{{synthesizer: hibari, texts: {tmp_path / 'texts.txt'}, test_texts: 4}}"
+    recipe = load_recipe(
+        ROOT / "recipes" / "voice" / "small.yaml",
+        [
+            f"judge={whisper}", f"corpus={corpus}", "codec_steps=12", "minutes=0.2", "compose.min_seconds=10",
+            "train.batch_size=4", "generate.max_prompts=2", "generate.max_duration_s=3",
+            "train_tokenizer.hidden_size=64", "train_tokenizer.mel_hidden_size=48",
+            "train_tokenizer.blocks=[1,1,1,1]",
+        ],
+        "voice",
+        tmp_path / "runs",
+    )  # fmt: skip
+    run_recipe(recipe, Console(quiet=True))
+    folder = tmp_path / "runs" / "voice"
+    assert read_json(folder / "train" / "model" / "trained.json")["phrase_words"] == 3
+    figures = read_json(folder / "evaluate" / "stage.json")["figures"]
+    assert figures["recognizer"] == "whisper-tiny.en"
+    assert figures["recognizer_real_word_error_rate"] < 0.5 < figures["recognizer_generated_word_error_rate"]
+    assert (folder / "report.html").is_file()
