@@ -109,6 +109,16 @@ def word_errors(name: str, stage: str, at_most: float) -> Proof:
     return Proof(name, "words wrong", [stage], measure, at_most, lambda figure: figure.value <= at_most)
 
 
+def spoken_word_errors(name: str, at_most: float) -> Proof:
+    """The share of words that the recognizer of the stage `evaluate` does not hear in generated clips; no interval."""
+
+    def measure(run: Path) -> Figure:
+        figures = read_json(run / "evaluate" / "stage.json")["figures"]
+        return Figure(figures["recognizer_generated_word_error_rate"], None, None)
+
+    return Proof(name, "words wrong", ["evaluate"], measure, at_most, lambda figure: figure.value <= at_most)
+
+
 def gain(name: str, before: str, after: str, at_least: float) -> Proof:
     """The change of the share of right answers between two stages `evaluate_listening`, question by question; its
     interval has to lie above 0."""
@@ -178,6 +188,11 @@ def _align(inputs: Inputs) -> Mapping[str, object]:
     }
 
 
+def _voice(inputs: Inputs) -> Mapping[str, object]:
+    texts = f"texts: {_sentences(inputs)}, num_texts: 2400, test_texts: 60"
+    return {"judge": inputs.weights("whisper-base"), "corpus": f"{{synthesizer: hibari, {texts}}}"}
+
+
 CASES: dict[str, Case] = {
     "understanding": Case(
         "understanding/small.yaml",
@@ -202,6 +217,11 @@ CASES: dict[str, Case] = {
         _align,
         (gain("DPO, questions about recordings never heard", "before", "after", at_least=0.0),),
         after="audio_reasoner",
+    ),
+    "voice": Case(
+        "voice/small.yaml",
+        _voice,
+        (spoken_word_errors("sentences never trained on, in one voice", at_most=0.15),),
     ),
 }
 

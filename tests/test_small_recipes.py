@@ -177,7 +177,7 @@ def test_reasoner_and_preferences_run_from_random_weights(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_voice_says_sentences_in_phrases_and_whisper_hears_it(tmp_path: Path) -> None:
-    """All stages with a few sentences and steps: the model speaks in phrases, and the judge is the one that was named."""
+    """All stages with a few sentences and steps: the model speaks in phrases, and the named judge hears it."""
     (whisper,) = folders("whisper-tiny.en")
     (tmp_path / "texts.txt").write_text("\n".join(SENTENCES[:40]))
     corpus = f"{{synthesizer: hibari, texts: {tmp_path / 'texts.txt'}, test_texts: 4}}"
