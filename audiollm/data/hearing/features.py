@@ -373,8 +373,7 @@ def part_audio(
             if encoded is not None:
                 inputs.append(encoded)
                 continue
-            if clip.content is None and encoded_name(number, 0) in loaded.arrays:
-                raise BadSample(clip.place, loaded.sample.id, NOT_FROZEN, MISSING_ROWS)
+            refuse_missing_sound(loaded, number)
             features = clip_features(clip, shape) if hear is None else hear(number, clip)
             if features.peak_dbfs < SILENCE_DBFS and teaches_words(loaded.sample):
                 raise silent_part(loaded.sample, clip.place, features.peak_dbfs)
@@ -389,6 +388,13 @@ def part_audio(
 def encoded_name(part: int, view: int) -> str:
     """The name of the array with the rows of an audio part, as it is (view 0) or as an augmentation varied it."""
     return f"heard_{part}_{view}"
+
+
+def refuse_missing_sound(loaded: LoadedSample, part: int) -> None:
+    """Raises: BadSample: an audio part has rows of a frozen encoder and no sound, so no other encoder can hear it."""
+    clip = loaded.audio[part]
+    if clip.content is None and encoded_name(part, 0) in loaded.arrays:
+        raise BadSample(clip.place, loaded.sample.id, NOT_FROZEN, MISSING_ROWS)
 
 
 def read_encoded(loaded: LoadedSample, part: int, shape: FeatureShape, view: int = 0) -> ClipFeatures | None:

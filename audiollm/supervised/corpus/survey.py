@@ -32,6 +32,7 @@ from audiollm.data.hearing.features import (
     no_codes,
     num_clip_rows,
     read_encoded,
+    refuse_missing_sound,
     stream_chunks,
 )
 from audiollm.data.records.sample import Sample, TextPart
@@ -259,6 +260,8 @@ def _sizes(loaded: LoadedSample, encoder: FeatureShape | None) -> list[PartSize]
             if encoded is None and number in streams:
                 reason = NOT_FROZEN if encoded_name(number, 0) in loaded.arrays else NOT_IN_CHUNKS
                 raise BadSample(clip.place, loaded.sample.id, reason, MISSING_ROWS)
+            if encoded is None:
+                refuse_missing_sound(loaded, number)
             rows = num_clip_rows(clip, encoder) if encoded is None else encoded.rows
             sizes.append(FeatureRows(rows))
         elif number < len(frames):
