@@ -121,7 +121,7 @@ def test_the_recipe_trains_a_codec_with_a_teacher_of_its_own(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     small = {"mel_hidden_size": 16, "hidden_size": 16, "batch_size": 4, "crop_frames": 12}
-    changes = {"steps": 4, "minutes": "null", "blocks": "[1, 1, 1, 1]", **small}
+    changes = {"steps": 12, "minutes": "null", "blocks": "[1, 1, 1, 1]", **small}
     overrides = [f"train_tokenizer.{key}={value}" for key, value in changes.items()]
     recipe = load_recipe(RECIPE, [f"audio={recordings}", *overrides])
     run_recipe(recipe, Console(quiet=True))

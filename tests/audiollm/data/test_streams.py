@@ -160,7 +160,7 @@ def test_what_is_no_stream_is_refused(template: Template) -> None:
     with pytest.raises(ValueError, match="last part of the message before it"):
         template.compile([messages()[0], messages()[2]], [CODES])
     features = ClipFeatures((FeatureWindow(torch.zeros(80, 8), 14),))
-    with pytest.raises(ValueError, match="given as features"):
+    with pytest.raises(ValueError, match="given as a whole"):
         template.compile(messages(), [features])
     with pytest.raises(ValueError, match="control token"):
         template.compile(messages(["", f"a{tokens.END_OF_TURN}", "", ""]), [CODES])

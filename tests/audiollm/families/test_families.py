@@ -112,15 +112,19 @@ def test_a_family_is_imported_by_its_own_folder_alone() -> None:
     assert found == []
 
 
-def test_generate_of_transformers_is_called_in_two_places() -> None:
-    """By the family of listeners, and by the recognizers, whose outputs are scores."""
+def test_generate_of_transformers_is_called_in_three_places() -> None:
+    """By the family of listeners, by the recognizers, whose outputs are scores, and by the translators of texts."""
     called = [
         path.relative_to(ROOT).as_posix()
         for package in ("audiollm", "pipelines", "tokenizer")
         for path in sorted((ROOT / package).rglob("*.py"))
         if re.search(r"model\.generate\(", path.read_text(encoding="utf-8"))
     ]
-    assert called == ["audiollm/families/listener/generating.py", "audiollm/models/recognition/decoder.py"]
+    assert called == [
+        "audiollm/families/listener/generating.py",
+        "audiollm/models/recognition/decoder.py",
+        "pipelines/translate/translators.py",
+    ]
 
 
 def test_the_family_of_the_guide_answers(tmp_path: Path) -> None:
