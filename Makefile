@@ -16,7 +16,8 @@ setup: $(READY)  ## make .venv and install the versions of constraints.txt (once
 $(READY): pyproject.toml constraints.txt
 	@echo "==> Setting up $(VENV): about 7 GB, 3 minutes and more on a slow line; only done once"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(LATEST),--upgrade --upgrade-strategy eager,-c constraints.txt) -e '.[test]'
+	@# compiled at their first import: half of what pip compiles is never imported
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(if $(LATEST),--upgrade --upgrade-strategy eager,-c constraints.txt) -e '.[test]'
 	@# weights that tell speakers apart; what the package itself depends on has to be compiled, and is not used
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps resemblyzer==0.1.4
 	@# librosa compiles at its first import; two processes that do so at once crash later (numba issue 10128)

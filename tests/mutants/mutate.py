@@ -169,12 +169,12 @@ def judge(run: Run) -> Verdict:
     return Verdict("survived", f"{run.passed} tests pass with it")
 
 
-STARTER = f"""
+STARTER = """
 import json, os, sys
 from importlib import import_module
 from importlib.util import find_spec
 
-for name in {LIBRARIES}:
+for name in sys.argv[1:]:
     if find_spec(name) is not None:
         import_module(name)
 import pytest
@@ -205,7 +205,7 @@ class Starter:
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", STARTER], cwd=folder, env=environment, text=True,
+            [sys.executable, "-c", STARTER, *LIBRARIES], cwd=folder, env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import mutate
 import pytest
 import yaml
 from mutate import LIST, ROOT, Mutant, Run, StaleMutant, judge, main, read_mutants, stale
@@ -26,6 +27,7 @@ def test_there_are_enough_bugs() -> None:
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package of two functions with a test for the sum and none for the difference; pytest loads no plugin."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setattr(mutate, "LIBRARIES", ("json",))
     root = tmp_path / "project"
     (root / "audiollm").mkdir(parents=True)
     (root / "audiollm" / "__init__.py").write_text(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from audiollm.data.records.sample import Sample
-from audiollm.data.records.text_origin import text_recognizers
 from audiollm.data.text.tokenizer import TRAINED_FILE
 from audiollm.generation.engine.defaults import Teaching, read_trained
 
@@ -34,10 +32,22 @@ def shared_weights_note(model: str | Path | None, judge: object) -> str:
     return f"{getattr(judge, 'name', 'the judge')} {TAUGHT[kind]}: {ADVICE}"
 
 
-def count_taught_references(model: str | Path, samples: Sequence[Sample]) -> int:
-    """Samples whose reference was written by a recognizer that wrote transcripts of the model's training."""
+def taught_references_note(model: str | Path | None, writers: Sequence[Sequence[str]]) -> str:
+    """The sentence for reports where references were written by a recognizer that also taught the model; else empty.
+
+    Args:
+        writers: digests of the recognizers that wrote each reference, see `text_recognizers`.
+
+    Raises:
+        ConfigError: the model's `trained.json` is damaged.
+    """
     teaching = _teaching_of(model)
-    return sum(bool(teaching.keys() & set(text_recognizers(sample))) for sample in samples)
+    count = sum(bool(teaching.keys() & set(digests)) for digests in writers)
+    return (
+        f"{count} of {len(writers)} references were written by the recognizer that taught the model"
+        if count
+        else ""
+    )
 
 
 def _teaching_of(model: str | Path | None) -> Teaching:

@@ -10,6 +10,7 @@ from typing import Any
 
 from audiollm.audio import AudioError, probe
 from audiollm.data.records.sample import Sample
+from audiollm.data.records.text_origin import TEXT_RECOGNIZERS, read_text_recognizers, text_recognizers
 from audiollm.data.tables.columns import USUAL_COLUMNS, ColumnFinder, is_missing
 from audiollm.data.tables.rows import checked_rows
 from audiollm.data.tables.splits import is_of_split
@@ -28,7 +29,7 @@ QUESTION = "Transcribe the speech."
 """The question to the model: a phrasing of the task `asr` in `audiollm/data/chat/tasks.yaml`."""
 MAX_GROUPS = 40
 """Groups that one table of the page shows; results.json has all."""
-_RECORDING_KEYS = {"id", "path", "audio", "text", "language", "start_s", "end_s"}
+_RECORDING_KEYS = {"id", "path", "audio", "text", "language", "start_s", "end_s", TEXT_RECOGNIZERS}
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class TranscribedRecording:
     end_s: float | None = None
     about: Mapping[str, str] = field(default_factory=dict)
     """Speaker, condition and all other columns of the manifest."""
+    text_recognizers: Sequence[str] = ()
+    """Digests of the recognizers that wrote the text."""
 
     def inquiry(self) -> Inquiry:
         return Inquiry(self.id, self.path, QUESTION, self.start_s, self.end_s)
@@ -211,7 +214,14 @@ def _recording_of_row(values: Mapping[str, Any], where: str, folder: Path) -> _R
     id = str(path if is_missing(values.get("id"), is_name=True) else values["id"])
     about = _conditions_of(values)
     return _RecordingBuilder(
-        language, id=id, path=folder / str(path), text=str(text), start_s=start_s, end_s=end_s, about=about
+        language,
+        id=id,
+        path=folder / str(path),
+        text=str(text),
+        start_s=start_s,
+        end_s=end_s,
+        about=about,
+        text_recognizers=read_text_recognizers(values),
     )
 
 
@@ -241,6 +251,7 @@ def _recording_of_sample(values: Mapping[str, Any], where: str, folder: Path) ->
         start_s=audio_part.start_s,
         end_s=audio_part.end_s,
         about=about,
+        text_recognizers=text_recognizers(sample),
     )
 
 

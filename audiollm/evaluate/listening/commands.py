@@ -28,7 +28,7 @@ from audiollm.evaluate.options import (
     Seed,
     Spelling,
 )
-from audiollm.evaluate.report.suite import bar, conclude, spread_items, step
+from audiollm.evaluate.report.suite import bar, conclude, spread_items, step, with_warning
 from audiollm.evaluate.speech.commands import clips_of, speaker_of
 from audiollm.evaluate.subjects.loading import ListenerSource
 from audiollm.hub_models.options import Download, folder_option, source_option
@@ -73,6 +73,7 @@ def asr(
     """
     console = Console()
     from audiollm.evaluate.judges.choosing import choose_recognizer
+    from audiollm.evaluate.judges.independence import taught_references_note
     from audiollm.evaluate.judges.judging import judge_label
     from audiollm.evaluate.listening.asr import evaluate_asr, read_recordings
     from audiollm.evaluate.listening.replies import by_recognizer, read_replies
@@ -101,7 +102,9 @@ def asr(
         source = ListenerSource(model, codec, endpoint, endpoint_model, key_variable, max_tokens)
         replies, about = _fetch_replies(source, inquiries, out, console)
     names = [name.strip() for name in by.split(",") if name.strip()]
-    conclude(evaluate_asr(recordings, replies, form, names, about, spelling), out, examples, console)
+    outcome = evaluate_asr(recordings, replies, form, names, about, spelling)
+    writers = [recording.text_recognizers for recording in recordings]
+    conclude(with_warning(outcome, taught_references_note(model, writers)), out, examples, console)
 
 
 def audio_qa(

@@ -66,7 +66,8 @@ def run_listening(config: ListeningConfig, context: Context) -> dict[str, Any]:
         StageError: nothing to ask (exit code 2), or not one answer.
     """
     from audiollm.data.records.manifest import read_samples
-    from audiollm.evaluate.judges.independence import count_taught_references
+    from audiollm.data.records.text_origin import text_recognizers
+    from audiollm.evaluate.judges.independence import taught_references_note
     from audiollm.evaluate.listening.replies import ask_in_batches
     from audiollm.evaluate.report.store import RowStore
     from audiollm.evaluate.report.suite import conclude, spread_items, with_warning
@@ -107,9 +108,8 @@ def run_listening(config: ListeningConfig, context: Context) -> dict[str, Any]:
 
         questions = [_as_question(sample, _question_options(sample, choices)) for sample in choice_samples]
         outcomes["audio-qa"] = evaluate_audio_qa(questions, replies, Path())
-    count = count_taught_references(config.model, transcriptions)
-    if count:
-        warning = f"{count} of {len(transcriptions)} references were written by the recognizer that taught the model"
+    warning = taught_references_note(config.model, [text_recognizers(sample) for sample in transcriptions])
+    if warning:
         context.say(f"note: {warning}")
         outcomes["asr"] = with_warning(outcomes["asr"], warning)
     for name, outcome in outcomes.items():

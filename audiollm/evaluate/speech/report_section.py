@@ -147,6 +147,7 @@ def _scores_part(stage: JudgedStage) -> StagePart:
         _accuracy_table("speaker", "by_speaker", stage.judges, sets),
     ]
     content = join(
+        [notice(str(warning)) for warning in stage.scores.get("warnings") or ()],
         table(
             ["judge", *titles, "generated ÷ real"],
             [_judge_row(stage, judge) for judge in stage.judges],

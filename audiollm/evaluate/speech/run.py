@@ -18,6 +18,7 @@ from audiollm.data.records.sample import Sample
 from audiollm.data.text.forms import comparison_form
 from audiollm.devices import one_thread
 from audiollm.errors import StageError, first_problem
+from audiollm.evaluate.judges.independence import shared_weights_note
 from audiollm.evaluate.judges.judging import JudgedClip, LoopRefused, SpeechClip, SpeechJudges
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import confusion, lengths, ratio, share, shares_by
@@ -69,6 +70,9 @@ def evaluate_speech(config: EvaluationConfig, context: Context) -> dict[str, Any
     result = {
         "suite": "tts", "judge": _describe_main_judge(judges), "recognizer": recognizer, "judges": facts, "sets": scores
     }  # fmt: skip
+    if warning := shared_weights_note(config.model, judges.recognizer):
+        context.say(f"note: {warning}")
+        result["warnings"] = [warning]
     result["voicing"] = voicing_scores(sets, context)
     result["relative"] = {judge: _relative_score(scores, judge) for judge in judges.names}
     rows = clip_rows(sets["generated"], judged_clips["generated"], judges, context.folder)
@@ -260,6 +264,8 @@ def speech_figures(result: Mapping[str, Any]) -> dict[str, Any]:
         flat[f"{name}_pitch_right"] = result["voicing"][name]["pitch_right"]
     flat["not_stopped"] = result["sets"]["generated"]["not_stopped"]
     flat["unreadable"] = len(result["sets"]["generated"]["unreadable"])
+    if result.get("warnings"):
+        flat["warnings"] = result["warnings"]
     return flat
 
 

@@ -20,6 +20,8 @@ class EvaluationConfig(StageConfig):
     """The suite. tts: is the requested text heard, in the requested voice?"""
     reference_audio: InputPath | None = None
     """JSONL of the form of `audio`: real test clips through the codec alone. They show its share of the errors."""
+    model: InputModel | None = None
+    """The model that spoke the clips. The result then says where the recognizer's weights also taught it."""
     recognizer: InputModel | None = None
     """The recognizer that hears the words: a folder of transformers (Whisper, CTC) or of CTranslate2, or its name on
     the hub. Not the one whose transcripts the model learned. None: Pocketsphinx (English)."""

@@ -96,6 +96,7 @@ class ComparedRecognizer:
     def __init__(self, folder: Path, language: str | None) -> None:
         self._recognizer, self._language = PretrainedRecognizer(folder, language), language
         self.name = self._recognizer.name
+        self.digest = self._recognizer.digest
 
     def recognize(self, samples_CN: Tensor, sample_rate: int) -> str:
         """See `Recognizer.recognize`."""

@@ -147,6 +147,7 @@ def test_workers_draw_nothing_from_the_global_generator() -> None:
     loader.close()
 
 
+@pytest.mark.slow
 def test_a_killed_run_that_goes_on_loses_and_repeats_no_sample(tmp_path: Path) -> None:
     """A training run that notes each finished step with its samples is killed at random moments, twice."""
     urls, journal = write_sources(tmp_path / "data"), tmp_path / "journal.jsonl"

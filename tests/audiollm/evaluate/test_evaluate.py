@@ -17,7 +17,9 @@ from torch import Tensor
 
 from audiollm.audio import save
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
+from audiollm.data.text.tokenizer import TRAINED_FILE
 from audiollm.errors import StageError
+from audiollm.evaluate.judges.choosing import recognizer_digest
 from audiollm.evaluate.judges.classifier import (
     ClipClassifier,
     train_classifier,
@@ -28,7 +30,7 @@ from audiollm.evaluate.speech.run import judge_all, score, speech_figures
 from audiollm.evaluate.speech.settings import EvaluationConfig
 from audiollm.evaluate.speech.stage import STAGE, run_evaluation
 from audiollm.evaluate.speech.trained_judges import why_no_speaker_judge, why_no_text_judge
-from audiollm.files.atomic import read_json, read_jsonl, write_jsonl
+from audiollm.files.atomic import read_json, read_jsonl, write_json, write_jsonl
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import StagePlan
 from tests.audiollm.generation.melodies import JUDGE_STEPS, RATE, SPEAKERS, TEXTS, melody
@@ -247,8 +249,15 @@ def test_a_recognizer_by_its_folder_hears_the_words(corpus: Path, tmp_path: Path
     """Its transcripts are compared in the form of texts, its name is in the figures, and its loops are no words."""
     folder = ctc_folder(tmp_path / "letters")
     fork(corpus, "by_folder")
-    found = evaluate(corpus, corpus / "right" / "generated.jsonl", "by_folder", recognizer=folder)
+    pupil = tmp_path / "pupil"
+    pupil.mkdir()
+    write_json(pupil / TRAINED_FILE, {"recognizers": {recognizer_digest(str(folder)): "transcripts"}})
+    found = evaluate(
+        corpus, corpus / "right" / "generated.jsonl", "by_folder", recognizer=folder, model=pupil
+    )
     scores = read_json(corpus / "by_folder" / "scores.json")
+    assert found["warnings"] == scores["warnings"]
+    assert found["warnings"][0].startswith("letters wrote transcripts that the model was trained on")
     assert scores["recognizer"] == found["recognizer"] == "letters"
     assert scores["judges"]["letters"] == {"grammar": None, "note": "open vocabulary"}
     table = scores["sets"]["generated"]["letters"]

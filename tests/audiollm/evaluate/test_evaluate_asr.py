@@ -97,14 +97,16 @@ def test_manifests_of_every_form(tmp_path: Path) -> None:
         role="user", content=[AudioPart(path="a.wav", speaker="x", end_s=2), TextPart(text="What?")]
     )
     said = Message(role="assistant", content=[TextPart(text="the words")])
+    metadata = {"language": "de", "text_recognizers": ["a" * 12]}
     samples = [
-        Sample(id=split, messages=[heard, said], task="asr", metadata={"split": split, "language": "de"})
+        Sample(id=split, messages=[heard, said], task="asr", metadata=metadata | {"split": split})
         for split in ("train", "test")
     ]
     write_samples(tmp_path / "samples.jsonl", samples)
     (sample,) = read_recordings(tmp_path / "samples.jsonl", "en", "test")
     assert (sample.id, sample.text, sample.language, sample.end_s) == ("test", "the words", "de", 2.0)
-    assert sample.about["speaker"] == "x"
+    assert sample.about == {"speaker": "x", "split": "test"}
+    assert sample.text_recognizers == ["a" * 12]
     for content, problem in (
         ("path,text\na.wav,\n", r"m\.csv:2  no path, or no text"),
         ("path,text\na.wav,x\na.wav,y\n", "used twice"),

@@ -17,7 +17,7 @@ from audiollm.data.text.tokenizer import TRAINED_FILE
 from audiollm.errors import ConfigError
 from audiollm.evaluate.codec.measures import CodecJudges, ReferenceClip
 from audiollm.evaluate.judges.choosing import choose_recognizer, recognizer_digest
-from audiollm.evaluate.judges.independence import count_taught_references, shared_weights_note
+from audiollm.evaluate.judges.independence import shared_weights_note, taught_references_note
 from audiollm.evaluate.judges.judging import SpeechJudges
 from audiollm.evaluate.judges.recognizers import PocketsphinxRecognizer
 from audiollm.evaluate.report.store import RowStore
@@ -140,7 +140,9 @@ def test_who_wrote_a_text_is_known_from_the_segment_to_the_survey(tmp_path: Path
     save_survey(tmp_path / "survey.safetensors", survey)
     assert load_survey(tmp_path / "survey.safetensors").recognizers == ("a" * 12,)
     pupil = trained(tmp_path / "pupil", {"a" * 12: "transcripts"})
-    assert count_taught_references(pupil, samples) == 1
+    note = taught_references_note(pupil, [text_recognizers(s) for s in samples])
+    assert note == "1 of 3 references were written by the recognizer that taught the model"
+    assert taught_references_note(None, [["a" * 12]]) == ""
     assert json.loads((tmp_path / "samples.jsonl").read_text().splitlines()[0])["metadata"][
         "text_recognizers"
     ]

@@ -114,6 +114,7 @@ def test_workers_end_with_the_command_that_is_killed(tmp_path: Path, spoken: Pat
     assert len(seconds) >= 2 and sorted(seconds)[len(seconds) // 2] < 0.2, seconds
 
 
+@pytest.mark.slow
 def test_killed_once(tmp_path: Path, spoken: Path) -> None:
     _kill_often(spoken, tmp_path, "local", 1)
 

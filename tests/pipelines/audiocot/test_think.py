@@ -16,6 +16,7 @@ from PIL import Image
 from audiollm.audio.files import save
 from audiollm.audio.samples import Waveform
 from audiollm.data.records.video_clips import PictureSettings
+from audiollm.endpoints import EndpointClient
 from audiollm.errors import ConfigError, StageError
 from audiollm.evaluate.subjects.chat import FolderChat
 from audiollm.models.audio_llms.new_thinker import NewThinkerConfig, write_thinker
@@ -121,7 +122,10 @@ def test_an_endpoint_is_shown_small_pictures(server: ChatServer, script: Script,
     assert picture.size == (448, 448)
 
 
-def test_an_endpoint_that_is_down_is_not_told_to_be_trained(clip: Path) -> None:
+def test_an_endpoint_that_is_down_is_not_told_to_be_trained(
+    clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EndpointClient, "_pause", lambda *_: None)
     with pytest.raises(StageError, match="look after the endpoint"):
         model_thinker("endpoint=m@http://127.0.0.1:9/v1", 1).think(ThoughtRequest(clip))
 

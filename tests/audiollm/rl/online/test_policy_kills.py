@@ -49,9 +49,10 @@ def write_recipe(folder: Path, *stages: dict[str, Any]) -> None:
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "kills"),
-    [("ahead", 2), *(pytest.param(case, kills, marks=pytest.mark.slow) for case, kills in SLOW)],
+    [("ahead", 2), *SLOW],
 )
 def test_kills_at_random_moments_change_nothing(tmp_path: Path, case: str, kills: int) -> None:
     save_model(tmp_path / "llm", "features")

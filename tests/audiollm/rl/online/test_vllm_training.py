@@ -53,6 +53,7 @@ def children() -> set[str]:
     return lines
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_after_vllm_died(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(folder, "whole", **SETTINGS)
     rows = [row for row in read_jsonl(whole / "metrics.jsonl") if "mismatch_kl" in row]

@@ -74,14 +74,8 @@ def attempt(folder: Path, name: str, told: Connection) -> None:
     told.send("end")
 
 
-@pytest.mark.parametrize(
-    ("case", "kills", "steps"),
-    [
-        ("bco", 2, 12),
-        pytest.param("bco", 20, 60, marks=pytest.mark.slow),
-        pytest.param("beta_dpo", 20, 60, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "kills", "steps"), [("bco", 2, 12), ("bco", 20, 60), ("beta_dpo", 20, 60)])
 def test_kills_at_random_moments_change_nothing(tmp_path: Path, case: str, kills: int, steps: int) -> None:
     write_lists(tmp_path, held_out=3)
     save_tiny("qwen2_audio", tmp_path / "llm")

@@ -70,7 +70,8 @@ def all_cases(folder: Path, ranks: Ranks, names: tuple[str, ...]) -> None:
         train_case(folder, ranks, name, **CASES[name])
 
 
-@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("quick", [True, False])
 def test_two_ranks_follow_one(tmp_path: Path, quick: bool) -> None:
     write_lists(tmp_path)
     save_tiny("qwen2_audio", tmp_path / "llm")

@@ -65,7 +65,8 @@ def curve(folder: Path) -> list[dict[str, float]]:
     return [row for row in rows if row]
 
 
-@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("quick", [True, False])
 def test_two_ranks_follow_one(tmp_path: Path, quick: bool) -> None:
     write_steps(tmp_path, 20)
     save_tiny("qwen2_audio", tmp_path / "llm")
