@@ -49,6 +49,17 @@ def serve_models(
         list[str] | None,
         typer.Option(help="A further name under which callers know the server; may be repeated."),
     ] = None,
+    wyoming: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Port for Home Assistant and others that speak Wyoming, on this machine alone; 0: any free one.",
+        ),
+    ] = None,
+    wyoming_languages: Annotated[
+        str, typer.Option(help="Languages that Wyoming's clients are offered: en,pt.")
+    ] = "en",
     queue: Annotated[
         int, typer.Option(min=1, help="Requests that run or wait; others get 429.")
     ] = DEFAULTS.queue,
@@ -89,12 +100,11 @@ def serve_models(
     audiollm serve runs/quickstart/train
 
     audiollm serve voice=runs/mine/train ears=runs/understanding-tiny/train --voices voices
+
+    audiollm serve runs/mine/train --wyoming 10200
     """
-    for package, name in (
-        ("fastapi", "fastapi"),
-        ("uvicorn", "uvicorn"),
-        ("python_multipart", "python-multipart"),
-    ):
+    packages = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python-multipart"}
+    for package, name in (packages | ({} if wyoming is None else {"wyoming": "wyoming"})).items():
         if importlib.util.find_spec(package) is None:
             raise ConfigError(f"the server needs {name}", "", "pip install 'audiollm[serve]'")
     key = read_key(key_file, host)
@@ -105,7 +115,7 @@ def serve_models(
 
     from audiollm.serve.gate import log
     from audiollm.serve.load import load_state
-    from audiollm.serve.server import bound_listener, make_server
+    from audiollm.serve.server import Wyoming, bound_listener, make_server
 
     log.addHandler(logging.StreamHandler())
     log.setLevel(logging.INFO)
@@ -123,7 +133,12 @@ def serve_models(
             console.print(
                 f"  {model.name}: {', '.join(['writes', *abilities])}", highlight=False, markup=False
             )
-        make_server(state).run(sockets=[listener])
+        home = None
+        if wyoming is not None:
+            languages = [code.strip() for code in wyoming_languages.split(",") if code.strip()]
+            home = Wyoming(bound_listener(LOOPBACK[0], wyoming), languages)
+            console.print(f"tcp://{LOOPBACK[0]}:{home.listener.getsockname()[1]} (Wyoming)", highlight=False)
+        make_server(state, home).run(sockets=[listener])
         state.service.close()
 
 

@@ -16,7 +16,8 @@ from typing import Any
 from audiollm.serve.errors import ApiError
 from audiollm.serve.limits import MB
 
-HEALTH_PATH = "/health"
+PATHS_WITHOUT_KEY = frozenset({"/health", "/", "/page.css", "/page.js"})
+"""What tells nothing of models and voices; it is answered while the server ends, too."""
 DRAIN_RETRY_S = 5
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 log = logging.getLogger("audiollm.serve")
@@ -103,7 +104,7 @@ def check_request(scope: MutableMapping[str, Any], state: ServerState) -> None:
     origin = headers.get(b"origin")
     if origin is not None and origin.partition("://")[2] != host:
         raise ApiError(403, "pages of other origins may not ask this server", "Origin")
-    if scope["path"] == HEALTH_PATH:
+    if scope["path"] in PATHS_WITHOUT_KEY:
         return
     if state.key is not None and not is_key(headers.get(b"authorization", ""), state.key):
         raise ApiError(

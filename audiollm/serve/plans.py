@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ PIECES_TOGETHER = 4
 """Pieces of a recording that are transcribed side by side."""
 TRANSCRIBE = "Transcribe the speech."
 """The question of the task `asr` (`audiollm/data/chat/tasks.yaml`)."""
+TOKENS_PER_PIECE = 448
+"""Longest transcript of a piece of a recording, in text tokens."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,19 @@ def chat_plan(model: ServerModel, prompt: ChatPrompt, emit: Emit, *, streamed: b
 
     (answer,) = yield Ask([request], on_event)
     return _chat_answer(model, answer, prompt_tokens)
+
+
+def transcription_prompt(language: str | None, answer_tokens: int, **sampling: Any) -> ChatPrompt:
+    """The question after the words of a recording.
+
+    Args:
+        language: of the speech, which the question then names.
+        answer_tokens: of the longest answer of the server.
+        sampling: `seed` and `temperature` of the prompt.
+    """
+    question = TRANSCRIBE if not language else f"{TRANSCRIBE} Language: {language}."
+    longest = min(TOKENS_PER_PIECE, answer_tokens)
+    return ChatPrompt([("user", [question])], "text", max_tokens=longest, **sampling)
 
 
 def transcription_plan(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from audiollm.errors import ConfigError
 from audiollm.families.answering import AnswerError
@@ -15,11 +17,23 @@ from audiollm.serve.app_state import AppState
 from audiollm.serve.errors import ApiError, as_api_error, as_validation_error
 from audiollm.serve.gate import ServeGate, log
 
+if TYPE_CHECKING:
+    from audiollm.serve.wyoming_server import WyomingServer
+
 FIELDS = {"question": "messages", "codec": "model", "audio": "file"}
 """Names of the requests' fields by the places that errors of the models name."""
 SEND_BUFFER_BYTES = 16_384
 """Bytes that the system holds for a reader: more would hide that it does not read."""
 DRAIN_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Wyoming:
+    """Where the protocol Wyoming is spoken."""
+
+    listener: socket.socket
+    languages: Sequence[str]
+    """Codes of the languages that the models are offered for."""
 
 
 def serve_app(state: AppState) -> Any:
@@ -30,6 +44,7 @@ def serve_app(state: AppState) -> Any:
     from starlette.exceptions import HTTPException
 
     from audiollm.serve.chat_route import add_chat_route
+    from audiollm.serve.page_routes import add_page_routes
     from audiollm.serve.speech_route import add_speech_route
     from audiollm.serve.status_routes import add_status_routes
     from audiollm.serve.transcription_route import add_transcription_route
@@ -40,6 +55,7 @@ def serve_app(state: AppState) -> Any:
         add_status_routes, add_speech_route, add_voice_routes, add_transcription_route, add_chat_route,
     ):  # fmt: skip
         add_route(router, state)
+    add_page_routes(router)
     app.include_router(router)
 
     async def answer_error(request: Any, error: Exception) -> Response:
@@ -88,14 +104,27 @@ def bound_listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-def make_server(state: AppState) -> Any:
-    """A server of uvicorn that answers what is under way before it ends."""
+def make_server(state: AppState, wyoming: Wyoming | None = None) -> Any:
+    """A server of uvicorn that answers what is under way before it ends.
+
+    Args:
+        wyoming: the socket of the protocol Wyoming, whose clients it answers as well.
+    """
     import uvicorn
 
     class DrainingServer(uvicorn.Server):
         """Refuses new requests from the first signal on, and ends when all answers are sent, or at the second one."""
 
         draining: asyncio.Task[None] | None = None
+        wyoming_server: WyomingServer | None = None
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            if wyoming is not None:
+                from audiollm.serve.wyoming_server import WyomingServer
+
+                self.wyoming_server = WyomingServer(state, wyoming.languages)
+                await self.wyoming_server.start(wyoming.listener)
+            await super().startup(sockets)
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             if state.server.is_draining:
@@ -108,6 +137,8 @@ def make_server(state: AppState) -> Any:
             return bool(await super().on_tick(counter))
 
         async def drain(self) -> None:
+            if self.wyoming_server is not None:
+                self.wyoming_server.close()
             limit = asyncio.get_running_loop().time() + state.limits.drain_s
             while state.service.num_jobs or state.open_streams:
                 if asyncio.get_running_loop().time() > limit:

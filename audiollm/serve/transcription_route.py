@@ -24,11 +24,9 @@ from audiollm.serve.calls import (
 from audiollm.serve.errors import ApiError
 from audiollm.serve.forms import read_form
 from audiollm.serve.model import ChatPrompt, ServerModel
-from audiollm.serve.plans import TRANSCRIBE, TranscriptSegment, join_segments, transcription_plan
+from audiollm.serve.plans import TranscriptSegment, join_segments, transcription_plan, transcription_prompt
 
 TranscriptFormat = Literal["json", "text", "verbose_json", "srt", "vtt"]
-TOKENS_PER_PIECE = 448
-"""Longest transcript of a piece of a recording, in text tokens."""
 
 
 class TranscriptionFields(ServeBody):
@@ -54,10 +52,8 @@ def add_transcription_route(router: APIRouter, state: AppState) -> None:
         model = state.model(fields.model)
         check_transcription(fields, model)
         recording = await state.read_recording(files["file"], "file")
-        question = TRANSCRIBE if not fields.language else f"{TRANSCRIBE} Language: {fields.language}."
-        longest = min(TOKENS_PER_PIECE, state.limits.answer_tokens)
-        prompt = ChatPrompt(
-            [("user", [question])], "text", fields.seed, fields.temperature, max_tokens=longest
+        prompt = transcription_prompt(
+            fields.language, state.limits.answer_tokens, seed=fields.seed, temperature=fields.temperature
         )
         if fields.stream:
             return await _stream(state, model, recording, prompt, request)

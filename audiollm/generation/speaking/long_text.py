@@ -59,7 +59,7 @@ def split_text(text: str, chunk_s: float) -> list[Chunk]:
     for paragraph in re.split(r"\n\s*\n", text):
         pieces = [
             piece
-            for sentence in _split_sentences(" ".join(paragraph.split()))
+            for sentence in split_sentences(" ".join(paragraph.split()))
             for piece in _split_sentence(sentence, chunk_s)
         ]
         packed = _packed(pieces, chunk_s)
@@ -69,6 +69,20 @@ def split_text(text: str, chunk_s: float) -> list[Chunk]:
     if chunks:
         chunks[-1] = Chunk(chunks[-1].text, 0.0)
     return chunks
+
+
+def split_sentences(text: str) -> list[str]:
+    """Sentences of a text, each with its punctuation; a full stop after an abbreviation ends none."""
+    sentences: list[str] = []
+    start = 0
+    for match in _SENTENCE_END.finditer(text):
+        word = text[start : match.start()].rsplit(" ", 1)[-1].lower().strip("(\"'“‘")
+        stop = match[0].strip()
+        if stop == "." and _ABBREVIATION.fullmatch(word) and match.end() < len(text):
+            continue
+        sentences.append(text[start : match.end()].strip())
+        start = match.end()
+    return [sentence for sentence in [*sentences, text[start:].strip()] if sentence]
 
 
 def trim(samples_1N: Tensor, sample_rate: int, kept_s: float = KEPT_SILENCE_S) -> Tensor:
@@ -129,19 +143,6 @@ def join_pieces(pieces: Sequence[Tensor], pauses_s: Sequence[float], sample_rate
 
 def _rise(length: int) -> Tensor:
     return 0.5 - 0.5 * torch.cos(torch.pi * (torch.arange(length) + 0.5) / length)
-
-
-def _split_sentences(text: str) -> list[str]:
-    sentences: list[str] = []
-    start = 0
-    for match in _SENTENCE_END.finditer(text):
-        word = text[start : match.start()].rsplit(" ", 1)[-1].lower().strip("(\"'“‘")
-        stop = match[0].strip()
-        if stop == "." and _ABBREVIATION.fullmatch(word) and match.end() < len(text):
-            continue
-        sentences.append(text[start : match.end()].strip())
-        start = match.end()
-    return [sentence for sentence in [*sentences, text[start:].strip()] if sentence]
 
 
 def _split_sentence(sentence: str, chunk_s: float) -> list[str]:

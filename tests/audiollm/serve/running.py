@@ -21,7 +21,7 @@ from audiollm.serve.app_state import AppState
 from audiollm.serve.gate import ServerState
 from audiollm.serve.limits import ServeLimits
 from audiollm.serve.model import ServerModel, serve_generator
-from audiollm.serve.server import bound_listener, make_server
+from audiollm.serve.server import Wyoming, bound_listener, make_server
 from audiollm.serve.voices import VoiceStore
 from tests.audiollm.generation.toy_speech import RATE, a_voice, talkative_generator
 
@@ -36,6 +36,7 @@ class RunningServer:
     uvicorn: Any
     port: int
     generator: Generator
+    wyoming_port: int
 
     @property
     def address(self) -> str:
@@ -87,11 +88,13 @@ def running_server(
         models[model.name] = model
     state = AppState(service, models, voices or VoiceStore(), limits, ServerState(**gate))
     listener = bound_listener("127.0.0.1", 0)
-    uvicorn = make_server(state)
+    wyoming = Wyoming(bound_listener("127.0.0.1", 0), ["en"])
+    uvicorn = make_server(state, wyoming)
     thread = threading.Thread(target=lambda: asyncio.run(uvicorn.serve(sockets=[listener])), daemon=True)
     thread.start()
     wait_for(lambda: uvicorn.started)
-    yield RunningServer(state, uvicorn, listener.getsockname()[1], generator)
+    wyoming_port = wyoming.listener.getsockname()[1]
+    yield RunningServer(state, uvicorn, listener.getsockname()[1], generator, wyoming_port)
     uvicorn.should_exit = True
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
