@@ -27,19 +27,13 @@ class VoiceId(ServeBody):
     id: Name
 
 
-class SpeechBody(ServeBody):
-    """`/v1/audio/speech`: OpenAI's fields, and those that other servers added."""
+class SpeechSettings(ServeBody):
+    """How texts are said: OpenAI's fields, and those that other servers added."""
 
     model: Name
-    input: str
-    """The text, or a script where `dialogue` is true."""
     voice: Name | VoiceId | None = None
     """A speaker of the model, an added voice, or `default`: the model chooses."""
     response_format: SoundFormat = "mp3"
-    stream_format: Literal["audio", "sse"] | None = None
-    """Send the sound while it is made; None: once it is complete."""
-    stream: bool = False
-    """The same as `stream_format=audio`."""
     speed: Finite = 1.0
     instructions: Annotated[str, Field(max_length=4096)] | None = None
     """Description of place and mood: the scene of the model's prompts."""
@@ -60,6 +54,21 @@ class SpeechBody(ServeBody):
     ras_window: Annotated[int, Field(ge=0, le=1000)] | None = None
     text_guidance: Weight | None = None
     speaker_guidance: Weight | None = None
+
+    @property
+    def voice_name(self) -> str | None:
+        return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
+
+
+class SpeechBody(SpeechSettings):
+    """`/v1/audio/speech`."""
+
+    input: str
+    """The text, or a script where `dialogue` is true."""
+    stream_format: Literal["audio", "sse"] | None = None
+    """Send the sound while it is made; None: once it is complete."""
+    stream: bool = False
+    """The same as `stream_format=audio`."""
     dialogue: bool = False
     """Whether `input` is a script: `[SPEAKER0] Hello.`, or `Ann: Hello.` on a line."""
     voices: Annotated[dict[Name, Name], Field(max_length=32)] = Field(default_factory=dict)
@@ -67,9 +76,15 @@ class SpeechBody(ServeBody):
     together: bool = False
     """Make all turns of a dialogue in one go."""
 
-    @property
-    def voice_name(self) -> str | None:
-        return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
+
+class SpeechSessionBody(SpeechSettings):
+    """`session.config` of `/v1/audio/speech/stream`: how the texts of a session are said."""
+
+    type: Literal["session.config"]
+    response_format: SoundFormat = "wav"
+    stream_audio: bool = False
+    """Send the sound of a sentence while it is made; else each sentence in one message."""
+    split_granularity: Literal["sentence"] = "sentence"
 
 
 class SpeechBatchBody(ServeBody):

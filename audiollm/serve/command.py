@@ -103,7 +103,12 @@ def serve_models(
 
     audiollm serve runs/mine/train --wyoming 10200
     """
-    packages = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python-multipart"}
+    packages = {
+        "fastapi": "fastapi",
+        "uvicorn": "uvicorn",
+        "python_multipart": "python-multipart",
+        "websockets": "websockets",
+    }
     for package, name in (packages | ({} if wyoming is None else {"wyoming": "wyoming"})).items():
         if importlib.util.find_spec(package) is None:
             raise ConfigError(f"the server needs {name}", "", "pip install 'audiollm[serve]'")

@@ -19,6 +19,11 @@ from audiollm.serve.limits import MB
 PATHS_WITHOUT_KEY = frozenset({"/health", "/", "/page.css", "/page.js"})
 """What tells nothing of models and voices; it is answered while the server ends, too."""
 DRAIN_RETRY_S = 5
+SWITCHED = 101
+"""Status of the log for a websocket that was opened."""
+REFUSED_SOCKET_START = "websocket.http.response.start"
+POLICY_VIOLATION = 1008
+"""Code of a websocket that is refused."""
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 log = logging.getLogger("audiollm.serve")
 """One JSON line for each request, without its content."""
@@ -66,7 +71,9 @@ class ServeGate:
             nonlocal status
             if body_bytes > state.max_body_bytes and not status:
                 return  # what the app makes of a body that was not read: the gate answers
-            if message["type"] == "http.response.start":
+            if message["type"] == "websocket.accept":
+                status = SWITCHED
+            elif message["type"] in ("http.response.start", REFUSED_SOCKET_START):
                 status = message["status"]
                 silent = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
                 message = {**message, "headers": [*message.get("headers", ()), *silent]}
@@ -80,7 +87,7 @@ class ServeGate:
         except ApiError as error:
             if not status:
                 body_bytes = 0
-                await send_error(noted_send, error)
+                await send_error(noted_send, error, scope)
         finally:
             path = getattr(scope.get("route"), "path", "(other)")
             state.requests[path, status] += 1
@@ -95,8 +102,6 @@ def check_request(scope: MutableMapping[str, Any], state: ServerState) -> None:
         ApiError: the request is refused.
     """
     headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
-    if scope["type"] != "http":
-        raise ApiError(403, "this server has no websockets")
     host = headers.get(b"host", "")
     if not is_name_of_server(host, state):
         message = "the server is not called by this name: use its address, or start it with --hostname"
@@ -110,11 +115,16 @@ def check_request(scope: MutableMapping[str, Any], state: ServerState) -> None:
         raise ApiError(
             401, "the key is missing or wrong: send Authorization: Bearer KEY", None, "invalid_api_key"
         )
-    if state.is_draining:
-        raise ApiError(503, "the server ends: ask another, or later", None, "draining", DRAIN_RETRY_S)
+    check_open(state)
     length = headers.get(b"content-length", "0")
     if not length.isdigit() or int(length) > state.max_body_bytes:
         raise _too_large(state)
+
+
+def check_open(state: ServerState) -> None:
+    """Raises: ApiError: the server answers only what is under way."""
+    if state.is_draining:
+        raise ApiError(503, "the server ends: ask another, or later", None, "draining", DRAIN_RETRY_S)
 
 
 def is_name_of_server(host: str, state: ServerState) -> bool:
@@ -139,15 +149,20 @@ def is_key(authorization: str, key: str) -> bool:
     return hmac.compare_digest(sent, expected) and kind.lower() == "bearer"
 
 
-async def send_error(send: Any, error: ApiError) -> None:
-    """Send an error as the whole answer."""
+async def send_error(send: Any, error: ApiError, scope: MutableMapping[str, Any]) -> None:
+    """Send an error as the whole answer; a websocket is refused with it, where the server can."""
+    is_socket = scope["type"] == "websocket"
+    if is_socket and "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": error.message[:100]})
+        return
     body = error.body()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
     if error.status == 413:
         headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    prefix = "websocket." if is_socket else ""
+    await send({"type": f"{prefix}http.response.start", "status": error.status, "headers": headers})
+    await send({"type": f"{prefix}http.response.body", "body": body})
 
 
 def _too_large(state: ServerState) -> ApiError:

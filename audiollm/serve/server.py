@@ -46,13 +46,15 @@ def serve_app(state: AppState) -> Any:
     from audiollm.serve.chat_route import add_chat_route
     from audiollm.serve.page_routes import add_page_routes
     from audiollm.serve.speech_route import add_speech_route
+    from audiollm.serve.speech_session_route import add_speech_session_route
     from audiollm.serve.status_routes import add_status_routes
     from audiollm.serve.transcription_route import add_transcription_route
     from audiollm.serve.voice_routes import add_voice_routes
 
     app, router = FastAPI(title="audiollm serve", docs_url=None, redoc_url=None), APIRouter()
     for add_route in (
-        add_status_routes, add_speech_route, add_voice_routes, add_transcription_route, add_chat_route,
+        add_status_routes, add_speech_route, add_speech_session_route, add_voice_routes, add_transcription_route,
+        add_chat_route,
     ):  # fmt: skip
         add_route(router, state)
     add_page_routes(router)
@@ -151,6 +153,7 @@ def make_server(state: AppState, wyoming: Wyoming | None = None) -> Any:
         log_level=logging.CRITICAL,
         access_log=False,
         timeout_graceful_shutdown=2,
+        ws_max_size=state.server.max_body_bytes,
         server_header=False,
         lifespan="off",
     )

@@ -11,15 +11,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from audiollm.audio import Waveform, resample
-from audiollm.audio.sound_encoder import MEDIA_TYPES, SoundEncoder, StreamResampler, encode_sound
+from audiollm.audio import resample
+from audiollm.audio.sound_encoder import MEDIA_TYPES, encode_sound
 from audiollm.errors import ConfigError
 from audiollm.generation.service.jobs import Emit, MakePlan
 from audiollm.generation.speaking.dialogue import converse_plan, parse_script, together_plan
-from audiollm.generation.speaking.manner import Manner
 from audiollm.generation.speaking.plans import Plan
 from audiollm.generation.speaking.speak import Speech, SpeechStream, speak_plan
-from audiollm.generation.speaking.speech_generator import SpeechGenerator
 from audiollm.serve.app_state import AppState
 from audiollm.serve.bodies import SpeechBatchBody, SpeechBody
 from audiollm.serve.calls import (
@@ -34,11 +32,17 @@ from audiollm.serve.calls import (
 from audiollm.serve.errors import ApiError, as_api_error
 from audiollm.serve.gate import log
 from audiollm.serve.model import ServerModel
+from audiollm.serve.speech_settings import (
+    check_speech_settings,
+    encode_pieces,
+    manner_of,
+    read_voice,
+    streamed_speech_plan,
+)
 from audiollm.serve.voices import Reference
 
 FIELDS = {"text": "input", "dialogue": "input", "scene": "instructions", "speaker": "voice"}
 """Names of the request's fields by the places that errors of speaking name."""
-SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "ras_window", "text_guidance", "speaker_guidance")
 
 
 def add_speech_route(router: APIRouter, state: AppState) -> None:
@@ -83,16 +87,14 @@ async def _speak(state: AppState, body: SpeechBody, request: Request) -> Respons
 
 
 async def _answer_speech(state: AppState, body: SpeechBody, request: Request) -> Response:
-    model = state.model(body.model)
-    generator = model.speaking()
-    check_speech_body(state, body, generator)
-    voice = await _voice_of(state, model, body)
+    model = check_speech_body(state, body)
+    voice = await read_voice(state, model, body)
     voices = {speaker: state.voice(model, name, f"voices.{speaker}") for speaker, name in body.voices.items()}
     references = {speaker: item for speaker, item in voices.items() if isinstance(item, Reference)}
     if len(references) < len(voices):
         message = "a speaker of the model speaks where the script has that name: list added voices alone"
         raise ApiError(400, message, "voices")
-    rate = body.sample_rate or generator.codec.sample_rate
+    rate = body.sample_rate or model.speaking().codec.sample_rate
     if body.stream or body.stream_format is not None:
         return await _stream(state, model, body, request, voice=voice, rate=rate)
     make_plan = _whole_plan(model, body, voice, references)
@@ -110,19 +112,14 @@ async def _answer_speech(state: AppState, body: SpeechBody, request: Request) ->
     )
 
 
-def check_speech_body(state: AppState, body: SpeechBody, generator: SpeechGenerator) -> None:
-    """Check what needs no model.
+def check_speech_body(state: AppState, body: SpeechBody) -> ServerModel:
+    """Check what needs no voice, and return the model.
 
     Raises:
         ApiError: a field that cannot be followed.
     """
+    model = check_speech_settings(state, body)
     state.check_text(body.input, "input")
-    if body.speed != 1.0:
-        raise ApiError(400, "the speed of speech cannot be set: leave it out", "speed", "not_supported")
-    if body.ref_text is not None and body.ref_audio is None:
-        raise ApiError(400, "has no recording: give ref_audio, too", "ref_text")
-    if body.ref_audio is not None and body.voice is not None:
-        raise ApiError(400, "a voice by name and ref_audio exclude each other: give one of them", "voice")
     streamed = body.stream or body.stream_format is not None
     if body.dialogue and streamed:
         message = "a dialogue is sent once it is complete: leave out stream_format and stream"
@@ -135,33 +132,7 @@ def check_speech_body(state: AppState, body: SpeechBody, generator: SpeechGenera
     if body.stream_format == "sse" and body.response_format == "wav":
         message = "pieces of a WAV are no files: take pcm, mp3, opus, aac or flac"
         raise ApiError(400, message, "response_format", "not_supported")
-    longest = state.limits.speech_s * generator.codec.frame_rate
-    if body.max_new_tokens is not None and body.max_new_tokens > longest:
-        message = f"more than {state.limits.speech_s:g} s of speech: at most {int(longest)} frames are made"
-        raise ApiError(400, message, "max_new_tokens")
-
-
-async def _voice_of(state: AppState, model: ServerModel, body: SpeechBody) -> str | Reference | None:
-    if body.ref_audio is None:
-        return state.voice(model, body.voice_name)
-    waveform = await state.read_base64(body.ref_audio, "ref_audio")
-    return Reference.of(waveform, body.ref_text, body.language)
-
-
-def _manner(model: ServerModel, body: SpeechBody, voice: str | Reference | None) -> Manner:
-    """How a text is said; called by the thread of the service."""
-    generator = model.speaking()
-    sampling = generator.defaults.over(**{name: getattr(body, name) for name in SAMPLING_FIELDS}).sampling
-    frames = body.max_new_tokens
-    return generator.manner(
-        speaker=voice if isinstance(voice, str) else None,
-        reference=model.encoded_voice(voice) if isinstance(voice, Reference) else None,
-        scene=body.instructions,
-        seed=body.seed,
-        sampling=sampling,
-        max_duration_s=None if frames is None else frames / generator.codec.frame_rate,
-        language=body.language,
-    )
+    return model
 
 
 def _whole_plan(
@@ -171,7 +142,7 @@ def _whole_plan(
     references: Mapping[str, Reference],
 ) -> MakePlan:
     def make(emit: Emit) -> Plan[Speech]:
-        manner = _manner(model, body, voice)
+        manner = manner_of(model, body, voice)
         if not body.dialogue:
             return speak_plan(model.speaking(), body.input, manner)
         voices = {name: model.encoded_voice(reference) for name, reference in references.items()}
@@ -190,17 +161,9 @@ async def _stream(
     voice: str | Reference | None,
     rate: int,
 ) -> Response:
-    def make(emit: Emit) -> Plan[SpeechStream]:
-        stream = SpeechStream(model.speaking(), body.input, _manner(model, body, voice))
-
-        def on_piece(piece: Waveform) -> None:
-            emit(piece.samples_CN, piece.duration_s)
-
-        yield from stream.plan(on_piece)
-        return stream
-
+    make = streamed_speech_plan(model, body, voice, body.input)
     call = await open_stream(state, model, make, request)
-    pieces = _encoded_pieces(call, body, model.speaking().codec.sample_rate, rate)
+    pieces = encode_pieces(call.pieces(), body.response_format, model.speaking().codec.sample_rate, rate)
     is_sse = body.stream_format == "sse"
     chunks = with_error_event(_speech_events(call, pieces, model)) if is_sse else pieces
     media_type = "text/event-stream" if is_sse else MEDIA_TYPES[body.response_format]
@@ -212,18 +175,6 @@ async def _stream(
         headers=_headers(rate),
         on_end=state.end_stream,
     )
-
-
-async def _encoded_pieces(
-    call: ServerCall, body: SpeechBody, codec_rate: int, rate: int
-) -> AsyncIterator[Chunk]:
-    encoder = SoundEncoder(body.response_format, rate)
-    resampler = None if rate == codec_rate else StreamResampler(codec_rate, rate)
-    async for piece in call.pieces():
-        samples_1N = piece.item if resampler is None else resampler.push(piece.item)
-        yield encoder.push(samples_1N), piece.sound_s
-    last = b"" if resampler is None else encoder.push(resampler.finish())
-    yield last + encoder.finish(), 0.0
 
 
 async def _speech_events(

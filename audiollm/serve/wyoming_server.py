@@ -7,12 +7,11 @@ it ends the request.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,25 +43,23 @@ from wyoming.tts import (
 from audiollm import __version__
 from audiollm.audio import Waveform
 from audiollm.audio.sound_encoder import pcm16
-from audiollm.generation.service.jobs import Emit, MakePlan
-from audiollm.generation.speaking.long_text import split_sentences
+from audiollm.generation.service.jobs import Emit
 from audiollm.generation.speaking.plans import Plan
-from audiollm.generation.speaking.speak import SpeechStream
 from audiollm.serve.app_state import AppState
+from audiollm.serve.bodies import SpeechSettings
 from audiollm.serve.calls import ServerCall
 from audiollm.serve.errors import ApiError, as_api_error
+from audiollm.serve.gate import check_open, log
 from audiollm.serve.limits import MB
 from audiollm.serve.model import ServerModel
 from audiollm.serve.plans import join_segments, transcription_plan, transcription_prompt
-from audiollm.serve.voices import Reference
+from audiollm.serve.socket_sessions import SentenceBuffer, answer_in_order, speech_pieces
+from audiollm.serve.speech_settings import streamed_speech_plan
 from audiollm.serve.wyoming_events import LONGEST_LINE, BadEvent, read_event
 
-WAITING_EVENTS = 256
-"""Events of a client that are read ahead of what is answered."""
 SAMPLE_BYTES = (1, 2, 4)
 LOGGED = ("synthesize", "synthesize-stop", "audio-stop")
 """Events that end a request: each is a line of the log."""
-log = logging.getLogger("audiollm.serve")
 
 
 @dataclass
@@ -118,7 +115,7 @@ class WyomingServer:
             log.error("a Wyoming client's request failed", exc_info=error)
         finally:
             writer.close()
-            with contextlib.suppress(Exception):
+            with suppress(Exception):
                 await writer.wait_closed()
 
 
@@ -133,48 +130,31 @@ class Conversation:
 
     async def run(self, reader: asyncio.StreamReader) -> None:
         """Answer until the client leaves; what is under way then ends."""
-        events: asyncio.Queue[Event | None] = asyncio.Queue(WAITING_EVENTS)
-        answering = asyncio.create_task(self._answer_all(events))
-        reading = asyncio.create_task(self._read_all(reader, events))
+        max_payload = self._state.server.max_body_bytes
         try:
-            await asyncio.wait({answering, reading}, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done() and reading.exception() is not None:
-                await reading
-            if answering.done():
-                await answering
+            await answer_in_order(lambda: read_event(reader, max_payload), self._answer_or_refuse)
         except BadEvent as error:
             await self._send(Error(str(error), "bad_event"))
-        finally:
-            for task in (answering, reading):
-                task.cancel()
-            await asyncio.gather(answering, reading, return_exceptions=True)
 
-    async def _read_all(self, reader: asyncio.StreamReader, events: asyncio.Queue[Event | None]) -> None:
-        max_payload = self._state.server.max_body_bytes
-        while (event := await read_event(reader, max_payload)) is not None:
-            await events.put(event)
-
-    async def _answer_all(self, events: asyncio.Queue[Event | None]) -> None:
-        while (event := await events.get()) is not None:
-            begun, status = time.perf_counter(), 200
-            try:
-                if self._state.server.is_draining:
-                    raise ApiError(503, "the server ends: ask another, or later", None, "draining")
-                await self._answer(event)
-            except (ConnectionError, TimeoutError):
-                raise
-            except Exception as error:
-                self._streamed = self._incoming = None
-                api_error = _as_wyoming_error(error)
-                status = api_error.status
-                if status >= 500 and status != 503:
-                    log.error("a Wyoming client's request failed", exc_info=error)
-                await self._send(Error(api_error.message, api_error.code or "bad_request"))
-            if event.type in LOGGED or status != 200:
-                path = f"wyoming:{event.type}" if event.type in LOGGED else "wyoming:(other)"
-                self._state.server.requests[path, status] += 1
-                facts = {"path": path, "status": status, "seconds": round(time.perf_counter() - begun, 4)}
-                log.info(json.dumps(facts))
+    async def _answer_or_refuse(self, event: Event) -> None:
+        begun, status = time.perf_counter(), 200
+        try:
+            check_open(self._state.server)
+            await self._answer(event)
+        except (ConnectionError, TimeoutError):
+            raise
+        except Exception as error:
+            self._streamed = self._incoming = None
+            api_error = _as_wyoming_error(error)
+            status = api_error.status
+            if status == 500:
+                log.error("a Wyoming client's request failed", exc_info=error)
+            await self._send(Error(api_error.message, api_error.code or "bad_request"))
+        if event.type in LOGGED or status != 200:
+            path = f"wyoming:{event.type}" if event.type in LOGGED else "wyoming:(other)"
+            self._state.server.requests[path, status] += 1
+            facts = {"path": path, "status": status, "seconds": round(time.perf_counter() - begun, 4)}
+            log.info(json.dumps(facts))
 
     async def _answer(self, event: Event) -> None:
         """Answer an event; what servers do not know is dropped, as the protocol asks."""
@@ -259,70 +239,43 @@ class StreamedText:
     ) -> None:
         self._state, self._send = state, send
         self._model = _choose_model(state, voice.name if voice else None, "speaks")
-        self._generator = self._model.speaking()
-        self._voice = state.voice(self._model, voice.speaker if voice else None)
-        self._language = voice.language if voice else None
-        self._text, self._characters, self._is_begun = "", 0, False
+        self._settings = SpeechSettings(
+            model=self._model.name,
+            voice=voice.speaker if voice else None,
+            language=voice.language if voice else None,
+        )
+        self._rate = self._model.speaking().codec.sample_rate
+        self._voice = state.voice(self._model, self._settings.voice_name)
+        self._buffer, self._is_begun = SentenceBuffer(state.limits.text_characters), False
 
     async def add(self, text: str) -> None:
         """Take a piece of the text; sentences that are complete are said."""
-        self._text += text
-        self._characters += len(text)
-        if self._characters > (limit := self._state.limits.text_characters):
-            raise ApiError(400, f"the text has more than {limit} characters: cut it", None, "text_too_long")
-        *complete, last = split_sentences(self._text) or [""]
-        if complete:
-            self._text = last
-            await self.say(" ".join(complete))
+        for sentence in self._buffer.add(text):
+            await self.say(sentence)
 
     async def say_rest(self) -> None:
         """Say what is left when the text has ended."""
-        if self._text.strip() or not self._is_begun:
-            await self.say(self._text)
+        for sentence in self._buffer.rest() or ([] if self._is_begun else [""]):
+            await self.say(sentence)
 
     async def say(self, text: str) -> None:
         """Say sentences, and send their sound while it is made."""
         self._state.check_text(text, "the text")
-        self._state.begin_stream()
-        call = None
-        try:
-            call = ServerCall(self._state.service, self._model, self._speech_plan(text))
-            async for piece in call.pieces():
+        make_plan = streamed_speech_plan(self._model, self._settings, self._voice, text)
+        async with aclosing(speech_pieces(self._state, self._model, make_plan)) as pieces:
+            async for piece in pieces:
                 await self._send_sound(piece.item)
-                call.take(piece.sound_s)
-        finally:
-            self._state.end_stream()
-            if call is not None:
-                call.cancel()
 
     async def finish(self) -> None:
         """Tell that the sound has ended."""
         await self._send(AudioStop())
 
     async def _send_sound(self, samples_1N: torch.Tensor) -> None:
-        rate = self._generator.codec.sample_rate
         if not self._is_begun:
             self._is_begun = True
-            await self._send(AudioStart(rate, 2, 1))
+            await self._send(AudioStart(self._rate, 2, 1))
         if samples_1N.shape[1]:
-            await self._send(AudioChunk(rate, 2, 1, pcm16(samples_1N)))
-
-    def _speech_plan(self, text: str) -> MakePlan:
-        generator, voice = self._generator, self._voice
-
-        def make(emit: Emit) -> Plan[SpeechStream]:
-            manner = generator.manner(
-                speaker=voice if isinstance(voice, str) else None,
-                reference=self._model.encoded_voice(voice) if isinstance(voice, Reference) else None,
-                seed=0,
-                sampling=generator.defaults.sampling,
-                language=self._language,
-            )
-            stream = SpeechStream(generator, text, manner)
-            yield from stream.plan(lambda piece: emit(piece.samples_CN, piece.duration_s))
-            return stream
-
-        return make
+            await self._send(AudioChunk(self._rate, 2, 1, pcm16(samples_1N)))
 
 
 def describe_server(state: AppState, languages: Sequence[str]) -> Info:
