@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -85,7 +85,7 @@ class SentenceBuffer:
         return [text] if text else []
 
 
-async def speech_pieces(state: AppState, model: ServerModel, make_plan: MakePlan) -> AsyncIterator[Emitted]:
+async def speech_pieces(state: AppState, model: ServerModel, make_plan: MakePlan) -> AsyncGenerator[Emitted, None]:
     """Yield what a plan emits; a piece counts as taken when the next one is asked for.
 
     Raises:

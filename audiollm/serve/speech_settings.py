@@ -5,7 +5,7 @@ Shapes: N samples.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from audiollm.audio.sound_encoder import SoundEncoder, SoundFormat, StreamResampler
 from audiollm.generation.service.jobs import Emit, Emitted, MakePlan
@@ -86,7 +86,7 @@ def streamed_speech_plan(
 
 async def encode_pieces(
     pieces: AsyncIterator[Emitted], format: SoundFormat, codec_rate: int, rate: int
-) -> AsyncIterator[Chunk]:
+) -> AsyncGenerator[Chunk, None]:
     """Yield the bytes of a sound file whose samples arrive in pieces.
 
     Args:
