@@ -45,6 +45,7 @@ def serve_app(state: AppState) -> Any:
 
     from audiollm.serve.chat_route import add_chat_route
     from audiollm.serve.page_routes import add_page_routes
+    from audiollm.serve.realtime_route import add_realtime_route
     from audiollm.serve.speech_route import add_speech_route
     from audiollm.serve.speech_session_route import add_speech_session_route
     from audiollm.serve.status_routes import add_status_routes
@@ -54,7 +55,7 @@ def serve_app(state: AppState) -> Any:
     app, router = FastAPI(title="audiollm serve", docs_url=None, redoc_url=None), APIRouter()
     for add_route in (
         add_status_routes, add_speech_route, add_speech_session_route, add_voice_routes, add_transcription_route,
-        add_chat_route,
+        add_chat_route, add_realtime_route,
     ):  # fmt: skip
         add_route(router, state)
     add_page_routes(router)

@@ -85,7 +85,9 @@ class SentenceBuffer:
         return [text] if text else []
 
 
-async def speech_pieces(state: AppState, model: ServerModel, make_plan: MakePlan) -> AsyncGenerator[Emitted, None]:
+async def speech_pieces(
+    state: AppState, model: ServerModel, make_plan: MakePlan
+) -> AsyncGenerator[Emitted, None]:
     """Yield what a plan emits; a piece counts as taken when the next one is asked for.
 
     Raises:

@@ -65,7 +65,7 @@ class SpeechSession:
         """Answer a message; a mistake is answered with `error`, and the next message is taken."""
         try:
             check_open(self._state.server)
-            await self._answer(_read_json(message))
+            await self._answer(read_json_message(message))
         except (ConnectionError, TimeoutError):
             raise
         except Exception as error:
@@ -155,7 +155,7 @@ class SpeechSession:
         return as_api_error(error)
 
 
-def _read_json(message: dict[str, Any]) -> dict[str, Any]:
+def read_json_message(message: dict[str, Any]) -> dict[str, Any]:
     text = message.get("text")
     if text is None:
         raise ApiError(400, "messages are JSON in text frames: send such ones", "body")
