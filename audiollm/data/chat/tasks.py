@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
 from string import Formatter
@@ -91,7 +91,7 @@ def load_tasks(path: Path | None = None) -> dict[str, TaskTemplate]:
     Raises:
         ConfigError: no such file, not YAML, or a task that is not one; it names file, line, task and key.
     """
-    tasks = _read_task_file(BUILT_IN)
+    tasks = dict(_built_in_tasks())
     if path is not None:
         if not path.is_file():
             raise ConfigError("no such file of tasks", str(path), f"{BUILT_IN} shows how they read")
@@ -169,6 +169,12 @@ def _split_phrasing(template: str) -> list[tuple[str, str | None]]:
     if not any(literal or name for literal, name in pieces):
         raise ValueError("the text is empty")
     return pieces
+
+
+@cache
+def _built_in_tasks() -> Mapping[str, TaskTemplate]:
+    """Read once: prompts of every text that is spoken ask for them."""
+    return _read_task_file(BUILT_IN)
 
 
 def _read_task_file(path: Path) -> dict[str, TaskTemplate]:

@@ -79,7 +79,8 @@ class OverlappingWindows:
 
     As good as decoding the whole where a frame's sound depends on no more than `past` frames before it and `future`
     behind; convolutional decoders at 12 to 75 frames per second reach 3 to 10 (Higgs's, EnCodec's), and what attends to
-    all of its past (Mimi's) comes close. Costs `past + future` frames more to decode a window.
+    all of its past (Mimi's) comes close. Costs `past + future` frames more to decode a window. The first window is a
+    frame, so that sound begins `future` frames after the codes.
     """
 
     _codes_KT: Tensor | None
@@ -99,8 +100,9 @@ class OverlappingWindows:
         """Add codes `[K, t]`; return the samples `[1, n]` of the windows that they complete."""
         self._codes_KT = codes_KT if self._codes_KT is None else torch.cat([self._codes_KT, codes_KT], dim=1)
         parts = [torch.zeros(1, 0)]
-        while self._codes_KT.shape[1] - self._context >= self._window + self._future:
-            parts.append(self._decode(self._window))
+        while self._codes_KT.shape[1] - self._context >= self._next_window + self._future:
+            parts.append(self._decode(self._next_window))
+            self._next_window = self._window
         return torch.cat(parts, dim=1)
 
     def flush(self) -> Tensor:
@@ -112,7 +114,7 @@ class OverlappingWindows:
         return samples_1N
 
     def _begin(self) -> None:
-        self._codes_KT, self._context = None, 0
+        self._codes_KT, self._context, self._next_window = None, 0, 1
 
     def _decode(self, frames: int) -> Tensor:
         """Decode the next frames, which then become context."""

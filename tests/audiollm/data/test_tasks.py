@@ -166,3 +166,12 @@ def test_mistakes_are_named_with_file_line_task_and_key(
 def test_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file of tasks"):
         load_tasks(tmp_path / "mine.yaml")
+
+
+def test_the_built_in_tasks_are_read_once_and_not_changed_by_those_of_a_user(tmp_path: Path) -> None:
+    built_in = load_tasks()
+    own_tasks = tmp_path / "tasks.yaml"
+    own_tasks.write_text("tts: {about: other words, audio: [], phrasings: [[{assistant: '{text}'}]]}\n")
+    assert load_tasks(own_tasks)["tts"].about == "other words"
+    again = load_tasks()
+    assert again is not built_in and again["tts"] is built_in["tts"]
