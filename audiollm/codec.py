@@ -22,6 +22,8 @@ FRAME_RATE = 25
 """Code frames per second of the default codec."""
 FRAME_SAMPLES = SAMPLE_RATE // FRAME_RATE
 """Samples per code frame of the default codec: 960."""
+PUBLISHED_CODEC = "audio_tokenizer"
+"""The folder of the codec within that of a published model."""
 NUM_CODEBOOKS, CODEBOOK_SIZE = 8, 1024
 """Codebooks of the default codec, and codes per codebook. Assumed only where no codec is known yet."""
 
@@ -129,6 +131,17 @@ def codec_catalog() -> Catalog:
     """Codecs, by `model_type`."""
     own = "Your own: a class with `from_pretrained`, named by an entry point of the group audiollm.codecs."
     return entry_point_catalog("audiollm.codecs", own)
+
+
+def default_codec_folder(model: Path) -> Path:
+    """The folder of a model's codec where none is named: `audio_tokenizer` in the model's own, as published models have
+    it, else the `train_tokenizer` of its run; it need not exist.
+
+    Args:
+        model: the folder with the model's config.json.
+    """
+    beside = model / PUBLISHED_CODEC
+    return beside if beside.is_dir() else model.parent.parent / "train_tokenizer"
 
 
 def load_codec(folder: Path) -> Codec:

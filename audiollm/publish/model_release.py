@@ -1,0 +1,172 @@
+"""A model or a codec as a release: its files, its card and the samples to play."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from audiollm.codec import PUBLISHED_CODEC, default_codec_folder
+from audiollm.errors import ConfigError
+from audiollm.files.json_files import config_folder, read_json_file
+from audiollm.files.tensors import open_tensors
+from audiollm.hub_models.names import snapshot_name
+from audiollm.models.layouts import LANGUAGE_MODELS
+from audiollm.models.model_card import MARK
+from audiollm.publish.licences import Licence, front_matter
+from audiollm.publish.lineage import ModelOrigin, SpokenClip, base_models, find_origin, spoken_clips
+from audiollm.publish.published_card import ModelFacts, render_model_card
+from audiollm.publish.release_files import (
+    README,
+    ReleaseFile,
+    select_model_files,
+)
+from audiollm.publish.scores import Evaluation, run_evaluations, score_folders
+
+NUM_SAMPLES = 6
+_CODEC_GROUPS = ("audiollm.codecs", "audiollm.autoencoders")
+
+
+@dataclass(frozen=True)
+class Release:
+    """All that goes up to a repository."""
+
+    repository_type: str
+    """`model` or `dataset`."""
+    files: tuple[ReleaseFile, ...]
+    card: str
+    """The content of README.md, which is one of the files."""
+    omitted: tuple[tuple[str, str], ...] = ()
+    """Names of files, stages and folders that are left out, each with the reason."""
+
+
+@dataclass(frozen=True)
+class ReleaseOptions:
+    """What a person says of a release."""
+
+    name: str
+    """`ORGANIZATION/NAME`."""
+    languages: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+    """Data sets on the hub that it was trained on or made from."""
+    bases: tuple[str, ...] = ()
+    """Models on the hub that it began from; empty: as its run says."""
+    scores: tuple[Path, ...] = field(default=())
+    """Folders of `audiollm evaluate`."""
+
+
+def model_release(
+    folder: Path, licence: Licence, options: ReleaseOptions, samples: bool = True, codec: bool = True
+) -> Release:
+    """Gather the release of a model's folder.
+
+    Args:
+        folder: with config.json.
+        samples: whether clips that the model generated in its run go up.
+        codec: whether the codec of a language model goes up beside it.
+
+    Raises:
+        ConfigError: see `select_model_files` and `score_folders`.
+        DamagedFile: weights are not whole.
+    """
+    origin, kind = find_origin(folder), _kind_of(folder)
+    selection = select_model_files(folder)
+    files, omitted = list(selection.files), list(selection.refused)
+    codec_name = ""
+    if kind in ("speech", "hearing"):
+        codec_folder = _codec_of(folder)
+        codec_name = _published_codec(codec_folder)
+        if codec and codec_folder is not None and not codec_name:
+            inner = select_model_files(codec_folder, f"{PUBLISHED_CODEC}/")
+            files, omitted = [*files, *inner.files], [*omitted, *inner.refused]
+    clips = spoken_clips(origin, NUM_SAMPLES) if samples else []
+    files += [ReleaseFile(f"samples/{clip.path.name}", clip.path) for clip in clips]
+    evaluations, stages_left_out = run_evaluations(origin)
+    evaluations += score_folders(options.scores)
+    has_codec = any(file.name.startswith(f"{PUBLISHED_CODEC}/") for file in files)
+    facts = ModelFacts(
+        name=options.name, kind=kind if kind != "speech" or has_codec or codec_name else "text",
+        rows=tuple(_fact_rows(folder, origin)), licence=licence, languages=options.languages,
+        datasets=options.datasets, bases=options.bases or tuple(base_models(origin)), codec_name=codec_name,
+        has_codec=has_codec, clips=tuple(clips), evaluations=tuple(evaluations), prose=_prose_of_people(folder),
+    )  # fmt: skip
+    card = render_model_card(facts)
+    if licence.file is not None:
+        files = [file for file in files if file.name != licence.file.name] + [licence.file]
+    files = [ReleaseFile(README, card.encode()), *files]
+    return Release("model", tuple(files), card, (*omitted, *stages_left_out))
+
+
+def _kind_of(folder: Path) -> str:
+    """`codec`, `speech` or `hearing` (a DualFFN), or `listener`.
+
+    Raises:
+        ConfigError: a model of another kind.
+    """
+    config = read_json_file(folder / "config.json", dict) if (folder / "config.json").exists() else {}
+    model_type = str(config.get("model_type"))
+    if any(entry.name == model_type for group in _CODEC_GROUPS for entry in entry_points(group=group)):
+        return "codec"
+    family = {entry.name: entry.value for entry in entry_points(group="audiollm.families")}.get(model_type, "")
+    if "dual_ffn" in family and model_type not in LANGUAGE_MODELS:
+        return "hearing" if config.get("audio_encoder") else "speech"
+    if model_type.startswith("audiollm_") or model_type in LANGUAGE_MODELS:
+        raise ConfigError(
+            f"model_type {model_type!r} has no card yet",
+            str(folder / "config.json"),
+            "push takes language models of `train`, audio LLMs of transformers, codecs and autoencoders",
+        )
+    return "listener"
+
+
+def _codec_of(folder: Path) -> Path | None:
+    """The folder of a language model's codec: that in its config.json, or the one beside it or of its run."""
+    named = read_json_file(folder / "config.json", dict).get("audio_tokenizer_id")
+    places = [Path(named)] if isinstance(named, str) and named else []
+    for place in (*places, default_codec_folder(folder)):
+        if place.is_dir():
+            return config_folder(place, "codec", "give the folder of a saved codec")
+    return None
+
+
+def _published_codec(folder: Path | None) -> str:
+    """The hub's name of a codec that others published; empty: it is of this machine."""
+    name = snapshot_name(folder) if folder is not None else None
+    return "" if name is None else name.partition("@")[0]
+
+
+def _fact_rows(folder: Path, origin: ModelOrigin) -> list[tuple[str, str]]:
+    """Rows of the table of facts: from the card that was saved with the model, else from its files."""
+    saved = front_matter(folder / README)[1]
+    rows = [
+        (cells[1].strip(), cells[2].strip())
+        for line in (saved.splitlines() if MARK in saved else ())
+        if line.startswith("| ") and len(cells := line.split("|")) == 4 and cells[1].strip()
+    ]
+    if not rows:
+        config = read_json_file(folder / "config.json", dict) if (folder / "config.json").exists() else {}
+        rows = [("Parameters", f"{_num_parameters(folder):,}"), ("Layout", f"`{config.get('model_type')}`")]
+        if origin.result is not None:
+            rows.append(("Made by", f"stage `{origin.result.kind}`"))
+    return [row for row in rows if row[0] != "Licence of the weights"]
+
+
+def _num_parameters(folder: Path) -> int:
+    total = 0
+    for path in sorted(folder.glob("*model*.safetensors")):
+        with open_tensors(path, "numpy") as file:
+            for name in file.keys():  # noqa: SIM118  a method, not a mapping
+                shape: Sequence[int] = file.get_slice(name).get_shape()
+                size = 1
+                for length in shape:
+                    size *= length
+                total += size
+    return total
+
+
+def _prose_of_people(folder: Path) -> tuple[dict[str, Any], str] | None:
+    """The card that a person wrote in the folder; None: there is none."""
+    front, body = front_matter(folder / README)
+    return (front, body) if body.strip() and MARK not in body else None
