@@ -14,6 +14,7 @@ from torch import Tensor
 from audiollm.errors import ConfigError, suggestion
 from audiollm.files.json_files import config_folder, read_json_file
 from audiollm.hub_models.folders import hub_folder
+from audiollm.hub_models.needed_files import CODEC_FOLDER
 from audiollm.recipe.plug_ins import Catalog, entry_point_catalog
 
 SAMPLE_RATE = 24_000
@@ -22,8 +23,6 @@ FRAME_RATE = 25
 """Code frames per second of the default codec."""
 FRAME_SAMPLES = SAMPLE_RATE // FRAME_RATE
 """Samples per code frame of the default codec: 960."""
-PUBLISHED_CODEC = "audio_tokenizer"
-"""The folder of the codec within that of a published model."""
 NUM_CODEBOOKS, CODEBOOK_SIZE = 8, 1024
 """Codebooks of the default codec, and codes per codebook. Assumed only where no codec is known yet."""
 
@@ -140,7 +139,7 @@ def default_codec_folder(model: Path) -> Path:
     Args:
         model: the folder with the model's config.json.
     """
-    beside = model / PUBLISHED_CODEC
+    beside = model / CODEC_FOLDER
     return beside if beside.is_dir() else model.parent.parent / "train_tokenizer"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from audiollm.audio import load, save
 from audiollm.errors import ConfigError
-from audiollm.files.atomic import DamagedFile, read_json, read_jsonl, read_whole_lines
+from audiollm.files.atomic import DamagedFile, Kinds, read_json, read_jsonl, read_whole_lines
 from audiollm.publish.licences import Licence, front_matter
 from audiollm.publish.model_release import Release, ReleaseOptions
 from audiollm.publish.published_card import PUSH_MARK, card_text, markdown_table
@@ -19,7 +19,13 @@ from audiollm.publish.release_files import README, ReleaseFile, without_machine_
 SEGMENTS, METADATA = "segments.jsonl", "metadata.jsonl"
 _WORDS = frozenset(["file", "heard", "id", "speaker", "text", "words"])
 """Fields of segments that people wrote or said: they stay as they are."""
-_KEYS = {"id": str, "path": str, "start_s": (int, float), "end_s": (int, float), "duration_s": (int, float)}
+_KEYS: dict[str, Kinds] = {
+    "id": str,
+    "path": str,
+    "start_s": (int, float),
+    "end_s": (int, float),
+    "duration_s": (int, float),
+}
 _SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 _UNKNOWN = "not known"
 _SAFE_NAME = re.compile(r"[^\w.-]+")
@@ -67,7 +73,7 @@ def _cut_clip(segment: Mapping[str, Any], clips: Path) -> ReleaseFile:
     """Write the sound of a segment as FLAC."""
     name = f"{_SAFE_NAME.sub('_', segment['id']).strip('.')}.flac"
     wave = load(segment["path"], segment["start_s"], segment["end_s"])
-    save(clips / name, wave)
+    save(clips / name, wave.samples_CN, wave.sample_rate)
     return ReleaseFile(f"audio/{name}", clips / name)
 
 
@@ -76,7 +82,9 @@ def _corpus_card(
 ) -> str:
     seconds_by_language = _seconds_by_language(segments)
     spoken_languages = [language for language in seconds_by_language if language != _UNKNOWN]
-    tasks = ["automatic-speech-recognition", "text-to-speech"] if any(row.get("text") for row in segments) else []
+    tasks = (
+        ["automatic-speech-recognition", "text-to-speech"] if any(row.get("text") for row in segments) else []
+    )
     front: dict[str, Any] = {
         **licence.front,
         "language": list(options.languages) or spoken_languages,
@@ -154,7 +162,8 @@ def _refusals(folder: Path) -> str:
     texts = (funnel.get("recognized_texts") or {}).get("reasons") or {}
     damaged = folder / "set_aside.jsonl"
     kinds = Counter(
-        str(row.get("kind") or row.get("reason")) for row in (read_whole_lines(damaged).rows if damaged.is_file() else ())
+        str(row.get("kind") or row.get("reason"))
+        for row in (read_whole_lines(damaged).rows if damaged.is_file() else ())
     )
     rows = [("segments and files", reason, count) for reason, count in reasons.most_common()]
     rows += [("recognized texts", str(reason), _count(count)) for reason, count in texts.items()]

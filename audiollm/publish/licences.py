@@ -11,8 +11,7 @@ import yaml
 from audiollm.errors import ConfigError, suggestion
 from audiollm.publish.release_files import README, ReleaseFile, licence_file
 
-IDENTIFIERS = frozenset(
-    """
+_IDENTIFIERS = """
     afl-3.0 agpl-3.0 apache-2.0 apple-amlr apple-ascl artistic-2.0 bigcode-openrail-m bigscience-bloom-rail-1.0
     bigscience-openrail-m bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear bsl-1.0 c-uda cc cc-by-2.0 cc-by-2.5
     cc-by-3.0 cc-by-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0
@@ -21,8 +20,8 @@ IDENTIFIERS = frozenset(
     etalab-2.0 eupl-1.1 eupl-1.2 gemma gfdl gpl gpl-2.0 gpl-3.0 intel-research isc lgpl lgpl-2.1 lgpl-3.0 lgpl-lr
     llama2 llama3 llama3.1 llama3.2 llama3.3 llama4 lppl-1.3c mit mpl-2.0 ms-pl ncsa odbl odc-by ofl-1.1 openrail
     openrail++ osl-3.0 pddl postgresql unlicense wtfpl zlib
-    """.split()
-)
+"""
+IDENTIFIERS = frozenset(_IDENTIFIERS.split())
 """Licences that the Hugging Face hub shows by name."""
 _REMEDY = "--license IDENTIFIER (apache-2.0, cc-by-4.0, ...), or --license FILE with its text"
 

@@ -96,7 +96,11 @@ def spoken_clips(origin: ModelOrigin, count: int) -> list[SpokenClip]:
     """Clips of the run's stages `generate` that this model spoke: spread over the prompts, and not selected by ear."""
     clips: list[SpokenClip] = []
     for name, result in origin.stages.items():
-        if result.kind != "generate" or not origin.made(result.settings.get("model")) or not origin.stage_folder:
+        if (
+            result.kind != "generate"
+            or not origin.made(result.settings.get("model"))
+            or not origin.stage_folder
+        ):
             continue
         folder = origin.stage_folder.parent / name
         path = folder / "generated.jsonl"

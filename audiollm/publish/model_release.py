@@ -8,24 +8,28 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from audiollm.codec import PUBLISHED_CODEC, default_codec_folder
+from audiollm.codec import default_codec_folder
 from audiollm.errors import ConfigError
 from audiollm.files.json_files import config_folder, read_json_file
 from audiollm.files.tensors import open_tensors
 from audiollm.hub_models.names import snapshot_name
+from audiollm.hub_models.needed_files import CODEC_FOLDER
 from audiollm.models.layouts import LANGUAGE_MODELS
 from audiollm.models.model_card import MARK
 from audiollm.publish.licences import Licence, front_matter
-from audiollm.publish.lineage import ModelOrigin, SpokenClip, base_models, find_origin, spoken_clips
+from audiollm.publish.lineage import ModelOrigin, base_models, find_origin, spoken_clips
 from audiollm.publish.published_card import ModelFacts, render_model_card
 from audiollm.publish.release_files import (
     README,
     ReleaseFile,
     select_model_files,
+    without_machine_paths,
 )
-from audiollm.publish.scores import Evaluation, run_evaluations, score_folders
+from audiollm.publish.scores import run_evaluations, score_folders
 
 NUM_SAMPLES = 6
+_TEMPLATE_MARK = "[More Information Needed]"
+"""Stands in cards that libraries write, and that nobody has filled in."""
 _CODEC_GROUPS = ("audiollm.codecs", "audiollm.autoencoders")
 
 
@@ -79,13 +83,13 @@ def model_release(
         codec_folder = _codec_of(folder)
         codec_name = _published_codec(codec_folder)
         if codec and codec_folder is not None and not codec_name:
-            inner = select_model_files(codec_folder, f"{PUBLISHED_CODEC}/")
+            inner = select_model_files(codec_folder, f"{CODEC_FOLDER}/")
             files, omitted = [*files, *inner.files], [*omitted, *inner.refused]
     clips = spoken_clips(origin, NUM_SAMPLES) if samples else []
     files += [ReleaseFile(f"samples/{clip.path.name}", clip.path) for clip in clips]
     evaluations, stages_left_out = run_evaluations(origin)
     evaluations += score_folders(options.scores)
-    has_codec = any(file.name.startswith(f"{PUBLISHED_CODEC}/") for file in files)
+    has_codec = any(file.name.startswith(f"{CODEC_FOLDER}/") for file in files)
     facts = ModelFacts(
         name=options.name, kind=kind if kind != "speech" or has_codec or codec_name else "text",
         rows=tuple(_fact_rows(folder, origin)), licence=licence, languages=options.languages,
@@ -105,11 +109,13 @@ def _kind_of(folder: Path) -> str:
     Raises:
         ConfigError: a model of another kind.
     """
-    config = read_json_file(folder / "config.json", dict) if (folder / "config.json").exists() else {}
+    config = read_json_file(folder / "config.json", dict)
     model_type = str(config.get("model_type"))
     if any(entry.name == model_type for group in _CODEC_GROUPS for entry in entry_points(group=group)):
         return "codec"
-    family = {entry.name: entry.value for entry in entry_points(group="audiollm.families")}.get(model_type, "")
+    family = {entry.name: entry.value for entry in entry_points(group="audiollm.families")}.get(
+        model_type, ""
+    )
     if "dual_ffn" in family and model_type not in LANGUAGE_MODELS:
         return "hearing" if config.get("audio_encoder") else "speech"
     if model_type.startswith("audiollm_") or model_type in LANGUAGE_MODELS:
@@ -146,7 +152,7 @@ def _fact_rows(folder: Path, origin: ModelOrigin) -> list[tuple[str, str]]:
         if line.startswith("| ") and len(cells := line.split("|")) == 4 and cells[1].strip()
     ]
     if not rows:
-        config = read_json_file(folder / "config.json", dict) if (folder / "config.json").exists() else {}
+        config = read_json_file(folder / "config.json", dict)
         rows = [("Parameters", f"{_num_parameters(folder):,}"), ("Layout", f"`{config.get('model_type')}`")]
         if origin.result is not None:
             rows.append(("Made by", f"stage `{origin.result.kind}`"))
@@ -169,4 +175,6 @@ def _num_parameters(folder: Path) -> int:
 def _prose_of_people(folder: Path) -> tuple[dict[str, Any], str] | None:
     """The card that a person wrote in the folder; None: there is none."""
     front, body = front_matter(folder / README)
-    return (front, body) if body.strip() and MARK not in body else None
+    if not body.strip() or MARK in body or _TEMPLATE_MARK in body:
+        return None
+    return without_machine_paths(front), body

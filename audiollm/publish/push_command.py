@@ -11,12 +11,15 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from audiollm.publish.model_release import Release, ReleaseOptions
+    from audiollm.publish.upload import PushOutcome
 
 
 def push(
     folder: Annotated[
         Path,
-        typer.Argument(help="A train stage, a saved model or codec, or a run of annotate.", show_default=False),
+        typer.Argument(
+            help="A train stage, a saved model or codec, or a run of annotate.", show_default=False
+        ),
     ],
     name: Annotated[
         str, typer.Argument(metavar="ORGANIZATION/NAME", help="Name on the hub.", show_default=False)
@@ -52,7 +55,9 @@ def push(
     ] = None,
     scores: Annotated[
         list[Path] | None,
-        typer.Option(help="A folder of `audiollm evaluate`; may be repeated.", show_default="those of its run"),
+        typer.Option(
+            help="A folder of `audiollm evaluate`; may be repeated.", show_default="those of its run"
+        ),
     ] = None,
 ) -> None:
     """Publish a model, a codec or an annotated corpus on the Hugging Face hub, with its card.
@@ -70,7 +75,11 @@ def push(
     from audiollm.publish.upload import check_repository_name, push_release
 
     options = ReleaseOptions(
-        check_repository_name(name), tuple(language or ()), tuple(dataset or ()), tuple(base or ()), tuple(scores or ())
+        check_repository_name(name),
+        tuple(language or ()),
+        tuple(dataset or ()),
+        tuple(base or ()),
+        tuple(scores or ()),
     )
     console = Console(soft_wrap=True)
     with tempfile.TemporaryDirectory() as clips:
@@ -83,13 +92,7 @@ def push(
             visibility = "public" if public else "private"
             console.print(f"nothing is sent; without --dry-run {name} would be {visibility}", highlight=False)
             return
-        outcome = push_release(release, options.name, public)
-    if outcome.sent or outcome.removed:
-        size = _size_text(sum(file.size for file in outcome.sent))
-        removed = f", {len(outcome.removed)} old files removed" if outcome.removed else ""
-        console.print(f"sent {len(outcome.sent)} files, {size}{removed}: {outcome.url}", highlight=False)
-    else:
-        console.print(f"unchanged, nothing was sent: {outcome.url}", highlight=False)
+        _print_outcome(push_release(release, options.name, public), console)
 
 
 def gather_release(
@@ -122,11 +125,8 @@ def gather_release(
         return corpus_release(folder, read_licence(license, folder), options, clips)
     if clips is not None:
         raise ConfigError("--with-audio is of annotated corpora", str(folder), "leave it out")
-    model = (
-        folder
-        if (folder / "adapter_config.json").exists()
-        else config_folder(folder, "model or annotated corpus", "give a trained model's folder, or a run of annotate")
-    )
+    remedy = "give a trained model's folder, or a run of annotate"
+    model = config_folder(folder, "model or annotated corpus", remedy)
     return model_release(model, read_licence(license, model), options, samples=samples, codec=codec)
 
 
@@ -137,6 +137,15 @@ def _print_release(release: Release, console: Console) -> None:
     console.print(f"{len(release.files)} files, {total}", highlight=False)
     for name, reason in release.omitted:
         console.print(f"  left out: {name} ({reason})", style="dim", highlight=False, markup=False)
+
+
+def _print_outcome(outcome: PushOutcome, console: Console) -> None:
+    if outcome.sent or outcome.removed:
+        size = _size_text(sum(file.size for file in outcome.sent))
+        removed = f", {len(outcome.removed)} old files removed" if outcome.removed else ""
+        console.print(f"sent {len(outcome.sent)} files, {size}{removed}: {outcome.url}", highlight=False)
+    else:
+        console.print(f"unchanged, nothing was sent: {outcome.url}", highlight=False)
 
 
 def _size_text(size: int) -> str:

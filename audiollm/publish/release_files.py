@@ -19,15 +19,21 @@ from audiollm.hub_models.names import snapshot_name
 
 README = "README.md"
 MAX_TEXT_BYTES = 64 * 2**20
-_WEIGHTS = re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors")
+_WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
 _DESCRIPTIONS = {
-    *("adapter_config.json", "config.json", "generation_config.json", "preprocessor_config.json"),
+    *("config.json", "generation_config.json", "preprocessor_config.json"),
     *("processor_config.json", "tokenizer_config.json", "trained.json", "video_preprocessor_config.json"),
 }
 """JSON files of settings: paths of this machine are taken out of them."""
 _TEXTS = {
     *("added_tokens.json", "chat_template.jinja", "chat_template.json", "merges.txt", "normalizer.json"),
-    *("model.safetensors.index.json", "speakers.json", "special_tokens_map.json", "tokenizer.json"),
+    *(
+        "model.safetensors.index.json",
+        "pictures.json",
+        "speakers.json",
+        "special_tokens_map.json",
+        "tokenizer.json",
+    ),
     *("vocab.json", "vocab.txt"),
 }
 _LICENCES = re.compile(r"(LICEN[CS]E|NOTICE)(\.md|\.txt)?", re.IGNORECASE)
@@ -93,7 +99,7 @@ def select_model_files(folder: Path, prefix: str = "") -> FileSelection:
             files.append(ReleaseFile(prefix + path.name, _content(path)))
     names = {file.name.removeprefix(prefix) for file in files}
     has_weights = any(_WEIGHTS.fullmatch(name) for name in names)
-    if not has_weights or names.isdisjoint(("config.json", "adapter_config.json")):
+    if not has_weights or "config.json" not in names:
         missing = "config.json" if has_weights else "model.safetensors"
         text = dict(refused).get(prefix + missing, "missing")
         raise ConfigError(
@@ -144,7 +150,12 @@ def _refusal(path: Path) -> str:
         return "a link"
     if path.is_dir():
         return "a folder"
-    if name == README or _WEIGHTS.fullmatch(name) or name in _DESCRIPTIONS | _TEXTS or _LICENCES.fullmatch(name):
+    if (
+        name == README
+        or _WEIGHTS.fullmatch(name)
+        or name in _DESCRIPTIONS | _TEXTS
+        or _LICENCES.fullmatch(name)
+    ):
         return "" if path.is_file() else "no plain file"
     if name.endswith(".safetensors"):
         return "tensors that are not the model's weights"
@@ -157,7 +168,9 @@ def _content(path: Path) -> Path | bytes:
         with open_tensors(path, remedy="train or save the model again"):
             return path
     if path.stat().st_size > MAX_TEXT_BYTES:
-        raise ConfigError(f"{path.stat().st_size:,} bytes are no text", str(path), "remove it, and push again")
+        raise ConfigError(
+            f"{path.stat().st_size:,} bytes are no text", str(path), "remove it, and push again"
+        )
     if path.name in _DESCRIPTIONS:
         return json_bytes(_portable_settings(path.name, read_json_file(path, dict)))
     try:

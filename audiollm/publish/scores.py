@@ -18,7 +18,18 @@ _ESTIMATES = ("accuracy", "mean", "rate", "share", "ratio", "value")
 """Keys of tables whose interval is `low` to `high`."""
 _BOUNDS = ("low", "high")
 _NO_SCORES = frozenset(
-    ["asked", "bandwidth_hz", "columns", "confusion", "durations", "examples", "judges", "lengths", "reasons", "rows"]
+    [
+        "asked",
+        "bandwidth_hz",
+        "columns",
+        "confusion",
+        "durations",
+        "examples",
+        "judges",
+        "lengths",
+        "reasons",
+        "rows",
+    ]
 )
 """Branches of results that are facts about the data or the judges."""
 _REAL = "real"
@@ -58,6 +69,8 @@ class Evaluation:
     """All scores of one file of results."""
 
     name: str
+    dataset: str
+    """The samples that it is of, for people."""
     conditions: str
     scores: tuple[Score, ...]
     warnings: tuple[str, ...] = ()
@@ -112,7 +125,7 @@ def read_evaluation(path: Path, name: str, settings: Mapping[str, Any]) -> Evalu
 
     Args:
         name: of the evaluation.
-        settings: of its stage, for the conditions.
+        settings: of its stage, for the conditions; empty: no stage of a run made it.
 
     Raises:
         ConfigError: the file is damaged.
@@ -131,7 +144,8 @@ def read_evaluation(path: Path, name: str, settings: Mapping[str, Any]) -> Evalu
     )
     suite = str(results.get("suite") or path.parent.name)
     warnings = tuple(text for text in results.get("warnings", ()) if isinstance(text, str))
-    return Evaluation(name, conditions, tuple(_scores_in(results, suite, ())), warnings)
+    dataset = f"held-out samples of the run, stage {name}" if settings else f"the list of {name}"
+    return Evaluation(name, dataset, conditions, tuple(_scores_in(results, suite, ())), warnings)
 
 
 def _judges(result: StageResult, origin: ModelOrigin) -> bool:

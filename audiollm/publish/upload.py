@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from audiollm.errors import ConfigError
@@ -28,7 +29,7 @@ class RepositoryState:
 
     exists: bool
     private: bool = True
-    digests: dict[str, str] = None  # type: ignore[assignment]
+    digests: dict[str, str] = field(default_factory=dict)
     """Git's SHA-1, or the SHA-256 of a large file, by name."""
 
 
@@ -65,7 +66,7 @@ def push_release(release: Release, name: str, public: bool) -> PushOutcome:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
 
     api, kind = HfApi(), release.repository_type
-    with _mapped_push_errors(name):
+    with _filtered_logs(), _mapped_push_errors(name):
         state = _read_state(api, name, kind)
         _check_visibility(state, name, public)
         changed = [file for file in release.files if not _is_there(file, state.digests)]
@@ -79,6 +80,28 @@ def push_release(release: Release, name: str, public: bool) -> PushOutcome:
             api.create_commit(name, operations, commit_message=title, repo_type=kind)
     folder = "datasets/" if kind == "dataset" else ""
     return PushOutcome(f"{constants.ENDPOINT}/{folder}{name}", tuple(changed), tuple(removed))
+
+
+class _SecretsFilter(logging.Filter):
+    """Takes tokens and signatures out of what the library logs: it names the addresses of large files in full."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = without_secrets(record.getMessage()), ()
+        return True
+
+
+@contextmanager
+def _filtered_logs() -> Iterator[None]:
+    """Filter the logs of `huggingface_hub` inside."""
+    secrets = _SecretsFilter()
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("huggingface_hub")]
+    for name in names:
+        logging.getLogger(name).addFilter(secrets)
+    try:
+        yield
+    finally:
+        for name in names:
+            logging.getLogger(name).removeFilter(secrets)
 
 
 def without_secrets(text: str) -> str:
@@ -97,7 +120,7 @@ def _read_state(api: Any, name: str, kind: str) -> RepositoryState:
         info = api.repo_info(name, repo_type=kind)
     except RepositoryNotFoundError as error:
         if getattr(error.response, "status_code", None) == 404:
-            return RepositoryState(False, digests={})
+            return RepositoryState(exists=False)
         raise
     entries = api.list_repo_tree(name, repo_type=kind, recursive=True)
     digests = {
@@ -162,7 +185,9 @@ def _mapped_push_errors(name: str) -> Iterator[None]:
         raise _cut_upload(name, hub, error) from None
     except ValueError as error:  # a card that the hub refuses
         reason = without_secrets(" ".join(str(error).split()))
-        raise HubError(f"{name}: {hub} refuses it: {reason:.300}", "", "mend README.md in the folder") from None
+        raise HubError(
+            f"{name}: {hub} refuses it: {reason:.300}", "", "mend README.md in the folder"
+        ) from None
     except RuntimeError as error:  # of the library that sends large files in pieces
         raise _cut_upload(name, hub, error) from None
 
