@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -14,8 +15,9 @@ from audiollm.files.json_files import config_folder, read_json_file
 from audiollm.files.tensors import open_tensors
 from audiollm.hub_models.names import snapshot_name
 from audiollm.hub_models.needed_files import CODEC_FOLDER
-from audiollm.models.layouts import LANGUAGE_MODELS
+from audiollm.models.layouts import HIGGS, LANGUAGE_MODELS
 from audiollm.models.model_card import MARK
+from audiollm.models.processor_files import CODEC_KIND
 from audiollm.publish.licences import Licence, front_matter
 from audiollm.publish.lineage import ModelOrigin, base_models, find_origin, spoken_clips
 from audiollm.publish.published_card import ModelFacts, render_model_card
@@ -90,12 +92,22 @@ def model_release(
     evaluations, stages_left_out = run_evaluations(origin)
     evaluations += score_folders(options.scores)
     has_codec = any(file.name.startswith(f"{CODEC_FOLDER}/") for file in files)
+    in_transformers = kind == "speech" and has_codec and _loads_in_transformers(folder, files)
     facts = ModelFacts(
-        name=options.name, kind=kind if kind != "speech" or has_codec or codec_name else "text",
-        rows=tuple(_fact_rows(folder, origin)), licence=licence, languages=options.languages,
-        datasets=options.datasets, bases=options.bases or tuple(base_models(origin)), codec_name=codec_name,
-        has_codec=has_codec, clips=tuple(clips), evaluations=tuple(evaluations), prose=_prose_of_people(folder),
-    )  # fmt: skip
+        name=options.name,
+        kind=kind if kind != "speech" or has_codec or codec_name else "text",
+        rows=tuple(_fact_rows(folder, origin)),
+        licence=licence,
+        languages=options.languages,
+        datasets=options.datasets,
+        bases=options.bases or tuple(base_models(origin)),
+        codec_name=codec_name,
+        has_codec=has_codec,
+        in_transformers=in_transformers,
+        clips=tuple(clips),
+        evaluations=tuple(evaluations),
+        prose=_prose_of_people(folder),
+    )
     card = render_model_card(facts)
     if licence.file is not None:
         files = [file for file in files if file.name != licence.file.name] + [licence.file]
@@ -125,6 +137,14 @@ def _kind_of(folder: Path) -> str:
             "push takes language models of `train`, audio LLMs of transformers, codecs and autoencoders",
         )
     return "listener"
+
+
+def _loads_in_transformers(folder: Path, files: Sequence[ReleaseFile]) -> bool:
+    """Whether the layouts of the model and of the codec among the files are those of transformers' classes."""
+    settings = next(file.source for file in files if file.name == f"{CODEC_FOLDER}/config.json")
+    codec = json.loads(settings if isinstance(settings, bytes) else settings.read_bytes())
+    is_higgs = read_json_file(folder / "config.json", dict).get("model_type") == HIGGS
+    return is_higgs and codec.get("model_type") == CODEC_KIND and (folder / "processor_config.json").is_file()
 
 
 def _codec_of(folder: Path) -> Path | None:

@@ -68,6 +68,8 @@ class ModelFacts:
     """The hub's name of the codec, where others published it."""
     has_codec: bool
     """Whether the codec is in the repository."""
+    in_transformers: bool
+    """Whether transformers' own classes load the model and the codec."""
     clips: tuple[SpokenClip, ...]
     evaluations: tuple[Evaluation, ...]
     prose: tuple[dict[str, Any], str] | None
@@ -115,7 +117,7 @@ def model_front(facts: ModelFacts) -> dict[str, Any]:
 
 def markdown_table(headings: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     """A table in Markdown; bars and line ends in cells are escaped."""
-    lines = [list(headings), *(list(row) for row in rows)]
+    lines: list[list[object]] = [list(headings), *(list(row) for row in rows)]
     texts = [[" ".join(str(cell).replace("|", "\\|").split()) for cell in line] for line in lines]
     rendered = ["| " + " | ".join(line) + " |" for line in texts]
     return "\n".join([rendered[0], "|" + "---|" * len(texts[0]), *rendered[1:]])
@@ -168,9 +170,23 @@ def _usage(facts: ModelFacts) -> str:
         )
     if facts.has_codec:
         parts.append(f"The codec is in `{CODEC_FOLDER}/`.")
+    if facts.in_transformers:
+        parts.append(_transformers_code(name))
     if facts.kind == "listener":
         parts.append("transformers loads it by its own classes: `AutoProcessor`, `AutoModelForMultimodalLM`.")
     return "\n\n".join(parts)
+
+
+def _transformers_code(name: str) -> str:
+    classes = "AutoProcessor, HiggsAudioV2ForConditionalGeneration, HiggsAudioV2TokenizerModel"
+    lines = [
+        f"from transformers import {classes}",
+        "",
+        f'codec = HiggsAudioV2TokenizerModel.from_pretrained("{name}", subfolder="{CODEC_FOLDER}")',
+        f'processor = AutoProcessor.from_pretrained("{name}", audio_tokenizer=codec)',
+        f'model = HiggsAudioV2ForConditionalGeneration.from_pretrained("{name}")',
+    ]
+    return "## In transformers\n\n```python\n" + "\n".join(lines) + "\n```"
 
 
 def _samples(facts: ModelFacts) -> str:

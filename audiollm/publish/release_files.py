@@ -16,6 +16,7 @@ from audiollm.errors import ConfigError
 from audiollm.files.json_files import read_json_file
 from audiollm.files.tensors import open_tensors
 from audiollm.hub_models.names import snapshot_name
+from audiollm.hub_models.needed_files import CODEC_FOLDER
 
 README = "README.md"
 MAX_TEXT_BYTES = 64 * 2**20
@@ -93,6 +94,8 @@ def select_model_files(folder: Path, prefix: str = "") -> FileSelection:
     refused: list[tuple[str, str]] = []
     for path in sorted(folder.iterdir()):
         reason = _refusal(path)
+        if path.name == CODEC_FOLDER and not path.is_symlink():  # which goes up by itself
+            continue
         if reason:
             refused.append((prefix + path.name, reason))
         elif path.name != README:  # the card takes its place

@@ -123,7 +123,11 @@ class HubHandler(BaseHTTPRequestHandler):
             return self.send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         commit, files = at_revision
         if is_api:
-            tree = rest[:1] == ["tree"]
+            tree, folder = rest[:1] == ["tree"], "/".join(rest[2:])
+            if tree and folder:
+                files = {file: content for file, content in files.items() if file.startswith(f"{folder}/")}
+                if not files:
+                    return self.send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
             info = _info(name, commit, files, parse_qs(address.query))
             content = _tree(files) if tree else {**info, "private": name in hub.private}
             return self.send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
