@@ -104,7 +104,7 @@ def _corpus_card(
         body = _corpus_summary(options.name, with_audio)
     parts = [
         body, _corpus_table(folder, segments, licence), _languages_table(seconds_by_language),
-        _refusals(folder), _origin_of_texts(segments),
+        _refusals_table(folder), _origin_of_texts(segments),
     ]  # fmt: skip
     return card_text(front, [part for part in parts if part])
 
@@ -153,7 +153,7 @@ def _languages_table(seconds_by_language: Mapping[str, float]) -> str:
     return "## Languages\n\n" + markdown_table(("language", "hours"), rows)
 
 
-def _refusals(folder: Path) -> str:
+def _refusals_table(folder: Path) -> str:
     """The reasons of segments and files that were left out, and of recognized texts that were."""
     funnel = _json_mapping(folder / "funnel.json")
     reasons: Counter[str] = Counter()
@@ -166,7 +166,7 @@ def _refusals(folder: Path) -> str:
         for row in (read_whole_lines(damaged).rows if damaged.is_file() else ())
     )
     rows = [("segments and files", reason, count) for reason, count in reasons.most_common()]
-    rows += [("recognized texts", str(reason), _count(count)) for reason, count in texts.items()]
+    rows += [("recognized texts", str(reason), _reason_count(count)) for reason, count in texts.items()]
     rows += [("files set aside", _without_paths(kind), count) for kind, count in kinds.most_common()]
     if not funnel and not rows:
         return ""
@@ -190,7 +190,7 @@ def _origin_of_texts(segments: Iterable[Mapping[str, Any]]) -> str:
     return "## Texts\n\n" + markdown_table(("source", "segments"), rows)
 
 
-def _count(value: Any) -> int:
+def _reason_count(value: Any) -> int:
     return int(value.get("n", 0)) if isinstance(value, dict) else int(value)
 
 

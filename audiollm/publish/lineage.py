@@ -16,7 +16,7 @@ _BASES = ("start", "language_model", "encoder", "audio_encoder")
 
 
 @dataclass(frozen=True)
-class SpokenClip:
+class GeneratedSample:
     """A clip that the model generated in its run."""
 
     path: Path
@@ -92,9 +92,9 @@ def base_models(origin: ModelOrigin) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def spoken_clips(origin: ModelOrigin, count: int) -> list[SpokenClip]:
+def generated_samples(origin: ModelOrigin, count: int) -> list[GeneratedSample]:
     """Clips of the run's stages `generate` that this model spoke: spread over the prompts, and not selected by ear."""
-    clips: list[SpokenClip] = []
+    clips: list[GeneratedSample] = []
     for name, result in origin.stages.items():
         if (
             result.kind != "generate"
@@ -108,7 +108,7 @@ def spoken_clips(origin: ModelOrigin, count: int) -> list[SpokenClip]:
             clip = folder / row["path"]
             is_inside = clip.resolve().is_relative_to(folder.resolve())
             if clip.is_file() and not clip.is_symlink() and is_inside and clip.suffix in (".wav", ".flac"):
-                clips.append(SpokenClip(clip, row["text"], str(row.get("speaker") or "")))
+                clips.append(GeneratedSample(clip, row["text"], str(row.get("speaker") or "")))
     step = max(1, len(clips) // max(1, count))
     return clips[::step][:count]
 

@@ -19,7 +19,7 @@ from audiollm.models.layouts import HIGGS, LANGUAGE_MODELS
 from audiollm.models.model_card import MARK
 from audiollm.models.processor_files import CODEC_KIND
 from audiollm.publish.licences import Licence, front_matter
-from audiollm.publish.lineage import ModelOrigin, base_models, find_origin, spoken_clips
+from audiollm.publish.lineage import ModelOrigin, base_models, find_origin, generated_samples
 from audiollm.publish.published_card import ModelFacts, render_model_card
 from audiollm.publish.release_files import (
     README,
@@ -77,17 +77,17 @@ def model_release(
         ConfigError: see `select_model_files` and `score_folders`.
         DamagedFile: weights are not whole.
     """
-    origin, kind = find_origin(folder), _kind_of(folder)
+    origin, kind = find_origin(folder), _card_kind(folder)
     selection = select_model_files(folder)
     files, omitted = list(selection.files), list(selection.refused)
     codec_name = ""
     if kind in ("speech", "hearing"):
-        codec_folder = _codec_of(folder)
+        codec_folder = _find_model_codec(folder)
         codec_name = _published_codec(codec_folder)
         if codec and codec_folder is not None and not codec_name:
             inner = select_model_files(codec_folder, f"{CODEC_FOLDER}/")
             files, omitted = [*files, *inner.files], [*omitted, *inner.refused]
-    clips = spoken_clips(origin, NUM_SAMPLES) if samples else []
+    clips = generated_samples(origin, NUM_SAMPLES) if samples else []
     files += [ReleaseFile(f"samples/{clip.path.name}", clip.path) for clip in clips]
     evaluations, stages_left_out = run_evaluations(origin)
     evaluations += score_folders(options.scores)
@@ -115,7 +115,7 @@ def model_release(
     return Release("model", tuple(files), card, (*omitted, *stages_left_out))
 
 
-def _kind_of(folder: Path) -> str:
+def _card_kind(folder: Path) -> str:
     """`codec`, `speech` or `hearing` (a DualFFN), or `listener`.
 
     Raises:
@@ -147,7 +147,7 @@ def _loads_in_transformers(folder: Path, files: Sequence[ReleaseFile]) -> bool:
     return is_higgs and codec.get("model_type") == CODEC_KIND and (folder / "processor_config.json").is_file()
 
 
-def _codec_of(folder: Path) -> Path | None:
+def _find_model_codec(folder: Path) -> Path | None:
     """The folder of a language model's codec: that in its config.json, or the one beside it or of its run."""
     named = read_json_file(folder / "config.json", dict).get("audio_tokenizer_id")
     places = [Path(named)] if isinstance(named, str) and named else []

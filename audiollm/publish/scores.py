@@ -38,7 +38,7 @@ _FACTS = ("suite", "judge", "recognizer", "split", "language", "chance", "seed")
 
 
 @dataclass(frozen=True)
-class Score:
+class PublishedScore:
     """A figure of an evaluation."""
 
     suite: str
@@ -65,24 +65,24 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class PublishedEvaluation:
     """All scores of one file of results."""
 
     name: str
     dataset: str
     """The samples that it is of, for people."""
     conditions: str
-    scores: tuple[Score, ...]
+    scores: tuple[PublishedScore, ...]
     warnings: tuple[str, ...] = ()
 
 
-def run_evaluations(origin: ModelOrigin) -> tuple[list[Evaluation], list[tuple[str, str]]]:
+def run_evaluations(origin: ModelOrigin) -> tuple[list[PublishedEvaluation], list[tuple[str, str]]]:
     """Read the evaluations of a model in its run.
 
     Returns:
         The evaluations, and the stages that are left out, each with the reason.
     """
-    evaluations: list[Evaluation] = []
+    evaluations: list[PublishedEvaluation] = []
     omitted: list[tuple[str, str]] = []
     if origin.stage_folder is None:
         return evaluations, omitted
@@ -104,7 +104,7 @@ def run_evaluations(origin: ModelOrigin) -> tuple[list[Evaluation], list[tuple[s
     return [evaluation for evaluation in evaluations if evaluation.scores], omitted
 
 
-def score_folders(folders: Sequence[Path]) -> list[Evaluation]:
+def score_folders(folders: Sequence[Path]) -> list[PublishedEvaluation]:
     """Read folders that `audiollm evaluate` wrote.
 
     Raises:
@@ -120,7 +120,7 @@ def score_folders(folders: Sequence[Path]) -> list[Evaluation]:
     return evaluations
 
 
-def read_evaluation(path: Path, name: str, settings: Mapping[str, Any]) -> Evaluation:
+def read_evaluation(path: Path, name: str, settings: Mapping[str, Any]) -> PublishedEvaluation:
     """Read a file of results.
 
     Args:
@@ -145,7 +145,7 @@ def read_evaluation(path: Path, name: str, settings: Mapping[str, Any]) -> Evalu
     suite = str(results.get("suite") or path.parent.name)
     warnings = tuple(text for text in results.get("warnings", ()) if isinstance(text, str))
     dataset = f"held-out samples of the run, stage {name}" if settings else f"the list of {name}"
-    return Evaluation(name, dataset, conditions, tuple(_scores_in(results, suite, ())), warnings)
+    return PublishedEvaluation(name, dataset, conditions, tuple(_scores_in(results, suite, ())), warnings)
 
 
 def _judges(result: StageResult, origin: ModelOrigin) -> bool:
@@ -163,7 +163,7 @@ def _is_table_of_suite(path: Path, folder: Path) -> bool:
     return path.parent != folder or not any(folder.glob("*/results.json"))
 
 
-def _scores_in(table: Mapping[str, Any], suite: str, way: tuple[str, ...]) -> Iterator[Score]:
+def _scores_in(table: Mapping[str, Any], suite: str, way: tuple[str, ...]) -> Iterator[PublishedScore]:
     estimate = next((key for key in _ESTIMATES if isinstance(table.get(key), float)), None)
     count = next((table[key] for key in ("n", "questions") if isinstance(table.get(key), int)), None)
     for key, value in table.items():
@@ -176,4 +176,4 @@ def _scores_in(table: Mapping[str, Any], suite: str, way: tuple[str, ...]) -> It
             name = f"{', '.join(way)}: {key}" if way else key
             low, high = (table.get(bound) for bound in _BOUNDS) if key == estimate else (None, None)
             of_real = _REAL in way or key.startswith(f"{_REAL}_")
-            yield Score(suite, name.replace("_", " "), value, low, high, count, of_real)
+            yield PublishedScore(suite, name.replace("_", " "), value, low, high, count, of_real)

@@ -72,7 +72,7 @@ def check_export(generator: Generator, out: Path) -> CheckedExport:
     logits_difference = sound_difference = 0.0
     for text in TEXTS:
         inputs = _same_prompt(generator, processor, text, out)
-        answer = generator.engine([_request(text)]).run([_request(text)])[0]
+        answer = generator.engine([_greedy_request(text)]).run([_greedy_request(text)])[0]
         codes_KT = answer.codes_KT.cpu()
         ours_FKV, theirs_FKV = _both_logits(generator, peer, text, codes_KT)
         scale = float(ours_FKV.abs().max())
@@ -110,7 +110,7 @@ class _EqualFrames:
     parting: _Parting | None
 
 
-def _request(text: str) -> Request:
+def _greedy_request(text: str) -> Request:
     return Request(_messages(text), sampling=_GREEDY, limits=Limits(max_frames=NUM_FRAMES))
 
 
