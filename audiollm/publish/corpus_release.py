@@ -16,6 +16,8 @@ from audiollm.publish.model_release import Release, ReleaseOptions
 from audiollm.publish.published_card import PUSH_MARK, card_text, markdown_table
 from audiollm.publish.release_files import README, ReleaseFile, without_machine_paths
 
+MAX_CLIPS = 10_000
+"""Most segments whose sound goes up, a file each."""
 SEGMENTS, METADATA = "segments.jsonl", "metadata.jsonl"
 _WORDS = frozenset(["file", "heard", "id", "speaker", "text", "words"])
 """Fields of segments that people wrote or said: they stay as they are."""
@@ -43,13 +45,19 @@ def corpus_release(folder: Path, licence: Licence, options: ReleaseOptions, clip
         clips: folder to cut the segments' sound into, which then goes up; None: no sound goes up.
 
     Raises:
-        ConfigError: no segments, or two of one id where sound goes up.
+        ConfigError: no segments, or, where sound goes up, too many of them or two of one id.
         DamagedFile: a row is damaged.
         AudioError: a recording cannot be read.
     """
     segments = read_jsonl(folder / SEGMENTS, "annotate again", _KEYS)
     if not segments:
         raise ConfigError("no segment was kept", str(folder / SEGMENTS), "see the report of the annotation")
+    if clips is not None and len(segments) > MAX_CLIPS:
+        raise ConfigError(
+            f"{len(segments):,} segments, and the hub takes {MAX_CLIPS:,} files well",
+            "--with-audio",
+            "push without it, or annotate the corpus in pieces",
+        )
     rows: list[dict[str, Any]] = []
     sounds: list[ReleaseFile] = []
     for segment in segments:
@@ -99,14 +107,14 @@ def _corpus_card(
     front = {key: value for key, value in front.items() if value}
     saved_front, prose = front_matter(folder / README)
     if prose.strip():
-        front, body = {**front, **saved_front, **licence.front}, prose.replace(PUSH_MARK, "").strip()
+        front, body = {**front, **saved_front, **licence.front}, prose.strip()
     else:
         body = _corpus_summary(options.name, with_audio)
     parts = [
         body, _corpus_table(folder, segments, licence), _languages_table(seconds_by_language),
         _refusals_table(folder), _origin_of_texts(segments),
     ]  # fmt: skip
-    return card_text(front, [part for part in parts if part])
+    return card_text(front, [PUSH_MARK, *(part for part in parts if part)])
 
 
 def _corpus_summary(name: str, with_audio: bool) -> str:

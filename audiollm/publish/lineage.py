@@ -19,6 +19,8 @@ _BASES = ("start", "language_model", "encoder", "audio_encoder")
 class GeneratedSample:
     """A clip that the model generated in its run."""
 
+    name: str
+    """In the repository: `samples/STAGE/FILE`."""
     path: Path
     text: str
     speaker: str
@@ -108,7 +110,11 @@ def generated_samples(origin: ModelOrigin, count: int) -> list[GeneratedSample]:
             clip = folder / row["path"]
             is_inside = clip.resolve().is_relative_to(folder.resolve())
             if clip.is_file() and not clip.is_symlink() and is_inside and clip.suffix in (".wav", ".flac"):
-                clips.append(GeneratedSample(clip, row["text"], str(row.get("speaker") or "")))
+                clips.append(
+                    GeneratedSample(
+                        f"samples/{name}/{clip.name}", clip, row["text"], str(row.get("speaker") or "")
+                    )
+                )
     step = max(1, len(clips) // max(1, count))
     return clips[::step][:count]
 

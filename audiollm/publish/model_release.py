@@ -9,18 +9,19 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from audiollm.codec import default_codec_folder
+from audiollm.codec import codec_digest, default_codec_folder, load_codec
 from audiollm.errors import ConfigError
 from audiollm.files.json_files import config_folder, read_json_file
 from audiollm.files.tensors import open_tensors
+from audiollm.generation.engine.defaults import read_trained
 from audiollm.hub_models.names import snapshot_name
 from audiollm.hub_models.needed_files import CODEC_FOLDER
-from audiollm.models.layouts import HIGGS, LANGUAGE_MODELS
+from audiollm.models.layouts import BOSON, HIGGS, OURS
 from audiollm.models.model_card import MARK
 from audiollm.models.processor_files import CODEC_KIND
 from audiollm.publish.licences import Licence, front_matter
 from audiollm.publish.lineage import ModelOrigin, base_models, find_origin, generated_samples
-from audiollm.publish.published_card import ModelFacts, render_model_card
+from audiollm.publish.published_card import PUSH_MARK, SECTIONS_MARK, ModelFacts, render_model_card
 from audiollm.publish.release_files import (
     README,
     ReleaseFile,
@@ -83,12 +84,14 @@ def model_release(
     codec_name = ""
     if kind in ("speech", "hearing"):
         codec_folder = _find_model_codec(folder)
+        if codec_folder is not None and codec:
+            _check_codec(folder, codec_folder)
         codec_name = _published_codec(codec_folder)
         if codec and codec_folder is not None and not codec_name:
             inner = select_model_files(codec_folder, f"{CODEC_FOLDER}/")
             files, omitted = [*files, *inner.files], [*omitted, *inner.refused]
     clips = generated_samples(origin, NUM_SAMPLES) if samples else []
-    files += [ReleaseFile(f"samples/{clip.path.name}", clip.path) for clip in clips]
+    files += [ReleaseFile(clip.name, clip.path) for clip in clips]
     evaluations, stages_left_out = run_evaluations(origin)
     evaluations += score_folders(options.scores)
     has_codec = any(file.name.startswith(f"{CODEC_FOLDER}/") for file in files)
@@ -107,6 +110,7 @@ def model_release(
         clips=tuple(clips),
         evaluations=tuple(evaluations),
         prose=_prose_of_people(folder),
+        architecture=_architecture(folder),
     )
     card = render_model_card(facts)
     if licence.file is not None:
@@ -125,12 +129,10 @@ def _card_kind(folder: Path) -> str:
     model_type = str(config.get("model_type"))
     if any(entry.name == model_type for group in _CODEC_GROUPS for entry in entry_points(group=group)):
         return "codec"
-    family = {entry.name: entry.value for entry in entry_points(group="audiollm.families")}.get(
-        model_type, ""
-    )
-    if "dual_ffn" in family and model_type not in LANGUAGE_MODELS:
+    if model_type in (HIGGS, OURS, BOSON):
         return "hearing" if config.get("audio_encoder") else "speech"
-    if model_type.startswith("audiollm_") or model_type in LANGUAGE_MODELS:
+    families = {entry.name for entry in entry_points(group="audiollm.families")}
+    if model_type.startswith("audiollm_") or model_type in families:
         raise ConfigError(
             f"model_type {model_type!r} has no card yet",
             str(folder / "config.json"),
@@ -157,6 +159,21 @@ def _find_model_codec(folder: Path) -> Path | None:
     return None
 
 
+def _check_codec(folder: Path, codec_folder: Path) -> None:
+    """See that a codec is the one that a model was trained with: another's codes stand for other sounds.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    digest = read_trained(folder).codec_digest
+    if digest is not None and codec_digest(load_codec(codec_folder)) != digest:
+        raise ConfigError(
+            f"another codec than that of the model {folder}: its codes stand for other sounds",
+            str(codec_folder),
+            "train the model again on its codes, or push without it (--no-codec)",
+        )
+
+
 def _published_codec(folder: Path | None) -> str:
     """The hub's name of a codec that others published; empty: it is of this machine."""
     name = snapshot_name(folder) if folder is not None else None
@@ -179,6 +196,12 @@ def _fact_rows(folder: Path, origin: ModelOrigin) -> list[tuple[str, str]]:
     return [row for row in rows if row[0] != "Licence of the weights"]
 
 
+def _architecture(folder: Path) -> str:
+    """The class in config.json; empty where it names none."""
+    names = read_json_file(folder / "config.json", dict).get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
+
+
 def _num_parameters(folder: Path) -> int:
     total = 0
     for path in sorted(folder.glob("*model*.safetensors")):
@@ -195,6 +218,9 @@ def _num_parameters(folder: Path) -> int:
 def _prose_of_people(folder: Path) -> tuple[dict[str, Any], str] | None:
     """The card that a person wrote in the folder; None: there is none."""
     front, body = front_matter(folder / README)
-    if not body.strip() or MARK in body or _TEMPLATE_MARK in body:
+    if not body.strip() or any(mark in body for mark in (MARK, PUSH_MARK, _TEMPLATE_MARK)):
         return None
-    return without_machine_paths(front), body
+    prose, mark, _ = body.partition(SECTIONS_MARK)
+    if mark:  # of an earlier push, whose scores were those of that time
+        front.pop("model-index", None)
+    return without_machine_paths(front), prose

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from html import escape
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import yaml
 
@@ -14,6 +16,8 @@ from audiollm.publish.lineage import GeneratedSample
 from audiollm.publish.scores import PublishedEvaluation
 
 PUSH_MARK = "<!-- Written by audiollm push. -->"
+SECTIONS_MARK = "<!-- Added by audiollm push. -->"
+"""Stands in a card that a person wrote, before the samples and scores."""
 INSTALL = "pip install 'audiollm[serve]'"
 
 
@@ -74,29 +78,30 @@ class ModelFacts:
     evaluations: tuple[PublishedEvaluation, ...]
     prose: tuple[dict[str, Any], str] | None
     """Front matter and text that a person wrote; None: the text is made here."""
+    architecture: str
+    """Class of transformers in config.json; empty: none."""
 
 
 def render_model_card(facts: ModelFacts) -> str:
     """Render README.md. A text that a person wrote stays; only its front matter is completed, and scores follow it."""
     front = model_front(facts)
     kind = KINDS[facts.kind]
+    sections = [part for part in (_samples_part(facts), _scores_text(facts.evaluations)) if part]
     if facts.prose is None:
         table = [*facts.rows, ("Licence", facts.licence.name)]
         body = (
             f"# {facts.name.partition('/')[2]}: {kind.title[0].lower()}{kind.title[1:]}\n\n{kind.summary}\n\n"
         )
         body += markdown_table(("", ""), table) + "\n\n" + _usage_part(facts)
-    else:
-        front = {**front, **facts.prose[0], **facts.licence.front}
-        body = facts.prose[1].replace(PUSH_MARK, "").strip()
-    parts = [body.strip(), _samples_part(facts), _scores_text(facts.evaluations)]
-    return card_text(front, [part for part in parts if part])
+        return card_text(front, [PUSH_MARK, body, *sections])
+    front = {**front, **facts.prose[0], **facts.licence.front}
+    return card_text(front, [facts.prose[1].strip(), SECTIONS_MARK, *sections])
 
 
 def card_text(front: dict[str, Any], parts: Iterable[str]) -> str:
     """Join front matter and parts of a card."""
     fields = yaml.safe_dump(front, sort_keys=False, allow_unicode=True, width=120).strip()
-    return f"---\n{fields}\n---\n{PUSH_MARK}\n\n" + "\n\n".join(parts) + "\n"
+    return f"---\n{fields}\n---\n" + "\n\n".join(parts) + "\n"
 
 
 def model_front(facts: ModelFacts) -> dict[str, Any]:
@@ -172,8 +177,8 @@ def _usage_part(facts: ModelFacts) -> str:
         parts.append(f"The codec is in `{CODEC_FOLDER}/`.")
     if facts.in_transformers:
         parts.append(_transformers_code(name))
-    if facts.kind == "listener":
-        parts.append("transformers loads it by its own classes: `AutoProcessor`, `AutoModelForMultimodalLM`.")
+    if facts.kind == "listener" and facts.architecture:
+        parts.append(f"transformers loads it as `{facts.architecture}`, with `AutoProcessor`.")
     return "\n\n".join(parts)
 
 
@@ -194,9 +199,13 @@ def _samples_part(facts: ModelFacts) -> str:
         return ""
     from huggingface_hub import constants
 
-    place = f"{constants.ENDPOINT}/{facts.name}/resolve/main/samples"
+    place = f"{constants.ENDPOINT}/{facts.name}/resolve/main"
     rows = [
-        (clip.text, clip.speaker, f'<audio controls src="{place}/{clip.path.name}"></audio>')
+        (
+            escape(clip.text),
+            escape(clip.speaker),
+            f'<audio controls src="{place}/{quote(clip.name)}"></audio>',
+        )
         for clip in facts.clips
     ]
     table = markdown_table(("text", "speaker", "generated"), rows)

@@ -13,7 +13,7 @@ from audiollm.errors import ConfigError
 from audiollm.hub_models.downloads import HubError
 from audiollm.hub_models.names import hub_id
 from audiollm.publish.model_release import Release
-from audiollm.publish.published_card import PUSH_MARK
+from audiollm.publish.published_card import PUSH_MARK, SECTIONS_MARK
 from audiollm.publish.release_files import README, ReleaseFile
 
 ACCESS = "log in with `hf auth login` (a token with the right to write), or set HF_TOKEN"
@@ -158,8 +158,9 @@ def _stale_weights(api: Any, name: str, release: Release, state: RepositoryState
     if README in state.digests:
         card = api.hf_hub_download(name, README, repo_type=release.repository_type)
         with open(card, encoding="utf-8") as file:
-            if PUSH_MARK in file.read():
-                return stale
+            text = file.read()
+        if PUSH_MARK in text or SECTIONS_MARK in text:
+            return stale
     raise HubError(f"{name} holds weights of another model: {stale[0]}", "NAME", "take another name")
 
 

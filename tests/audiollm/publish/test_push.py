@@ -30,7 +30,7 @@ MODEL_FILES = {
     "config.json", "generation_config.json", "model.safetensors", "preprocessor_config.json",
     "processor_config.json", "speakers.json", "tokenizer.json", "tokenizer_config.json",
 }  # fmt: skip
-SAMPLES = {f"samples/clip{number}.wav" for number in range(6)}
+SAMPLES = {f"samples/generate/clip{number}.wav" for number in range(6)}
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_the_card_has_scores_with_conditions_and_intervals(made: Path, hub: Push
     text = card.decode()
     assert "| real, classifier: accuracy | 1.000 |" in text  # which stands beside them in the text
     assert "the recognizer also wrote the texts" in text
-    assert f'<audio controls src="{hub.url}/{NAME}/resolve/main/samples/clip0.wav">' in text
+    assert f'<audio controls src="{hub.url}/{NAME}/resolve/main/samples/generate/clip0.wav">' in text
     assert f"audiollm serve {NAME} --download" in text
     ModelCardData(**{key.replace("-", "_"): value for key, value in front.items()})
 

@@ -83,7 +83,7 @@ def test_transformers_speaks_our_codes_from_the_exported_folder(run: Path, expor
     )
     rows_FK = model.generate(**inputs, max_new_tokens=30, do_sample=False)[0]
     start = int((rows_FK == CODES).all(-1).nonzero()[-1]) + 1
-    request = replace(transformers_check._request("two one"))
+    request = replace(transformers_check._greedy_request("two one"))
     codes_KT = generator.engine([request]).run([request])[0].codes_KT
     theirs_KT = torch.stack([rows_FK[start + k : start + k + 12, k] for k in range(BOOKS)])
     assert torch.equal(theirs_KT, codes_KT[:, :12])
