@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from audiollm.generation.speaking.generator import Generator
 from audiollm.hub_models.folders import hub_access, hub_folder
 from audiollm.publish import push_command
 from audiollm.publish.upload import without_secrets
+from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.publish.push_hub import TOKEN, PushHub, use_push_hub
 from tests.audiollm.publish.released_run import write_corpus, write_run
 
@@ -283,3 +285,70 @@ def test_folders_and_names_that_cannot_be_pushed(made: Path, hub: PushHub) -> No
     result = push(made / "runs/digits", NAME, "--license", "mit")
     assert "the folder of a whole run" in str(result.exception)
     assert hub.requests == []
+
+
+def test_an_audio_llm_of_transformers_goes_up(hub: PushHub, tmp_path: Path) -> None:
+    folder = tmp_path / "listener"
+    save_tiny("qwen2_audio", folder)
+    (folder / "README.md").write_text("---\nbase_model: /home/me/x\n---\n# x\n\n[More Information Needed]\n")
+    assert push(folder, "me/ears", "--license", "apache-2.0", "--base", "Qwen/Qwen2-Audio-7B").exit_code == 0
+    files = hub.files("me/ears")
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= files.keys()
+    front, card = front_of(files["README.md"]), files["README.md"].decode()
+    assert (front["library_name"], front["pipeline_tag"]) == ("transformers", "audio-text-to-text")
+    assert front["base_model"] == ["Qwen/Qwen2-Audio-7B"]
+    assert "as `Qwen2AudioForConditionalGeneration`" in card and "More Information Needed" not in card
+    assert "audiollm serve me/ears --download" in card
+
+
+def test_scores_of_other_weights_are_left_out_and_folders_of_scores_added(
+    made: Path, hub: PushHub, tmp_path: Path
+) -> None:
+    shutil.copytree(made / "runs", tmp_path / "runs", symlinks=True)
+    run = tmp_path / "runs/digits"
+    for stage in (
+        "generate",
+        "evaluate",
+    ):  # the settings name the folders of this copy, from a working directory
+        path = run / stage / "stage.json"
+        path.write_text(path.read_text().replace(f"{made}/", ""))
+    words = (run / "train", NAME, "--license", "mit", "--dry-run")
+    assert "generated, classifier: accuracy" in push(*words).output
+    later = (run / "evaluate/stage.json").stat().st_mtime + 10
+    os.utime(run / "train/model/model.safetensors", (later, later))
+    outcome = {
+        "suite": "asr",
+        "recognizer": "/home/me/models/whisper-base",
+        "words": {"en": {"rate": 0.125, "n": 40}},
+    }
+    (tmp_path / "librispeech").mkdir()
+    (tmp_path / "librispeech/results.json").write_text(json.dumps(outcome))
+    output = push(*words, "--scores", tmp_path / "librispeech").output
+    assert "left out: evaluate (it is older than the weights" in output
+    assert "generated, classifier: accuracy" not in output
+    assert "| words, en: rate | 0.125 | – | 40 |" in output
+    assert "Conditions: suite asr, recognizer whisper-base." in output
+
+
+def test_the_codec_of_another_training_is_refused(made: Path, hub: PushHub, tmp_path: Path) -> None:
+    shutil.copytree(made / "runs/digits/train", tmp_path / "train", symlinks=True)
+    trained = tmp_path / "train/model/trained.json"
+    trained.write_text(json.dumps({"codec_digest": "0" * 16}))
+    refused = push(tmp_path / "train", NAME, "--license", "mit")
+    assert isinstance(refused.exception, ConfigError) and "another codec than that" in str(refused.exception)
+    assert hub.requests == []
+
+
+def test_a_card_of_a_person_is_not_doubled_when_it_comes_back(
+    made: Path, hub: PushHub, tmp_path: Path
+) -> None:
+    shutil.copytree(made / "runs/digits/train_tokenizer/model", tmp_path / "codec")
+    (tmp_path / "codec/README.md").write_text("---\nlicense: mit\n---\n# Mine\n\nWords of mine.\n")
+    (tmp_path / "scores").mkdir()
+    (tmp_path / "scores/results.json").write_text(json.dumps({"pesq": {"mean": 2.5, "n": 9}}))
+    words = (tmp_path / "codec", NAME, "--scores", tmp_path / "scores")
+    assert push(*words).exit_code == 0
+    card = hub.files(NAME)["README.md"]
+    (tmp_path / "codec/README.md").write_bytes(card)
+    assert "nothing was sent" in push(*words).output
+    assert card.decode().count("## Scores") == 1 and "Words of mine." in card.decode()
