@@ -29,6 +29,7 @@ from audiollm.publish.release_files import (
     without_machine_paths,
 )
 from audiollm.publish.scores import run_evaluations, score_folders
+from audiollm.rl.critic.model import FACTS_FILE
 
 NUM_SAMPLES = 6
 _TEMPLATE_MARK = "[More Information Needed]"
@@ -129,6 +130,12 @@ def _card_kind(folder: Path) -> str:
     model_type = str(config.get("model_type"))
     if any(entry.name == model_type for group in _CODEC_GROUPS for entry in entry_points(group=group)):
         return "codec"
+    if (folder / FACTS_FILE).exists():
+        raise ConfigError(
+            "a reward model or critic has no card yet: its head would stay here",
+            str(folder / FACTS_FILE),
+            "push the model that it judged, or its policy",
+        )
     if model_type in (HIGGS, OURS, BOSON):
         return "hearing" if config.get("audio_encoder") else "speech"
     families = {entry.name for entry in entry_points(group="audiollm.families")}
@@ -193,7 +200,18 @@ def _fact_rows(folder: Path, origin: ModelOrigin) -> list[tuple[str, str]]:
         rows = [("Parameters", f"{_num_parameters(folder):,}"), ("Layout", f"`{config.get('model_type')}`")]
         if origin.result is not None:
             rows.append(("Made by", f"stage `{origin.result.kind}`"))
-    return [row for row in rows if row[0] != "Licence of the weights"]
+    begun_from = _start_name(origin)
+    rows = [(key, begun_from if key == "Begun from" and begun_from else text) for key, text in rows]
+    return [row for row in rows if row[0] != "Licence of the weights" and row[1] != "not stated"]
+
+
+def _start_name(origin: ModelOrigin) -> str:
+    """The name of the model that a stage began from: the hub's, or that of its stage; empty: none is known."""
+    start = origin.result.settings.get("start") if origin.result is not None else None
+    if not isinstance(start, str) or not start:
+        return ""
+    path = Path(start)
+    return snapshot_name(path) or (path.parent.name if path.name == "model" else path.name)
 
 
 def _architecture(folder: Path) -> str:

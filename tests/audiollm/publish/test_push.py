@@ -126,6 +126,7 @@ def test_the_card_has_scores_with_conditions_and_intervals(made: Path, hub: Push
     assert "the recognizer also wrote the texts" in text
     assert f'<audio controls src="{hub.url}/{NAME}/resolve/main/samples/generate/clip0.wav">' in text
     assert f"audiollm serve {NAME} --download" in text
+    assert "| Begun from | big/words@aaaaaaaa" in text and "not stated" not in text
     ModelCardData(**{key.replace("-", "_"): value for key, value in front.items()})
 
 
@@ -221,6 +222,14 @@ def test_damaged_weights_and_linked_ones_are_refused(made: Path, hub: PushHub, t
     weights.unlink()
     weights.symlink_to(made / "runs/digits/train/model/model.safetensors")
     assert "a link" in str(push(folder, NAME, "--license", "mit").exception)
+    assert hub.requests == []
+
+
+def test_a_reward_model_is_refused(made: Path, hub: PushHub, tmp_path: Path) -> None:
+    """Its head is beside the usual weights: without it the rest would look like a model that answers."""
+    shutil.copytree(made / "runs/digits/train/model", tmp_path / "model", symlinks=True)
+    (tmp_path / "model/reward.json").write_text("{}")
+    assert "its head would stay here" in str(push(tmp_path / "model", NAME, "--license", "mit").exception)
     assert hub.requests == []
 
 
