@@ -12,7 +12,7 @@ from audiollm.audio import load, save
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import DamagedFile, Kinds, read_json, read_jsonl, read_whole_lines
 from audiollm.publish.licences import Licence, front_matter
-from audiollm.publish.model_release import Release, ReleaseOptions
+from audiollm.publish.model_release import LANGUAGE_CODE, Release, ReleaseOptions
 from audiollm.publish.published_card import PUSH_MARK, card_text, markdown_table
 from audiollm.publish.release_files import README, ReleaseFile, without_machine_paths
 
@@ -89,7 +89,7 @@ def _corpus_card(
     folder: Path, segments: list[dict[str, Any]], licence: Licence, options: ReleaseOptions, with_audio: bool
 ) -> str:
     seconds_by_language = _seconds_by_language(segments)
-    spoken_languages = [language for language in seconds_by_language if language != _UNKNOWN]
+    spoken_languages = [language for language in seconds_by_language if LANGUAGE_CODE.fullmatch(language)]
     tasks = (
         ["automatic-speech-recognition", "text-to-speech"] if any(row.get("text") for row in segments) else []
     )

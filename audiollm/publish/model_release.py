@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -32,6 +33,9 @@ from audiollm.publish.scores import run_evaluations, score_folders
 from audiollm.rl.critic.model import FACTS_FILE
 
 NUM_SAMPLES = 6
+LANGUAGE_CODE = re.compile(r"[a-z]{2,3}")
+"""ISO 639, as hubs take it."""
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _TEMPLATE_MARK = "[More Information Needed]"
 """Stands in cards that libraries write, and that nobody has filled in."""
 _CODEC_GROUPS = ("audiollm.codecs", "audiollm.autoencoders")
@@ -52,7 +56,11 @@ class Release:
 
 @dataclass(frozen=True)
 class ReleaseOptions:
-    """What a person says of a release."""
+    """What a person says of a release.
+
+    Raises:
+        ConfigError: a language that is no code, or a name that no hub has.
+    """
 
     name: str
     """`ORGANIZATION/NAME`."""
@@ -63,6 +71,17 @@ class ReleaseOptions:
     """Models on the hub that it began from; empty: as its run says."""
     scores: tuple[Path, ...] = field(default=())
     """Folders of `audiollm evaluate`."""
+
+    def __post_init__(self) -> None:
+        for language in self.languages:
+            if not LANGUAGE_CODE.fullmatch(language):
+                raise ConfigError(
+                    f"{language!r} is no code of a language", "--language", "give en, de, yue, ..."
+                )
+        for option, names in (("--dataset", self.datasets), ("--base", self.bases)):
+            for name in names:
+                if not _HUB_NAME.fullmatch(name):
+                    raise ConfigError(f"{name!r} is no name on a hub", option, "give ORGANIZATION/NAME")
 
 
 def model_release(

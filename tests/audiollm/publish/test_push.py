@@ -24,7 +24,7 @@ from audiollm.publish import push_command
 from audiollm.publish.upload import without_secrets
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.publish.push_hub import TOKEN, PushHub, use_push_hub
-from tests.audiollm.publish.released_run import write_corpus, write_run
+from tests.audiollm.publish.released_run import write_corpus, write_run, write_stage
 
 NAME = "me/digits"
 MODEL_FILES = {
@@ -128,6 +128,18 @@ def test_the_card_has_scores_with_conditions_and_intervals(made: Path, hub: Push
     assert f"audiollm serve {NAME} --download" in text
     assert "| Begun from | big/words@aaaaaaaa" in text and "not stated" not in text
     ModelCardData(**{key.replace("-", "_"): value for key, value in front.items()})
+
+
+def test_the_base_is_found_through_the_stages_before(made: Path, hub: PushHub, tmp_path: Path) -> None:
+    shutil.copytree(made / "runs", tmp_path / "runs", symlinks=True)
+    run = tmp_path / "runs/digits"
+    shutil.copytree(run / "train/model", run / "aligned/model", symlinks=True)
+    write_stage(
+        run / "aligned", "train_preference", start="runs/digits/train", reference=str(run / "train/model")
+    )
+    output = push(run / "aligned", NAME, "--license", "mit", "--dry-run").output
+    assert "base_model:\n- big/words\n" in output
+    assert "left out: evaluate (it judges another model)" in output
 
 
 def test_a_pushed_model_speaks_from_its_name(made: Path, hub: PushHub) -> None:
@@ -288,6 +300,8 @@ def test_folders_and_names_that_cannot_be_pushed(made: Path, hub: PushHub) -> No
         (("../x/y",), "is no name on a hub"),
         ((NAME, "--with-audio"), "is of annotated corpora"),
         ((NAME, "--scores", made), "no results.json"),
+        ((NAME, "--language", "English"), "no code of a language"),
+        ((NAME, "--dataset", "https://a.b/c"), "is no name on a hub"),
     ):
         result = push(made / "runs/digits/train", *words, "--license", "mit")
         assert isinstance(result.exception, ConfigError) and problem in str(result.exception)
