@@ -15,8 +15,8 @@ from typing import Any
 from audiollm.errors import ConfigError
 from audiollm.files.json_files import read_json_file
 from audiollm.files.tensors import open_tensors
-from audiollm.hub_models.names import snapshot_name
-from audiollm.hub_models.needed_files import CODEC_FOLDER
+from audiollm.hub_models.names import hub_id, snapshot_name
+from audiollm.hub_models.needed_files import CODEC_FOLDER, INDEX
 
 README = "README.md"
 MAX_TEXT_BYTES = 64 * 2**20
@@ -110,6 +110,7 @@ def select_model_files(folder: Path, prefix: str = "") -> FileSelection:
             str(folder),
             "give the folder of a saved model; a model of others stays where it was published",
         )
+    _check_shards(folder, names)
     return FileSelection(tuple(files), tuple(refused))
 
 
@@ -141,9 +142,32 @@ def json_bytes(value: Any) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
+def _check_shards(folder: Path, names: set[str]) -> None:
+    """See that all shards of an index are there.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    if INDEX not in names:
+        return
+    shards = read_json_file(folder / INDEX, dict).get("weight_map", {}).values()
+    missing = sorted(set(shards) - names)
+    if missing:
+        raise ConfigError(
+            f"{missing[0]} is missing, which {INDEX} names", str(folder), "save or copy the model again"
+        )
+
+
 def _is_machine_path(text: str) -> bool:
     is_absolute = text.startswith(("/", "~/")) and text.count("/") > 1
     return is_absolute and len(text) < 4096 and "\n" not in text and not text.startswith("//")
+
+
+def _is_of_hub(codec: Any) -> bool:
+    """Whether a codec is a snapshot of the hub's cache, or the hub's name of one."""
+    if not isinstance(codec, str):
+        return False
+    return snapshot_name(codec) is not None or (hub_id(codec) is not None and not Path(codec).exists())
 
 
 def _refusal(path: Path) -> str:
@@ -186,11 +210,12 @@ def _content(path: Path) -> Path | bytes:
 
 
 def _portable_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings without places of this machine: the codec is in its folder beside the model."""
+    """Settings without places of this machine: the codec is beside the model, or named as on the hub."""
     settings.pop("_name_or_path", None)
-    if name == "config.json":
+    if name == "config.json" and not _is_of_hub(settings.get("audio_tokenizer_id")):
         settings.pop("audio_tokenizer_id", None)
-    if name == "processor_config.json":
-        settings.pop("audio_tokenizer", None)
+    codec = settings.get("audio_tokenizer") if name == "processor_config.json" else None
+    if isinstance(codec, dict) and not _is_of_hub(codec.get("audio_tokenizer_name_or_path")):
+        del settings["audio_tokenizer"]
     portable: dict[str, Any] = without_machine_paths(settings)
     return portable

@@ -191,6 +191,12 @@ def _mapped_push_errors(name: str) -> Iterator[None]:
         ) from None
     except RuntimeError as error:  # of the library that sends large files in pieces
         raise _cut_upload(name, hub, error) from None
+    except OSError as error:
+        if error.errno is not None:  # of this machine: a file that cannot be read
+            raise
+        if isinstance(error, PermissionError):  # that library's word for a login that is refused
+            raise HubError(f"{name}: {hub} lets this login not write there", "", ACCESS) from None
+        raise _cut_upload(name, hub, error) from None
 
 
 def _refusal_of_hub(name: str, hub: str, error: Any) -> HubError:

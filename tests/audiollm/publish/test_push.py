@@ -168,6 +168,29 @@ def test_nothing_goes_up_without_a_licence(made: Path, hub: PushHub, tmp_path: P
     assert hub.files(NAME)["LICENSE"].startswith(b"Licence of the Digits")
 
 
+def test_a_codec_of_the_hub_is_named_and_not_sent(made: Path, hub: PushHub, tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--org--codec/snapshots" / ("b" * 40)
+    shutil.copytree(made / "runs/digits/train_tokenizer/model", snapshot)
+    shutil.copytree(made / "runs/digits/train/model", tmp_path / "model", symlinks=True)
+    settings = json.loads((tmp_path / "model/config.json").read_text())
+    (tmp_path / "model/config.json").write_text(json.dumps({**settings, "audio_tokenizer_id": str(snapshot)}))
+    assert push(tmp_path / "model", NAME, "--license", "mit").exit_code == 0
+    files = hub.files(NAME)
+    assert not any(name.startswith("audio_tokenizer/") for name in files)
+    assert json.loads(files["config.json"])["audio_tokenizer_id"] == "org/codec"
+    assert f"audiollm serve {NAME} --codec org/codec --download" in files["README.md"].decode()
+
+
+def test_a_model_that_lacks_a_shard_is_refused(made: Path, hub: PushHub, tmp_path: Path) -> None:
+    shutil.copytree(made / "runs/digits/train/model", tmp_path / "model", symlinks=True)
+    weights = tmp_path / "model/model.safetensors"
+    weights.rename(tmp_path / "model/model-00001-of-00002.safetensors")
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (tmp_path / "model/model.safetensors.index.json").write_text(json.dumps(index))
+    refused = push(tmp_path / "model", NAME, "--license", "mit")
+    assert "model-00002-of-00002.safetensors is missing" in str(refused.exception)
+
+
 def test_a_card_of_a_person_stays_and_states_the_licence(made: Path, hub: PushHub, tmp_path: Path) -> None:
     shutil.copytree(made / "runs/digits/train/model", tmp_path / "model", symlinks=True)
     (tmp_path / "model/README.md").write_text(
