@@ -14,6 +14,7 @@ from torch import Tensor
 from audiollm.errors import ConfigError, suggestion
 from audiollm.files.json_files import config_folder, read_json_file
 from audiollm.hub_models.folders import hub_folder
+from audiollm.hub_models.needed_files import CODEC_FOLDER
 from audiollm.recipe.plug_ins import Catalog, entry_point_catalog
 
 SAMPLE_RATE = 24_000
@@ -129,6 +130,17 @@ def codec_catalog() -> Catalog:
     """Codecs, by `model_type`."""
     own = "Your own: a class with `from_pretrained`, named by an entry point of the group audiollm.codecs."
     return entry_point_catalog("audiollm.codecs", own)
+
+
+def default_codec_folder(model: Path) -> Path:
+    """The folder of a model's codec where none is named: `audio_tokenizer` in the model's own, as published models have
+    it, else the `train_tokenizer` of its run; it need not exist.
+
+    Args:
+        model: the folder with the model's config.json.
+    """
+    beside = model / CODEC_FOLDER
+    return beside if beside.is_dir() else model.parent.parent / "train_tokenizer"
 
 
 def load_codec(folder: Path) -> Codec:

@@ -13,6 +13,8 @@ Contents = Literal["model", "recognizer", "ctranslate2", "tokenizer"]
 """What a folder is read for: a model; a recognizer, of transformers or of CTranslate2; one of CTranslate2; a
 vocabulary."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+CODEC_FOLDER = "audio_tokenizer"
+"""The folder of the codec within that of a published model."""
 CTRANSLATE2_WEIGHTS = "model.bin"
 _CTRANSLATE2 = {CTRANSLATE2_WEIGHTS, "config.json", "preprocessor_config.json", "tokenizer.json"}
 _VOCABULARIES = {"vocabulary.json", "vocabulary.txt"}
@@ -25,8 +27,9 @@ def needed_files(names: Collection[str], contents: Contents) -> list[str]:
     """The files that are read of a repository with these; empty where its weights are in no form that is read.
 
     Args:
-        names: paths in the repository. Files in folders are never read.
+        names: paths in the repository. Of its folders only that of a model's codec is read.
     """
+    codec = _codec_files(names) if contents == "model" else []
     names = sorted(name for name in names if "/" not in name)
     weights = _weights(names)
     is_ctranslate2 = CTRANSLATE2_WEIGHTS in names and not _VOCABULARIES.isdisjoint(names)
@@ -38,7 +41,8 @@ def needed_files(names: Collection[str], contents: Contents) -> list[str]:
     if contents == "tokenizer":
         return [name for name in beside if not name.endswith(".index.json")] if beside else []
     indices = {INDEX} if WEIGHTS not in weights else set()
-    return [*weights, *(name for name in beside if not name.endswith(".index.json") or name in indices)]
+    descriptions = [name for name in beside if not name.endswith(".index.json") or name in indices]
+    return [*weights, *descriptions, *codec]
 
 
 def absent_files(folder: Path, contents: Contents) -> list[str]:
@@ -61,6 +65,13 @@ def absent_files(folder: Path, contents: Contents) -> list[str]:
     elif any(_SHARD.fullmatch(name) for name in weights):
         lacking |= {INDEX}
     return sorted(lacking)
+
+
+def _codec_files(names: Collection[str]) -> list[str]:
+    """The files of the codec that a published model has with it."""
+    prefix = f"{CODEC_FOLDER}/"
+    inner = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    return [prefix + name for name in needed_files([name for name in inner if "/" not in name], "recognizer")]
 
 
 def _weights(names: Collection[str]) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from audiollm.audio import Waveform
+from audiollm.codec import default_codec_folder
 from audiollm.data.records.sample import AudioPart, Message
 from audiollm.evaluate.subjects.protocols import VoicePrompt
 from audiollm.families.answering import AnsweringModel, AnswerRequest
@@ -78,7 +79,7 @@ class FolderSpeaker:
         """
         opened = open_model_folder(folder)
         generator = opened.generator(codec)
-        codec = codec or opened.path.parent.parent / "train_tokenizer"
+        codec = codec or default_codec_folder(opened.path)
         heard_with = folder_digest(model_folder(codec)) if codec.is_dir() else None
         made_by = [folder_digest(opened.path), heard_with, max_duration_s]
         return cls(generator, " ".join(map(str, made_by)), max_duration_s)

@@ -57,12 +57,13 @@ class DualFFNFolder:
 
     def answering_model(self, codec: Path | None = None) -> AnsweringModel:
         """See `ModelFolder.answering_model`."""
+        from audiollm.codec import default_codec_folder
         from audiollm.families.dual_ffn.answering import DualFFNAnswers
         from audiollm.files.atomic import folder_digest
         from audiollm.models.pretrained import model_folder
 
         generator = self._text_generator() if self._is_language_model else self.generator(codec)
-        place = codec or self.path.parent.parent / "train_tokenizer"
+        place = codec or default_codec_folder(self.path)
         codec_digest = folder_digest(model_folder(place)) if place.is_dir() else None
         return DualFFNAnswers(generator, self.path, f"{folder_digest(self.path)} {codec_digest}")
 

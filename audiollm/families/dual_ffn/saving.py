@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from audiollm.data.text.tokenizer import SPEAKERS_FILE, TRAINED_FILE
 from audiollm.families.dual_ffn.start import start_generation
 from audiollm.files.atomic import read_json, write_json
+from audiollm.hub_models.needed_files import CODEC_FOLDER
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.hub import read_config, save_pretrained
 from audiollm.models.model_card import ModelCard
@@ -42,8 +43,9 @@ def save_continued(model: DualFFN, tokenizer: Tokenizer, start: Path, folder: Pa
 
 
 def codec_of(start: Path) -> list[str | None]:
-    """The path of the codec that a model's config.json names, if any."""
-    return [read_config(model_folder(start)).get("audio_tokenizer_id")]
+    """The paths of a model's codec: that in its config.json, if any, and that beside a published model."""
+    folder = model_folder(start)
+    return [read_config(folder).get("audio_tokenizer_id"), str(folder / CODEC_FOLDER)]
 
 
 def first_folder(candidates: Sequence[str | None]) -> Path | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from audiollm.codec import Codec, codec_digest, load_codec
+from audiollm.codec import Codec, codec_digest, default_codec_folder, load_codec
 from audiollm.data.chat.template import Template
 from audiollm.data.hearing.features import FeatureShape, PartSize
 from audiollm.data.records.sample import Message
@@ -52,7 +52,7 @@ class Generator(SpeechGenerator):
         """Load a model and its codec from their folders (or those of their stages), with the default sampling.
 
         Args:
-            codec: by default the `train_tokenizer` of the run that the model's stage belongs to.
+            codec: by default `audio_tokenizer` in the model's folder, or the `train_tokenizer` of its run.
             steps: see `Engine`.
 
         Raises:
@@ -67,7 +67,7 @@ class Generator(SpeechGenerator):
         names = [str(name) for name in read_json_file(speakers, list)] if speakers.exists() else []
         loaded = DualFFN.from_pretrained(folder).to(default_device())
         config = loaded.config
-        codec_folder = Path(codec) if codec is not None else folder.parent.parent / "train_tokenizer"
+        codec_folder = Path(codec) if codec is not None else default_codec_folder(folder)
         loaded_codec = None
         if codec_folder.is_dir():
             loaded_codec = _codec_for(config, folder, codec_folder, trained.codec_digest)

@@ -30,6 +30,7 @@ class LoopbackHub:
     cache: Path
     commits: dict[str, list[dict[str, bytes]]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    private: set[str] = field(default_factory=set)
     requests: list[str] = field(default_factory=list)
     """Addresses that were asked for, `METHOD /path`."""
     url: str = ""
@@ -61,7 +62,7 @@ class LoopbackHub:
     def __enter__(self) -> LoopbackHub:
         hub = self
 
-        class Handler(_Handler):
+        class Handler(self.handler_class()):  # type: ignore[misc]
             repositories = hub
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -70,6 +71,10 @@ class LoopbackHub:
             target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
         ).start()
         return self
+
+    def handler_class(self) -> type[HubHandler]:
+        """The class that answers requests."""
+        return HubHandler
 
     def __exit__(self, *error: object) -> None:
         self.stop()
@@ -90,7 +95,7 @@ class LoopbackHub:
         }
 
 
-class _Handler(BaseHTTPRequestHandler):
+class HubHandler(BaseHTTPRequestHandler):
     repositories: LoopbackHub
 
     def do_HEAD(self) -> None:
@@ -106,31 +111,37 @@ class _Handler(BaseHTTPRequestHandler):
         hub, address = self.repositories, urlsplit(self.path)
         hub.requests.append(f"{self.command} {address.path}")
         parts = [unquote(part) for part in address.path.strip("/").split("/")]
-        is_api = parts[:2] == ["api", "models"]
+        parts = parts[1:] if parts[0] == "datasets" else parts
+        is_api = parts[:2] in (["api", "models"], ["api", "datasets"])
         name, rest = "/".join(parts[2:4] if is_api else parts[:2]), parts[4:] if is_api else parts[2:]
         error = hub.errors.get(name) or (None if name in hub.commits else "no repository")
         if error is not None:
             status, headers = _ERRORS[error]
-            return self._send(status, b"{}", headers)
+            return self.send(status, b"{}", headers)
         at_revision = hub.files_at(name, rest[1] if len(rest) > 1 else "main")
         if at_revision is None:
-            return self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+            return self.send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         commit, files = at_revision
         if is_api:
-            tree = rest[:1] == ["tree"]
-            content = _tree(files) if tree else _info(name, commit, files, parse_qs(address.query))
-            return self._send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
+            tree, folder = rest[:1] == ["tree"], "/".join(rest[2:])
+            if tree and folder:
+                files = {file: content for file, content in files.items() if file.startswith(f"{folder}/")}
+                if not files:
+                    return self.send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
+            info = _info(name, commit, files, parse_qs(address.query))
+            content = _tree(files) if tree else {**info, "private": name in hub.private}
+            return self.send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
         content = files.get("/".join(rest[2:]))
         if content is None:
-            return self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
-        self._send(200, content, {"ETag": f'"{_digest(content)}"', "X-Repo-Commit": commit})
+            return self.send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
+        self.send(200, content, {"ETag": f'"{_digest(content)}"', "X-Repo-Commit": commit})
 
-    def _send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
+    def send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
         for key, value in {**headers, "Content-Length": str(len(content))}.items():
             self.send_header(key, value)
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(content)
 
 
@@ -144,7 +155,6 @@ def _info(name: str, commit: str, files: dict[str, bytes], query: dict[str, list
         "tags": [f"license:{LICENCE}"],
         "cardData": {"license": LICENCE},
         "gated": False,
-        "private": False,
     }
     return {
         "id": name,
@@ -159,13 +169,30 @@ def _info(name: str, commit: str, files: dict[str, bytes], query: dict[str, list
 
 def _tree(files: dict[str, bytes]) -> list[dict[str, Any]]:
     return [
-        {"type": "file", "path": file, "size": len(content), "oid": _digest(content)}
+        {
+            "type": "file",
+            "path": file,
+            "size": len(content),
+            "oid": _digest(content),
+            **large_file(file, content),
+        }
         for file, content in files.items()
     ]
 
 
+def is_large(file: str) -> bool:
+    """Whether the hub keeps a file outside of git."""
+    return file.endswith((".safetensors", ".wav", ".flac"))
+
+
+def large_file(file: str, content: bytes) -> dict[str, Any]:
+    """The entry of a large file in the description of its tree; empty for a small one."""
+    oid = hashlib.sha256(content).hexdigest()
+    return {"lfs": {"oid": oid, "size": len(content), "pointerSize": 134}} if is_large(file) else {}
+
+
 def _digest(content: bytes) -> str:
-    return hashlib.sha1(content, usedforsecurity=False).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def use_hub(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,1 @@
+"""Models and annotated corpora for others: the commands `push` and `export`."""

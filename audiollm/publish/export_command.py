@@ -1,0 +1,49 @@
+"""The command `export`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from audiollm.hub_models.options import Download, folder_option, read_folder
+
+
+class ExportFormat(StrEnum):
+    """Formats of exports."""
+
+    TRANSFORMERS = "transformers"
+
+
+def export(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            parser=read_folder, metavar="FOLDER", help="A train stage, or a saved model.", show_default=False
+        ),
+    ],
+    to: Annotated[ExportFormat, typer.Option("--to", help="The format.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The new folder.", show_default=False)],
+    codec: Annotated[
+        Path | None,
+        folder_option("The codec's folder; by default that of the model, or the run's own train_tokenizer."),
+    ] = None,
+    download: Download = False,
+) -> None:
+    """Write a model that speaks as others load it, and compare its answers with ours before it says done.
+
+    transformers: a folder for HiggsAudioV2ForConditionalGeneration, its processor and its codec, in audio_tokenizer/.
+    What the format cannot hold is refused, with the way that works.
+
+    Example: audiollm export runs/higgs/train --to transformers -o exported
+    """
+    from audiollm.publish.transformers_export import export_to_transformers
+
+    console = Console(soft_wrap=True)
+    with console.status(f"writing and comparing for {to.value}"):
+        checked = export_to_transformers(folder, out, codec)
+    console.print(f"compared: {checked}", highlight=False)
+    console.print(f"exported: {out}", highlight=False, markup=False)
