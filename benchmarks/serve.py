@@ -78,7 +78,8 @@ def main() -> None:
     options = parse_options(parser, frames=100, rounds=3, concurrency="1,8,32")
     torch.set_num_threads(1)
     if options.plain_route:
-        serve_plain_route(*map(Path, options.plain_route), options.frames)
+        model_folder, codec_folder = map(Path, options.plain_route)
+        serve_plain_route(model_folder, codec_folder, options.frames)
         return
     with tempfile.TemporaryDirectory() as place:
         model, codec = write_folders(Path(place))
@@ -216,8 +217,8 @@ def compare_first_bytes(ours: Side, peer: Side, options: argparse.Namespace) -> 
     for _ in range(2 * options.rounds + 1):
         for name, measure in sides.items():
             times[name].append(measure())
-    medians = [statistics.median(times[name][1:]) for name in ("ours", "peer")]
-    print_row("serve", "first bytes", *medians, "ms", digits=1, frames=options.frames)
+    ours_ms, peer_ms = (statistics.median(times[name][1:]) for name in ("ours", "peer"))
+    print_row("serve", "first bytes", ours_ms, peer_ms, "ms", digits=1, frames=options.frames)
 
 
 def compare_with_engine(ours: Side, model: Path, codec_folder: Path, options: argparse.Namespace) -> None:
@@ -243,10 +244,9 @@ def compare_with_engine(ours: Side, model: Path, codec_folder: Path, options: ar
     for _ in range(options.rounds + 1):
         seconds["ours"].append(by_server())
         seconds["peer"].append(in_process())
-    medians = [statistics.median(seconds[name][1:]) for name in ("ours", "peer")]
-    print_row(
-        "serve", "what the server costs, 8 answers (peer: the engine in process)", *medians, "CPU-seconds"
-    )
+    ours_s, peer_s = (statistics.median(seconds[name][1:]) for name in ("ours", "peer"))
+    case = "what the server costs, 8 answers (peer: the engine in process)"
+    print_row("serve", case, ours_s, peer_s, "CPU-seconds")
 
 
 if __name__ == "__main__":

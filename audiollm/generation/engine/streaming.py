@@ -86,6 +86,7 @@ class OverlappingWindows:
     _codes_KT: Tensor | None
     _context: int
     """Kept frames whose sound has already been returned."""
+    _next_window: int
 
     def __init__(self, codec: Codec, past: int = 32, future: int = 10, window: int = 8) -> None:
         self._codec, self._past, self._future, self._window = codec, past, future, window
