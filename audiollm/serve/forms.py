@@ -62,6 +62,15 @@ async def read_form(
         raise as_validation_error(error.errors(include_url=False)) from error
 
 
+def form_description(kind: type[ServeBody], file_names: Sequence[str]) -> dict[str, Any]:
+    """What OpenAPI says of a form, for `openapi_extra` of its route."""
+    schema = kind.model_json_schema()
+    files = {name: {"type": "string", "format": "binary"} for name in file_names}
+    schema["properties"] = {**files, **schema["properties"]}
+    schema["required"] = [*file_names, *schema.get("required", ())]
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
+
+
 class _closing:
     def __init__(self, form: Any) -> None:
         self._form = form

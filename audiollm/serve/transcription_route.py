@@ -22,7 +22,7 @@ from audiollm.serve.calls import (
     with_error_event,
 )
 from audiollm.serve.errors import ApiError
-from audiollm.serve.forms import read_form
+from audiollm.serve.forms import form_description, read_form
 from audiollm.serve.model import ChatPrompt, ServerModel
 from audiollm.serve.plans import TranscriptSegment, join_segments, transcription_plan, transcription_prompt
 
@@ -46,7 +46,7 @@ class TranscriptionFields(ServeBody):
 def add_transcription_route(router: APIRouter, state: AppState) -> None:
     """Add the route."""
 
-    @router.post("/v1/audio/transcriptions")
+    @router.post("/v1/audio/transcriptions", openapi_extra=form_description(TranscriptionFields, ("file",)))
     async def transcribe(request: Request) -> Response:
         fields, files = await read_form(request, TranscriptionFields, ("file",))
         model = state.model(fields.model)

@@ -14,7 +14,7 @@ from audiollm.audio.samples import SILENCE_DBFS
 from audiollm.serve.app_state import AppState
 from audiollm.serve.bodies import Name, ServeBody
 from audiollm.serve.errors import ApiError
-from audiollm.serve.forms import read_form
+from audiollm.serve.forms import form_description, read_form
 from audiollm.serve.voices import DEFAULT_VOICE, Reference
 
 
@@ -42,7 +42,7 @@ def add_voice_routes(router: APIRouter, state: AppState) -> None:
         default = {"id": DEFAULT_VOICE, "name": DEFAULT_VOICE, "object": "audio.voice"}
         return {"object": "list", "data": [default, *speakers, *added]}
 
-    @router.post("/v1/audio/voices")
+    @router.post("/v1/audio/voices", openapi_extra=form_description(VoiceFields, ("audio_sample",)))
     async def add_voice(request: Request) -> JSONResponse:
         fields, files = await read_form(request, VoiceFields, ("audio_sample",))
         if any(fields.name in model.speakers for model in state.models.values()):
