@@ -30,10 +30,10 @@ with torch.device(
 
 LONG_FILES = (
     "test_end_to_end.py",
-    "test_policy_kills.py",
+    "test_gpu_benchmark.py",
     "test_annotate_kills.py",
     "test_packed_steps.py",
-    "test_preference_kills.py",
+    "test_damaged_files.py",
     "test_stage.py",
     "test_kill_stage.py",
     "test_loader.py",

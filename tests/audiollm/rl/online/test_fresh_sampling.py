@@ -197,6 +197,7 @@ def train_where_some_are_skipped(folder: Path, ranks: Ranks) -> None:
         train_policy(config, Context(place, recipe, Console(quiet=True), {}, ranks))
 
 
+@pytest.mark.slow
 def test_ranks_skip_together(folder: Path) -> None:
     on_two_ranks(train_where_some_are_skipped, folder)
     train_where_some_are_skipped(folder, Ranks())

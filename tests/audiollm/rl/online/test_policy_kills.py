@@ -169,6 +169,7 @@ def judge() -> Iterator[str]:
     server.shutdown()
 
 
+@pytest.mark.slow
 def test_a_judge_is_not_asked_again_after_kills(tmp_path: Path, judge: str) -> None:
     save_model(tmp_path / "llm", "features")
     write_prompts(tmp_path)
