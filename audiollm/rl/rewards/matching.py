@@ -186,8 +186,7 @@ def _compared(answer: str, key: str, tolerance: float) -> bool:
         process = _process(os.getpid())
         try:
             return bool(json.loads(next(process.ask([(answer, key, tolerance)], TIMEOUT_S))))
-        except ProcessFailed:  # it is ended, and started again for the next formula
-            _process.cache_clear()
+        except ProcessFailed:  # it is ended, and starts itself again for the next formula
             return False
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import WhisperConfig, WhisperFeatureExtractor
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-from audiollm.data.hearing.features import FeatureShape, PackedFeatures, mel_features
+from audiollm.data.hearing.features import FeatureShape, FeatureWindow, PackedFeatures, mel_features
 from audiollm.errors import ConfigError
 from audiollm.models.audio_encoder import (
     AudioEncoderConfig,
@@ -226,3 +226,13 @@ def test_windows_for_another_encoder_are_refused() -> None:
     for other in (FeatureShape(40, 100), FeatureShape(80, 100, padded=True), FeatureShape(80, 200)):
         with pytest.raises(ValueError, match="80 bins and multiples of 4 frames up to 200"):
             tower(packed(noise(3.3), shape=other))
+
+
+def test_a_shared_recording_is_encoded_once_and_stands_where_it_is_heard() -> None:
+    first, second = (torch.full((3, 2 * rows), float(rows)) for rows in (2, 3))
+    windows = [FeatureWindow(first, 2), FeatureWindow(second, 3), FeatureWindow(first, 2)]
+    packed = PackedFeatures.of(windows, share=True)
+    assert packed is not None
+    assert (packed.num_encoded, packed.num_rows, packed.frames) == (5, 7, (4, 6))
+    encoded = torch.tensor([[20.0], [21.0], [30.0], [31.0], [32.0]])
+    assert packed.spread(encoded)[:, 0].tolist() == [20, 21, 30, 31, 32, 20, 21]

@@ -152,6 +152,42 @@ def test_an_update_moves_its_own_modules_alone(tmp_path: Path) -> None:
     assert names <= set(rows[-1])
 
 
+class TwoUpdates(GAN):
+    """Two updates of the same optimizer in each step."""
+
+    def modules(self) -> dict[str, nn.Module]:
+        return {"generator": self.generator}
+
+    def optimizers(self) -> dict[str, list[str]]:
+        return {"main": ["generator"]}
+
+    def losses(self, batch: Tensor) -> Iterator[Tensor]:
+        for scale in (1.0, -0.5):
+            yield scale * self.generator(batch[:, :2]).square().mean()
+
+    def updates(self, batch: Tensor, step: int, steps: int) -> Iterator[Update]:
+        for loss in self.losses(batch):
+            yield Update(loss, {})
+
+
+def test_gradients_of_an_update_are_not_added_to_those_of_the_next(tmp_path: Path) -> None:
+    task, plain = TwoUpdates(), TwoUpdates()
+    changes = {"warmup_steps": STEPS - 1, "rate_factors": {}}
+    run(tmp_path / "run", task, ema_decay=0.0, weight_decay=0.0, clip_norm=0.5, **changes)
+    trained = list(plain.generator.layers.parameters())
+    adam = torch.optim.Adam(trained, betas=(0.9, 0.98))
+    for step in range(STEPS):
+        adam.param_groups[0]["lr"] = 0.01 * min(1.0, (step + 1) / (STEPS - 1))
+        torch.manual_seed(step_generator(1, step, "dropout").initial_seed())
+        for loss in plain.losses(plain.batch(step, step_generator(1, step, "batch"))):
+            adam.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(trained, 0.5)
+            adam.step()
+    for key, value in state_of(plain).items():
+        torch.testing.assert_close(state_of(task)[key], value, rtol=1e-5, atol=1e-6)
+
+
 def test_the_same_as_a_gan_loop_in_plain_torch(tmp_path: Path) -> None:
     """Losses in turn, frozen discriminator, clipping, rates and moments, written out by hand."""
     task, plain = GAN(), GAN()

@@ -204,12 +204,14 @@ class FailsOnce(PolicyTask):
             yield update
 
 
+@pytest.mark.parametrize("checkpoint_seconds", [0, pytest.param(1000, marks=pytest.mark.slow)])
 def test_a_roll_back_samples_again_what_was_sampled_ahead(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, checkpoint_seconds: int
 ) -> None:
+    """Back to the step before, whose sampling weights the checkpoint has, and to the very start."""
     monkeypatch.setattr(stage, "PolicyTask", FailsOnce)
     monkeypatch.setattr(FailsOnce, "failed", False)
-    settings = {**AHEAD, "rollbacks": 1, "checkpoint_seconds": 1000}
+    settings = {**AHEAD, "rollbacks": 1, "checkpoint_seconds": checkpoint_seconds}
     found = run(folder, "found", **settings)
     assert FailsOnce.failed
     (left_out,) = read_jsonl(found / "left_out.jsonl")

@@ -55,3 +55,13 @@ def test_a_formula_without_end_is_wrong_and_the_next_one_is_compared(monkeypatch
     assert not is_right("9**9**9**9**9", "1", [], "math", 1e-6)
     assert time.monotonic() - start_s < 20
     assert is_right("x + x", "2x", [], "math", 1e-6)
+
+
+def test_a_formula_that_takes_too_long_is_wrong_and_the_next_one_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert matching.same_formula("x + 2 y", "2 y + x", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(matching, "TIMEOUT_S", 0.0)
+        assert not matching.same_formula("x + 3 y", "3 y + x", 0.0)
+    assert matching.same_formula("x + 4 y", "4 y + x", 0.0)
