@@ -54,7 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "speech": {
         **PPO, "answer": "any", "max_frames": 3,
-        "kl": {**PPO["kl"], "audio": {"name": "proportional", "coefficient": 0.3, "target": 0.1}},
+        "kl": {**PPO["kl"], "audio": {"name": "proportional", "coefficient": 0.3, "target": 0.42}},
     },
 }  # fmt: skip
 """Settings of trainings over streams, by name."""
