@@ -175,3 +175,9 @@ def test_no_phrase_stands_for_two_tokens() -> None:
         for phrase in listed.replace('","', "").split(",")
     ]
     assert len(phrases) == len(set(phrases)) > 500
+
+
+def test_a_first_or_last_before_a_verb_counts_the_edits_and_no_sounds() -> None:
+    remove, mute = EditPlan("remove", "bell", 8.0, 9.0), EditPlan("mute", "", 3.0, 4.0)
+    for words in ("first remove the bell and then mute 3-4 s", "remove the bell and last mute 3-4 s"):
+        assert read_instruction(words, RECORD, DURATION_S) == [remove, mute], words
