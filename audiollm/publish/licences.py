@@ -31,9 +31,9 @@ class Licence:
     """The licence of a release."""
 
     front: dict[str, str]
-    """Its fields in the card's front matter."""
+    """The licence's fields in the front matter of a card."""
     file: ReleaseFile | None = None
-    """Its text, where it is none of the hub's identifiers."""
+    """The licence's text, where the hub has no identifier for it."""
 
     @property
     def name(self) -> str:

@@ -34,7 +34,7 @@ _GREEDY = SamplingConfig(temperature=0, text_guidance=1, speaker_guidance=1)
 
 @dataclass(frozen=True)
 class CheckedExport:
-    """What was compared, and the largest differences."""
+    """An export that was compared with our engine: texts, frames, and the largest differences."""
 
     prompts: int
     frames: int
@@ -42,7 +42,7 @@ class CheckedExport:
     ties: int
     """Prompts whose codes part at two codes that are equally likely within the tolerance."""
     logits_difference: float
-    """As a share of the largest logit."""
+    """Largest difference of logits, as a share of the largest logit."""
     sound_difference: float
 
     def __str__(self) -> str:

@@ -25,7 +25,7 @@ _WEIGHTS = (".safetensors", ".safetensors.index.json")
 
 @dataclass(frozen=True)
 class RepositoryState:
-    """What a repository holds."""
+    """The files of a repository on the hub, with their digests."""
 
     exists: bool
     private: bool = True

@@ -2,6 +2,7 @@
 
 # no `from __future__ import annotations`: FastAPI reads the types
 
+from collections.abc import Callable
 from importlib.resources import files
 
 from fastapi import APIRouter
@@ -19,5 +20,13 @@ def add_page_routes(router: APIRouter) -> None:
     """Add the routes."""
     for path, (name, media_type) in PAGE_FILES.items():
         content = files("audiollm.serve").joinpath("page", name).read_bytes()
-        page = Response(content, media_type=media_type, headers={"Content-Security-Policy": POLICY})
-        router.add_api_route(path, lambda page=page: page, include_in_schema=False, response_class=Response)
+        router.add_api_route(path, _page_endpoint(content, media_type), include_in_schema=False)
+
+
+def _page_endpoint(content: bytes, media_type: str) -> Callable[[], Response]:
+    """Its parameters would be fields of the request: it has none."""
+
+    def page() -> Response:
+        return Response(content, media_type=media_type, headers={"Content-Security-Policy": POLICY})
+
+    return page

@@ -82,8 +82,8 @@ class RealtimeSession:
             model = next(iter(self._state.models))
         if not model:
             raise ApiError(400, "the address names no model: ask for /v1/realtime?model=NAME", "model")
-        found = self._state.model(model)
-        spoken = ["audio"] if found.speaks else ["text"]
+        served_model = self._state.model(model)
+        spoken = ["audio"] if served_model.speaks else ["text"]
         self._configure(SessionSettings.model_validate({"model": model, "output_modalities": spoken}))
         await self._send({"type": "session.created", "session": self._session_row()})
 

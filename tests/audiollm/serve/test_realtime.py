@@ -139,9 +139,9 @@ def test_turns_by_voice_activity_are_answered_and_written_down(server: RunningSe
     audio_in = {"turn_detection": detection, "format": {"rate": RATE}, "transcription": {"model": "echo"}}
     with talking(server, "echo") as talk:
         talk.configure(audio={"input": audio_in})
-        heard = torch.cat([sound(0.5, 0.001), sound(1.0), sound(1.0, 0.001)], dim=1)
-        for start in range(0, heard.shape[1], RATE // 10):
-            talk.send("input_audio_buffer.append", audio=encoded(heard[:, start : start + RATE // 10]))
+        turn_1N = torch.cat([sound(0.5, 0.001), sound(1.0), sound(1.0, 0.001)], dim=1)
+        for start in range(0, turn_1N.shape[1], RATE // 10):
+            talk.send("input_audio_buffer.append", audio=encoded(turn_1N[:, start : start + RATE // 10]))
         events = talk.until("response.done")
         while not any("transcription.completed" in kind for kind in kinds(events)):
             events += talk.until("conversation.item.input_audio_transcription.completed")

@@ -32,6 +32,7 @@ def test_its_files_load_nothing_of_others_and_need_no_key(server: RunningServer)
         assert answer.status_code == 200 and answer.headers["content-type"].startswith(media_type)
         assert answer.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
         contents[path] = answer.text
+        assert httpx.get(server.address + path, params={"page": "of the caller"}).text == answer.text
     assert not any(re.search(r"https?://|@import|\burl\(", text) for text in contents.values())
     addresses = {
         path.lstrip("/")

@@ -115,10 +115,10 @@ def test_a_text_that_arrives_in_pieces_is_said_by_sentences(server: RunningServe
 
     *answers, stopped = converse(server, talk)
     assert SynthesizeStopped.is_type(stopped.type) and AudioStop.is_type(answers[-1].type)
-    said = [
+    sentences = [
         streamed_sound(server.generator, text, speaker="anna") for text in ("One two three.", "Hello hello.")
     ]
-    assert sound_of(answers) == pcm16(torch.cat(said, dim=1))
+    assert sound_of(answers) == pcm16(torch.cat(sentences, dim=1))
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])
