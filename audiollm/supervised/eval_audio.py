@@ -150,7 +150,9 @@ def reply_request(
     """
     messages = sample.messages[:-1]
     before = sum(content_part.type == "audio" for message in messages for content_part in message.content)
-    phrases = limited_phrases([phrase.text for phrase in sample.messages[-1].phrases], frame_rate)
+    phrases = limited_phrases(
+        ((phrase.text, phrase.reading) for phrase in sample.messages[-1].phrases), frame_rate
+    )
     return Request(messages, seed, audio[:before], sampling, limits, phrases=phrases)
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from audiollm.data.records.sample import PHRASE_WORDS, Sample, TextPart
+from audiollm.data.records.sample import PHRASE_WORDS, PRONUNCIATION, Sample, TextPart
 from audiollm.data.records.source import Source
 from audiollm.data.text.tokenizer import SPEAKERS_FILE, TRAINED_FILE
 from audiollm.errors import BadSample
@@ -47,7 +47,7 @@ def save_trained(
         "codec_digest": corpus.codec.get("digest"),
         "words": _read_trained_words(config, survey),
         "recognizers": _read_teaching(config, survey),
-        "phrase_words": _phrase_words(corpus.sources, survey),
+        **_phrase_facts(corpus.sources, survey),
         **_stream_facts(corpus.sources, survey),
     }
     write_json(folder / "model" / TRAINED_FILE, trained)
@@ -66,13 +66,13 @@ def _read_teaching(config: TrainConfig, survey: SourceSurvey) -> Teaching:
     return {**dict.fromkeys(survey.recognizers, "transcripts"), **(before or {})}
 
 
-def _phrase_words(sources: Sequence[Source], survey: SourceSurvey) -> int | None:
-    """Most words of a phrase, by the metadata of the first source that has phrases; None: none has."""
+def _phrase_facts(sources: Sequence[Source], survey: SourceSurvey) -> dict[str, Any]:
+    """Most words of a phrase and whose phonemes it is read in, of the first source that has phrases; None: none has."""
     for place, source in enumerate(sources):
         sample = _first_sample(source, survey.used(place, held_out=False))
         if sample is not None and sample.messages[-1].phrases:
-            return int(sample.metadata[PHRASE_WORDS])
-    return None
+            return {key: sample.metadata.get(key) for key in (PHRASE_WORDS, PRONUNCIATION)}
+    return dict.fromkeys((PHRASE_WORDS, PRONUNCIATION))
 
 
 def _stream_facts(sources: Sequence[Source], survey: SourceSurvey) -> dict[str, Any]:

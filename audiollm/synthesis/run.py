@@ -106,8 +106,8 @@ def _speak_batch(
         seed = _derive_take_seed(config.seed, sample, take)
         audio = generator.audio_of(messages)
         kind: AnswerKind = "any" if isinstance(sample.messages[-1].content[0], TextPart) else "audio"
-        words = generator.phrase_words if sample.messages[-1].phrases else None
-        phrases = phrases_of(text_and_speaker(sample)[0], words, generator.codec.frame_rate)
+        layout = generator.phrase_layout if sample.messages[-1].phrases else None
+        phrases = phrases_of(text_and_speaker(sample)[0], layout, generator.codec.frame_rate)
         requests.append(Request(messages, seed, audio, sampling, limits, kind, phrases=phrases))
     rows = []
     answers = generator.answer_all(requests)

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from audiollm.data.records.sample import PHRASE_WORDS, AudioPart, RecordedPhrase, Sample
-from audiollm.data.text.phrases import split_into_phrases
+from audiollm.data.records.sample import PHRASE_WORDS, PRONUNCIATION, AudioPart, RecordedPhrase, Sample
+from audiollm.data.text.phrases import PhraseLayout, split_into_phrases
 from audiollm.errors import first_problem
 from pipelines.compose.rows import Row
 
@@ -26,13 +26,11 @@ class WordTime(BaseModel):
 _WORD_TIMES = TypeAdapter(list[WordTime])
 
 
-def with_phrases(sample: Sample, row: Row, phrase_words: int) -> Sample:
+def with_phrases(sample: Sample, row: Row, layout: PhraseLayout) -> Sample:
     """The sample with the phrases of its last message, where that is the segment's recording; another one unchanged.
 
-    Args:
-        phrase_words: most words of a phrase.
-
     Raises:
+        ConfigError: the rules of pronunciation are not there.
         ValueError: no word times, or those of another text.
     """
     last = sample.messages[-1]
@@ -49,11 +47,13 @@ def with_phrases(sample: Sample, row: Row, phrase_words: int) -> Sample:
             "is spoken, or leave phrase_words out"
         )
     assert recording.end_s is not None  # a segment has an end
-    phrases = cut_phrases(words, times, recording.end_s - recording.start_s, phrase_words)
+    phrases = cut_phrases(words, times, recording.end_s - recording.start_s, layout.words)
+    metadata: dict[str, Any] = {**sample.metadata, PHRASE_WORDS: layout.words}
+    if layout.pronunciation is not None:
+        phrases = [phrase.model_copy(update={"phonemes": layout.reading(phrase.text)}) for phrase in phrases]
+        metadata[PRONUNCIATION] = layout.pronunciation
     messages = [*sample.messages[:-1], last.model_copy(update={"phrases": phrases})]
-    return sample.model_copy(
-        update={"messages": messages, "metadata": {**sample.metadata, PHRASE_WORDS: phrase_words}}
-    )
+    return sample.model_copy(update={"messages": messages, "metadata": metadata})
 
 
 def cut_phrases(

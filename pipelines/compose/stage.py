@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from audiollm.data.chat.tasks import TaskTemplate, fill_task, load_tasks
 from audiollm.data.records.sample import PHRASES, AudioPart, Sample, TextPart, write_samples
 from audiollm.data.records.text_origin import TEXT_RECOGNIZERS, read_text_recognizers
+from audiollm.data.text.phrases import PhraseLayout
+from audiollm.data.text.pronunciation import check_pronunciation
 from audiollm.errors import BadSample, ConfigError, StageError, suggestion
 from audiollm.files.atomic import write_jsonl
 from audiollm.files.set_aside import read_set_aside, row_of
@@ -170,6 +172,9 @@ class ComposeConfig(StageConfig):
     """Most words of a phrase: speech is laid out phrase by phrase, each as its words and its codes, in the place of all
     codes behind all words. Needs the step `alignment` of annotate; what has no word times is set aside. None: no
     phrases."""
+    pronunciation: str | None = Field(None, exclude_if=lambda value: value is None)
+    """The words of a phrase are given as phonemes, by the rules of `espeak:LANGUAGE` (as in espeak:en-us) or `hibari`
+    (American English); the model then reads every text so. None: as they are written."""
     normalize_text: bool = True
     """Write numbers as words of the segment's language, and sounds such as [laugh] as Higgs's tags."""
     seed: int = 0
@@ -187,6 +192,18 @@ class ComposeConfig(StageConfig):
             raise ValueError(f"name at least one task; known: {', '.join(known_tasks)}")
         return tasks
 
+    @field_validator("pronunciation")
+    @classmethod
+    def _phrases_are_pronounced(cls, pronunciation: str | None, info: ValidationInfo) -> str | None:
+        if pronunciation is not None:
+            if info.data.get("phrase_words") is None:
+                raise ValueError("phonemes are those of phrases: set phrase_words, too")
+            try:
+                check_pronunciation(pronunciation)
+            except ConfigError as error:
+                raise ValueError(f"{error.message}: {error.remedy}") from None
+        return pronunciation
+
     @field_validator("balance")
     @classmethod
     def _balance_is_of_the_tasks(
@@ -197,6 +214,11 @@ class ComposeConfig(StageConfig):
             if name not in tasks:
                 raise ValueError(f"{name!r} is not a task of this stage; {suggestion(name, tasks)}")
         return balance
+
+    @property
+    def phrase_layout(self) -> PhraseLayout | None:
+        """How speech is laid out phrase by phrase; None: it is not."""
+        return None if self.phrase_words is None else PhraseLayout(self.phrase_words, self.pronunciation)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -291,8 +313,8 @@ def make_samples(
                     raise ValueError(f"the id {name!r} is taken")
                 sample = fill_task(task, name, fields, config.seed, _sample_columns(row))
                 sample.metadata.update(_reply_language(sample, row))
-                if config.phrase_words is not None:
-                    sample = with_phrases(sample, row, config.phrase_words)
+                if config.phrase_layout is not None:
+                    sample = with_phrases(sample, row, config.phrase_layout)
             except ValueError as error:
                 bad.append(BadSample(str(config.segments), row.segment, str(error), "malformed field"))
                 continue

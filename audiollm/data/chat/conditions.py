@@ -108,7 +108,7 @@ def _drop_condition(
 
 
 def _without_words(phrase: RecordedPhrase) -> RecordedPhrase:
-    return phrase.model_copy(update={"text": ""})
+    return phrase.model_copy(update={"text": "", "phonemes": None})
 
 
 def _without_speaker(text_part: TextPart) -> TextPart:

@@ -338,7 +338,7 @@ class Template:
             raise ValueError("what the assistant says is given as codes, never as features")
         spans: list[RowSpan] = []
         for phrase, (first, end) in zip(message.phrases, phrase_frames(message.phrases, frames), strict=True):
-            ids = self.phrase_ids(phrase.text)
+            ids = self.phrase_ids(phrase.reading)
             spans.append(RowSpan(Kind.TEXT, ids, len(ids), False, True, number))
             opening, codes, closing = self._audio(end - first, True, number, message.weight > 0)
             spans.append(replace(opening, is_target=False))

@@ -21,6 +21,8 @@ from audiollm.files.atomic import write_jsonl
 
 PHRASE_WORDS = "phrase_words"
 """Key of the metadata of samples with phrases: most words of a phrase, which texts are split by in generation."""
+PRONUNCIATION = "pronunciation"
+"""Key of the metadata of samples whose phrases are read as phonemes: whose rules they are by."""
 PHRASES = "phrases"
 """Fact of a stage's plan: the phrases of all samples."""
 _KINDS = {
@@ -125,6 +127,13 @@ class RecordedPhrase(_Record):
     """The words; empty where they are hidden."""
     end_s: float = Field(gt=0.0)
     """End of the phrase in seconds from the start of the recording's span; the next phrase begins there."""
+    phonemes: str | None = Field(default=None, exclude_if=_is_none)
+    """What stands for the words: their phonemes (`audiollm.data.text.pronunciation`); None: the words do."""
+
+    @property
+    def reading(self) -> str:
+        """What the model reads of the phrase."""
+        return self.text if self.phonemes is None else self.phonemes
 
 
 class Message(_Record):

@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+
+from audiollm.data.text.pronunciation import pronounce
 
 _PHRASE_ENDS = ".,;:!?…)]”»。，；：！？、"
 """Punctuation that ends a phrase: speech pauses there."""
+
+
+@dataclass(frozen=True)
+class PhraseLayout:
+    """How a model's texts are said phrase by phrase."""
+
+    words: int
+    """Most words of a phrase."""
+    pronunciation: str | None = None
+    """Whose phonemes stand in the place of the words (`audiollm.data.text.pronunciation`); None: the words do."""
+
+    def reading(self, phrase: str) -> str:
+        """What the model reads of a phrase."""
+        return phrase if self.pronunciation is None else pronounce(phrase, self.pronunciation)
 
 
 def split_into_phrases(words: Sequence[str], phrase_words: int) -> list[list[str]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from audiollm.data.text.phrases import PhraseLayout
 from audiollm.data.text.tokenizer import TRAINED_FILE
 from audiollm.errors import ConfigError
 from audiollm.files.json_files import read_json_file
@@ -58,6 +59,13 @@ class Trained(NamedTuple):
     """Recognizers that taught it."""
     phrase_words: int | None = None
     """Most words of the phrases that it was trained to say its texts in; None: without phrases."""
+    pronunciation: str | None = None
+    """Whose phonemes stand in the place of the words of a phrase; None: the words do."""
+
+    @property
+    def phrase_layout(self) -> PhraseLayout | None:
+        """How the model's texts are said phrase by phrase; None: without phrases."""
+        return None if self.phrase_words is None else PhraseLayout(self.phrase_words, self.pronunciation)
 
 
 @dataclass(frozen=True)
@@ -141,7 +149,7 @@ def read_trained(folder: Path) -> Trained:
         if value is not None and not (number and 0 <= value <= limit):
             problem = f"{name}: {value!r} is not a number from 0{f' to {limit:g}' if limit < math.inf else ' or more'}"
             raise ConfigError(problem, str(path), DAMAGED_REMEDY)
-    for name in ("codec_digest", "stream_prompt"):
+    for name in ("codec_digest", "stream_prompt", "pronunciation"):
         text = data.get(name)
         if text is not None and not isinstance(text, str):
             raise ConfigError(f"{name}: {text!r} is not a string", str(path), DAMAGED_REMEDY)

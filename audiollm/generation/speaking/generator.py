@@ -9,6 +9,7 @@ from audiollm.codec import Codec, codec_digest, default_codec_folder, load_codec
 from audiollm.data.chat.template import Template
 from audiollm.data.hearing.features import FeatureShape, PartSize
 from audiollm.data.records.sample import Message
+from audiollm.data.text.phrases import PhraseLayout
 from audiollm.data.text.tokenizer import SPEAKERS_FILE, header_style_of, load_text_tokenizer
 from audiollm.devices import default_device
 from audiollm.errors import ConfigError
@@ -36,9 +37,9 @@ class Generator(SpeechGenerator):
         longest_positions: int | None = None,
         defaults: Defaults | None = None,
         words: Collection[str] | None = None,
-        phrase_words: int | None = None,
+        phrase_layout: PhraseLayout | None = None,
     ) -> None:
-        super().__init__(codec, speakers, longest_positions, defaults, words, phrase_words)
+        super().__init__(codec, speakers, longest_positions, defaults, words, phrase_layout)
         self.model, self.template = model.eval(), template
         self.steps: StepKind = "plain"
         """How the engines of answers compute their steps: see `Engine`."""
@@ -88,7 +89,7 @@ class Generator(SpeechGenerator):
             trained.longest_positions,
             defaults,
             trained.words or None,
-            trained.phrase_words,
+            trained.phrase_layout,
         )
         generator.steps = steps
         return generator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from audiollm.data.text.forms import without_sound_tags
-from audiollm.data.text.phrases import split_phrases
+from audiollm.data.text.phrases import PhraseLayout, split_phrases
 from audiollm.generation.engine.request import SpokenPhrase
 from audiollm.generation.speaking.long_text import spoken_seconds
 
@@ -13,21 +13,26 @@ PHRASE_SLACK, PHRASE_SLACK_S = 3.0, 1.0
 """A phrase is cut at `PHRASE_SLACK` times its estimated duration plus `PHRASE_SLACK_S`."""
 
 
-def phrases_of(text: str, phrase_words: int | None, frame_rate: float) -> tuple[SpokenPhrase, ...]:
+def phrases_of(text: str, layout: PhraseLayout | None, frame_rate: float) -> tuple[SpokenPhrase, ...]:
     """Split a text into the phrases of a model; none for a model that was trained without them.
 
     Args:
-        phrase_words: most words of a phrase; None: the model says its texts as they are.
+        layout: None: the model says its texts as they are.
         frame_rate: code frames per second.
     """
-    if phrase_words is None:
+    if layout is None:
         return ()
-    return limited_phrases(split_phrases(without_sound_tags(text), phrase_words), frame_rate)
+    phrases = split_phrases(without_sound_tags(text), layout.words)
+    return limited_phrases(((phrase, layout.reading(phrase)) for phrase in phrases), frame_rate)
 
 
-def limited_phrases(texts: Iterable[str], frame_rate: float) -> tuple[SpokenPhrase, ...]:
-    """Return these phrases with the most frames of each."""
+def limited_phrases(phrases: Iterable[tuple[str, str]], frame_rate: float) -> tuple[SpokenPhrase, ...]:
+    """Return these phrases with the most frames of each.
+
+    Args:
+        phrases: the words of each, by which its time is estimated, and what the model reads of it.
+    """
     return tuple(
-        SpokenPhrase(text, round((PHRASE_SLACK * spoken_seconds(text) + PHRASE_SLACK_S) * frame_rate))
-        for text in texts
+        SpokenPhrase(reading, round((PHRASE_SLACK * spoken_seconds(text) + PHRASE_SLACK_S) * frame_rate))
+        for text, reading in phrases
     )

@@ -14,6 +14,7 @@ from audiollm.audio import Waveform
 from audiollm.codec import Codec
 from audiollm.data.hearing.features import PartAudio, PartSize
 from audiollm.data.records.sample import Message
+from audiollm.data.text.phrases import PhraseLayout
 from audiollm.generation.engine.request import Answer, Event, Request
 
 
@@ -39,7 +40,7 @@ class SpeakingModel(Protocol):
     speakers: list[str]
     longest_positions: int | None
     words: frozenset[str] | None
-    phrase_words: int | None
+    phrase_layout: PhraseLayout | None
 
     @property
     def codec(self) -> Codec: ...

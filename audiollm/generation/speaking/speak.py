@@ -182,7 +182,7 @@ def chunk_seconds(generator: SpeakingModel, manner: Manner) -> float:
     room = generator.longest_positions - generator.messages_length(
         messages, [size_of(audio_input) for audio_input in audio]
     )
-    per_second = POSITIONS_PER_SECOND if generator.phrase_words is None else PHRASED_POSITIONS_PER_SECOND
+    per_second = POSITIONS_PER_SECOND if generator.phrase_layout is None else PHRASED_POSITIONS_PER_SECOND
     return min(CHUNK_S, max(SHORTEST_CHUNK_S, room / per_second))
 
 
@@ -268,7 +268,7 @@ def chunk_request(
             messages, audio = prompt_of(generator, text, manner, earlier)
     by_name = manner.speaker is not None
     sampling = manner.sampling if by_name else replace(manner.sampling, speaker_guidance=1.0)
-    phrases = phrases_of(text, generator.phrase_words, generator.codec.frame_rate)
+    phrases = phrases_of(text, generator.phrase_layout, generator.codec.frame_rate)
     return Request(
         messages, manner.seed, audio, sampling, Limits(max_frames=frames), "audio", phrases=phrases
     )

@@ -18,6 +18,7 @@ from audiollm.codec import Codec
 from audiollm.data.hearing.features import SAMPLE_RATE as FEATURE_RATE
 from audiollm.data.hearing.features import FeatureShape, PartAudio, PartSize, mel_features, size_of
 from audiollm.data.records.sample import AudioPart, Message, TextPart
+from audiollm.data.text.phrases import PhraseLayout
 from audiollm.data.text.words import settle_characters, words_of
 from audiollm.errors import ConfigError
 from audiollm.generation.engine.defaults import Defaults
@@ -46,7 +47,7 @@ class SpeechGenerator(ABC):
         longest_positions: positions of the longest training sample; None: not known.
         defaults: sampling of the calls that do not give one.
         words: the words that the model was trained to say, where they are few; None: not known, or many.
-        phrase_words: most words of the phrases that it was trained to say its texts in; None: without phrases.
+        phrase_layout: how it was trained to say its texts phrase by phrase; None: without phrases.
     """
 
     def __init__(
@@ -56,13 +57,13 @@ class SpeechGenerator(ABC):
         longest_positions: int | None = None,
         defaults: Defaults | None = None,
         words: Collection[str] | None = None,
-        phrase_words: int | None = None,
+        phrase_layout: PhraseLayout | None = None,
     ) -> None:
         self._codec = codec
         self.speakers, self.longest_positions = list(speakers), longest_positions
         self.defaults = defaults or Defaults()
         self.words = None if words is None else frozenset(words)
-        self.phrase_words = phrase_words
+        self.phrase_layout = phrase_layout
 
     @property
     @abstractmethod

@@ -90,6 +90,10 @@ def texts_of(
         if sample.is_held_out:
             continue
         turns = [(message.content, message.role) for message in sample.messages]
+        # as a phrase stands in the stream: behind a space
+        phonemes = [f" {phrase.phonemes}" for phrase in sample.messages[-1].phrases if phrase.phonemes]
+        yield from phonemes
+        limit -= sum(map(len, phonemes))
         for content, role in turns + [(answer.content, "assistant") for answer in sample.answers]:
             texts = [
                 *(content_part.text for content_part in content if isinstance(content_part, TextPart)),

@@ -15,6 +15,7 @@ from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import Template
 from audiollm.data.packing import pack
 from audiollm.data.records.sample import AudioPart, Message, RecordedPhrase
+from audiollm.data.text.phrases import PhraseLayout
 from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Answer, Frames, Request, SpokenPhrase
 from audiollm.generation.engine.sampling import SamplingConfig, guide
@@ -110,7 +111,7 @@ def test_phrases_of_other_answers_are_refused(
 def test_a_text_is_said_in_the_phrases_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its request has them, and a stream is the same speech, decoded as one."""
     toy = toy_generator()
-    toy.phrase_words = 2
+    toy.phrase_layout = PhraseLayout(2)
     asked = requests_of(monkeypatch, toy)
     speech = toy.speak("One two three, [laugh] hello 2.", speaker="anna", seed=3)
     assert [phrase.text for phrase in asked[0].phrases] == ["One", "two three,", "hello two."]
@@ -120,3 +121,15 @@ def test_a_text_is_said_in_the_phrases_of_the_training(monkeypatch: pytest.Monke
     streamed_1N = torch.cat(pieces, dim=1)
     inner = slice(200, -200)  # but for the fades at both ends
     assert torch.allclose(streamed_1N[:, inner], speech.samples_1N[:, inner], atol=1e-3)
+
+
+def test_a_model_of_phonemes_reads_every_text_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time that a phrase may take is that of its words, and not of the longer phonemes."""
+    toy, limits = toy_generator(), {}
+    for pronunciation in (None, "espeak:en-us"):
+        toy.phrase_layout = PhraseLayout(2, pronunciation)
+        asked = requests_of(monkeypatch, toy)
+        toy.speak("One two three", speaker="anna", seed=3)
+        limits[pronunciation] = [phrase.max_frames for phrase in asked[0].phrases]
+    assert [phrase.text for phrase in asked[0].phrases] == ["w ˌʌ n", "t ˈuː | θ ɹ ˈiː"]
+    assert limits[None] == limits["espeak:en-us"]

@@ -17,8 +17,9 @@ from audiollm.audio import load
 from audiollm.codec import codec_digest
 from audiollm.data.chat.template import Template
 from audiollm.data.records.opening import open_source
+from audiollm.data.records.sample import Sample
 from audiollm.data.records.shards import ShardWriter
-from audiollm.data.text.tokenizer import TRAINED_FILE
+from audiollm.data.text.tokenizer import TRAINED_FILE, load_text_tokenizer
 from audiollm.errors import BadSample, StageError
 from audiollm.families.dual_ffn.adapting import merge_adapter
 from audiollm.families.dual_ffn.losses import TokenLosses
@@ -377,6 +378,28 @@ def test_phrases_are_trained_on_and_said_by_the_generator(tmp_path: Path, templa
     plain = write_shards(tmp_path / "plain", 7)
     run_stage(tmp_path / "plain_run", str(plain), shape=SMALL)
     assert read_json(tmp_path / "plain_run" / "model" / "trained.json")["phrase_words"] is None
+
+
+def test_phonemes_of_phrases_are_words_of_the_vocabulary(tmp_path: Path) -> None:
+    """And the model's folder says whose they are."""
+
+    def with_phonemes(sample: Sample) -> Sample:
+        sample = with_phrases(sample)
+        last = sample.messages[-1]
+        phrases = [phrase.model_copy(update={"phonemes": "θ ɹ ˈiː"}) for phrase in last.phrases]
+        messages = [*sample.messages[:-1], last.model_copy(update={"phrases": phrases})]
+        return sample.model_copy(
+            update={"messages": messages, "metadata": {**sample.metadata, "pronunciation": "espeak:en-us"}}
+        )
+
+    shards = write_shards(tmp_path / "shards", 7, frames=6, change=with_phonemes)
+    run_stage(tmp_path / "run", str(shards), shape=SMALL)
+    folder = tmp_path / "run" / "model"
+    assert read_json(folder / "trained.json")["pronunciation"] == "espeak:en-us"
+    assert len(load_text_tokenizer(folder).encode(" θ ɹ ˈiː").ids) == 3
+    loaded = open_source(shards)[0]
+    request = reply_request(loaded.sample, loaded.encodings[0], 0, SamplingConfig(), Limits(), 25.0)
+    assert [phrase.text for phrase in request.phrases] == ["θ ɹ ˈiː", "θ ɹ ˈiː"]
 
 
 def test_policies_take_no_phrases(tmp_path: Path) -> None:

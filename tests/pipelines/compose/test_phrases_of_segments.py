@@ -57,6 +57,28 @@ def test_speech_is_cut_between_words(tmp_path: Path) -> None:
     assert train.metadata["phrase_words"] == 2
 
 
+def test_phrases_may_be_read_as_phonemes(tmp_path: Path) -> None:
+    """Their words stay; the metadata say whose rules they are by, for generation to read a text in the same way."""
+    rows = [segment(number, word_times(TEXT)) for number in range(2)]
+    (sample, _), _ = compose(tmp_path, rows, phrase_words=2, pronunciation="espeak:en-us")
+    phrases = [(phrase.text, phrase.reading) for phrase in sample.messages[-1].phrases]
+    assert phrases == [("a man,", "ɐ | m ˈæ n ,"), ("and", "æ n d"), ("two dogs", "t ˈuː | d ˈɑː ɡ z")]
+    assert sample.metadata["pronunciation"] == "espeak:en-us"
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"pronunciation": "hibari"}, "set phrase_words, too"),
+        ({"phrase_words": 2, "pronunciation": "espeak:xx"}, "knows no language 'xx'"),
+        ({"phrase_words": 2, "pronunciation": "letters"}, "no such rules of pronunciation"),
+    ],
+)
+def test_pronunciations_that_cannot_be_are_refused(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        ComposeConfig.model_validate({"segments": "segments.jsonl", **settings})
+
+
 def test_samples_that_are_not_speech_have_none(tmp_path: Path) -> None:
     rows = [segment(number, word_times(TEXT)) for number in range(2)]
     samples, _ = compose(tmp_path, rows, phrase_words=2, tasks={"tts": 1.0, "asr": 1.0})
