@@ -18,6 +18,7 @@ from audiollm.serve.gate import ServerState
 from audiollm.serve.limits import ServeLimits
 from audiollm.serve.model import ServerModel
 from audiollm.serve.voices import DEFAULT_VOICE, Reference, VoiceStore
+from audiollm.serve.word_placer import WordPlacer
 
 _DATA_URI = re.compile(r"data:(?:audio|video|application)/[\w.+-]+(?:;[\w.+=-]+)*;base64,", re.ASCII)
 _NO_URL = re.compile(r"^[a-z][a-z0-9+.-]*:", re.IGNORECASE)
@@ -32,6 +33,7 @@ class AppState:
     voices: VoiceStore
     limits: ServeLimits
     server: ServerState
+    word_placer: WordPlacer = field(default_factory=WordPlacer)
     open_streams: int = 0
     _readers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "recordings"))
 

@@ -37,6 +37,12 @@ def serve_models(
         Path | None,
         typer.Option(help="Where added voices stay.", show_default="in memory, until the server ends"),
     ] = None,
+    aligner: Annotated[
+        Path | None,
+        folder_option(
+            "A CTC model of transformers for the times of words; by default Pocketsphinx, for English."
+        ),
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs a key.")
     ] = "127.0.0.1",
@@ -128,7 +134,14 @@ def serve_models(
     with bound_listener(host, port) as listener:
         with console.status("loading models"):
             state = load_state(
-                folders, limits, codec=codec, voices=voices, host=host, key=key, hostnames=hostname
+                folders,
+                limits,
+                codec=codec,
+                voices=voices,
+                aligner=aligner,
+                host=host,
+                key=key,
+                hostnames=hostname,
             )
         listener.listen()  # callers who read the address may come before the server takes them
         place = f"[{host}]" if ":" in host else host

@@ -13,6 +13,7 @@ from audiollm.serve.gate import ServerState
 from audiollm.serve.limits import MB, ServeLimits
 from audiollm.serve.model import ServerModel, load_served_model
 from audiollm.serve.voices import VoiceStore
+from audiollm.serve.word_placer import WordPlacer
 
 
 def load_state(
@@ -21,6 +22,7 @@ def load_state(
     *,
     codec: Path | None = None,
     voices: Path | None = None,
+    aligner: Path | None = None,
     host: str = "127.0.0.1",
     key: str | None = None,
     hostnames: Sequence[str] | None = None,
@@ -29,6 +31,7 @@ def load_state(
 
     Args:
         folders: `FOLDER`, or `NAME=FOLDER`.
+        aligner: a CTC model that places the words of transcripts; None: Pocketsphinx, for English.
 
     Raises:
         ConfigError: one does not load, or two have the same name.
@@ -42,7 +45,10 @@ def load_state(
             raise ConfigError(f"two models are called {model.name}", text, "give names: NAME=FOLDER")
         models[model.name] = model
     server = ServerState(host, key, tuple(hostnames or ()), round(limits.upload_mb * MB))
-    return AppState(service, models, VoiceStore(voices, limits.voices), limits, server)
+    word_placer = WordPlacer(aligner)
+    if aligner is not None:
+        word_placer.open()
+    return AppState(service, models, VoiceStore(voices, limits.voices), limits, server, word_placer)
 
 
 def split_model_name(text: str) -> tuple[str, Path]:

@@ -16,6 +16,7 @@ from audiollm.data.hearing.features import size_of
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.families.answering import AnsweringModel, AnswerRequest
 from audiollm.families.registry import open_model_folder
+from audiollm.generation.engine.defaults import read_trained
 from audiollm.generation.engine.request import AnswerKind, Limits, Request
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.generation.engine.step_engine import StepEngine
@@ -34,6 +35,9 @@ ENCODED_VOICES = 64
 """References whose codes a model keeps; the one that was not used for the longest time goes first."""
 PIECE_S, SHORTEST_PIECE_S = 25.0, 2.0
 """Bounds of the pieces of a long recording; the upper one is less where a model was trained on shorter recordings."""
+TRANSLATION_TASK = "speech_translation"
+SPOKEN_TASKS = frozenset({"tts", "clone", "clone_by_turn", "dialogue", "text"})
+"""Tasks of `tasks.yaml` that leave a model without words for what it hears."""
 TRANSCRIPT_POSITIONS_PER_S = 6.0
 """Upper estimate of the text tokens per second of speech."""
 
@@ -62,6 +66,8 @@ class ServerModel:
     """Unix time at which it was loaded."""
     generator: SpeechGenerator | None = None
     answering: AnsweringModel | None = None
+    tasks: frozenset[str] | None = None
+    """All tasks that it was trained for; None: not known."""
     _voices: OrderedDict[str, Voice] = field(default_factory=OrderedDict)
 
     @property
@@ -71,10 +77,10 @@ class ServerModel:
 
     @property
     def hears(self) -> bool:
-        """Whether it takes recordings."""
+        """Whether it answers recordings: it takes them, and was not trained to speak alone."""
         subject = self.generator or self.answering
         assert subject is not None
-        return subject.hears
+        return subject.hears and not (self.tasks and self.tasks <= SPOKEN_TASKS)
 
     @property
     def speakers(self) -> list[str]:
@@ -99,6 +105,14 @@ class ServerModel:
         if not self.hears:
             message = f"{self.name} reads text and does not hear: name a model that was trained on recordings"
             raise ApiError(400, message, "model", "model_cannot_hear")
+
+    def check_translates(self) -> None:
+        """Raises: ApiError: the model takes no recordings, or was trained for other tasks."""
+        self.check_hears()
+        if self.tasks is not None and TRANSLATION_TASK not in self.tasks:
+            tasks = ", ".join(sorted(self.tasks))
+            message = f"{self.name} was trained for {tasks}: name a model that learned {TRANSLATION_TASK}"
+            raise ApiError(400, message, "model", "model_cannot_translate")
 
     def encoded_voice(self, reference: Reference) -> Voice:
         """Encode a reference, once for as long as it is in use; called by the thread of the service.
@@ -174,12 +188,15 @@ def load_served_model(
 
     opened = open_model_folder(folder)
     name, created = name or served_name(opened.path), int(time.time())
-    if not opened.speaks:
+    tasks = read_trained(opened.path).tasks
+    if opened.speaks:
+        model = serve_generator(opened.generator(codec), name, service, limits, created)
+    else:
         answering = opened.answering_model(codec)
-        return ServerModel(
-            name, service.add_engine(lambda: AnsweringEngine(answering)), created, None, answering
-        )
-    return serve_generator(opened.generator(codec), name, service, limits, created)
+        lane = service.add_engine(lambda: AnsweringEngine(answering))
+        model = ServerModel(name, lane, created, None, answering)
+    model.tasks = None if tasks is None else frozenset(tasks)
+    return model
 
 
 def serve_generator(

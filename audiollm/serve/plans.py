@@ -23,7 +23,7 @@ from audiollm.models.recognition.cutting import cut_points
 from audiollm.serve.model import ChatPrompt, ServerModel
 
 PIECES_TOGETHER = 4
-"""Pieces of a recording that are transcribed side by side."""
+"""Pieces of a recording that are written down side by side."""
 TRANSCRIBE = "Transcribe the speech."
 """The question of the task `asr` (`audiollm/data/chat/tasks.yaml`)."""
 TOKENS_PER_PIECE = 448
@@ -97,13 +97,20 @@ def transcription_prompt(language: str | None, answer_tokens: int, **sampling: A
     return ChatPrompt([("user", [question])], "text", max_tokens=longest, **sampling)
 
 
+def translation_prompt(target_language: str, answer_tokens: int, **sampling: Any) -> ChatPrompt:
+    """The question after what a recording says, in another language; arguments as those of `transcription_prompt`."""
+    question = f"Translate what is said into {target_language}."
+    longest = min(TOKENS_PER_PIECE, answer_tokens)
+    return ChatPrompt([("user", [question])], "text", max_tokens=longest, **sampling)
+
+
 def transcription_plan(
     model: ServerModel, recording: Waveform, prompt: ChatPrompt, emit: Emit, *, in_order: bool
 ) -> Plan[list[TranscriptSegment]]:
-    """Transcribe a mono recording; one that is too long for the model is cut at its quietest moments.
+    """Write down a mono recording, piece by piece where it is too long for the model, cut at its quietest moments.
 
     Args:
-        prompt: its one turn has the question alone.
+        prompt: its one turn has the question alone, of `transcription_prompt` or `translation_prompt`.
         in_order: transcribe one piece after the other, and emit the words as they come.
     """
     rate = recording.sample_rate

@@ -1,4 +1,4 @@
-"""`/v1/audio/transcriptions`: recordings to words."""
+"""`/v1/audio/transcriptions` and `/v1/audio/translations`: recordings to words."""
 
 # no `from __future__ import annotations`: FastAPI reads the types
 
@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import Field
 
 from audiollm.audio import Waveform
+from audiollm.evaluate.alignment.word_times import WordSpan
 from audiollm.serve.app_state import AppState
 from audiollm.serve.bodies import Name, Seed, ServeBody, Weight
 from audiollm.serve.calls import (
@@ -24,27 +25,56 @@ from audiollm.serve.calls import (
 from audiollm.serve.errors import ApiError
 from audiollm.serve.forms import form_description, read_form
 from audiollm.serve.model import ChatPrompt, ServerModel
-from audiollm.serve.plans import TranscriptSegment, join_segments, transcription_plan, transcription_prompt
+from audiollm.serve.plans import (
+    TranscriptSegment,
+    join_segments,
+    transcription_plan,
+    transcription_prompt,
+    translation_prompt,
+)
 
 TranscriptFormat = Literal["json", "text", "verbose_json", "srt", "vtt"]
 
 
-class TranscriptionFields(ServeBody):
-    """The fields of the form beside `file`."""
+LanguageName = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class HeardFields(ServeBody):
+    """The fields of both forms beside `file`."""
 
     model: Name
-    language: Annotated[str, Field(max_length=64)] | None = None
-    """Language of the speech, which the question then names."""
     prompt: str | None = None
     response_format: TranscriptFormat = "json"
     temperature: Weight = 0.0
     seed: Seed = 0
+
+
+class TranslationFields(HeardFields):
+    """The fields of a translation beside `file`."""
+
+    target_language: LanguageName = "English"
+    """Language that is written."""
+
+    def heading(self) -> dict[str, str]:
+        """What `verbose_json` begins with."""
+        return {"task": "translate", "language": self.target_language}
+
+
+class TranscriptionFields(HeardFields):
+    """The fields of a transcription beside `file`."""
+
+    language: LanguageName | None = None
+    """Language of the speech, which the question then names."""
     stream: bool = False
     timestamp_granularities: list[Literal["word", "segment"]] = Field(default_factory=list)
 
+    def heading(self) -> dict[str, str]:
+        """What `verbose_json` begins with."""
+        return {"task": "transcribe", "language": self.language or ""}
+
 
 def add_transcription_route(router: APIRouter, state: AppState) -> None:
-    """Add the route."""
+    """Add both routes."""
 
     @router.post("/v1/audio/transcriptions", openapi_extra=form_description(TranscriptionFields, ("file",)))
     async def transcribe(request: Request) -> Response:
@@ -57,33 +87,69 @@ def add_transcription_route(router: APIRouter, state: AppState) -> None:
         )
         if fields.stream:
             return await _stream(state, model, recording, prompt, request)
-        call = ServerCall(
-            state.service, model,
-            lambda emit: transcription_plan(model, recording, prompt, emit, in_order=False),
-        )  # fmt: skip
-        segments = await await_whole(request, call, state.limits.request_s)
+        segments = await _write_down(state, model, recording, prompt, request)
+        words = None
+        if "word" in fields.timestamp_granularities:
+            words = await state.word_placer.place(recording, segments, fields.language)
+        with_segments = "segment" in fields.timestamp_granularities
+        return formatted(segments, fields, recording.duration_s, words, with_segments)
+
+    @router.post("/v1/audio/translations", openapi_extra=form_description(TranslationFields, ("file",)))
+    async def translate(request: Request) -> Response:
+        fields, files = await read_form(request, TranslationFields, ("file",))
+        model = state.model(fields.model)
+        model.check_translates()
+        _check_no_prompt(fields)
+        recording = await state.read_recording(files["file"], "file")
+        prompt = translation_prompt(
+            fields.target_language,
+            state.limits.answer_tokens,
+            seed=fields.seed,
+            temperature=fields.temperature,
+        )
+        segments = await _write_down(state, model, recording, prompt, request)
         return formatted(segments, fields, recording.duration_s)
+
+
+async def _write_down(
+    state: AppState, model: ServerModel, recording: Waveform, prompt: ChatPrompt, request: Request
+) -> list[TranscriptSegment]:
+    call = ServerCall(
+        state.service, model,
+        lambda emit: transcription_plan(model, recording, prompt, emit, in_order=False),
+    )  # fmt: skip
+    return await await_whole(request, call, state.limits.request_s)
 
 
 def check_transcription(fields: TranscriptionFields, model: ServerModel) -> None:
     """Raises: ApiError: a field that cannot be followed."""
     model.check_hears()
-    if fields.prompt:
-        message = "what was said before cannot be told: leave it out"
-        raise ApiError(400, message, "prompt", "not_supported")
-    if "word" in fields.timestamp_granularities:
-        message = "the times of words are not known, those of segments are: leave word out"
-        raise ApiError(400, message, "timestamp_granularities", "not_supported")
+    _check_no_prompt(fields)
     if fields.timestamp_granularities and fields.response_format != "verbose_json":
         raise ApiError(400, "needs response_format verbose_json", "timestamp_granularities")
     if fields.stream and fields.response_format not in ("json", "text"):
         raise ApiError(400, "a stream has words alone: take json or text", "response_format", "not_supported")
 
 
+def _check_no_prompt(fields: HeardFields) -> None:
+    if fields.prompt:
+        message = "what was said before cannot be told: leave it out"
+        raise ApiError(400, message, "prompt", "not_supported")
+
+
 def formatted(
-    segments: Sequence[TranscriptSegment], fields: TranscriptionFields, duration_s: float
+    segments: Sequence[TranscriptSegment],
+    fields: TranscriptionFields | TranslationFields,
+    duration_s: float,
+    words: Sequence[WordSpan] | None = None,
+    with_segments: bool = True,
 ) -> Response:
-    """The transcript in the form that was asked for."""
+    """The transcript or translation in the form that was asked for.
+
+    Args:
+        words: with their times, where they were asked for.
+        with_segments: whether `verbose_json` has the times of segments beside those of words.
+    """
     text = join_segments(segments)
     if fields.response_format == "text":
         return PlainTextResponse(f"{text}\n")
@@ -102,15 +168,15 @@ def formatted(
         }
         for number, segment in enumerate(segments)
     ]
-    return JSONResponse(
-        {
-            "task": "transcribe",
-            "language": fields.language or "",
-            "duration": round(duration_s, 3),
-            "text": text,
-            "segments": rows,
-        }
-    )
+    body = {**fields.heading(), "duration": round(duration_s, 3), "text": text}
+    if words is not None:
+        body["words"] = [
+            {"word": span.word, "start": round(span.start_s, 3), "end": round(span.end_s, 3)}
+            for span in words
+        ]
+    if words is None or with_segments:
+        body["segments"] = rows
+    return JSONResponse(body)
 
 
 def _subtitle(segments: Sequence[TranscriptSegment], point: str, numbered: bool) -> list[str]:

@@ -47,6 +47,7 @@ def save_trained(
         "codec_digest": corpus.codec.get("digest"),
         "words": _read_trained_words(config, survey),
         "recognizers": _read_teaching(config, survey),
+        "tasks": _read_tasks(config, survey),
         **_phrase_facts(corpus.sources, survey),
         **_stream_facts(corpus.sources, survey),
     }
@@ -58,6 +59,12 @@ def _read_trained_words(config: TrainConfig, survey: SourceSurvey) -> list[str] 
     """The words that the model was trained to say, those of its start included; None: not known, or many."""
     before = read_trained(model_folder(config.start)).words if config.start else []
     return None if before is None or survey.words is None else sorted({*before, *survey.words})
+
+
+def _read_tasks(config: TrainConfig, survey: SourceSurvey) -> list[str] | None:
+    """The tasks that the model has learned, those of its start included; None: those of its start are not known."""
+    before = read_trained(model_folder(config.start)).tasks if config.start else []
+    return None if before is None else sorted({*before, *survey.tasks})
 
 
 def _read_teaching(config: TrainConfig, survey: SourceSurvey) -> Teaching:

@@ -57,6 +57,8 @@ class Trained(NamedTuple):
     """The words that it was trained to say, where they are few."""
     recognizers: Teaching | None = None
     """Recognizers that taught it."""
+    tasks: list[str] | None = None
+    """All tasks that it was trained for, of `tasks.yaml` or of its user's own."""
     phrase_words: int | None = None
     """Most words of the phrases that it was trained to say its texts in; None: without phrases."""
     pronunciation: str | None = None
@@ -153,9 +155,12 @@ def read_trained(folder: Path) -> Trained:
         text = data.get(name)
         if text is not None and not isinstance(text, str):
             raise ConfigError(f"{name}: {text!r} is not a string", str(path), DAMAGED_REMEDY)
-    words = data.get("words")
-    if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
-        raise ConfigError("words: not a list of words", str(path), DAMAGED_REMEDY)
+    for name in ("words", "tasks"):
+        words = data.get(name)
+        if words is not None and not (
+            isinstance(words, list) and all(isinstance(word, str) for word in words)
+        ):
+            raise ConfigError(f"{name}: not a list of words", str(path), DAMAGED_REMEDY)
     recognizers = data.get("recognizers")
     kinds = set(recognizers.values()) if isinstance(recognizers, dict) else {None}
     if recognizers is not None and not kinds <= {"transcripts", "rewards"}:

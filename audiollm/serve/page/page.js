@@ -99,9 +99,11 @@ onSubmit("speech", async (form, section) => {
 });
 
 onSubmit("transcription", async (form, section) => {
-  const fields = [...new FormData(form)].filter(([name]) => name !== "file").map(([name, value]) => `-F ${quoted(`${name}=${value}`)}`);
-  showCurl(section, "v1/audio/transcriptions", `${fields.join(" ")} -F ${quoted(`file=@${form.elements.file.files[0].name}`)}`);
-  const answer = await call("v1/audio/transcriptions", { method: "POST", body: new FormData(form) });
+  const body = new FormData(form), path = body.has("translated") ? "v1/audio/translations" : "v1/audio/transcriptions";
+  body.delete("translated");
+  const fields = [...body].filter(([name]) => name !== "file").map(([name, value]) => `-F ${quoted(`${name}=${value}`)}`);
+  showCurl(section, path, `${fields.join(" ")} -F ${quoted(`file=@${form.elements.file.files[0].name}`)}`);
+  const answer = await call(path, { method: "POST", body });
   showText(section, await answer.text());
 });
 

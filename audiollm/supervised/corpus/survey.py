@@ -70,6 +70,8 @@ class SourceSurvey:
     """Words in samples to train on that speak; None: not known, or more than `MAX_WORDS`."""
     recognizers: tuple[str, ...] = ()
     """Digests of the recognizers that wrote texts of samples to train on."""
+    tasks: tuple[str, ...] = ()
+    """Names of the tasks of the samples to train on."""
 
     def used(self, source: int, held_out: bool) -> np.ndarray:
         """Numbers of the samples that are trained on, or held out."""
@@ -129,6 +131,7 @@ def survey_sources(
     speakers: set[str] = set()
     words: set[str] = set()
     recognizers: set[str] = set()
+    tasks: set[str] = set()
     for place, index, loaded in _read_samples(sources, set_aside, advance):
         try:
             for encoding in loaded.encodings:
@@ -152,13 +155,15 @@ def survey_sources(
         if plan.rows and not loaded.sample.is_held_out:
             speakers |= set() if speaker is None else {str(speaker)}
             recognizers |= set(text_recognizers(loaded.sample))
+            tasks.add(loaded.sample.task)
             if len(words) <= MAX_WORDS:
                 words |= _words_of_speech(loaded.sample)
     digests = tuple(source.digest for source in sources)
     known_words = tuple(sorted(words)) if len(words) <= MAX_WORDS else None
     return SourceSurvey(
-        rows, held_out, fittings, tuple(sorted(speakers)), digests, known_words, tuple(sorted(recognizers))
-    )
+        rows, held_out, fittings, tuple(sorted(speakers)), digests, known_words, tuple(sorted(recognizers)),
+        tuple(sorted(tasks)),
+    )  # fmt: skip
 
 
 def _words_of_speech(sample: Sample) -> set[str]:
@@ -186,7 +191,7 @@ def save_survey(path: Path, survey: SourceSurvey) -> None:
         # in one entry: several would lie in the file in any order
         names: dict[str, Any] = {"speakers": list(survey.speakers), "digests": list(survey.digests)}
         names["words"] = None if survey.words is None else list(survey.words)
-        names["recognizers"] = list(survey.recognizers)
+        names["recognizers"], names["tasks"] = list(survey.recognizers), list(survey.tasks)
         names["sha256"] = _hash_survey(arrays, names)
         save_file(arrays, temporary, metadata={"names": json.dumps(names)})
 
@@ -210,9 +215,16 @@ def load_survey(path: Path) -> SourceSurvey:
             for kind in ("rows", "held_out", "fittings")
         )
         words = None if names.get("words") is None else tuple(names["words"])
-        recognizers = tuple(names.get("recognizers", ()))
+        recognizers, tasks = (tuple(names.get(key, ())) for key in ("recognizers", "tasks"))
         return SourceSurvey(
-            rows, held_out, fittings, tuple(names["speakers"]), tuple(names["digests"]), words, recognizers
+            rows,
+            held_out,
+            fittings,
+            tuple(names["speakers"]),
+            tuple(names["digests"]),
+            words,
+            recognizers,
+            tasks,
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise DamagedFile(path, f"it holds no survey ({error})") from None

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from audiollm.data.text.languages import language_of
+from audiollm.evaluate.alignment.written_words import WrittenWord, written_words
 from audiollm.pages.blocks import (
     Content,
     details,
@@ -29,7 +30,6 @@ from audiollm.pages.blocks import (
 from audiollm.pages.formats import percent_or_dash
 from audiollm.pages.page import Section
 from pipelines.annotate.report.survey import AnnotationSurvey
-from pipelines.annotate.words.written_words import WrittenWord, written_words
 from pipelines.steps.page.folder import Row, clean_text, finite_number, named
 from pipelines.steps.page.numbers import Numbers, histograms
 

@@ -1,35 +1,27 @@
 """Step `alignment`: when each word of a segment's text is said, and how well the sound bears it out.
 
-By Pocketsphinx (English, nothing to download) or by a CTC model given by path (Kürzinger et al., CTC-Segmentation,
-arXiv 2007.09127; here torchaudio's `forced_align`).
-
-Shapes: N samples, T frames, V tokens of the vocabulary, L tokens of the text.
+By the aligners of `audiollm.evaluate.alignment`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from audiollm.data.text.languages import language_of
+from audiollm.evaluate.alignment.word_times import (
+    CtcAligner,
+    PocketsphinxAligner,
+    WordAligner,
+    WordSpan,
+    align_text,
+)
 from audiollm.recipe.stages import ModelPath
 from pipelines.annotate.recognizers.value import missing_folder
 from pipelines.annotate.step import Segment, SegmentStep
-from pipelines.annotate.words.written_words import WrittenWord, written_words
 from pipelines.steps.step import StepConfig, Value
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from audiollm.models.recognition.ctc import CtcModel
-
-POCKETSPHINX_RATE = 16000
 _FILES = ("config.json", "preprocessor_config.json")
 _EXPECTED_FOLDER = (
     "a CTC model of transformers with safetensors weights, its feature extractor and its tokenizer"
@@ -42,14 +34,6 @@ class AlignmentConfig(StepConfig):
     for English alone: a segment in another language is not aligned."""
     gpus: float = Field(0.0, ge=0)
     """Share of a GPU for each worker; 0: the CPU. Of the model."""
-
-
-class Aligned(NamedTuple):
-    """A word's time in seconds; `score` in (0, 1]: how well it fits."""
-
-    start_s: float
-    end_s: float
-    score: float
 
 
 class Alignment(SegmentStep[AlignmentConfig]):
@@ -79,218 +63,39 @@ class Alignment(SegmentStep[AlignmentConfig]):
 
     def setup(self) -> None:
         """Raises: ConfigError: no such model, or pickled weights only."""
-        self._aligner: _Aligner
+        self._aligner: WordAligner
         if self.config.model is None:
-            self._aligner = _PocketsphinxAligner()
+            self._aligner = PocketsphinxAligner()
         else:
             from audiollm.models.recognition.ctc import CtcModel
 
-            self._aligner = _CtcAligner(CtcModel(self.config.model, "cuda" if self.config.gpus else "cpu"))
+            self._aligner = CtcAligner(CtcModel(self.config.model, "cuda" if self.config.gpus else "cpu"))
 
     def process(self, segment: Segment) -> Value:
         text = segment.metadata.text or segment.values.get("consensus", {}).get("text") or ""
         found_language = segment.values.get("language", {}).get("language")
         language = segment.metadata.language or found_language or language_of(text)
-        words = written_words(text, language)
-        spelled = [word for word in words if self._aligner.spells(word, language)]
-        if not spelled:
-            return {"words": [], "score": None}
-        samples_N = segment.samples(self._aligner.sample_rate).copy()
-        aligned = self._aligner.align(samples_N, words, [word in spelled for word in words])
-        if not aligned:
+        samples_N = segment.samples(self._aligner.sample_rate)
+        spans = align_text(self._aligner, samples_N, text, language)
+        if spans is None:
             return {"words": [], "score": 0.0}
-        return _make_alignment_value(words, filled_in(words, aligned, segment.duration_s))
-
-
-def filled_in(
-    words: Sequence[WrittenWord], aligned_words: Sequence[Aligned | None], duration_s: float
-) -> list[tuple[float, float, float | None]]:
-    """Start, end and score of every word, in order and inside the clip.
-
-    Args:
-        aligned_words: of each word; None for those that could not be aligned: they share what is between their
-            neighbours by the number of their letters.
-    """
-    spans: list[tuple[float, float, float | None]] = []
-    at = 0.0
-    places = list(zip(words, aligned_words, strict=True))
-    for is_known, group in groupby(enumerate(places), key=lambda place: place[1][1] is not None):
-        members = list(group)
-        if is_known:
-            for _, (_, aligned) in members:
-                assert aligned is not None
-                start_s = min(max(aligned.start_s, at), duration_s)
-                at = min(max(aligned.end_s, start_s), duration_s)
-                spans.append((start_s, at, aligned.score))
-            continue
-        following = aligned_words[members[-1][0] + 1] if members[-1][0] + 1 < len(aligned_words) else None
-        until = max(following.start_s if following else duration_s, at)
-        until = min(until, duration_s)
-        letters = [sum(map(len, word.forms)) for _, (word, _) in members]
-        first, length = at, until - at
-        for place, count in enumerate(letters):
-            start_s = at
-            at = first + length * sum(letters[: place + 1]) / sum(letters) if count else at
-            spans.append((start_s, min(at, duration_s), None))
-    return spans
+        return _make_alignment_value(spans)
 
 
 # ------------------------------------------------------------------------------------------------ private
 
 
-class _Aligner(Protocol):
-    sample_rate: int
-
-    def spells(self, word: WrittenWord, language: str) -> bool: ...
-
-    def align(
-        self, samples_N: NDArray[np.float32], words: Sequence[WrittenWord], spelled: Sequence[bool]
-    ) -> list[Aligned | None]:
-        """Align each word; None for words that are not spelled. An empty list: the text does not fit the sound."""
-
-
-def _make_alignment_value(
-    words: Sequence[WrittenWord], spans: Sequence[tuple[float, float, float | None]]
-) -> Value:
-    scored = [(end_s - start_s, score) for start_s, end_s, score in spans if score is not None]
+def _make_alignment_value(spans: Sequence[WordSpan]) -> Value:
+    scored = [(span.end_s - span.start_s, span.score) for span in spans if span.score is not None]
     length = sum(seconds for seconds, _ in scored)
     rows = [
         {
-            "word": word.surface,
-            "start_s": round(start_s, 3),
-            "end_s": round(end_s, 3),
-            "score": None if score is None else round(score, 4),
+            "word": span.word,
+            "start_s": round(span.start_s, 3),
+            "end_s": round(span.end_s, 3),
+            "score": None if span.score is None else round(span.score, 4),
         }
-        for word, (start_s, end_s, score) in zip(words, spans, strict=True)
+        for span in spans
     ]
     mean = sum(seconds * score for seconds, score in scored) / length if length else None
     return {"words": rows, "score": None if mean is None else round(mean, 4)}
-
-
-class _PocketsphinxAligner:
-    sample_rate = POCKETSPHINX_RATE
-
-    def __init__(self) -> None:
-        from audiollm.evaluate.judges.recognizers import PocketsphinxRecognizer
-
-        self._recognizer = PocketsphinxRecognizer()
-
-    def spells(self, word: WrittenWord, language: str) -> bool:
-        return language == "en" and all(self._recognizer.knows(form) for form in word.forms)
-
-    def align(
-        self, samples_N: NDArray[np.float32], words: Sequence[WrittenWord], spelled: Sequence[bool]
-    ) -> list[Aligned | None]:
-        import torch
-
-        forms = [
-            form for word, is_spelled in zip(words, spelled, strict=True) if is_spelled for form in word.forms
-        ]
-        form_spans = self._recognizer.align(torch.from_numpy(samples_N)[None], self.sample_rate, forms)
-        if not form_spans:
-            return []
-        remaining_spans = iter(form_spans)
-        aligned: list[Aligned | None] = []
-        for word, is_spelled in zip(words, spelled, strict=True):
-            word_spans = [next(remaining_spans) for _ in word.forms] if is_spelled else []
-            lengths = [max(span.end_s - span.start_s, 1e-3) for span in word_spans]
-            score = sum(a * span.score for a, span in zip(lengths, word_spans, strict=True)) / (
-                sum(lengths) or 1.0
-            )
-            aligned.append(
-                Aligned(word_spans[0].start_s, word_spans[-1].end_s, score) if word_spans else None
-            )
-        return aligned
-
-
-class _CtcAligner:
-    """Words in letters, with the vocabulary's delimiter between them. A word that cannot be spelled is a wildcard that
-    any sound fits, so that its neighbours do not have to stretch over it (as torchaudio's `<star>`)."""
-
-    def __init__(self, model: CtcModel) -> None:
-        self._model = model
-        self.sample_rate = model.sample_rate
-        special = set(model.tokenizer.all_special_tokens) - {model.delimiter}
-        self._letters = {
-            token: index for token, index in model.tokenizer.get_vocab().items() if token not in special
-        }
-
-    def spells(self, word: WrittenWord, language: str) -> bool:
-        return self._spelling(word) is not None
-
-    def align(
-        self, samples_N: NDArray[np.float32], words: Sequence[WrittenWord], spelled: Sequence[bool]
-    ) -> list[Aligned | None]:
-        (emissions,) = self._model.emissions([samples_N])
-        star = emissions.log_probs_TV.shape[1]
-        delimiter = self._letters.get(self._model.delimiter or "")
-        tokens: list[int] = []
-        spans: list[tuple[int, int]] = []
-        for is_spelled, group in groupby(zip(words, spelled, strict=True), key=lambda pair: pair[1]):
-            for spelling in [self._spelling(word) or [] for word, _ in group] if is_spelled else [[star]]:
-                if tokens and delimiter is not None:
-                    tokens.append(delimiter)
-                spans.append((len(tokens), len(tokens) + len(spelling)))
-                tokens += spelling
-        aligned = ctc_spans(emissions.log_probs_TV, tokens, self._model.blank)
-        if not aligned:
-            return []
-        known_words = iter(
-            [_join_token_spans(aligned[a:b], emissions.times_T) for a, b in spans if tokens[a] != star]
-        )
-        return [next(known_words) if is_spelled else None for is_spelled in spelled]
-
-    def _spelling(self, word: WrittenWord) -> list[int] | None:
-        """The letters of all its forms, as they are or in upper or lower case; an apostrophe may be lacking."""
-        spelling = []
-        for letter in "".join(word.forms):
-            cases = [case for case in (letter, letter.upper(), letter.lower()) if case in self._letters]
-            if not cases and letter != "'":
-                return None
-            spelling += [self._letters[case] for case in cases[:1]]
-        return spelling or None
-
-
-class TokenSpan(NamedTuple):
-    """Frames `start` to `end` (exclusive) of a token, and the mean probability over them."""
-
-    start: int
-    end: int
-    probability: float
-
-
-def ctc_spans(log_probs_TV: Tensor, tokens_L: Sequence[int], blank: int) -> list[TokenSpan]:
-    """The frames of each token on the likeliest path; empty where the text is too long for the frames.
-
-    Args:
-        tokens_L: a token `V` is a wildcard, which fits every frame with probability 1.
-    """
-    import torch
-    from torch.nn.functional import pad
-    from torchaudio.functional import forced_align
-
-    repeats = sum(a == b for a, b in pairwise(tokens_L))
-    if not tokens_L or len(tokens_L) + repeats > len(log_probs_TV):
-        return []
-    scores_1TV = pad(log_probs_TV, (0, 1))[None]
-    path_1T, scores_1T = forced_align(
-        scores_1TV, torch.tensor([list(tokens_L)], dtype=torch.int32), blank=blank
-    )
-    path, scores = path_1T[0].tolist(), scores_1T[0].exp().tolist()
-    spans: list[TokenSpan] = []
-    start = 0
-    for frame in range(1, len(path) + 1):
-        if frame < len(path) and path[frame] == path[start]:
-            continue
-        if path[start] != blank:
-            spans.append(TokenSpan(start, frame, sum(scores[start:frame]) / (frame - start)))
-        start = frame
-    return spans
-
-
-def _join_token_spans(spans: Sequence[TokenSpan], times_T: NDArray[np.float64]) -> Aligned:
-    frames = [span.end - span.start for span in spans]
-    score = sum(count * span.probability for count, span in zip(frames, spans, strict=True)) / sum(frames)
-    return Aligned(
-        float(times_T[spans[0].start]), float(times_T[spans[-1].end]), score if math.isfinite(score) else 0.0
-    )

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audiollm.data.text.languages import language_of
-from pipelines.annotate.words.written_words import WrittenWord, has_spaces, matched, written_words
+from audiollm.evaluate.alignment.written_words import WrittenWord, has_spaces, matched, written_words
 
 MAX_TOKENS = 4000
 """Most tokens of a text: the alignment's memory grows with the square."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from audiollm.serve.answering_engine import AnsweringEngine
 from audiollm.serve.limits import ServeLimits
 from audiollm.serve.model import ServerModel
 from audiollm.serve.voices import Reference, VoiceStore
+from pipelines.annotate.synthesizers.espeak import SAMPLE_RATE, Espeak
 from tests.audiollm.generation.toy_speech import RATE, a_voice
 from tests.audiollm.serve.running import RunningServer, running_server, streamed_sound, voice_wav, wait_for
 
@@ -60,9 +62,24 @@ def echo_model(service: GenerationService) -> ServerModel:
     return ServerModel("echo", service.add_engine(lambda: AnsweringEngine(echo)), 0, None, echo)
 
 
+class Scribe(Echo):
+    """Hears the same two words in everything."""
+
+    name = fingerprint = "scribe"
+
+    def answer(self, requests: Sequence[AnswerRequest], check_stop: Any = None) -> list[WrittenAnswer]:
+        return [WrittenAnswer("Seven, three!", 9) for _ in requests]
+
+
+def scribe_model(service: GenerationService) -> ServerModel:
+    scribe = Scribe()
+    lane = service.add_engine(lambda: AnsweringEngine(scribe))
+    return ServerModel("scribe", lane, 0, None, scribe, frozenset({"asr"}))
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with running_server(LIMITS, more_models=[echo_model]) as running:
+    with running_server(LIMITS, more_models=[echo_model, scribe_model]) as running:
         yield running
 
 
@@ -80,7 +97,7 @@ def refusal(call: Any, **arguments: Any) -> dict[str, Any]:
 
 
 def test_models_and_what_they_can(client: openai.OpenAI) -> None:
-    toy, echo = client.models.list()
+    toy, echo, _ = client.models.list()
     assert (toy.id, toy.speaks, toy.hears, toy.voices) == ("toy", True, True, ["anna", "bruno"])
     assert (echo.id, echo.speaks, echo.hears) == ("echo", False, True)
     assert client.models.retrieve("toy").id == "toy"
@@ -230,14 +247,56 @@ def test_transcripts_in_every_form(server: RunningServer, client: openai.OpenAI)
     assert "".join(event.delta for event in events[:-1]).strip() == text and len(events) > 3
     german = create(model="toy", file=("a.wav", wav), language="German")
     assert german.text == transcript(server, load_bytes(wav), "Transcribe the speech. Language: German.")
-    word = refusal(
-        create,
-        model="toy",
-        file=("a.wav", wav),
-        response_format="verbose_json",
-        timestamp_granularities=["word"],
+    both = {"response_format": "verbose_json", "timestamp_granularities": ["word"]}
+    word = refusal(create, model="toy", file=("a.wav", wav), language="German", **both)
+    assert word["param"] == "timestamp_granularities" and word["code"] == "words_not_placed"
+    assert "does not know the words of 'de'" in word["message"] and "ask for segment" in word["message"]
+
+
+def test_words_with_their_times(client: openai.OpenAI) -> None:
+    """What Pocketsphinx says of two words that were put into silence by hand."""
+    with Espeak() as espeak:
+        seven_N, three_N = (torch.from_numpy(espeak.speak(word, "en-us")) for word in ("seven", "three"))
+    pause_N = torch.zeros(SAMPLE_RATE // 2)
+    wav = encode_sound(torch.cat([pause_N, seven_N, pause_N, three_N, pause_N])[None], SAMPLE_RATE, "wav")
+    expected_s = [0.5, 1.0 + len(seven_N) / SAMPLE_RATE]
+    create = client.audio.transcriptions.create
+    asked: dict[str, Any] = {"model": "scribe", "file": ("a.wav", wav), "response_format": "verbose_json"}
+    answer = create(**asked, timestamp_granularities=["word"])
+    assert answer.text == "Seven, three!" and not answer.segments
+    words = answer.words or []
+    assert [word.word for word in words] == ["Seven,", "three!"]
+    assert all(abs(word.start - start_s) < 0.1 for word, start_s in zip(words, expected_s, strict=True))
+    assert all(word.start < word.end <= answer.duration for word in words)
+    both = create(**asked, timestamp_granularities=["word", "segment"])
+    assert both.words == words and [segment.text for segment in both.segments or ()] == ["Seven, three!"]
+    short = encode_sound(seven_N[None, :1500], SAMPLE_RATE, "wav")
+    misfit = refusal(create, **{**asked, "file": ("a.wav", short)}, timestamp_granularities=["word"])
+    assert misfit["code"] == "words_not_placed" and "between 0.0 and 0.1 s do not fit" in misfit["message"]
+
+
+def test_translations(server: RunningServer, client: openai.OpenAI) -> None:
+    """The question names the language; a model that was trained for other tasks is refused by name."""
+    create, file = client.audio.translations.create, ("a.wav", voice_wav())
+    assert create(model="echo", file=file).text == "2.0 s Translate what is said into English."
+    other = create(
+        model="echo", file=file, response_format="verbose_json", extra_body={"target_language": "Portuguese"}
     )
-    assert word["param"] == "timestamp_granularities" and word["code"] == "not_supported"
+    assert other.text.endswith("into Portuguese.") and other.language == "Portuguese"
+    assert [(segment.start, segment.end) for segment in other.segments or ()] == [(0.0, 2.0)]
+    srt = create(model="echo", file=file, response_format="srt")
+    assert str(srt).startswith("1\n00:00:00,000 --> 00:00:02,000\n2.0 s Translate")
+    refused = refusal(create, model="scribe", file=file)
+    assert refused["code"] == "model_cannot_translate" and "scribe was trained for asr" in refused["message"]
+    refused = refusal(create, model="echo", file=file, prompt="before")
+    assert refused["param"] == "prompt"
+
+
+def test_a_model_that_learned_to_speak_alone_does_not_hear(server: RunningServer) -> None:
+    """It takes recordings as voices, and has no words for them."""
+    model = replace(server.state.models["toy"], tasks=frozenset({"tts", "clone"}))
+    assert model.speaks and not model.hears
+    assert replace(model, tasks=frozenset({"tts", "asr"})).hears
 
 
 def test_a_long_recording_is_cut_and_joined(server: RunningServer, client: openai.OpenAI) -> None:

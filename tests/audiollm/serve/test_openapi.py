@@ -36,6 +36,7 @@ def test_forms_are_described(server: RunningServer) -> None:
     paths = schema_of(server)["paths"]
     for path, file_name, required in (
         ("/v1/audio/transcriptions", "file", {"file", "model"}),
+        ("/v1/audio/translations", "file", {"file", "model"}),
         ("/v1/audio/voices", "audio_sample", {"audio_sample", "name"}),
     ):
         form = paths[path]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]

@@ -39,7 +39,7 @@ def test_its_files_load_nothing_of_others_and_need_no_key(server: RunningServer)
         for path in httpx.get(f"{server.address}/openapi.json", headers=header()).json()["paths"]
     }
     called = set(re.findall(r'"(v1/[\w/]+)"', contents["/page.js"]))
-    assert called <= addresses and len(called) == 5
+    assert called <= addresses and len(called) == 6
     ids = set(re.findall(r'(?:byId|onSubmit)\("([\w-]+)"', contents["/page.js"]))
     assert ids <= set(re.findall(r'id="([\w-]+)"', contents["/"]))
 
@@ -73,6 +73,9 @@ def try_page(page: Any, server: RunningServer) -> None:
     page.set_input_files("#transcription input[type=file]", recording)
     page.click("#transcription button")
     page.get_by_text('"text":"1.0 s Transcribe the speech."').wait_for()
+    page.check("#transcription input[name=translated]")
+    page.click("#transcription button")
+    page.get_by_text('"text":"1.0 s Translate what is said into English."').wait_for()
     page.select_option("#chat select", "echo")
     page.fill("#chat textarea", "what is it?")
     page.set_input_files("#chat input[type=file]", recording)

@@ -130,7 +130,8 @@ def test_the_stage_trains_saves_and_mixes_sources(tmp_path: Path) -> None:
     assert model.config.hidden_size == 32
     assert read_json(tmp_path / "run" / "model" / "speakers.json") == ["voice0", "voice1"]
     words = ["audio", "generate", "seven", "speaker", "theo"]
-    assert read_json(tmp_path / "run" / "model" / "trained.json")["words"] == words
+    trained = read_json(tmp_path / "run" / "model" / "trained.json")
+    assert trained["words"] == words and trained["tasks"] == ["tts"]
     with pytest.raises(StageError, match="different codecs"):
         ShardWriter(tmp_path / "c", 5).close({"codec": {"num_codebooks": 2, "codebook_size": 32}})
         run_stage(tmp_path / "other", [str(first), str(tmp_path / "c")], shape=SMALL)

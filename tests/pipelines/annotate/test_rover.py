@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from audiollm.evaluate.alignment.written_words import written_words
 from audiollm.evaluate.report.text_errors import choose_form
 from pipelines.annotate.step import RecordingMetadata, Segment
 from pipelines.annotate.steps.consensus import ConfidencesConfig, ConsensusConfig, spoken_language
@@ -21,7 +22,6 @@ from pipelines.annotate.words.rover import (
     pairwise_error_rate,
     vote,
 )
-from pipelines.annotate.words.written_words import written_words
 from pipelines.steps.step import Listener, Value
 
 WORDS = st.lists(st.sampled_from(["a", "bee", "see", "dee", "eel"]), max_size=7)

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from audiollm.audio import load, save
 from audiollm.errors import ConfigError
+from audiollm.evaluate.alignment.word_times import Aligned, ctc_spans, filled_in
+from audiollm.evaluate.alignment.written_words import written_words
 from pipelines.annotate.step import RecordingMetadata, Segment
-from pipelines.annotate.steps.alignment import Aligned, Alignment, AlignmentConfig, ctc_spans, filled_in
-from pipelines.annotate.words.written_words import written_words
+from pipelines.annotate.steps.alignment import Alignment, AlignmentConfig
 from pipelines.steps.step import Listener
 from tests.pipelines.annotate.steps.tiny_recognizers import ctc_folder, segment
 
