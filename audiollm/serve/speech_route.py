@@ -15,9 +15,10 @@ from audiollm.audio import resample
 from audiollm.audio.sound_encoder import MEDIA_TYPES, encode_sound
 from audiollm.errors import ConfigError
 from audiollm.generation.service.jobs import Emit, MakePlan
-from audiollm.generation.speaking.dialogue import converse_plan, parse_script, together_plan
+from audiollm.generation.speaking.dialogue import converse_plan, dialogue_stream, parse_script, together_plan
 from audiollm.generation.speaking.plans import Plan
-from audiollm.generation.speaking.speak import Speech, SpeechStream, speak_plan
+from audiollm.generation.speaking.speak import Speech, speak_plan
+from audiollm.generation.speaking.speech_stream import SpeechStream
 from audiollm.serve.app_state import AppState
 from audiollm.serve.bodies import SpeechBatchBody, SpeechBody
 from audiollm.serve.calls import (
@@ -34,6 +35,7 @@ from audiollm.serve.gate import log
 from audiollm.serve.model import ServerModel
 from audiollm.serve.speech_settings import (
     check_speech_settings,
+    emit_stream,
     encode_pieces,
     manner_of,
     read_voice,
@@ -96,7 +98,8 @@ async def _answer_speech(state: AppState, body: SpeechBody, request: Request) ->
         raise ApiError(400, message, "voices")
     rate = body.sample_rate or model.speaking().codec.sample_rate
     if body.stream or body.stream_format is not None:
-        return await _stream(state, model, body, request, voice=voice, rate=rate)
+        make = _streamed_plan(model, body, voice, references)
+        return await _stream(state, model, body, request, make, rate)
     make_plan = _whole_plan(model, body, voice, references)
     call = ServerCall(state.service, model, make_plan)
     made_speech = await await_whole(request, call, state.limits.request_s)
@@ -121,9 +124,11 @@ def check_speech_body(state: AppState, body: SpeechBody) -> ServerModel:
     model = check_speech_settings(state, body)
     state.check_text(body.input, "input")
     streamed = body.stream or body.stream_format is not None
-    if body.dialogue and streamed:
-        message = "a dialogue is sent once it is complete: leave out stream_format and stream"
-        raise ApiError(400, message, "stream_format", "not_supported")
+    if body.together and streamed:
+        message = (
+            "turns that are made in one go are sent once they are complete: leave out together, or the stream"
+        )
+        raise ApiError(400, message, "together", "not_supported")
     if body.dialogue and (body.voice is not None or body.ref_audio is not None):
         raise ApiError(400, "the script names its speakers: give `voices`", "voice")
     if not body.dialogue and (body.voices or body.together):
@@ -152,16 +157,32 @@ def _whole_plan(
     return make
 
 
+def _streamed_plan(
+    model: ServerModel,
+    body: SpeechBody,
+    voice: str | Reference | None,
+    references: Mapping[str, Reference],
+) -> MakePlan:
+    if not body.dialogue:
+        return streamed_speech_plan(model, body, voice, body.input)
+
+    def open_dialogue() -> SpeechStream:
+        voices = {name: model.encoded_voice(reference) for name, reference in references.items()}
+        return dialogue_stream(
+            model.speaking(), parse_script(body.input), voices, manner_of(model, body, voice)
+        )
+
+    return emit_stream(open_dialogue)
+
+
 async def _stream(
     state: AppState,
     model: ServerModel,
     body: SpeechBody,
     request: Request,
-    *,
-    voice: str | Reference | None,
+    make: MakePlan,
     rate: int,
 ) -> Response:
-    make = streamed_speech_plan(model, body, voice, body.input)
     call = await open_stream(state, model, make, request)
     pieces = encode_pieces(call.pieces(), body.response_format, model.speaking().codec.sample_rate, rate)
     is_sse = body.stream_format == "sse"

@@ -5,13 +5,13 @@ Shapes: N samples.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from audiollm.audio.sound_encoder import SoundEncoder, SoundFormat, StreamResampler
 from audiollm.generation.service.jobs import Emit, Emitted, MakePlan
 from audiollm.generation.speaking.manner import Manner
 from audiollm.generation.speaking.plans import Plan
-from audiollm.generation.speaking.speak import SpeechStream
+from audiollm.generation.speaking.speech_stream import SpeechStream, text_stream
 from audiollm.serve.app_state import AppState
 from audiollm.serve.bodies import SpeechSettings
 from audiollm.serve.calls import Chunk
@@ -75,9 +75,14 @@ def streamed_speech_plan(
     model: ServerModel, settings: SpeechSettings, voice: str | Reference | None, text: str
 ) -> MakePlan:
     """The plan that emits the samples of a text, `[1, N]` each time, and ends with its `SpeechStream`."""
+    return emit_stream(lambda: text_stream(model.speaking(), text, manner_of(model, settings, voice)))
+
+
+def emit_stream(open_stream: Callable[[], SpeechStream]) -> MakePlan:
+    """The plan that emits the samples of a stream, which is opened in the thread of the service."""
 
     def make(emit: Emit) -> Plan[SpeechStream]:
-        stream = SpeechStream(model.speaking(), text, manner_of(model, settings, voice))
+        stream = open_stream()
         yield from stream.plan(lambda piece: emit(piece.samples_CN, piece.duration_s))
         return stream
 

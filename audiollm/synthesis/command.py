@@ -18,7 +18,8 @@ from audiollm.hub_models.options import Download, folder_option
 
 if TYPE_CHECKING:
     from audiollm.generation.engine.defaults import Defaults
-    from audiollm.generation.speaking.speak import Speech, SpeechStream
+    from audiollm.generation.speaking.speak import Speech
+    from audiollm.generation.speaking.speech_stream import SpeechStream
 
 STDIO = Path("-")
 BAR_AFTER_S = 3.0
@@ -163,8 +164,10 @@ def generate(
         },
     )
     check_one_voice(speaker, reference or None, "--speaker")
-    if stream and (takes > 1 or dialogue):
-        raise ConfigError("a stream is one take of a text", "--stream", "leave out --takes and --dialogue")
+    if stream and (takes > 1 or together):
+        raise ConfigError(
+            "a stream is one take, said turn by turn", "--stream", "leave out --takes and --together"
+        )
     if dialogue and speaker:
         raise ConfigError("the script names its speakers", "--speaker", "leave it out, or give --text")
     if together and not dialogue:
@@ -175,8 +178,14 @@ def generate(
     named = _references(reference or [], reference_text or [], words if dialogue else None)
 
     from audiollm.families.registry import load_speech_generator
-    from audiollm.generation.speaking.dialogue import converse, converse_together, parse_script
-    from audiollm.generation.speaking.speak import SpeechStream, speak
+    from audiollm.generation.speaking.dialogue import (
+        converse,
+        converse_together,
+        dialogue_stream,
+        parse_script,
+    )
+    from audiollm.generation.speaking.speak import speak
+    from audiollm.generation.speaking.speech_stream import text_stream
 
     generator = load_speech_generator(model, codec)
     defaults = generator.defaults.over(
@@ -198,7 +207,12 @@ def generate(
         language=language,
     )
     if stream:
-        _write_stream(SpeechStream(generator, words, manner), out, defaults, words)
+        made_stream = (
+            dialogue_stream(generator, parse_script(words), voices, manner)
+            if dialogue
+            else text_stream(generator, words, manner)
+        )
+        _write_stream(made_stream, out, defaults, words)
         return
     for take in range(takes):
         manner = replace(manner, seed=seed + take)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -30,12 +30,14 @@ from audiollm.generation.speaking.speak import (
     SHORTEST_CHUNK_S,
     SLACK,
     SLACK_S,
+    Reading,
     Speech,
     SpokenChunk,
     chunks_of,
     notes_of,
     say_plan,
 )
+from audiollm.generation.speaking.speech_stream import SpeechStream
 from audiollm.generation.speaking.voice import Voice
 
 TURN_PAUSE_S = 0.3
@@ -129,22 +131,16 @@ def converse_plan(
         ConfigError: as `converse`.
     """
     begun = time.perf_counter()
-    speakers = list(dict.fromkeys(turn.speaker for turn in turns))
-    matched_voices = match_references(speakers, references)
-    manners = {
-        name: _manner_of_speaker(generator, manner, name, matched_voices.get(name), n)
-        for n, name in enumerate(speakers)
-    }
-    chunks = [_chunks(generator, turn, manners[turn.speaker], place) for place, turn in enumerate(turns)]
-    spoken_chunks: dict[str, list[SpokenChunk]] = {name: [] for name in speakers}
+    cast = _Cast.of(generator, turns, references, manner)
+    spoken_chunks: dict[str, list[SpokenChunk]] = {name: [] for name in cast.manners}
     pieces: list[Tensor] = []
     pauses_s: list[float] = []
     first, stopped, seconds = None, True, 0.0
-    for turn, here in zip(turns, chunks, strict=True):
+    for turn, here in zip(turns, cast.chunks, strict=True):
         left_s = None if manner.max_duration_s is None else manner.max_duration_s - seconds
         if left_s is not None and left_s < SHORTEST_CHUNK_S and pieces:
             break
-        turn_manner = replace(manners[turn.speaker], max_duration_s=left_s)
+        turn_manner = replace(cast.manners[turn.speaker], max_duration_s=left_s)
         said_chunks = yield from say_plan(generator, here, turn_manner, spoken_chunks[turn.speaker])
         for spoken_chunk, chunk in zip(said_chunks, here, strict=False):
             spoken_chunks[turn.speaker].append(spoken_chunk)
@@ -152,16 +148,29 @@ def converse_plan(
             pauses_s.append(TURN_PAUSE_S if chunk is here[-1] else chunk.pause_s)
             first, stopped = first or spoken_chunk.first_frame_s, stopped and spoken_chunk.stopped
             seconds += spoken_chunk.codes_KT.shape[1] / generator.codec.frame_rate
-    every = [chunk for here in chunks for chunk in here]
+    num_chunks = sum(map(len, cast.chunks))
     return Speech(
         samples_1N=join_pieces(pieces, [*pauses_s[:-1], 0.0], generator.codec.sample_rate),
         sample_rate=generator.codec.sample_rate,
-        stopped=stopped and len(pieces) == len(every),
-        text=_join_dialogue(turns, chunks),
+        stopped=stopped and len(pieces) == num_chunks,
+        text=_join_dialogue(turns, cast.chunks),
         seconds=time.perf_counter() - begun,
         first_audio_s=first,
-        notes=_notes(generator, matched_voices, manners, every, len(every) - len(pieces)),
+        notes=cast.notes(generator, num_chunks - len(pieces)),
     )
+
+
+def dialogue_stream(
+    generator: SpeakingModel, turns: Sequence[Turn], references: Mapping[str, Voice], manner: Manner
+) -> SpeechStream:
+    """Say a dialogue as `converse` does, but piece by piece.
+
+    Raises:
+        ConfigError: as `converse`, at once and not with the first piece.
+    """
+    cast = _Cast.of(generator, turns, references, manner)
+    chunks = _DialogueReading(generator, turns, cast, manner)
+    return SpeechStream(generator, chunks, _join_dialogue(turns, cast.chunks), cast.notes(generator))
 
 
 def converse_together(
@@ -231,6 +240,72 @@ def together_plan(
 
 
 # Private
+
+
+@dataclass(frozen=True)
+class _Cast:
+    """Who speaks how in a dialogue, and what."""
+
+    voices: Mapping[str, Voice]
+    """Of the speakers that have a reference."""
+    manners: Mapping[str, Manner]
+    chunks: Sequence[Sequence[Chunk]]
+    """Of each turn."""
+
+    @classmethod
+    def of(
+        cls, generator: SpeakingModel, turns: Sequence[Turn], references: Mapping[str, Voice], manner: Manner
+    ) -> _Cast:
+        speakers = list(dict.fromkeys(turn.speaker for turn in turns))
+        matched = match_references(speakers, references)
+        manners = {
+            name: _manner_of_speaker(generator, manner, name, matched.get(name), place)
+            for place, name in enumerate(speakers)
+        }
+        chunks = [_chunks(generator, turn, manners[turn.speaker], place) for place, turn in enumerate(turns)]
+        return cls(matched, manners, chunks)
+
+    def notes(self, generator: SpeakingModel, left_out: int = 0) -> tuple[str, ...]:
+        every = [chunk for here in self.chunks for chunk in here]
+        return _notes(generator, self.voices, self.manners, every, left_out)
+
+
+class _DialogueReading:
+    """The chunks of all turns, each prompted with what its speaker said before."""
+
+    def __init__(self, generator: SpeakingModel, turns: Sequence[Turn], cast: _Cast, manner: Manner) -> None:
+        self._generator, self._turns, self._cast, self._limit_s = (
+            generator,
+            turns,
+            cast,
+            manner.max_duration_s,
+        )
+        self._spoken: dict[str, list[SpokenChunk]] = {name: [] for name in cast.manners}
+        self._speaking: tuple[str, Reading] | None = None
+        self.num_chunks = sum(map(len, cast.chunks))
+        self._seconds = 0.0
+
+    def requests(self) -> Iterator[tuple[Chunk, Request]]:
+        """See `ChunkSequence`."""
+        for place, (turn, here) in enumerate(zip(self._turns, self._cast.chunks, strict=True)):
+            left_s = None if self._limit_s is None else self._limit_s - self._seconds
+            if left_s is not None and left_s < SHORTEST_CHUNK_S and place:
+                return
+            manner = replace(self._cast.manners[turn.speaker], max_duration_s=left_s)
+            reading = Reading(self._generator, here, manner, self._spoken[turn.speaker])
+            self._speaking = (turn.speaker, reading)
+            is_last_turn = place + 1 == len(self._turns)
+            for chunk, request in reading.requests():
+                ends_turn = chunk is here[-1] and not is_last_turn
+                yield (replace(chunk, pause_s=TURN_PAUSE_S) if ends_turn else chunk), request
+
+    def add(self, spoken_chunk: SpokenChunk) -> SpokenChunk:
+        """See `ChunkSequence`."""
+        assert self._speaking is not None
+        speaker, reading = self._speaking
+        self._seconds += spoken_chunk.codes_KT.shape[1] / self._generator.codec.frame_rate
+        self._spoken[speaker].append(spoken_chunk)
+        return reading.add(spoken_chunk)
 
 
 def _split_script_line(line: str, tagged: bool) -> list[tuple[str | None, str]]:

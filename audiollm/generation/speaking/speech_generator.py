@@ -29,7 +29,8 @@ from audiollm.generation.speaking import dialogue as dialogues
 from audiollm.generation.speaking import speak as speaking
 from audiollm.generation.speaking.manner import Manner, Recording, SpeakOptions, TakeOptions, check_one_voice
 from audiollm.generation.speaking.protocol import GenerationEngine
-from audiollm.generation.speaking.speak import Speech, SpeechStream
+from audiollm.generation.speaking.speak import Speech
+from audiollm.generation.speaking.speech_stream import SpeechStream, text_stream
 from audiollm.generation.speaking.voice import LEVEL_DBFS, Voice, read_voice
 
 LONGEST_HEARD_S = 600.0
@@ -143,7 +144,7 @@ class SpeechGenerator(ABC):
         Raises:
             ConfigError: as `speak`, before the first piece.
         """
-        return SpeechStream(self, text, self.manner(**options))
+        return text_stream(self, text, self.manner(**options))
 
     def dialogue(
         self,
@@ -280,7 +281,7 @@ class SpeechGenerator(ABC):
         return self.engine(requests).run(requests, on_step)
 
     def manner(self, **options: Unpack[SpeakOptions]) -> Manner:
-        """Check the options of `speak` and read the reference, for `speaking.speak`, `converse` and `SpeechStream`.
+        """Check the options of `speak` and read the reference, for `speaking.speak`, `converse` and `text_stream`.
 
         Raises:
             TypeError: an option that `SpeakOptions` does not declare.

@@ -11,7 +11,7 @@ from audiollm.generation.speaking import dialogue
 from audiollm.generation.speaking.dialogue import Turn, match_references, parse_script
 from audiollm.generation.speaking.generator import Generator
 from audiollm.generation.speaking.voice import read_voice
-from tests.audiollm.generation.toy_speech import a_voice, toy_generator
+from tests.audiollm.generation.toy_speech import RATE, a_voice, toy_generator
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +97,35 @@ def test_each_turn_is_in_its_own_voice_and_remembers_it_alone(
     assert torch.equal(bob.audio[0], voice.codes_KT) and torch.equal(bob_again.audio[0], voice.codes_KT)
     assert ann_again.messages[1].content[0].text == "one"  # type: ignore[union-attr]
     assert speech.notes == ("no reference for Ann: the model chooses the voice",)
+
+
+@pytest.mark.parametrize("limit_s", [None, 2.5])
+def test_a_streamed_dialogue_asks_for_the_same(
+    generator: Generator, asked: list[Request], monkeypatch: pytest.MonkeyPatch, limit_s: float | None
+) -> None:
+    """Each request shows what its speaker said before, as in the whole dialogue."""
+    streamed_requests: list[Request] = []
+    engine = Generator.engine
+
+    def listen(self: Generator, requests: list[Request]) -> object:
+        streamed_requests.extend(requests)
+        return engine(self, requests)
+
+    voice = read_voice(a_voice(1.0), None, generator.codec)
+    turns = [Turn("Ann", "one"), Turn("anna", "two"), Turn("Bob", "three"), Turn("Ann", "two 3")]
+    manner = generator.manner(seed=2, max_duration_s=limit_s)
+    whole = dialogue.converse(generator, turns, {"Bob": voice}, manner)
+    monkeypatch.setattr(Generator, "engine", listen)
+    stream = dialogue.dialogue_stream(generator, turns, {"Bob": voice}, manner)
+    pieces = [piece.samples_CN for piece in stream]
+    assert (stream.text, stream.stopped) == (whole.text, whole.stopped)
+    assert len(streamed_requests) == len(asked) > 1 and (len(asked) < 4) == (limit_s is not None)
+    for first, second in zip(streamed_requests, asked, strict=True):
+        assert (first.messages, first.seed, first.limits) == (second.messages, second.seed, second.limits)
+        assert all(map(torch.equal, first.audio, second.audio))
+    # the whole one is trimmed at the ends of its turns
+    assert stream.duration_s == pytest.approx(sum(piece.shape[1] for piece in pieces) / RATE)
+    assert whole.duration_s <= stream.duration_s + 1e-6
 
 
 def test_together_needs_all_references_or_takes_none(generator: Generator, asked: list[Request]) -> None:

@@ -97,6 +97,9 @@ def test_a_dialogue_with_references_by_name_and_in_order(tmp_path: Path) -> None
     assert named.exit_code == 0 and "no reference for Ann" in named.output and "Bob" not in named.output
     ordered = run(*talk, "--reference", tmp_path / "me.wav", "-o", tmp_path / "b.wav")
     assert "no reference for Bob" in ordered.output
+    streamed = run(*talk, "--stream", "-o", tmp_path / "d.wav")
+    assert streamed.exit_code == 0 and "no reference for Ann, Bob" in streamed.output
+    assert load(tmp_path / "d.wav").duration_s > 0.3  # at least the pause between the turns
     together = run(*talk, "--together", "-o", tmp_path / "c.wav")
     assert together.exit_code == 0 and "no reference for Ann, Bob" in together.output
 
@@ -165,6 +168,7 @@ def test_a_file_that_cannot_be_sound(tmp_path: Path, name: str, problem: str) ->
         ("hello there", [], "line 1 has no speaker"),
         ("", [], "no text"),
         ("Ann: one", ["--speaker", "anna"], "names its speakers"),
+        ("Ann: one", ["--stream", "--together"], "said turn by turn"),
         ("Ann: one", ["--reference", "Bob=ME", "--max-duration-s", "1"], "Bob: no such speaker"),
         ("Ann: one", ["--reference", "ME", "--reference", "ME"], "2 references for 1 speakers"),
         ("Ann: one", ["--reference", "Ann=ME", "--reference", "Ann=ME"], "two references"),

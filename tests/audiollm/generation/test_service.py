@@ -20,7 +20,8 @@ from audiollm.generation.service.lane import MAX_AHEAD_S, Lane
 from audiollm.generation.service.service import GenerationService, ServiceFull
 from audiollm.generation.speaking.dialogue import converse_plan, parse_script, together_plan
 from audiollm.generation.speaking.generator import Generator
-from audiollm.generation.speaking.speak import Speech, SpeechStream, speak_plan
+from audiollm.generation.speaking.speak import Speech, speak_plan
+from audiollm.generation.speaking.speech_stream import text_stream
 from tests.audiollm.generation.toy_speech import a_voice, talkative_generator, toy_generator
 
 PATIENCE_S = 60.0
@@ -90,7 +91,7 @@ def streamed(toy: Generator, text: str, **options: Any) -> MakePlan:
         def on_piece(piece: Waveform) -> None:
             emit(piece, piece.duration_s)
 
-        return SpeechStream(toy, text, toy.manner(**options)).plan(on_piece)
+        return text_stream(toy, text, toy.manner(**options)).plan(on_piece)
 
     return make
 

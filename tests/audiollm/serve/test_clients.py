@@ -21,6 +21,7 @@ from audiollm.generation.engine.request import Limits, Request
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.generation.engine.streaming import stream_audio
 from audiollm.generation.service.service import GenerationService
+from audiollm.generation.speaking.dialogue import dialogue_stream, parse_script
 from audiollm.serve.answering_engine import AnsweringEngine
 from audiollm.serve.limits import ServeLimits
 from audiollm.serve.model import ServerModel
@@ -139,6 +140,22 @@ def test_speech_whole_and_streamed_in_every_format(
         assert joined[skipped:] == expected_stream[skipped:]
     if format != "pcm":
         assert load_bytes(joined).duration_s >= sound.shape[1] / RATE
+
+
+def test_a_dialogue_is_streamed_turn_by_turn(server: RunningServer, client: openai.OpenAI) -> None:
+    """It is the sound of `dialogue_stream`; turns that are made in one go are refused as a stream."""
+    generator = server.generator
+    manner = generator.manner(seed=1, max_duration_s=4.0)
+    stream = dialogue_stream(generator, parse_script(SCRIPT), {}, manner)
+    expected = pcm16(torch.cat([piece.samples_CN for piece in stream], dim=1))
+    asked: dict[str, Any] = {"model": "toy", "input": SCRIPT, "voice": openai.omit, "response_format": "pcm"}
+    extra = {"dialogue": True, "seed": 1, "max_new_tokens": 100, "stream_format": "audio"}
+    streaming = client.audio.speech.with_streaming_response.create(**asked, extra_body=extra)
+    with streaming as response:
+        pieces = list(response.iter_bytes())
+    assert b"".join(pieces) == expected and len(pieces) > 2
+    refused = refusal(client.audio.speech.create, **asked, extra_body={**extra, "together": True})
+    assert refused["param"] == "together"
 
 
 def test_events_of_speech(server: RunningServer, client: openai.OpenAI) -> None:
