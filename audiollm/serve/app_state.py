@@ -15,6 +15,7 @@ from audiollm.errors import suggestion
 from audiollm.generation.service.service import GenerationService
 from audiollm.serve.errors import ApiError
 from audiollm.serve.gate import ServerState
+from audiollm.serve.interpreters import ServedInterpreter
 from audiollm.serve.limits import ServeLimits
 from audiollm.serve.model import ServerModel
 from audiollm.serve.voices import DEFAULT_VOICE, Reference, VoiceStore
@@ -34,6 +35,8 @@ class AppState:
     limits: ServeLimits
     server: ServerState
     word_placer: WordPlacer = field(default_factory=WordPlacer)
+    interpreters: Mapping[str, ServedInterpreter] = field(default_factory=dict)
+    """Models of streams, by their names, which none of `models` has."""
     open_streams: int = 0
     _readers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "recordings"))
 
@@ -44,10 +47,29 @@ class AppState:
             ApiError: there is none of this name.
         """
         model = self.models.get(name)
+        if name in self.interpreters:
+            message = f"{name} translates while it hears: connect to /v1/realtime/translations?model={name}"
+            raise ApiError(400, message, "model", "model_interprets")
         if model is None:
             message = f"there is no such model: {suggestion(name, self.models)}"
             raise ApiError(404, message, "model", "model_not_found")
         return model
+
+    def interpreter(self, name: str) -> ServedInterpreter:
+        """Return a model of streams by its name.
+
+        Raises:
+            ApiError: there is none of this name.
+        """
+        interpreter = self.interpreters.get(name)
+        if interpreter is None:
+            message = f"no model of streams has this name: {suggestion(name, self.interpreters)}"
+            if name in self.models:
+                message = f"{name} was not trained on streams: name a model of recipes/interpret"
+            elif not self.interpreters:
+                message = "this server has no model of streams: serve one of recipes/interpret"
+            raise ApiError(404, message, "model", "model_not_found")
+        return interpreter
 
     def begin_stream(self) -> None:
         """Count a streamed answer; `end_stream` ends it.

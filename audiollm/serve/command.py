@@ -151,6 +151,8 @@ def serve_models(
             console.print(
                 f"  {model.name}: {', '.join(['writes', *abilities])}", highlight=False, markup=False
             )
+        for name in state.interpreters:
+            console.print(f"  {name}: interprets", highlight=False, markup=False)
         home = None
         if wyoming is not None:
             languages = [code.strip() for code in wyoming_languages.split(",") if code.strip()]

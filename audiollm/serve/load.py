@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from audiollm.errors import ConfigError
+from audiollm.generation.engine.defaults import read_trained
 from audiollm.generation.service.service import GenerationService
 from audiollm.hub_models.options import read_folder
+from audiollm.interpret.live.live_model import LiveModel
+from audiollm.models.pretrained import model_folder
 from audiollm.serve.app_state import AppState
 from audiollm.serve.gate import ServerState
+from audiollm.serve.interpreters import ServedInterpreter
 from audiollm.serve.limits import MB, ServeLimits
-from audiollm.serve.model import ServerModel, load_served_model
+from audiollm.serve.model import ServerModel, load_served_model, served_name
 from audiollm.serve.voices import VoiceStore
 from audiollm.serve.word_placer import WordPlacer
 
@@ -38,17 +43,22 @@ def load_state(
     """
     service = GenerationService(limits.queue)
     models: dict[str, ServerModel] = {}
+    interpreters: dict[str, ServedInterpreter] = {}
     for text in folders:
         name, folder = split_model_name(text)
-        model = load_served_model(folder, service, limits, name, codec)
-        if model.name in models:
-            raise ConfigError(f"two models are called {model.name}", text, "give names: NAME=FOLDER")
-        models[model.name] = model
+        name = name or served_name(model_folder(folder))
+        if name in models or name in interpreters:
+            raise ConfigError(f"two models are called {name}", text, "give names: NAME=FOLDER")
+        if read_trained(model_folder(folder)).chunk_frames is not None:
+            interpreters[name] = ServedInterpreter(name, LiveModel.load(folder, codec), int(time.time()))
+        else:
+            models[name] = load_served_model(folder, service, limits, name, codec)
     server = ServerState(host, key, tuple(hostnames or ()), round(limits.upload_mb * MB))
     word_placer = WordPlacer(aligner)
     if aligner is not None:
         word_placer.open()
-    return AppState(service, models, VoiceStore(voices, limits.voices), limits, server, word_placer)
+    store = VoiceStore(voices, limits.voices)
+    return AppState(service, models, store, limits, server, word_placer, interpreters)
 
 
 def split_model_name(text: str) -> tuple[str, Path]:

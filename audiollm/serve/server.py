@@ -50,12 +50,13 @@ def serve_app(state: AppState) -> Any:
     from audiollm.serve.speech_session_route import add_speech_session_route
     from audiollm.serve.status_routes import add_status_routes
     from audiollm.serve.transcription_route import add_transcription_route
+    from audiollm.serve.translation_session import add_translation_session_route
     from audiollm.serve.voice_routes import add_voice_routes
 
     app, router = FastAPI(title="audiollm serve", docs_url=None, redoc_url=None), APIRouter()
     for add_route in (
         add_status_routes, add_speech_route, add_speech_session_route, add_voice_routes, add_transcription_route,
-        add_chat_route, add_realtime_route,
+        add_chat_route, add_realtime_route, add_translation_session_route,
     ):  # fmt: skip
         add_route(router, state)
     add_page_routes(router)

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from audiollm.serve.app_state import AppState
+from audiollm.serve.interpreters import ServedInterpreter
 from audiollm.serve.model import ServerModel
 
 
@@ -17,11 +18,13 @@ def add_status_routes(router: APIRouter, state: AppState) -> None:
 
     @router.get("/v1/models")
     async def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [model_row(model) for model in state.models.values()]}
+        models: list[ServerModel | ServedInterpreter] = list(state.models.values())
+        models += state.interpreters.values()
+        return {"object": "list", "data": [model_row(model) for model in models]}
 
     @router.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
-        return model_row(state.model(name))
+        return model_row(state.interpreters.get(name) or state.model(name))
 
     @router.get("/health")
     async def health() -> JSONResponse:
@@ -33,11 +36,13 @@ def add_status_routes(router: APIRouter, state: AppState) -> None:
         return PlainTextResponse(metrics_text(state), media_type="text/plain; version=0.0.4")
 
 
-def model_row(model: ServerModel) -> dict[str, Any]:
+def model_row(model: ServerModel | ServedInterpreter) -> dict[str, Any]:
     """Describe a model in OpenAI's form, with what it can do."""
+    row = {"id": model.name, "object": "model", "created": model.created, "owned_by": "audiollm"}
+    if isinstance(model, ServedInterpreter):
+        return {**row, "speaks": False, "hears": False, "interprets": True, "voices": []}
     return {
-        "id": model.name, "object": "model", "created": model.created, "owned_by": "audiollm",
-        "speaks": model.speaks, "hears": model.hears, "voices": model.speakers,
+        **row, "speaks": model.speaks, "hears": model.hears, "interprets": False, "voices": model.speakers,
     }  # fmt: skip
 
 

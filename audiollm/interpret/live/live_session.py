@@ -125,6 +125,11 @@ class LiveSession:
         return self._chunks
 
     @property
+    def heard_s(self) -> float:
+        """Seconds of sound that were heard up to the last action."""
+        return self._heard_s
+
+    @property
     def behind_s(self) -> float:
         """Seconds by which the session lags behind a source that plays at its own pace; 0 where it keeps up."""
         return max(0.0, self._ready_s - self._heard_s)

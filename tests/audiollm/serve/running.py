@@ -72,12 +72,17 @@ class RunningServer:
 
 @contextmanager
 def running_server(
-    limits: ServeLimits | None = None, voices: VoiceStore | None = None, more_models: Any = (), **gate: Any
+    limits: ServeLimits | None = None,
+    voices: VoiceStore | None = None,
+    more_models: Any = (),
+    interpreters: Any = (),
+    **gate: Any,
 ) -> Iterator[RunningServer]:
     """Serve the toy that speaks for seconds, by the name `toy`.
 
     Args:
         more_models: makes further models: functions of the service.
+        interpreters: models of streams.
         gate: fields of `ServerState`.
     """
     limits = limits or ServeLimits(max_length=4096)
@@ -86,7 +91,10 @@ def running_server(
     for make in more_models:
         model = make(service)
         models[model.name] = model
-    state = AppState(service, models, voices or VoiceStore(), limits, ServerState(**gate))
+    by_name = {interpreter.name: interpreter for interpreter in interpreters}
+    state = AppState(
+        service, models, voices or VoiceStore(), limits, ServerState(**gate), interpreters=by_name
+    )
     listener = bound_listener("127.0.0.1", 0)
     wyoming = Wyoming(bound_listener("127.0.0.1", 0), ["en"])
     uvicorn = make_server(state, wyoming)
