@@ -39,9 +39,12 @@ def spoken_form(text: str, language: str | None = None) -> str:
     code = language_code(language) or language_of(text)
     code = "zh" if code == "yue" else code  # both write numbers alike
     if code in normalize.LANGUAGES:
-        text = normalize.normalize(text, code)
+        text = normalize.normalize(numerals.read_foreign_money(text) if code == "en" else text, code)
     else:
         text = read_titles(text, code)
+        code = numerals.regional(language, code)
+        if numerals.can_read(code):
+            text = _with_ascii_digits(text)
     if not _DIGIT.search(text):
         return text
     if code not in normalize.LANGUAGES and not numerals.can_read(code):
@@ -73,6 +76,13 @@ def recognition_form(text: str) -> str:
     cleaned = "".join(c if c == "'" or unicodedata.category(c)[0] in "LMN" else " " for c in text)
     words = (word.strip("'") for word in cleaned.split())
     return " ".join(word for word in words if word)
+
+
+def _with_ascii_digits(text: str) -> str:
+    """`٢٥` and `২৫` as 25: digits of any script."""
+    if text.isascii():
+        return text
+    return "".join(str(unicodedata.digit(c)) if unicodedata.category(c) == "Nd" else c for c in text)
 
 
 @cache

@@ -7,7 +7,7 @@ language that num2words does not know keeps its digits.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import date
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -28,18 +28,15 @@ _POINT = {
 _WHOLE_DECIMALS = frozenset(["ru", "hu", "fa"])
 """Languages in which the digits behind the point are a fraction: `восемь десятых`."""
 _YEARS_IN_HUNDREDS = frozenset(["de", "nl", "da", "no"])
-_CURRENCIES = {
-    "€": "EUR",
-    "$": "USD",
-    "£": "GBP",
-    "¥": "JPY",
-    "₽": "RUB",
-    "₹": "INR",
-    "₩": "KRW",
-    "₺": "TRY",
-    "₴": "UAH",
-}
 # fmt: off
+_CURRENCIES = {
+    "€": "EUR", "$": "USD", "£": "GBP", "¥": "JPY", "₽": "RUB", "₹": "INR", "₩": "KRW", "₺": "TRY", "₴": "UAH",
+    "₫": "VND", "₪": "ILS", "₦": "NGN", "₱": "PHP", "฿": "THB", "zł": "PLN", "Kč": "CZK", "R$": "BRL", "US$": "USD",
+    "A$": "AUD", "AU$": "AUD", "C$": "CAD", "CA$": "CAD", "NZ$": "NZD", "HK$": "HKD", "S$": "SGD", "NT$": "TWD",
+    "MX$": "MXN", "USD": "USD", "EUR": "EUR", "GBP": "GBP", "JPY": "JPY", "CHF": "CHF", "AUD": "AUD", "CAD": "CAD",
+    "NZD": "NZD", "BRL": "BRL", "INR": "INR", "CNY": "CNY", "SEK": "SEK", "NOK": "NOK", "DKK": "DKK", "PLN": "PLN",
+    "CZK": "CZK", "MXN": "MXN", "RUB": "RUB",
+}
 _UNITS = {
     "%": "concentr-percent", "‰": "concentr-permille", "mm": "length-millimeter", "cm": "length-centimeter",
     "m": "length-meter", "km": "length-kilometer", "m²": "area-square-meter", "km²": "area-square-kilometer",
@@ -56,7 +53,8 @@ _UNITS = {
 }
 _UNITS_THAT_ARE_WORDS = {"fr": "a A", "es": "a", "it": "A", "pt": "a", "cs": "s", "pl": "l"}
 # fmt: on
-_SIGNS = "".join(_CURRENCIES)
+_OF_WETEXT = frozenset("€$£¥")
+"""Signs that the English grammar reads."""
 _DATE = re.compile(r"(?<![\d.,/-])(?:(\d{4})-(\d\d)-(\d\d)|(\d{1,2})([./])(\d{1,2})\5(\d{4}))(?![\d/-]|\.\d)")
 _CLOCK = re.compile(
     r"(?<![\d:.,])([01]?\d|2[0-3])[:.]([0-5]\d) ?(Uhr)\b|(?<![\d:.,])([01]?\d|2[0-3]):([0-5]\d)(?![\d:])"
@@ -66,6 +64,15 @@ _RUSSIAN_YEAR = re.compile(r"(\b[Вв]о? )?\b([12]\d{3}) (год(?:а|у|ом|�
 _CASES = {"год": "n", "года": "g", "году": "d", "годом": "i", "годе": "p"}
 _LONGEST_NUMBER = 15
 """Digits; what is longer (an account, a telephone) is read digit by digit, as is what begins with a zero."""
+
+
+def regional(language: str | None, code: str) -> str:
+    """The code with its country where num2words has words of its own for it (`pt-BR` is `pt_BR`), else as it is."""
+    from num2words import CONVERTER_CLASSES
+
+    _, _, country = (language or "").strip().replace("_", "-").partition("-")
+    name = f"{code}_{country.upper()}"
+    return name if name in CONVERTER_CLASSES else code
 
 
 def can_read(language: str) -> bool:
@@ -82,6 +89,15 @@ def read_numbers(text: str, language: str) -> str:
         language: one that `can_read`.
     """
     return _reader(language).read(text)
+
+
+def read_foreign_money(text: str) -> str:
+    """Write the money of an English text as words where its grammar does not know the currency: `R$ 5`, `CHF 10`.
+
+    A comma before two digits of money is a decimal point: `€5,50` becomes `€5.50` for the grammar.
+    """
+    text = _cents_behind_comma().sub(lambda match: match[0].replace(",", "."), text)
+    return _reader("en").read_money(text, frozenset(_CURRENCIES) - _OF_WETEXT)
 
 
 def number_words(value: int, language: str, to: str = "cardinal") -> str | None:
@@ -103,6 +119,17 @@ def number_words(value: int, language: str, to: str = "cardinal") -> str | None:
 
 
 @cache
+def _cents_behind_comma() -> re.Pattern[str]:
+    sign, figures = _any_of(_CURRENCIES), r"\d+,\d\d(?![.,]?\d)"
+    return re.compile(rf"(?<!\w)(?:{sign}) ?{figures}|(?<![\w.,]){figures}(?= ?(?:{sign})(?![\w$]))")
+
+
+def _any_of(signs: Collection[str]) -> str:
+    """A pattern of any of these signs, the longer ones first."""
+    return "|".join(re.escape(sign) for sign in sorted(signs, key=len, reverse=True))
+
+
+@cache
 def _reader(language: str) -> _Reader:
     return _Reader(language)
 
@@ -119,7 +146,8 @@ class _Reader:
         number = rf"(?:\d{{1,3}}(?:{groups}\d{{3}})+(?!\d|\.\d)|\d+)(?:{fraction})?"
         signed = rf"(?<![\w.,-])[-−]?{number}|{number}"
         units = "|".join(re.escape(unit) for unit in sorted(self._units(), key=len, reverse=True))
-        money = re.compile(rf"([{_SIGNS}]) ?({signed})(?!\d)|({signed})[ \u00a0\u202f]?([{_SIGNS}])")
+        self._signed = signed
+        money = self._money(frozenset(_CURRENCIES))
         measure = re.compile(rf"(?<![\w.,])({signed})[ \u00a0\u202f]?({units})(?![\w²³/-])")
         plain = re.compile(rf"({signed})(\.ª|\.º|º|ª|°|er\b|re\b|e\b|ème\b|nd\b|de\b|ste\b)?")
         self._steps: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
@@ -136,6 +164,16 @@ class _Reader:
             self._steps.insert(
                 1, (re.compile(rf"(\w+ )?\b(\d{{1,2}})\. (?={self._months()})"), self._read_german_day)
             )
+
+    def _money(self, signs: Collection[str]) -> re.Pattern[str]:
+        """A number with the sign of a currency on one side; letters of a sign are no part of a word."""
+        sign = _any_of(signs)
+        before = rf"(?<!\w)({sign})[ \u00a0\u202f]?({self._signed})(?!\d)"
+        return re.compile(rf"{before}|({self._signed})[ \u00a0\u202f]?({sign})(?![\w$])")
+
+    def read_money(self, text: str, signs: Collection[str]) -> str:
+        """Read the money of these signs alone."""
+        return self._money(signs).sub(lambda match: _pad_words(match, self._read_money(match)), text)
 
     def read(self, text: str) -> str:
         for pattern, reading in self._steps:
@@ -254,7 +292,7 @@ class _Reader:
         name = get_currency_name(
             _CURRENCIES[sign], int(value) if value == int(value) else value, self._locale
         )
-        return f"{words} {name}"
+        return f"{words} {name.lower() if self._language.startswith('pt') else name}"
 
     def _read_measure(self, match: re.Match[str]) -> str:
         return self._with_unit(match[1], _UNITS[match[2]]) or match[0]

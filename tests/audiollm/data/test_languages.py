@@ -99,6 +99,18 @@ def test_scripts() -> None:
         ("yue", "5個人", "五個人"),
         ("am", "1234567", "አንድ ሁለት ሦስት አራት አምስት ስድስት ሰባት"),
         ("de", "MP3 und A-4", "MP drei und A-vier"),
+        ("pt", "R$ 5,00 e US$ 2", "cinco vírgula zero zero reais brasileiros e dois dólares americanos"),
+        ("pt", "16 e 17", "dezasseis e dezassete"),
+        ("pt-BR", "16 e 17", "dezesseis e dezessete"),
+        ("fr_BE", "71", "septante et un"),
+        ("de", "CHF 10 oder 5 EUR", "zehn Schweizer Franken oder fünf Euro"),
+        ("pl", "25 zł", "dwadzieścia pięć złotych polskich"),
+        ("en", "US$10, A$5 and ₹3", "ten US dollars, five Australian dollars and three Indian rupees"),
+        ("en", "R$ 5,50 or €2,50", "five point five zero Brazilian reals or two point five euros"),
+        ("en", "$1,000 in the CHF, LAUSD 5", "one thousand dollars in the CHF, LAUSD five"),
+        ("ar", "٢٥", "خمسة و عشرون"),
+        ("fa", "۲۵ کتاب", "بیست و پنج کتاب"),
+        ("hi", "२५", "२५"),
     ],
 )  # fmt: skip
 def test_numbers_of_a_language(language: str | None, written: str, spoken: str) -> None:
