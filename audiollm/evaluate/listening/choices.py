@@ -11,6 +11,7 @@ from audiollm.data.chat.question_prompts import LETTERS
 from audiollm.data.text.option_forms import OptionForm, option_form
 from audiollm.data.text.words import is_unspaced
 from audiollm.evaluate.listening.answer_parts import read_answer
+from audiollm.evaluate.listening.inflections import without_inflection
 from audiollm.evaluate.listening.reply_wording import (
     FURTHER_LETTER,
     LEAD,
@@ -19,6 +20,7 @@ from audiollm.evaluate.listening.reply_wording import (
     LETTER_IS_ANSWER,
     LETTER_LEAD,
     MARKED_LETTER,
+    THINK_LEAD,
     answer_text,
     is_denied_behind,
     is_stated,
@@ -29,6 +31,20 @@ from audiollm.evaluate.listening.reply_wording import (
 MAX_LEAD_WORDS = 2
 """Words before `answer` in a reply that is nothing but an option: `the correct answer is B`."""
 _YES_NO = {"yes", "no", "true", "false"}
+# fmt: off
+_OTHER_YES_NO = {
+    "yeah": "yes", "yep": "yes", "yup": "yes", "oui": "yes", "si": "yes", "sí": "yes", "ja": "yes", "sim": "yes",
+    "да": "yes", "是": "yes", "是的": "yes", "对": "yes", "はい": "yes", "네": "yes", "예": "yes", "nope": "no",
+    "nah": "no", "non": "no", "nein": "no", "nee": "no", "não": "no", "нет": "no", "否": "no", "不": "no",
+    "不是": "no", "没有": "no", "いいえ": "no", "아니요": "no",
+}
+# fmt: on
+_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth")
+_BY_PLACE = re.compile(
+    rf"\W*(?:(?:option|choice)\s*(?:number\s*)?#?(\d)|(?:the\s+)?({'|'.join(_ORDINALS)})\s+(?:option|choice|one))\W*",
+    re.IGNORECASE,
+)
+"""A reply that tells the place of its option: `Option 3`, `the third one`."""
 
 
 def read_choice(reply: str, choices: Sequence[str], is_free: bool = True) -> int | None:
@@ -120,8 +136,8 @@ def _pattern(form: str, option_form: OptionForm) -> re.Pattern[str]:
 
 
 def _is_letter(text: str, question: _Options) -> set[int]:
-    """The reply is a letter, whatever is around it."""
-    match = re.fullmatch(r"[\W_]*([A-Za-z])[\W_]*", text)
+    """The reply is a letter, whatever is around it, as the first point of a list, too."""
+    match = re.fullmatch(r"(?:[\W_]*1[.)])?[\W_]*([A-Za-z])[\W_]*", text)
     return question.at(match[1]) if match else set()
 
 
@@ -210,8 +226,43 @@ def _says_yes_or_no(text: str, question: _Options) -> set[int]:
     """The reply begins with yes or no, where these are the options."""
     if not set(question.forms) <= _YES_NO:
         return set()
-    match = re.match(r"\W*(\w+)(?=\W)", text.lower())
-    return set(question.texts.get(match[1], ())) if match else set()
+    match = re.match(r"\W*(\w+)(?:\s*(?:and|or|/)\s*(\w+))?(?!\w)", without_idle_denials(text.lower()))
+    words = [_OTHER_YES_NO.get(word, word) for word in match.groups() if word] if match else []
+    return {place for word in words for place in question.texts.get(word, ())}
+
+
+def _thinks(text: str, question: _Options) -> set[int]:
+    """The reply says what its writer takes for the answer: `it could be rain, but I think it's a siren`."""
+    places: set[int] = set()
+    for match in THINK_LEAD.finditer(text):
+        named = question.beginning(text[match.end() :])
+        if named is not None and not is_denied_behind(question.form.plain(text[match.end() :])[named[1] :]):
+            places |= {named[0]} | _alternatives(
+                question.form.plain(text[match.end() :])[named[1] :], question
+            )
+    return places
+
+
+def _tells_place(text: str, question: _Options) -> set[int]:
+    """The reply is the number of an option, where no option has a number itself."""
+    match = _BY_PLACE.fullmatch(text)
+    if match is None or any(re.search(r"\d", form) for form in question.forms):
+        return set()
+    place = int(match[1]) - 1 if match[1] else _ORDINALS.index(match[2].lower())
+    return {place} if 0 <= place < len(question.choices) else set()
+
+
+def _mentions_inflected(text: str, question: _Options) -> set[int]:
+    """As `_mentions`, of words in any form: `dogs bark` is `a dog barking`, where the options stay apart so."""
+    if question.form.strictness != "loose":
+        return set()
+    choices = tuple(without_inflection(question.form.plain(choice)) for choice in question.choices)
+    inflected = _cached_options(choices)
+    plain = without_idle_denials(question.form.plain(text))
+    if len(set(inflected.forms) - {""}) < len(choices) or refuses(plain):
+        return set()
+    stems = {word for form in inflected.forms for word in form.split()}
+    return _mentions(without_inflection(plain, stems), inflected)
 
 
 def _mentions(text: str, question: _Options) -> set[int]:
@@ -235,4 +286,7 @@ def _mentions(text: str, question: _Options) -> set[int]:
 
 _Rule = Callable[[str, _Options], set[int]]
 _STRICT_RULES: tuple[_Rule, ...] = (_is_letter, _is_lettered, _is_declared)
-_FREE_RULES: tuple[_Rule, ...] = (_is_letter, _declares, _begins_with_letter, _says_yes_or_no, _mentions)
+_FREE_RULES: tuple[_Rule, ...] = (
+    _is_letter, _declares, _begins_with_letter, _says_yes_or_no, _tells_place, _thinks, _mentions,
+    _mentions_inflected,
+)  # fmt: skip

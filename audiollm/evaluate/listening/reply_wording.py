@@ -25,7 +25,7 @@ LEAD = re.compile(
     r"""
     (?:\b(?:answer|ans|option|choice|solution|antwort|réponse|respuesta|resposta|risposta)\b
        |答案|选项|答え|정답|답|ответ|(?<!不)(?:应该|应)?选择?)
-    (?:\s*(?:is|was|would\ be|should\ be|must\ be|will\ be|could\ be|might\ be|may\ be|seems\ to\ be|ist|est|es|é|è
+    (?:\s*(?:is|'s|was|would\ be|should\ be|must\ be|will\ be|could\ be|might\ be|may\ be|seems\ to\ be|ist|est|es|é|è
             |(?:应该|应)?[是为]|选项|は|[은는]|[:=\-–—→]))*
     (?:\s*\b(?:most\ likely|likely|probably|clearly|therefore|option|choice|letter|answer|the)\b:?)*
     [\s"'“‘(\[{]*
@@ -37,12 +37,19 @@ LETTER_LEAD = re.compile(
     r"""
     (?:\b(?:it(?:'s|\ is|\ must\ be|\ would\ be)|that(?:'s|\ is)
          |i(?:'d|\ would)?\ (?:choose|pick|select|say|go\ with|guess))
-       |\bguess(?:\ is|:)|\b(?:so|therefore|thus|hence|correct)\b[,:]?|→|=>)
+       |\bguess(?:\ is|:)|\b(?:probably|perhaps|maybe|likely|sure,?\ but)\b
+       |\b(?:so|therefore|thus|hence|correct)\b[,:]?|→|=>)
     \s+["'(\[]*
     """,
     re.IGNORECASE | re.VERBOSE,
 )
 """Words that say that an answer follows where a letter does: `it's B`."""
+THINK_LEAD = re.compile(
+    r"\b(?:i|we)(?:'d|'ll| would)? (?:think|believe|guess|suspect|say|conclude)(?: that)?"
+    r"(?: (?:it|this|that|the (?:sound|answer|audio|recording))(?:'s| is| was| must be| sounds like| could be)?)? +",
+    re.IGNORECASE,
+)
+"""Words that say what the writer takes for the answer, behind others that he weighed: `but I think it's`."""
 LETTER_END = r"""(?=[)\]}.,;:!?"'”’。，で]|\s|$)"""
 FURTHER_LETTER = re.compile(
     r"""
