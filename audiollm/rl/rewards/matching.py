@@ -21,6 +21,7 @@ from audiollm.json_process import JsonProcess, ProcessFailed
 from audiollm.rl.rewards.settings import Match
 
 _NUMBER = re.compile(r"([-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\d\s].*)?")
+_ABOUT = re.compile(r"(?:about|approximately|around|roughly|nearly|circa|ca\.|~|≈)\s*(?=[-+.\d])", re.IGNORECASE)
 _UNITS: dict[str, tuple[str, float]] = {
     **dict.fromkeys(("s", "sec", "second", "seconds"), ("s", 1.0)),
     **dict.fromkeys(("ms", "millisecond", "milliseconds"), ("s", 1e-3)),
@@ -85,7 +86,7 @@ def _is_right(
 def read_number(text: str) -> tuple[float, str] | None:
     """A number in the base unit of its kind, and the unit; None where the text is anything else."""
     plain = in_digits(text).replace("\u2212", "-").strip().rstrip(".")
-    match = _NUMBER.fullmatch(plain)
+    match = _NUMBER.fullmatch(_ABOUT.sub("", plain, count=1) if _ABOUT.match(plain) else plain)
     if not match:
         return None
     unit = (match[2] or "").strip().lower()
