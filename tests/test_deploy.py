@@ -1,4 +1,4 @@
-"""The image of the server, read as Docker would: its files are there, its command is one of ours, its key is asked for."""
+"""The image of the server, read as Docker would: its files are there, its command is ours, its key is asked for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import typer
 import yaml
@@ -39,11 +40,8 @@ def test_the_packages_are_those_of_the_project() -> None:
 def test_the_command_is_one_of_ours() -> None:
     program, command, *arguments = json.loads(instructions("ENTRYPOINT")[0])
     assert (program, command) == ("audiollm", "serve")
-    options = {
-        option
-        for param in typer.main.get_command(build_app()).commands["serve"].params
-        for option in param.opts
-    }  # type: ignore[attr-defined]
+    serve: Any = typer.main.get_command(build_app()).commands["serve"]  # type: ignore[attr-defined]
+    options = {option for parameter in serve.params for option in parameter.opts}
     assert {argument for argument in arguments if argument.startswith("--")} <= options
     assert arguments[arguments.index("--host") + 1] == "0.0.0.0"
     assert "--key-file" in arguments, "what others reach has a key"
@@ -53,11 +51,8 @@ def test_compose_gives_the_key_and_is_bound_to_this_machine() -> None:
     compose = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())
     service = compose["services"]["audiollm"]
     assert (ROOT / "deploy" / service["build"]["context"] / service["build"]["dockerfile"]).exists()
-    assert (
-        service["build"]["args"].keys()
-        == {"BASE", "TORCH_INDEX"}
-        == set(re.findall(r"^ARG (\w+)=", DOCKERFILE, re.M))
-    )
+    variables = set(re.findall(r"^ARG (\w+)=", DOCKERFILE, re.M))
+    assert service["build"]["args"].keys() == variables == {"BASE", "TORCH_INDEX"}
     arguments = json.loads(instructions("ENTRYPOINT")[0])
     assert arguments[arguments.index("--key-file") + 1] == f"/run/secrets/{service['secrets'][0]}"
     assert all(port.startswith("127.0.0.1:") for port in service["ports"])
