@@ -21,7 +21,9 @@ from audiollm.json_process import JsonProcess, ProcessFailed
 from audiollm.rl.rewards.settings import Match
 
 _NUMBER = re.compile(r"([-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\d\s].*)?")
-_ABOUT = re.compile(r"(?:about|approximately|around|roughly|nearly|circa|ca\.|~|≈)\s*(?=[-+.\d])", re.IGNORECASE)
+_ABOUT = re.compile(
+    r"(?:about|approximately|around|roughly|nearly|circa|ca\.|~|≈)\s*(?=[-+.\d])", re.IGNORECASE
+)
 _UNITS: dict[str, tuple[str, float]] = {
     **dict.fromkeys(("s", "sec", "second", "seconds"), ("s", 1.0)),
     **dict.fromkeys(("ms", "millisecond", "milliseconds"), ("s", 1e-3)),
