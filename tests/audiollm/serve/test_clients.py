@@ -389,7 +389,8 @@ def test_a_model_that_answers_in_words_alone(client: openai.OpenAI) -> None:
     assert asked["code"] == "model_cannot_speak"
 
 
-def test_many_at_once_get_what_each_gets_alone(server: RunningServer) -> None:
+@pytest.mark.parametrize("requests", [24, pytest.param(64, marks=pytest.mark.slow)])
+def test_many_at_once_get_what_each_gets_alone(server: RunningServer, requests: int) -> None:
     """Speech whole and streamed, dialogues, transcripts and chats beside each other; every sixth is cancelled."""
     wav = voice_wav()
 
@@ -417,7 +418,7 @@ def test_many_at_once_get_what_each_gets_alone(server: RunningServer) -> None:
 
     async def ask_all() -> list[Any]:
         async with openai.AsyncOpenAI(**server.client_options()) as client:
-            return list(await asyncio.gather(*(ask(client, number) for number in range(24))))
+            return list(await asyncio.gather(*(ask(client, number) for number in range(requests))))
 
     answers = asyncio.run(ask_all())
     text = transcript(server, load_bytes(wav))

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -37,6 +38,11 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     error: dict[str, Any] = response.json()["error"]
     assert error.keys() == {"message", "type", "param", "code"}
     return error
+
+
+def num_files() -> int:
+    """Files and sockets that this process has open."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def send_request(server: RunningServer, body: dict[str, Any], receive_bytes: int = 0) -> socket.socket:
@@ -95,9 +101,16 @@ def test_a_slow_reader_stops_its_own_stream_and_is_left_in_the_end(server: Runni
         assert not received.endswith(b"0\r\n\r\n")  # a stream that was cut does not look complete
 
 
-def test_those_who_leave_are_gone(server: RunningServer) -> None:
-    threads_before = threading.active_count()
-    for number in range(12):
+@pytest.mark.parametrize("callers", [12, pytest.param(500, marks=pytest.mark.slow)])
+def test_those_who_leave_are_gone(server: RunningServer, callers: int) -> None:
+    """Slots, threads and handles are then those of the start, and so is the cache."""
+    counts = server.state.service.lanes[0].counts
+    threads_before, files_before, cancelled_before = (
+        threading.active_count(),
+        num_files(),
+        counts["cancelled"],
+    )
+    for number in range(callers):
         body = {**SPEECH, "max_new_tokens": 1500, **({"stream_format": "audio"} if number % 2 else {})}
         with send_request(server, body) as connection:
             wait_for(lambda: server.engine().busy)
@@ -106,7 +119,8 @@ def test_those_who_leave_are_gone(server: RunningServer) -> None:
         wait_for(server.is_idle)
         assert server.engine()._owners == []
     assert threading.active_count() <= threads_before + 1
-    assert server.state.service.lanes[0].counts["cancelled"] >= 12
+    assert counts["cancelled"] >= cancelled_before + callers
+    wait_for(lambda: num_files() <= files_before + 2)
 
 
 def test_open_streams_are_counted(server: RunningServer) -> None:
