@@ -6,7 +6,7 @@ import importlib.util
 import logging
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -15,10 +15,14 @@ from audiollm.errors import ConfigError
 from audiollm.hub_models.options import Download, folder_option
 from audiollm.serve.limits import ServeLimits
 
+if TYPE_CHECKING:
+    from audiollm.serve.ray_replicas import ReplicaShare, ServedFolders
+
 KEY_VARIABLE = "AUDIOLLM_SERVE_KEY"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SHORTEST_KEY = 16
 DEFAULTS = ServeLimits()
+RAY_PANEL = "Several machines"
 
 
 def serve_models(
@@ -66,6 +70,28 @@ def serve_models(
     wyoming_languages: Annotated[
         str, typer.Option(help="Languages that Wyoming's clients are offered: en,pt.")
     ] = "en",
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REPLICAS",
+            help="Serve by replicas on a Ray cluster: 2, or 1-4 for as many as the requests need.",
+            rich_help_panel=RAY_PANEL,
+        ),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            help="A running cluster: auto, or ray://…",
+            show_default="one on this machine",
+            rich_help_panel=RAY_PANEL,
+        ),
+    ] = None,
+    replica_cpus: Annotated[
+        float, typer.Option(min=0.1, help="CPUs of a replica.", rich_help_panel=RAY_PANEL)
+    ] = 1.0,
+    replica_gpus: Annotated[
+        float, typer.Option(min=0, help="GPUs of a replica, or the share of one.", rich_help_panel=RAY_PANEL)
+    ] = 0.0,
     queue: Annotated[
         int, typer.Option(min=1, help="Requests that run or wait; others get 429.")
     ] = DEFAULTS.queue,
@@ -108,6 +134,8 @@ def serve_models(
     audiollm serve voice=runs/mine/train ears=runs/understanding-tiny/train --voices voices
 
     audiollm serve runs/mine/train --wyoming 10200
+
+    audiollm serve runs/mine/train --ray 1-4 --ray-address auto --replica-gpus 1
     """
     packages = {
         "fastapi": "fastapi",
@@ -123,6 +151,18 @@ def serve_models(
         queue=queue, streams=streams, slots=slots, text_characters=text_characters, speech_s=speech_s,
         recording_s=recording_s, upload_mb=upload_mb, request_s=request_s, stall_s=stall_s, drain_s=drain_s,
     )  # fmt: skip
+
+    if ray is not None:
+        if wyoming is not None:
+            raise ConfigError(
+                "replicas have no port of their own", "--wyoming", "leave out --ray or --wyoming"
+            )
+        from audiollm.serve.ray_replicas import ServedFolders, parse_replicas
+
+        paths = {"codec": codec, "voices": voices, "aligner": aligner}
+        served = ServedFolders(folders, limits, host, key, tuple(hostname or ()), paths)
+        _serve_replicas(served, parse_replicas(ray, replica_cpus, replica_gpus), ray_address, port)
+        return
 
     from audiollm.serve.gate import log
     from audiollm.serve.load import load_state
@@ -160,6 +200,20 @@ def serve_models(
             console.print(f"tcp://{LOOPBACK[0]}:{home.listener.getsockname()[1]} (Wyoming)", highlight=False)
         make_server(state, home).run(sockets=[listener])
         state.service.close()
+
+
+def _serve_replicas(served: ServedFolders, share: ReplicaShare, address: str | None, port: int) -> None:
+    from audiollm.serve.ray_replicas import RayServer
+
+    console = Console()
+    with console.status(f"loading models in {share.most} replicas"):
+        server = RayServer(served, share, address, port)
+    place = f"[{served.host}]" if ":" in served.host else served.host
+    console.print(f"http://{place}:{port}/v1", style="bold", highlight=False)
+    try:
+        server.wait()
+    finally:
+        server.close()
 
 
 def read_key(key_file: Path | None, host: str) -> str | None:
