@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= passive
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart test check docs-tables bench learn clean
+.PHONY: help setup quickstart test check docs docs-tables bench learn clean
 
 help:  ## list the targets; `make -C benchmarks help` lists benchmarks, proofs and longer checks
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 14
@@ -40,6 +40,10 @@ check: $(READY)  ## ruff, mypy and the import contract
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+docs: $(READY)  ## the documentation as a site: build/site/index.html (installs MkDocs into .venv)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@$(BIN)/python docs/build_site.py
 
 docs-tables: $(READY)  ## write the tables of objectives, rewards, steps and stages into the documents
 	@$(BIN)/python docs/tables.py

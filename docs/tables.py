@@ -20,7 +20,8 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from audiollm.commands.run import type_name, yaml_text
-from audiollm.recipe.stages import stage_entry_points
+from audiollm.recipe.other_names import NOT_NEEDED, OUR_NAMES
+from audiollm.recipe.stages import Stage, stage_entry_points
 from audiollm.rl.objectives.catalog import CATALOG as OBJECTIVES
 from audiollm.rl.policy_gradient.catalog import ADVANTAGES, KL_CONTROLLERS, POLICY_OBJECTIVES
 from audiollm.rl.rewards.catalog import CATALOG as REWARDS
@@ -122,20 +123,31 @@ def question_kinds() -> str:
 
 def stages() -> str:
     """All stages with their settings."""
-    parts = []
-    for kind in sorted(stage_entry_points()):
-        stage = stage_entry_points()[kind].load()
-        rows = []
-        for name, field in stage.config.model_fields.items():
-            default = field.get_default(call_default_factory=True)
-            text = "required" if field.is_required() else f"`{yaml_text(default)}`"
-            default_text = text if len(text) <= 2 * MAX_DEFAULT_LENGTH else "see `--help-stage`"
-            description = (field.description or "").split("\n\n")[0]
-            rows.append((f"`{name}`", f"`{type_name(field.annotation)}`", default_text, description))
-        makes = ", ".join(f"`{name}`" for name in stage.artifacts)
-        parts.append(f"### {kind}\n\n{stage.help}. Artifacts: {makes or 'none'}.\n")
-        parts.append(markdown(("setting", "type", "default", "meaning"), rows))
-    return "\n" + "\n".join(parts) + "\n"
+    kinds = stage_entry_points()
+    return "\n" + "\n".join(stage_page(kind, kinds[kind].load()) for kind in sorted(kinds)) + "\n"
+
+
+def stage_page(kind: str, stage: Stage) -> str:
+    """A stage with its settings."""
+    rows = []
+    for name, field in stage.config.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        text = "required" if field.is_required() else f"`{yaml_text(default)}`"
+        default_text = text if len(text) <= 2 * MAX_DEFAULT_LENGTH else "see `--help-stage`"
+        description = (field.description or "").split("\n\n")[0]
+        rows.append((f"`{name}`", f"`{type_name(field.annotation)}`", default_text, description))
+    makes = ", ".join(f"`{name}`" for name in stage.artifacts)
+    heading = f"### {kind}\n\n{stage.help}. Artifacts: {makes or 'none'}.\n\n"
+    return heading + markdown(("setting", "type", "default", "meaning"), rows)
+
+
+def other_names() -> str:
+    """Settings of other projects with ours."""
+    rows = [
+        (f"`{name}`", " or ".join(f"`{ours}`" for ours in names) or NOT_NEEDED.get(name, ""))
+        for name, names in OUR_NAMES.items()
+    ]
+    return markdown(("there", "here"), rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -147,6 +159,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "annotation steps": annotation_steps,
     "question kinds": question_kinds,
     "stages": stages,
+    "other names": other_names,
 }
 
 
