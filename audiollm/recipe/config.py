@@ -226,16 +226,19 @@ def _recipes_nearby(path: Path) -> str:
 
 
 def split_stage(entry: Any) -> tuple[str, str, dict[str, Any]] | None:
-    """`{kind: {settings}}` or `{name: n, kind: {settings}}` as (name, kind, settings); None if malformed."""
+    """`{kind: {settings}}` or `{name: n, kind: {settings}}` as (name, kind, settings); None if malformed.
+
+    A stage of a user's own, `module:name`, is called `name` where it has no other.
+    """
     if isinstance(entry, str):
-        return entry, entry, {}
+        return entry.rpartition(":")[2], entry, {}
     if not isinstance(entry, dict):
         return None
     kinds = [key for key in entry if key != "name"]
     if len(kinds) != 1 or not isinstance(kinds[0], str):
         return None
     kind, settings = kinds[0], entry[kinds[0]]
-    name = entry.get("name", kind)
+    name = entry.get("name", kind.rpartition(":")[2])
     if settings is None:
         settings = {}
     return (name, kind, settings) if isinstance(settings, dict) and isinstance(name, str) else None

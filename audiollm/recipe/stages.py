@@ -39,7 +39,7 @@ from audiollm.recipe.config import (
     split_stage,
 )
 from audiollm.recipe.other_names import our_name
-from audiollm.recipe.plug_ins import Catalog, is_import_path
+from audiollm.recipe.plug_ins import Catalog, import_of_class, is_import_path, plug_in_facts
 from audiollm.recipe.repeat import expand, override_targets
 
 HERE = "here"
@@ -252,6 +252,8 @@ class RecipeStage:
     folder: Path
     upstream: tuple[str, ...]
     inputs: tuple[Path, ...]
+    source: str = ""
+    """`module:name` of a user's own stage, whose source the fingerprint depends on; empty: it is an installed one."""
 
     @property
     def artifacts(self) -> dict[str, Path]:
@@ -278,6 +280,7 @@ class RecipeStage:
         parts += [f"{name}={upstream[name]}" for name in self.upstream]
         parts += [line for path in self.inputs for line in _stat_lines(path, self._from_root(path))]
         parts += self.stage.facts(self.config) if self.stage.facts else []
+        parts += plug_in_facts([self.source])
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
 
     def _settings_from_root(self) -> str:
@@ -315,6 +318,9 @@ class Recipe:
     """The top-level keys, resolved (`audio`, `transcripts`, ...)."""
 
 
+STAGE_REMEDY = "name my_parts.py in the folder where you start as my_parts:stage, or install its package"
+
+
 @cache
 def stage_entry_points() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group="audiollm.stages")}
@@ -323,16 +329,18 @@ def stage_entry_points() -> dict[str, EntryPoint]:
 def stage_catalog() -> Catalog:
     """Stages of recipes."""
     stages = sorted(stage_entry_points().items())
-    own = "Your own: a `Stage`, named by an entry point of the group audiollm.stages."
+    own = "Your own: a `Stage` at `module:name`, or named by an entry point of the group audiollm.stages."
     return Catalog({kind: entry.load().help for kind, entry in stages}, own)
 
 
 def find_stage(kind: str, where: str = "", key: str = "") -> Stage:
-    """The stage of that kind.
+    """The stage of that kind, or a user's own at `module:name`.
 
     Raises:
-        ConfigError: no installed package has it, with the nearest that there is.
+        ConfigError: no installed package has it, with the nearest that there is; or it cannot be imported.
     """
+    if is_import_path(kind):
+        return import_of_class(kind, Stage, STAGE_REMEDY)
     entries = stage_entry_points()
     if kind not in entries:
         raise ConfigError(f"{key or kind}: no such stage: {kind!r}", where, suggestion(kind, entries))
@@ -494,7 +502,8 @@ def _build_stages(
         if stage.facts is not None:
             stage.facts(config)  # a user's function that is not there ends a run before its first stage
         upstream = tuple(s.name for s in stages if stage.reads_run or s.name in referred)
-        stages.append(RecipeStage(name, stage, config, folder / name, upstream, tuple(inputs)))
+        source = kind if is_import_path(kind) else ""
+        stages.append(RecipeStage(name, stage, config, folder / name, upstream, tuple(inputs), source))
         artifacts_by_stage[name] = {artifact: str(where) for artifact, where in stages[-1].artifacts.items()}
     return stages
 
