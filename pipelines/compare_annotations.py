@@ -32,6 +32,7 @@ class ComparisonConfig(StageConfig):
     first_scores: InputPath | None = None
     """`results.json` of an evaluation of what was trained on the first; the figures that both have are compared."""
     second_scores: InputPath | None = None
+    """As `first_scores`, of what was trained on the second."""
     examples: int = Field(20, ge=0)
     """Segments that both kept and whose texts differ most, listed."""
 

@@ -56,6 +56,7 @@ class ComposeTalksConfig(StageConfig):
     """Slowest and fastest speed at which the words of a talk to train on are played, one of nine for each talk; pitch
     and tempo go together. Few recordings then teach as more voices would. Held-out talks are as recorded."""
     seed: int = 0
+    """Seed of the talks."""
 
     @model_validator(mode="after")
     def _check_ranges(self) -> ComposeTalksConfig:

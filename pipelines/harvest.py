@@ -27,6 +27,7 @@ class HarvestConfig(StageConfig):
     """Judges that must confirm that the clip is as requested, by name (`classifier`, `speaker`, `pocketsphinx`); null:
     all that have judged it."""
     min_duration_s: float = Field(0.1, ge=0)
+    """Shorter clips are left out."""
 
 
 def run_harvest(config: HarvestConfig, context: Context) -> dict[str, Any]:

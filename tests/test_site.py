@@ -46,6 +46,16 @@ def test_every_document_command_and_stage_has_a_page(pages: dict[str, str], buil
     assert lines[0] == "# audiollm" and sum(line.startswith("- [") for line in lines) == len(pages)
 
 
+def test_every_setting_of_a_stage_says_what_it_is() -> None:
+    unexplained = [
+        f"{kind}.{name}"
+        for kind, entry in stage_entry_points().items()
+        for name, field in entry.load().config.model_fields.items()
+        if not field.description
+    ]
+    assert not unexplained
+
+
 def test_a_page_of_a_command_has_its_options_and_examples(pages: dict[str, str], builder: Any) -> None:
     text = (builder.SOURCE / "reference/commands/serve.md").read_text()
     assert text.startswith("# audiollm serve\n") and "| `--key-file` |" in text

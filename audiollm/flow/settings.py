@@ -54,10 +54,13 @@ class EncodeLatentsConfig(StageConfig):
     autoencoder: InputSource
     """The folder of a stage that made one (`train_vae`, `fit_mel_pca`), or a published one by import path."""
     encoders: EncodersConfig = EncodersConfig()
+    """Pretrained encoders of conditions; a modality without one is encoded by a small one that is trained along."""
     pictures: PicturesConfig = PicturesConfig()
+    """How pictures of videos are kept for encoders that are trained along."""
     edits_per_sample: int = Field(0, ge=0, le=12)
     """Edits (a sound added, removed, extracted) made of each sample whose `metadata.events` have solo tracks."""
     samples_per_shard: int = Field(256, ge=1)
+    """Most samples of a shard."""
 
     @model_validator(mode="after")
     def _check_sync(self) -> EncodeLatentsConfig:
@@ -156,9 +159,13 @@ class TrainFlowConfig(OptimizerSettings, TrainingConfig):
     """A trained model to go on from, in its own shape; for `thinksound` also a folder with the released weights as
     safetensors."""
     hidden_size: int | None = Field(None, ge=32)
+    """Width; None: by the size."""
     num_heads: int | None = Field(None, ge=1)
+    """Attention heads; None: by the size."""
     multi_stream_blocks: int | None = Field(None, ge=1)
+    """Blocks in which sound and conditions have weights of their own; None: by the size."""
     single_stream_blocks: int | None = Field(None, ge=1)
+    """Blocks in which both share their weights; None: by the size."""
     encoder_width: int | None = Field(None, ge=32, multiple_of=32)
     """Width of the encoders that are trained along."""
     estimate_variance: float = Field(0.05, gt=0, exclude_if=lambda value: value == 0.05)
@@ -169,7 +176,9 @@ class TrainFlowConfig(OptimizerSettings, TrainingConfig):
     audio_context: bool = True
     """The model takes existing sound, for editing."""
     context: ContextConfig = ContextConfig()
+    """What is hidden of the wanted sound in training, so that the model learns to edit."""
     time: TimeDensityConfig = TimeDensityConfig()
+    """How the times of the flow are drawn in training."""
     dropout: float = Field(0.2, ge=0, lt=1)
     """Probability that a modality is hidden, each by itself."""
     dropout_video: float | None = Field(None, ge=0, lt=1)
@@ -279,6 +288,7 @@ class GenerateSoundConfig(StageConfig):
     edit: bool = True
     """Samples with an input track are made as edits of it; False: their track is left out."""
     sampling: SoundSamplingConfig = SoundSamplingConfig()
+    """How sounds are sampled."""
     duration_s: float | None = Field(None, gt=0)
     """Length of the sounds; None: that of the sample's own sound or video. An edit is as long as its track."""
     max_samples: int = Field(100, ge=1)
@@ -288,6 +298,7 @@ class GenerateSoundConfig(StageConfig):
     batch_size: int = Field(16, ge=1)
     """Sounds that are sampled together, where they have one length."""
     seed: int = 0
+    """Seed of the noise."""
 
 
 class EditSoundsConfig(StageConfig):
@@ -304,11 +315,14 @@ class EditSoundsConfig(StageConfig):
     operations: list[Literal["extend", "inpaint", "add", "remove"]] = Field(
         ["extend", "inpaint", "add", "remove"], min_length=1
     )
+    """Edits that are made of each scene."""
     by: list[Literal["words", "object"]] = Field(["words"], min_length=1)
     """How `add` and `remove` are told the sound: by its words, or by the region of its object in the video alone."""
     sampling: SoundSamplingConfig = SoundSamplingConfig()
+    """How the edited span is sampled."""
     margin_s: float = Field(0.1, ge=0)
     """The span is longer than the sound by this at each end."""
     max_samples: int = Field(20, ge=1)
     """Most scenes, picked evenly; one sound of each is edited, by every operation."""
     seed: int = 0
+    """Seed of the edits and of the noise."""

@@ -13,6 +13,7 @@ class GenerateConfig(StageConfig):
     """Settings of `generate`."""
 
     model: InputModel
+    """The model that speaks."""
     codec: InputModel | None = None
     """None: the codec of the model itself, or the `train_tokenizer` of its run."""
     samples: InputPath
@@ -24,6 +25,7 @@ class GenerateConfig(StageConfig):
     max_prompts: int = Field(60, ge=1)
     """Most pairs, picked evenly."""
     batch_size: int = Field(60, ge=1)
+    """Clips that are made side by side."""
     max_duration_s: float = Field(30.0, gt=0)
     """Longest speech; the limit follows the training clips where those are shorter."""
     temperature: float | None = Field(None, ge=0)
@@ -39,3 +41,4 @@ class GenerateConfig(StageConfig):
     speaker_guidance: float | None = Field(None, ge=0)
     """Classifier-free guidance on the speaker. None: 2 where training hid the speaker at times, else 1."""
     seed: int = 0
+    """Seed of the draws; each sample and take has one of its own from it."""

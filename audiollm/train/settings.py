@@ -84,6 +84,7 @@ class RunSettings(LoopSettings):
     checkpoint_seconds: float = Field(20.0, ge=0)
     """Least time between checkpoints; never less than 20 times what writing one takes. 0: one after every step."""
     seed: int = 0
+    """Seed of weights, order and draws; by default the recipe's."""
 
 
 class OptimizerSettings(LoopSettings):
@@ -96,6 +97,7 @@ class OptimizerSettings(LoopSettings):
     warmup_steps: int | None = Field(None, ge=1)
     """Steps of the warm-up; None: by the size, and a tenth of the steps at most."""
     weight_decay: float = Field(0.01, ge=0)
+    """Of matrices; norms and biases have none."""
     clip_norm: float = Field(1.0, gt=0)
     """Largest norm of the gradient of an optimizer's parameters."""
     ema_decay: float = Field(0.0, ge=0, lt=1)
@@ -191,6 +193,7 @@ class StepBudget(StageConfig):
     """The size, and a budget in steps."""
 
     size: Size = "tiny"
+    """What shapes and budgets are by default; by default the recipe's."""
     steps: int | None = Field(None, ge=10)
     """The budget: `steps`, `passes`, `minutes` or `cpu_minutes`, one of them."""
     passes: float | None = Field(None, gt=0)
@@ -203,6 +206,7 @@ class StepSettings(LoopSettings):
     batch_size: int | None = Field(None, ge=1)
     """Samples of an optimizer step, over all ranks."""
     learning_rate: float | None = Field(None, gt=0)
+    """At the peak of the schedule; None: by the size."""
 
 
 class AdaptationSettings(LoopSettings):
@@ -276,6 +280,7 @@ class ModelTrainingConfig(OptimizerSettings, AdaptationSettings, TrainingConfig)
     incidental: ClassVar[frozenset[str]] = TrainingConfig.incidental | {"strategy", "report_to", "rollbacks"}
 
     weight_decay: float = Field(0.05, ge=0)
+    """Of matrices; norms and biases have none."""
     ema_decay: float = Field(0.99, ge=0, lt=1)
     """Decay of the averaged weights that the run ends with; 0: no averaging."""
 

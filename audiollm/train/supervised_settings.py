@@ -153,6 +153,7 @@ class SourceSettings(LoopSettings):
     samples: list[SourceConfig] = Field(min_length=1)
     """A path, or a list of paths and of `{path, weight}`."""
     shape: ShapeConfig = ShapeConfig()
+    """Of a model from scratch; what is not given is by the size."""
     start: InputModel | None = None
     """A folder to begin from, with its vocabulary: a trained model's, Higgs Audio V2's (transformers' or Boson's
     files), or a plain Llama's or Qwen's, whose vocabulary grows by the special tokens; or a published audio LLM of
@@ -209,7 +210,9 @@ class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
     }
 
     text_weight: float = Field(0.1, ge=0)
+    """Weight of the loss of text targets."""
     audio_weight: float = Field(1.0, ge=0)
+    """Weight of the loss of codes."""
     max_codes_mb: float = Field(64, gt=0, exclude_if=lambda value: value == 64)
     """A sample whose codes take more when they are unpacked is set aside; 64 MB are some 11 hours of 8 codebooks."""
     workers: int = Field(0, ge=0)

@@ -90,6 +90,7 @@ class SelectAnswersConfig(StageConfig):
     beta: float = Field(0.5, gt=0)
     """Rejection sampling takes an answer with probability exp((score - best score) / beta)."""
     seed: int = 0
+    """Seed of the draws of rejection sampling."""
     strict: bool = Field(False, exclude_if=lambda value: not value)
     """Stop at the first bad sample; otherwise it is set aside, counted and left out."""
 

@@ -71,7 +71,9 @@ class SampleAnswersConfig(StageConfig):
     group_size: int = Field(4, ge=1)
     """Answers to each prompt; equal ones are kept once, and counted."""
     temperature: float = Field(1.0, ge=0)
+    """Of the draws; 0: the likeliest answer."""
     top_p: float = Field(1.0, gt=0, le=1)
+    """Share of the probability that is drawn from."""
     text_guidance: float | None = Field(None, ge=0, exclude_if=_is_default(None))
     """Speech: classifier-free guidance on the text, 1 is none. None: as the stage `generate` has it."""
     speaker_guidance: float | None = Field(None, ge=0, exclude_if=_is_default(None))
@@ -81,6 +83,7 @@ class SampleAnswersConfig(StageConfig):
     max_duration_s: float = Field(30.0, gt=0, exclude_if=_is_default(30.0))
     """Longest spoken answer; the limit follows the samples' recordings where those are shorter."""
     seed: int = 0
+    """Seed of the draws; each question and answer has one of its own from it."""
     add_right: bool = True
     """The right answer is one of the answers, whether the model gave it or not; for speech (there by default false) its
     recording, encoded."""

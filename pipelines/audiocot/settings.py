@@ -57,6 +57,7 @@ class AudioCotConfig(StepsConfig):
     use_truth: bool = True
     """Let `measured` write from the truth of composed scenes, where the list has it."""
     made: MadeConfig = Field(default_factory=MadeConfig)
+    """Sounds that are made of kept clips."""
     little_evidence: Literal["leave_out", "keep"] = "leave_out"
     """In `thinking.jsonl`, questions about clips whose loudest sound the tagger could not name."""
     held_out: float = Field(0.0, ge=0, lt=1)
@@ -65,9 +66,11 @@ class AudioCotConfig(StepsConfig):
     review_share: float = Field(0.05, ge=0, le=1)
     """Share of the kept clips that is listed for accepting or rejecting."""
     budget: AnswerBudget = Field(default_factory=AnswerBudget)
+    """Limits to the new answers of endpoints and models."""
     shards: bool = True
     """Write the kept clips with their sound as shards, too."""
     samples_per_shard: int = Field(256, ge=1)
+    """Most samples of a shard."""
 
     @model_validator(mode="after")
     def _go_together(self, info: ValidationInfo) -> AudioCotConfig:

@@ -39,6 +39,7 @@ class MultipleChoiceConfig(StageConfig):
     """Thought before the right answer, to be learnt by supervised training: a text with fields of the metadata
     (`I hear {text}.`) and `{answer}`; None: the right answer alone."""
     seed: int = 0
+    """Seed of the wrong options and of the order."""
 
     @field_validator("prompt")
     @classmethod

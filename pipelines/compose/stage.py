@@ -178,6 +178,7 @@ class ComposeConfig(StageConfig):
     normalize_text: bool = True
     """Write numbers as words of the segment's language, and sounds such as [laugh] as Higgs's tags."""
     seed: int = 0
+    """Seed of phrasings, splits and limits."""
 
     @field_validator("tasks")
     @classmethod

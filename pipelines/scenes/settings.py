@@ -56,21 +56,27 @@ class ComposeScenesConfig(StageConfig):
     held_out_scenes: int = Field(100, ge=0)
     """Test scenes, made of held-out recordings alone."""
     max_events: int = Field(3, ge=1, le=4)
+    """Most events of a scene."""
     duration_s: float = Field(3.0, ge=1.0, le=60.0)
+    """Length of a scene."""
     event_s: float = Field(1.0, gt=0.05)
     """Length of a sound at most: the loudest part of its recording."""
     apart_s: float = Field(0.5, gt=0.0)
     """Time between the beginnings of two sounds at least."""
     sample_rate: int = Field(16000, ge=8000, le=48000)
+    """Samples per second."""
     channels: int = Field(1, ge=1, le=2)
     """2: sounds come from where their objects are."""
     side: int = Field(64, ge=32, le=512, multiple_of=2)
     """Height and width of the pictures."""
     frame_rate: int = Field(24, ge=4, le=60)
+    """Pictures per second."""
     event_dbfs: float = Field(-20.0, ge=-40.0, le=-12.0)
     """Level of events, give or take 3 dB."""
     backdrop_dbfs: float = Field(-34.0, ge=-60.0, le=-12.0)
+    """Level of the backdrop."""
     seed: int = 0
+    """Seed of the scenes."""
 
     @model_validator(mode="after")
     def _backdrops_have_events(self) -> ComposeScenesConfig:

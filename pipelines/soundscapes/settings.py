@@ -51,8 +51,11 @@ class ComposeSoundscapesConfig(StageConfig):
     loudness_db: float = Field(12.0, ge=3.0, le=24.0)
     """Difference between the two sounds of `loudness`."""
     background_dbfs: float = Field(-45.0, ge=-70.0, le=-20.0)
+    """Level of the background."""
     sample_rate: int = Field(16_000, ge=8000, le=48_000)
+    """Samples per second."""
     seed: int = 0
+    """Seed of the soundscapes and of their questions."""
 
     @model_validator(mode="after")
     def _has_inputs(self) -> ComposeSoundscapesConfig:

@@ -49,6 +49,7 @@ class StepsConfig(StageConfig):
     retry_failed: bool = False
     """Try again what failed in an earlier run."""
     seed: int = 0
+    """Seed of everything that is drawn: synthetic speech, samples that are looked at closer."""
 
     @field_validator("input")
     @classmethod

@@ -35,6 +35,7 @@ class TrainVAEConfig(TrainingConfig):
     crop_frames: int = Field(32, ge=4)
     """Length of a training crop in latent frames (46 ms by default)."""
     latent_dim: int = Field(64, ge=1)
+    """Numbers of a latent."""
     mel_hidden_size: int | None = Field(None, ge=16)
     """Width at the mel rate (86 Hz by default)."""
     hidden_size: int | None = Field(None, ge=16)

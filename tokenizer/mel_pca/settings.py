@@ -22,6 +22,7 @@ class FitMelPCAConfig(StageConfig):
     """Samples between two mel frames; a latent frame is 4 of them, and the Fourier transforms are as long: 64 ms at
     16 kHz. Much shorter ones do not tell the harmonics of a low voice apart: raise it with the sample rate."""
     num_mels: int = Field(128, ge=8)
+    """Mel bands."""
     latent_dim: int = Field(48, ge=1)
     """Principal components of a latent frame that are kept."""
     max_clips: int = Field(4000, ge=1)

@@ -55,6 +55,8 @@ class TrainTokenizerConfig(TrainingConfig):
     teacher_share: float = Field(0.1, gt=0, lt=1)
     """Steps of the `own` teacher's training, as a share of the tokenizer's steps."""
     quantizer: Literal["rvq", "split_rvq", "fsq"] = "rvq"
+    """`rvq`: residual codebooks; `split_rvq`: the first one is semantic, beside the others; `fsq`: scalar
+    quantization."""
     crop_frames: int = Field(24, ge=4)
     """Length of a training crop in 40 ms frames."""
     mel_hidden_size: int | None = Field(None, ge=16)
@@ -66,11 +68,15 @@ class TrainTokenizerConfig(TrainingConfig):
     harmonic_source: bool = True
     """For `native`: the codes carry pitch and voicing, and the decoder makes the harmonics of a voice from them."""
     pitch_weight: float = Field(1.0, gt=0)
+    """Weight of the loss of pitch and voicing."""
     commitment_weight: float = Field(1.0, ge=0)
+    """Weight of the distance of latents to their codes."""
     semantic_weight: float = Field(1.0, ge=0)
+    """Weight of predicting the teacher's features."""
     adversary_share: float | None = Field(None, ge=0, le=1)
     """Share of the steps before the discriminators begin; 1 for none. By default 0.3, and 1 for `tiny`."""
     quantizer_dropout: float = Field(0.3, ge=0, le=1)
+    """Share of the clips that are quantized by the first codebooks alone, a drawn number of them."""
 
     @model_validator(mode="after")
     def _follow_size(self) -> TrainTokenizerConfig:
@@ -101,6 +107,7 @@ class TokenizeConfig(StageConfig):
 
     incidental: ClassVar[frozenset[str]] = frozenset({"workers"})
     samples: InputPath
+    """Samples whose recordings are encoded."""
     codec: InputModel
     """A codec's folder."""
     workers: int | None = Field(None, ge=1)
@@ -115,7 +122,9 @@ class TokenizeConfig(StageConfig):
     sound: bool = False
     """Keep the sound of what is heard, too, for a `train` with `audio_in: features`; it is not varied."""
     samples_per_shard: int = Field(512, ge=1)
+    """Most samples of a shard."""
     seed: int = 0
+    """Seed of gain, speed and shift of further encodings."""
 
     def num_workers(self, samples: int) -> int:
         """Processes for so many samples: each takes as long to start as some dozens of encodings."""

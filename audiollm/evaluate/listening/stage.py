@@ -36,12 +36,14 @@ class ListeningConfig(StageConfig):
     """Settings of `evaluate_listening`."""
 
     model: InputModel
+    """The model that answers."""
     codec: InputModel | None = None
     """Folder of the codec, for a model that hears codes; a model with an audio encoder needs none."""
     samples: InputPath
     """Samples in a .jsonl file. Those of the task `asr` are scored by words. Of the others, an answer is right if it
     names the sample's and no other option: of `metadata.choices`, else of the answers to the same question."""
     split: Literal["test", "train"] = "test"
+    """The split whose questions are asked."""
     max_samples: int = Field(600, ge=1)
     """Samples of each kind (transcripts, questions), evenly picked."""
     language: str = "en"

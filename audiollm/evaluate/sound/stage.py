@@ -37,6 +37,7 @@ class EvaluateSoundConfig(StageConfig):
     edits: InputPath | None = None
     """`edited.jsonl` of the stage `edit_sounds`, judged beside the sounds."""
     max_sounds: int = Field(500, ge=1)
+    """Most sounds that are scored."""
     examples: int = Field(8, ge=0)
     """Sounds of the report that can be heard, the worst first."""
 

@@ -50,11 +50,15 @@ class NewThinkerConfig(StageConfig):
     width: int = Field(192, ge=32, multiple_of=32)
     """Hidden size of the decoder; its heads are 48 wide where they fit, else 32."""
     layers: int = Field(4, ge=1)
+    """Layers of the language model."""
     encoder_width: int = Field(128, ge=32, multiple_of=32)
     """Hidden size of both encoders."""
     audio_layers: int = Field(3, ge=1)
+    """Layers of the audio encoder."""
     vision_layers: int = Field(2, ge=1)
+    """Layers of the vision encoder."""
     mel_bins: int = Field(64, ge=8)
+    """Mel bands that the audio encoder hears."""
     window_s: int = Field(10, ge=1, le=30)
     """Longest recording in seconds; the audio encoder hears it in one piece."""
     min_pixels: int = Field(56 * 56, ge=784)
@@ -62,6 +66,7 @@ class NewThinkerConfig(StageConfig):
     max_pixels: int = Field(224 * 224, ge=784)
     """Most pixels of a picture, which is scaled down to them."""
     seed: int = 0
+    """Seed of the random weights."""
 
     @model_validator(mode="after")
     def _pixels_go_together(self) -> NewThinkerConfig:

@@ -214,6 +214,7 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     ema_decay: float = Field(0.0, ge=0, lt=1)
     """Decay of the averaged weights that the run ends with; 0: no averaging."""
     weight_decay: float = Field(0.0, ge=0)
+    """Of matrices; norms and biases have none."""
 
     @field_validator("advantage", "objective", "rollouts", mode="before")
     @classmethod

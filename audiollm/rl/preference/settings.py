@@ -129,6 +129,7 @@ class AnswerTrainingConfig(ModelTrainingConfig):
     ema_decay: float = Field(0.0, ge=0, lt=1)
     """Decay of the averaged weights that the run ends with; 0: no averaging."""
     weight_decay: float = Field(0.0, ge=0)
+    """Of matrices; norms and biases have none."""
 
     _reads: ClassVar[tuple[WhatIsRead, ...]] = ("log_probs",)
     """What objectives of this training may read."""

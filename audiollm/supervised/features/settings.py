@@ -30,6 +30,7 @@ class EncodeFeaturesConfig(StageConfig):
     dtype: Literal["float16", "float32"] = "float16"
     """In which rows are kept: a row of Whisper base is 1 KiB at a stride of 1 in float16, an hour 176 MiB."""
     samples_per_shard: int = Field(256, ge=1)
+    """Most samples of a shard."""
 
     @model_validator(mode="after")
     def _check_sources(self) -> EncodeFeaturesConfig:

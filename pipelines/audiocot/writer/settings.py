@@ -25,6 +25,7 @@ class EvaluateThoughtsConfig(StageConfig):
     """Ask about clips that no training learns from (`test`, also where they are called `validation` or the like), or
     about those that one does; null: about all."""
     questions: list[QuestionKind] = Field(["clip", "region", "instruction"], min_length=1)
+    """Kinds of questions that are asked."""
     exchange: list[Literal["video", "sound"]] = Field(default=[])
     """Control: parts of each question that are replaced by those of another clip's question of the same kind."""
     shuffle_frames: bool = False
