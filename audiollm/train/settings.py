@@ -24,7 +24,7 @@ MergeMethod = Literal["linear", "ties", "dare_linear"]
 """How models that were trained side by side become one; `supervised/merging.py` has the sources."""
 FrozenPlacement = Literal["whole", "sharded", "cpu"]
 FrozenFormat = Literal["fp32", "bf16", "int8", "nf4"]
-REPORTERS = ("tensorboard", "wandb")
+REPORTERS = ("tensorboard", "wandb", "mlflow", "trackio")
 Trained = Literal["all", "audio_ffn", "adapter"] | Sequence[str]
 
 
@@ -113,8 +113,9 @@ class OptimizerSettings(LoopSettings):
     rollbacks: int = Field(3, ge=0)
     """Steps that may be skipped, as a spike or not finite, before the run stops; raised, a stopped run goes on."""
     report_to: tuple[str, ...] = ("tensorboard",)
-    """Where figures, alarms, answers and sounds are drawn beside the files: `tensorboard`, `wandb`, or a class of your
-    own (`package.module:Class`)."""
+    """Where figures, alarms, answers and sounds are drawn beside the files: `tensorboard`, `wandb`, `mlflow`,
+    `trackio`, or a class of your own (`package.module:Class`). All stay on this machine unless their variables
+    (WANDB_MODE, MLFLOW_TRACKING_URI) say otherwise."""
 
     @field_validator("report_to")
     @classmethod

@@ -1,9 +1,8 @@
-"""Training figures and alarms as JSON lines (for programs), TensorBoard events and Weights & Biases (for people)."""
+"""Training figures and alarms as JSON lines for programs, and on boards for people."""
 
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,12 +11,10 @@ from typing import Any
 
 import psutil
 import torch
-from torch import Tensor
 
-from audiollm.errors import ConfigError
-from audiollm.files.atomic import line_numbers, read_whole_lines, write_jsonl, write_text
-from audiollm.recipe.plug_ins import Catalog, documented, import_named
-from audiollm.train.loop.task import PHASE_PREFIX, Board
+from audiollm.files.atomic import line_numbers, read_whole_lines, write_jsonl
+from audiollm.train.loop.boards import open_boards
+from audiollm.train.loop.task import PHASE_PREFIX
 
 PEAK_FLOPS: Mapping[str, float] = {
     "B200": 2250e12,
@@ -30,34 +27,6 @@ PEAK_FLOPS: Mapping[str, float] = {
     "V100": 125e12,
 }
 """Dense bf16 (V100: fp16) operations a second by NVIDIA's data sheets, by a part of the device's name."""
-
-
-BOARD_METHODS = ("scalars", "text", "table", "audio", "close")
-
-
-def open_boards(report_to: Sequence[str], folder: Path, resume_step: int = 0) -> list[Board]:
-    """Open the boards of `report_to`: `tensorboard`, `wandb`, or `package.module:Class`.
-
-    Raises:
-        ConfigError: W&B is not installed, or a board of a user's own cannot be imported.
-    """
-    return [board_class(name)(folder, resume_step) for name in report_to]
-
-
-def board_class(name: str) -> type[Board]:
-    """The class of a board by its name, or at an import path.
-
-    Raises:
-        ConfigError: it cannot be imported, or lacks a method.
-    """
-    if name in BOARDS:
-        return BOARDS[name]
-    remedy = "give a class with the methods of `Board`: see docs/extending.md"
-    own: type[Board] = import_named(name, remedy)
-    missing = [method for method in BOARD_METHODS if not hasattr(own, method)]
-    if missing:
-        raise ConfigError(f"has no method {missing[0]}", name, remedy)
-    return own
 
 
 class Monitor:
@@ -87,7 +56,7 @@ class Monitor:
         self._alarms_path = folder / "alarms.jsonl"
         alarms = _rows_before(self._alarms_path, resume_step, say)
         self._alarms = [row for row in alarms if isinstance(row.get("kind"), str)]
-        self.boards = open_boards(report_to, folder, resume_step)
+        self.boards = open_boards(report_to, folder, resume_step, say)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """A step's figures, or those of an evaluation."""
@@ -116,87 +85,6 @@ class Monitor:
         self._performance.close()
         for board in self.boards:
             board.close()
-
-
-class TensorBoard:
-    """Events below the stage's folder."""
-
-    def __init__(self, folder: Path, resume_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=resume_step or None)
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        for key, value in values.items():
-            self._writer.add_scalar(key, value, step)
-
-    def text(self, step: int, key: str, text: str) -> None:
-        self._writer.add_text(key, text, step)
-
-    def table(self, step: int, key: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        lines = [headings, ["---"] * len(headings), *rows]
-        self._writer.add_text(key, "\n".join(map(_markdown_row, lines)), step)
-
-    def audio(self, step: int, key: str, samples_1N: Tensor, sample_rate: int) -> None:
-        self._writer.add_audio(key, samples_1N, step, sample_rate=sample_rate)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class WeightsAndBiases:
-    """A run of Weights & Biases; `wandb` is asked for when it is used alone.
-
-    Its id is kept in `wandb_id`: a resumed stage goes on with its run, one that begins afresh has a new one.
-    """
-
-    def __init__(self, folder: Path, resume_step: int) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise ConfigError(
-                "report_to names wandb, which is not installed", str(folder), "pip install wandb"
-            ) from None
-        name = f"{folder.parent.name}-{folder.name}"
-        id_path = folder / "wandb_id"
-        if not id_path.exists():
-            write_text(id_path, secrets.token_hex(8))
-        self._run = wandb.init(
-            project="audiollm", name=name, id=id_path.read_text(), dir=str(folder), resume="allow"
-        )
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def text(self, step: int, key: str, text: str) -> None:
-        self._run.alert(title=key, text=text)
-
-    def table(self, step: int, key: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        import wandb
-
-        shown = wandb.Table(columns=list(headings), data=[list(row) for row in rows])
-        self._run.log({key: shown}, step=step)
-
-    def audio(self, step: int, key: str, samples_1N: Tensor, sample_rate: int) -> None:
-        import wandb
-
-        self._run.log({key: wandb.Audio(samples_1N[0].numpy(), sample_rate=sample_rate)}, step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(' '.join(cell.replace('|', chr(92) + '|').split()) for cell in cells)} |"
-
-
-BOARDS: Mapping[str, type[Board]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
-"""Boards by the name that `report_to` gives them."""
-
-
-def board_catalog() -> Catalog:
-    """Boards of `report_to`."""
-    return Catalog(documented(BOARDS), "Your own: `package.module:Class` with the methods of `Board`.")
 
 
 class Speed:

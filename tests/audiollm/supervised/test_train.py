@@ -38,7 +38,7 @@ from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.supervised.eval_audio import EvalAudio, reply_request
-from audiollm.train.loop.monitor import TensorBoard
+from audiollm.train.loop.boards import TensorBoard
 from audiollm.train.supervised_settings import SIZES, TrainConfig
 from tests.audiollm.supervised.train_samples import (
     SMALL,

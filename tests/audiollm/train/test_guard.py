@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from audiollm.errors import ConfigError, StageError
 from audiollm.files.atomic import read_json, read_jsonl
 from audiollm.train.loop import monitor
+from audiollm.train.loop.boards import open_boards
 from audiollm.train.loop.guard import LOSS_EMA_DECAY, SETTLE_STEPS, Guard, LeftOut, RunningLoss
 from audiollm.train.loop.loop import Update, step_generator, train
-from audiollm.train.loop.monitor import Monitor, Speed, open_boards
+from audiollm.train.loop.monitor import Monitor, Speed
 from audiollm.train.settings import ParameterRule
 
 BAD = 23
