@@ -81,7 +81,7 @@ def serve_models(
     ray_address: Annotated[
         str | None,
         typer.Option(
-            help="A running cluster: auto, or ray://…",
+            help="A running cluster: auto, or ray://HOST:PORT.",
             show_default="one on this machine",
             rich_help_panel=RAY_PANEL,
         ),

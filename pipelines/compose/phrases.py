@@ -8,7 +8,9 @@ from typing import Any
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from audiollm.data.records.sample import PHRASE_WORDS, PRONUNCIATION, AudioPart, RecordedPhrase, Sample
+from audiollm.data.text.languages import language_code
 from audiollm.data.text.phrases import PhraseLayout, split_into_phrases
+from audiollm.data.text.pronunciation import pronounced_language
 from audiollm.errors import first_problem
 from pipelines.compose.rows import Row
 
@@ -50,10 +52,24 @@ def with_phrases(sample: Sample, row: Row, layout: PhraseLayout) -> Sample:
     phrases = cut_phrases(words, times, recording.end_s - recording.start_s, layout.words)
     metadata: dict[str, Any] = {**sample.metadata, PHRASE_WORDS: layout.words}
     if layout.pronunciation is not None:
+        _check_language(sample, layout.pronunciation)
         phrases = [phrase.model_copy(update={"phonemes": layout.reading(phrase.text)}) for phrase in phrases]
         metadata[PRONUNCIATION] = layout.pronunciation
     messages = [*sample.messages[:-1], last.model_copy(update={"phrases": phrases})]
     return sample.model_copy(update={"messages": messages, "metadata": metadata})
+
+
+def _check_language(sample: Sample, pronunciation: str) -> None:
+    """
+    Raises:
+        ValueError: the text is in another language than the phonemes.
+    """
+    language = language_code(str(sample.metadata.get("language") or ""))
+    spoken = pronounced_language(pronunciation)
+    if language is not None and language != spoken:
+        raise ValueError(
+            f"no phonemes: its language is {language}, and pronunciation {pronunciation} is of {spoken}"
+        )
 
 
 def cut_phrases(

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from functools import cache
 
+from audiollm.data.text.languages import language_code
 from audiollm.errors import ConfigError
 
 ESPEAK_PREFIX, HIBARI = "espeak:", "hibari"
@@ -39,6 +40,11 @@ def pronounce(text: str, name: str) -> str:
     ending = _ENDING.search(text)
     written = f" {WORD_BORDER} ".join(" ".join(phonemes) for phonemes in words if phonemes)
     return " ".join(filter(None, (written, ending[0] if ending else ""))) or text
+
+
+def pronounced_language(name: str) -> str | None:
+    """The code of the language whose rules a name stands for."""
+    return "en" if name == HIBARI else language_code(name.removeprefix(ESPEAK_PREFIX))
 
 
 def check_pronunciation(name: str) -> None:

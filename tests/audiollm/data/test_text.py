@@ -77,7 +77,7 @@ def test_markup_white_space_and_what_nobody_can_read_are_kept(text: str) -> None
 
 def test_what_the_grammars_have_no_path_for_is_still_spoken() -> None:
     assert spoken_form("@home #1") == "at home number one"
-    assert spoken_form("₹500 \u200b6") == "₹five hundred six"
+    assert spoken_form("₿500 \u200b6") == "₿five hundred six"
     assert spoken_form("see @home on May 3 at 5pm") == "see at home on the third of May at five PM"
 
 

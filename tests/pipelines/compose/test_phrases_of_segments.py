@@ -66,6 +66,15 @@ def test_phrases_may_be_read_as_phonemes(tmp_path: Path) -> None:
     assert sample.metadata["pronunciation"] == "espeak:en-us"
 
 
+def test_phonemes_of_another_language_are_not_taken(tmp_path: Path) -> None:
+    rows = [segment(number, word_times(TEXT)) for number in range(2)]
+    rows += [segment(2, word_times(TEXT), language="German"), segment(3, word_times(TEXT), language=None)]
+    samples, aside = compose(tmp_path, rows, phrase_words=2, pronunciation="espeak:en-us")
+    assert [sample.id for sample in samples] == ["s0", "s1", "s3"]
+    (row,) = aside
+    assert "its language is de, and pronunciation espeak:en-us is of en" in row["reason"]
+
+
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
