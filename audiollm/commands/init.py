@@ -101,7 +101,7 @@ def _without_links(text: str, place: str, name: str) -> str:
 def _first_recipe(folder: Path, recipe: str) -> str:
     """The smallest size of the recipe, from the project's folder."""
     sizes = [f"recipes/{recipe}/{size}.yaml" for size in _SIZES]
-    others = [
+    all_recipes = [
         path.relative_to(folder).as_posix() for path in sorted((folder / "recipes" / recipe).glob("*.yaml"))
     ]
-    return next((name for name in sizes if (folder / name).exists()), others[0])
+    return next((name for name in sizes if (folder / name).exists()), all_recipes[0])

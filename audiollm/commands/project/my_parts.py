@@ -26,10 +26,10 @@ class ShortTextsConfig(StageConfig):
 def run_short_texts(config: ShortTextsConfig, context: Context) -> dict[str, Any]:
     """Keep the samples whose texts are short. What is returned stands in the report."""
     samples, _ = read_samples(Path(config.samples))
-    kept = [sample for sample in samples if len(" ".join(sample.texts("user")).split()) <= config.most_words]
-    write_samples(context.folder / "samples.jsonl", kept)
-    context.say(f"{len(kept)} of {len(samples)} samples have at most {config.most_words} words")
-    return {"samples": len(kept), "left_out": len(samples) - len(kept)}
+    short = [sample for sample in samples if len(" ".join(sample.texts("user")).split()) <= config.most_words]
+    write_samples(context.folder / "samples.jsonl", short)
+    context.say(f"{len(short)} of {len(samples)} samples have at most {config.most_words} words")
+    return {"samples": len(short), "left_out": len(samples) - len(short)}
 
 
 short_texts = Stage(

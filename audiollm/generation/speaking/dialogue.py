@@ -247,10 +247,10 @@ class _Cast:
     """Who speaks how in a dialogue, and what."""
 
     voices: Mapping[str, Voice]
-    """Of the speakers that have a reference."""
+    """The references of the speakers that have one, by their names."""
     manners: Mapping[str, Manner]
     chunks: Sequence[Sequence[Chunk]]
-    """Of each turn."""
+    """The chunks of each turn."""
 
     @classmethod
     def of(
