@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # waiting threads sleep
 export OMP_WAIT_POLICY ?= passive
+# what is compiled at its first import is kept, whatever the caller's environment says
+export PYTHONDONTWRITEBYTECODE :=
 READY := $(VENV)/.ready
 
 .PHONY: help setup quickstart test check docs docs-tables bench learn clean

@@ -23,6 +23,8 @@ _FENCE = re.compile(r"^ *```(\w*)")
 _INLINE = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
 _PROGRAMS = r"(?:audiollm|make|pip|python|\.venv/bin/\w[\w-]*|pytest|tensorboard|apt-get)"
 _COMMAND = re.compile(rf"^{_PROGRAMS}(?: |$)")
+_MAYBE_COMMAND = re.compile(rf"`{_PROGRAMS}\s|^\W*(?:Example: )?audiollm ", re.MULTILINE)
+"""In each file of Python whose docstrings or texts have a command."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,10 @@ def _comment_commands(path: Path) -> Iterator[Snippet]:
 
 def _docstring_commands(path: Path) -> Iterator[Snippet]:
     """Commands of docstrings, a line each, and those between backticks in any text."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    text = path.read_text(encoding="utf-8")
+    if not _MAYBE_COMMAND.search(text):
+        return
+    for node in ast.walk(ast.parse(text)):
         if (
             isinstance(node, ast.Expr)
             and isinstance(node.value, ast.Constant)

@@ -104,6 +104,16 @@ def check_private_names(zero_optimizer: Any, trained: Sequence[Any], stage: int)
         )
 
 
+def leave_out_compiled_sums() -> None:
+    """Have sums between CPU processes of one machine made by gloo.
+
+    DeepSpeed would compile a kernel for them at its first use: a minute, and an error where no compiler is installed.
+    """
+    from deepspeed import ops
+
+    ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
 def flat_fp32_weights(zero_optimizer: Any, stage: int) -> list[Tensor]:
     """This rank's fp32 weights: one flat tensor for each group of parameters (ZeRO 2) or sub-group (ZeRO 3)."""
     flat: list[Tensor] = (

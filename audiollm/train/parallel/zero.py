@@ -39,6 +39,8 @@ class ZeroStrategy:
         trained = [name for name, module in modules.items() if is_trained(module)]
         if len(trained) > 1:
             raise ValueError(f"zero{self._stage} trains one module, not {trained}: set strategy to ddp")
+        if self._device.type == "cpu":
+            internals.leave_out_compiled_sums()
         optimizer = next(iter(build().values()))
         accelerator = fresh_accelerator(zero=_zero_plugin(self._stage, self._dtype, self._clip_norm))
         self._engine, prepared = accelerator.prepare(modules[trained[0]], optimizer)

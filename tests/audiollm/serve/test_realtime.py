@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -77,6 +79,20 @@ def talking(server: RunningServer, model: str) -> Iterator[Talk]:
         talk = Talk(connection)
         assert talk.until("session.created")[-1].type == "session.created"
         yield talk
+
+
+@contextmanager
+def slow_steps(server: RunningServer) -> Iterator[None]:
+    """An answer takes seconds, so that what is sent after its first sound comes before its end."""
+    engine = server.engine()
+    step = engine.step
+
+    def slow_step() -> Any:
+        time.sleep(0.1)
+        return step()
+
+    with patch.object(engine, "step", slow_step):
+        yield
 
 
 def kinds(events: list[Any]) -> list[str]:
@@ -155,7 +171,7 @@ def test_turns_by_voice_activity_are_answered_and_written_down(server: RunningSe
 
 
 def test_speech_interrupts_an_answer_and_so_does_the_client(server: RunningServer) -> None:
-    with talking(server, "toy") as talk:
+    with slow_steps(server), talking(server, "toy") as talk:
         talk.configure(audio={"input": {"format": {"rate": RATE}}, "output": BY_HAND["output"]})
         talk.say("hello")
         talk.send("response.create")
