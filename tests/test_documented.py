@@ -83,10 +83,13 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+owners_of_packages = cache(importlib.metadata.packages_distributions)
+
+
 @pytest.fixture
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packages that were installed by hand are not found."""
-    owners = importlib.metadata.packages_distributions()
+    owners = owners_of_packages()
     find_spec = importlib.util.find_spec
 
     def find(name: str, package: str | None = None) -> Any:

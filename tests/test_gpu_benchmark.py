@@ -38,7 +38,17 @@ LEFT_OUT = {
     "sft": ["attention flash_attn", "attention varlen", "pinned"], "generate": ["cuda_graph"], "flow": ["thinksound"],
 }  # fmt: skip
 """By case, words of what needs a GPU, or a package that is not installed."""
-SLOW = ("studio_click", "sft_compiled", "flow", "flow_compiled", "grpo_audio", "interpret", "codec", "dpo")
+SLOW = (
+    "studio_click",
+    "sft",
+    "sft_compiled",
+    "flow",
+    "flow_compiled",
+    "grpo_audio",
+    "interpret",
+    "codec",
+    "dpo",
+)
 
 
 def printed(output: str) -> list[dict[str, Any]]:

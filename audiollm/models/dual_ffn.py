@@ -121,10 +121,8 @@ class DualFFN(nn.Module):
         self.model = Backbone(config)
         self.text_lm_head = Head(config.hidden_size, config.vocab_size, bias=False)
         self.audio_lm_head = Head(config.hidden_size, config.num_codebooks * config.codebook_size, bias=False)
-        self.apply(_initialize)
-        for name, weight in self.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                nn.init.normal_(weight, std=0.02 / (2 * config.num_layers) ** 0.5)
+        if not self.text_lm_head.weight.is_meta:  # a shape without values, whose parameters are counted
+            self._initialize()
         if config.audio_encoder is not None:
             self.add_audio_encoder(config.audio_encoder)
 
@@ -133,6 +131,12 @@ class DualFFN(nn.Module):
         x_SC = self.embed_rows(batch)
         attend = self.attend_packed(batch, x_SC)
         return self._layers(x_SC, self._rows(batch, attend))
+
+    def _initialize(self) -> None:
+        self.apply(_draw_weights)
+        for name, weight in self.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                nn.init.normal_(weight, std=0.02 / (2 * self.config.num_layers) ** 0.5)
 
     def add_audio_encoder(self, config: AudioEncoderConfig) -> None:
         """An encoder of random weights, with a projector, for what is heard (`load_tower` gives it published ones)."""
@@ -311,7 +315,7 @@ class DualFFN(nn.Module):
         return normed
 
 
-def _initialize(module: nn.Module) -> None:
+def _draw_weights(module: nn.Module) -> None:
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:

@@ -16,13 +16,17 @@ class ExportFormat(StrEnum):
     """Formats of exports."""
 
     TRANSFORMERS = "transformers"
+    ONNX = "onnx"
 
 
 def export(
     folder: Annotated[
         Path,
         typer.Argument(
-            parser=read_folder, metavar="FOLDER", help="A train stage, or a saved model.", show_default=False
+            parser=read_folder,
+            metavar="FOLDER",
+            help="A train stage or a saved model; a codec's, too, for onnx.",
+            show_default=False,
         ),
     ],
     to: Annotated[ExportFormat, typer.Option("--to", help="The format.", show_default=False)],
@@ -36,14 +40,19 @@ def export(
     """Write a model that speaks as others load it, and compare its answers with ours before it says done.
 
     transformers: a folder for HiggsAudioV2ForConditionalGeneration, its processor and its codec, in audio_tokenizer/.
+    onnx: the codec alone, for onnxruntime: samples to codes and back, in pieces of any size.
     What the format cannot hold is refused, with the way that works.
 
     Example: audiollm export runs/higgs/train --to transformers -o exported
+
+    Example: audiollm export runs/quickstart/train_tokenizer --to onnx -o codec-onnx
     """
+    from audiollm.publish.codec_export import export_to_onnx
     from audiollm.publish.transformers_export import export_to_transformers
 
     console = Console(soft_wrap=True)
     with console.status(f"writing and comparing for {to.value}"):
-        checked = export_to_transformers(folder, out, codec)
+        write = export_to_onnx if to is ExportFormat.ONNX else export_to_transformers
+        checked = write(folder, out, codec)
     console.print(f"compared: {checked}", highlight=False)
     console.print(f"exported: {out}", highlight=False, markup=False)

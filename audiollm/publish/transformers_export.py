@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from audiollm.codec import default_codec_folder
 from audiollm.data.text.tokenizer import SPEAKERS_FILE, TRAINED_FILE
 from audiollm.errors import ConfigError
-from audiollm.files.atomic import write_json, write_text
-from audiollm.files.json_files import config_folder, read_json_file
+from audiollm.files.atomic import write_json
+from audiollm.files.json_files import read_json_file
 from audiollm.generation.engine.defaults import read_trained
 from audiollm.hub_models.needed_files import CODEC_FOLDER
 from audiollm.models.generation_config import read_generation
@@ -21,14 +19,13 @@ from audiollm.models.layouts import HIGGS, config_of, fits_higgs, transformers_c
 from audiollm.models.model_card import ModelCard
 from audiollm.models.pretrained import model_folder
 from audiollm.models.processor_files import CODEC_KIND
+from audiollm.publish.incomplete import codec_place, incomplete_folder
 from audiollm.publish.release_files import select_model_files
 
 if TYPE_CHECKING:
     from audiollm.models.decoder import DualFFNConfig
     from audiollm.publish.transformers_check import CheckedExport
 
-INCOMPLETE = "INCOMPLETE.txt"
-"""Stands in a folder until the export has been compared."""
 OWN_WAY = "serve it with `audiollm serve FOLDER`, which clients of OpenAI's kind speak to"
 _VARIANTS = {
     "audio_ffn_layers": "audio feed-forwards in some layers alone",
@@ -67,7 +64,7 @@ def export_to_transformers(folder: Path, out: Path, codec: Path | None = None) -
             str(folder),
             OWN_WAY,
         )
-    with _incomplete(out):
+    with incomplete_folder(out):
         _write_export(folder, codec_path, out)
         return check_export(generator, out)
 
@@ -114,12 +111,7 @@ def _exported_codec(folder: Path, codec: Path | None) -> Path:
     Raises:
         ConfigError: there is none, or it is of another kind.
     """
-    place = codec
-    if place is None:
-        named = read_json_file(folder / "config.json", dict).get("audio_tokenizer_id")
-        is_there = isinstance(named, str) and Path(named).is_dir()
-        place = Path(named) if is_there and isinstance(named, str) else default_codec_folder(folder)
-    path = config_folder(place, "codec", "name it with --codec FOLDER")
+    path = codec_place(folder, codec)
     kind = read_json_file(path / "config.json", dict).get("model_type")
     if kind != CODEC_KIND:
         raise ConfigError(
@@ -128,26 +120,6 @@ def _exported_codec(folder: Path, codec: Path | None) -> Path:
             f"{OWN_WAY}; or train a tokenizer with `preset: higgs`",
         )
     return path
-
-
-@contextmanager
-def _incomplete(out: Path) -> Iterator[None]:
-    """Fill a folder, which is removed where the block fails.
-
-    Raises:
-        ConfigError: the folder holds something else than an export that was cut short.
-    """
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / INCOMPLETE).exists())):
-        raise ConfigError(f"{out} exists and is not empty", "-o", "give another folder")
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    try:
-        write_text(out / INCOMPLETE, "This export has not been compared with the model yet.\n")
-        yield
-        (out / INCOMPLETE).unlink()
-    except BaseException:
-        shutil.rmtree(out, ignore_errors=True)
-        raise
 
 
 def _write_export(folder: Path, codec_path: Path, out: Path) -> None:

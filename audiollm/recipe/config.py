@@ -25,6 +25,8 @@ METHOD, METHODS = "method", "methods"
 """Keys of a recipe: the name of a row, and the table of rows that may be laid over the recipe."""
 BUDGETS = ("steps", "passes", "minutes", "cpu_minutes")
 """Settings of a training stage of which one may be given: on the command line, it takes the place of the recipe's."""
+_SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""PyYAML's safe loader, in C where it was built so: a tenth of the time."""
 _REFERENCE = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
 
 
@@ -187,8 +189,9 @@ def _read_yaml(path: Path) -> Document:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot be read: {error}", str(path), "a recipe is a UTF-8 text file") from None
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
+        loader = _SAFE_LOADER(text)
+        node = loader.get_single_node()
+        data = None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)

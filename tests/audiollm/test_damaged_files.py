@@ -162,11 +162,11 @@ def resume(folder: Path) -> None:
 
 
 def damaged_files() -> Iterator[Any]:
-    """Every file with every damage. A fifth is quick: one or two damages of each file, a fifth of the files of each
+    """Every file with every damage. A seventh is quick: one or two damages of each file, a seventh of the files of each
     damage."""
     for number, (arguments, file) in enumerate(CASES):
         for place, damage in enumerate(DAMAGES):
-            slow = () if (number + place) % 5 == 0 else pytest.mark.slow
+            slow = () if (number + place) % 7 == 0 else pytest.mark.slow
             yield pytest.param(
                 arguments, file, damage, marks=slow, id=f"{arguments[0]}-{arguments[-1]}-{file}-{damage}"
             )
@@ -237,7 +237,7 @@ def test_a_trained_stage_with_a_damaged_result_is_not_begun_again(
     assert (path.parent.with_name("train.before") / "checkpoint" / "state.json").exists()
 
 
-@pytest.mark.parametrize("limit", [2_000, 20_000])
+@pytest.mark.parametrize("limit", [pytest.param(2_000, marks=pytest.mark.slow), 20_000])
 def test_a_file_limit_ends_every_command_with_a_sentence(pristine: Path, limit: int) -> None:
     """As a full disk does, for those who cannot mount one."""
     shutil.rmtree(pristine / "runs")

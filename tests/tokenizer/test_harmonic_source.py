@@ -36,11 +36,16 @@ NUM_CLASSES = num_pitch_classes(VOICE_HZ)
 
 
 def cosines(hz_N: Tensor, tilt: float = 0.0) -> Tensor:
-    """All harmonics below the band's edge of a pitch that is given for each sample; harmonic k has k ** -tilt."""
+    """All harmonics below the band's edge of a pitch that is given for each sample; harmonic k has k ** -tilt.
+
+    The highest one fades out as it comes to the edge.
+    """
     turns_N = (hz_N.double() / RATE).cumsum(0)
     count = int(RATE / 2 / float(hz_N.min()))
+    room_N = RATE / 2 / hz_N.double()
     waves = [
-        k**-tilt * torch.cos(2 * math.pi * k * turns_N) * (k * hz_N <= RATE / 2) for k in range(1, count + 1)
+        k**-tilt * torch.cos(2 * math.pi * k * turns_N) * (room_N - k).clamp(0, 1)
+        for k in range(1, count + 1)
     ]
     return torch.stack(waves).sum(dim=0).float()
 
@@ -65,6 +70,15 @@ def test_a_constant_pitch_is_the_sum_of_its_harmonics(hz: float) -> None:
     harmonics = torch.arange(1, int(10_000 / hz)) * hz * N_FFT / RATE
     peaks = excitation.spectrum_BFK.abs()[0, 20, harmonics.round().long()]
     assert float(peaks.min()) > 0.7 and float(peaks.max()) < 1.3
+
+
+def test_a_gliding_pitch_has_no_sudden_harmonic() -> None:
+    """Where a harmonic reaches the band's edge, a step in the pitch of a millionth changes the source as little."""
+    source = HarmonicSource(RATE, N_FFT, HOP)
+    hz_F = torch.linspace(119.99, 120.01, 42, dtype=torch.float64)  # the hundredth harmonic meets 12 kHz
+    near, _ = source.step(track(hz_F), None, 40)
+    moved, _ = source.step(track(hz_F * (1 + 1e-9)), None, 40)
+    assert float((near.spectrum_BFK - moved.spectrum_BFK).abs().max()) < 1e-4
 
 
 def test_the_phase_runs_on_whatever_the_pieces() -> None:

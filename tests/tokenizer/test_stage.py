@@ -116,6 +116,7 @@ def test_what_breaks_after_the_start_is_drawn_no_more(recordings: Path) -> None:
         store.draw(dice)
 
 
+@pytest.mark.slow
 def test_the_recipe_trains_a_codec_with_a_teacher_of_its_own(
     recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,8 +19,7 @@ def frame(samples_BN: Tensor, window_samples: int, hop_samples: int) -> Tensor:
     """
     blocks_BTH = samples_BN.unflatten(1, (-1, hop_samples))
     count = window_samples // hop_samples
-    frames = blocks_BTH.shape[1] - count + 1
-    return torch.cat([blocks_BTH[:, i : i + frames] for i in range(count)], dim=2)
+    return torch.cat([blocks_BTH[:, i : i - count + 1 or None] for i in range(count)], dim=2)
 
 
 def overlap_add(frames_BTW: Tensor, hop_samples: int) -> Tensor:

@@ -7,6 +7,7 @@ S pitch classes, D latent dimension, W window samples.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -101,8 +102,8 @@ class PitchSalience(nn.Module):
 class PitchPredictor(nn.Module):
     """Reads pitch and voicing of R mel frames from each latent and its neighbours.
 
-    Each frame is computed by matrix products of one shape when sound is decoded (`track`), so its pitch does not
-    depend on how many frames are decoded at a time, to the last bit: the source adds pitch up to a phase.
+    When sound is decoded (`track`), products are float64 and of one shape for each frame: the source adds pitch up to a
+    phase over minutes, which is to be the same however many frames are decoded at a time, and in other runtimes.
     """
 
     def __init__(
@@ -121,18 +122,33 @@ class PitchPredictor(nn.Module):
 
     def forward(self, latent_BTD: Tensor) -> PitchLogits:
         """Latents with `PITCH_PAST_FRAMES` before and `PITCH_FUTURE_FRAMES` behind those that are read."""
-        return self._split(self.net(self._windows(latent_BTD)))
+        return self._split(self.net(self.windows(latent_BTD)))
 
     def track(self, latent_BTD: Tensor) -> PitchTrack:
         """The pitch that `forward` gives logits of, the same for a latent whatever stands beside its window."""
-        windows_BTX = self._windows(latent_BTD)
-        frames = [self.net(windows_BTX[:, t : t + 1].clone()) for t in range(windows_BTX.shape[1])]
-        return decode_pitch(self._split(torch.cat(frames, dim=1)))
+        windows_BTX, layers = self.windows(latent_BTD), self.exact_layers()
+        frames = [
+            self.exact_logits(windows_BTX[:, t : t + 1].clone(), layers) for t in range(windows_BTX.shape[1])
+        ]
+        pitch, voicing = (torch.cat(parts, dim=1) for parts in zip(*frames, strict=True))
+        return decode_pitch(PitchLogits(pitch, voicing))
 
-    def _windows(self, latent_BTD: Tensor) -> Tensor:
+    def exact_layers(self) -> list[tuple[Tensor, Tensor]]:
+        """Weights and biases in float64."""
+        layers = [layer for layer in self.net if isinstance(layer, nn.Linear)]
+        return [(layer.weight.double(), layer.bias.double()) for layer in layers]
+
+    def exact_logits(self, windows_BTX: Tensor, layers: Sequence[tuple[Tensor, Tensor]]) -> PitchLogits:
+        """As `forward`, with products in float64; what lies between them is float32."""
+        *hidden_layers, last = layers
+        for weight, bias in hidden_layers:
+            windows_BTX = functional.gelu(functional.linear(windows_BTX.double(), weight, bias).float())
+        return self._split(functional.linear(windows_BTX.double(), *last))
+
+    def windows(self, latent_BTD: Tensor) -> Tensor:
+        """Each latent that is read with its neighbours, `[B, T, X]`."""
         count = PITCH_PAST_FRAMES + 1 + PITCH_FUTURE_FRAMES
-        frames = latent_BTD.shape[1] - count + 1
-        return torch.cat([latent_BTD[:, i : i + frames] for i in range(count)], dim=2)
+        return torch.cat([latent_BTD[:, i : i - count + 1 or None] for i in range(count)], dim=2)
 
     def _split(self, out_BTX: Tensor) -> PitchLogits:
         out_BFX = at_least_float32(out_BTX).unflatten(2, (self.frames_per_latent, -1)).flatten(1, 2)
@@ -157,7 +173,7 @@ def decode_pitch(logits: PitchLogits) -> PitchTrack:
     voicing_BF = torch.sigmoid(
         VOICING_SLOPE * (logits.voicing_BF - math.log(VOICED_ABOVE / (1 - VOICED_ABOVE)))
     )
-    return PitchTrack(FIRST_CLASS_HZ * 2 ** (cents_BF / 1200), voicing_BF)
+    return PitchTrack(FIRST_CLASS_HZ * 2 ** (cents_BF / 1200), voicing_BF.float())
 
 
 def pitch_loss(logits: PitchLogits, target: PitchTarget) -> Tensor:

@@ -72,7 +72,7 @@ class HarmonicSource(nn.Module):
             ValueError: the pitch of too few frames ahead was given.
         """
         state = self._begin(track) if state is None else state
-        samples_BN, turns_B = self._pulses(track.hz_BF, state)
+        samples_BN, turns_B = self.pulses(track.hz_BF, state)
         samples_BN = torch.cat([state.samples_BN, samples_BN], dim=1)
         done = (samples_BN.shape[1] - self.n_fft) // self.hop_samples + 1
         framed_BFW = frame(samples_BN, self.n_fft, self.hop_samples)
@@ -96,7 +96,7 @@ class HarmonicSource(nn.Module):
         ready = Excitation(spectrum_BFK, track.voicing_BF[:, :0])
         return SourceState(zeros(batch, dtype=torch.float64), track.hz_BF[:, 0], zeros(batch, before), ready)
 
-    def _pulses(self, hz_BF: Tensor, state: SourceState) -> tuple[Tensor, Tensor]:
+    def pulses(self, hz_BF: Tensor, state: SourceState) -> tuple[Tensor, Tensor]:
         """Samples `[B, F * H]` from the middle of the frame before to that of the last, and the phase there."""
         before_BF = torch.cat([state.hz_B[:, None], hz_BF[:, :-1]], dim=1)
         ends_BF = (before_BF + hz_BF) * (self.hop_samples / (2 * self.sample_rate))
@@ -107,14 +107,24 @@ class HarmonicSource(nn.Module):
         change_BF = hz_BF - before_BF
         turns_BFH = ends_BF[:, :-1, None] + step_H * (before_BF[..., None] + share_H * change_BF[..., None])
         pitch_BFH = before_BF[..., None] + 2 * share_H * change_BF[..., None]
-        harmonics_BFH = torch.floor(self.sample_rate / (2 * pitch_BFH))
+        below_edge_BFH = self.sample_rate / (2 * pitch_BFH)
         amplitude = 2 / float(self.window_W.sum())
-        samples_BFH = amplitude * _sum_of_cosines(turns_BFH, harmonics_BFH)
+        samples_BFH = amplitude * _sum_of_cosines(turns_BFH, below_edge_BFH)
         return samples_BFH.flatten(1).float(), ends_BF[:, -1] % 1.0
 
 
-def _sum_of_cosines(turns: Tensor, count: Tensor) -> Tensor:
-    """cos(x) + cos(2 x) + ... + cos(count x) for a phase x given in turns: Dirichlet's kernel."""
+def _sum_of_cosines(turns: Tensor, number: Tensor) -> Tensor:
+    """cos(x) + cos(2 x) + ... for a phase x given in turns, by Dirichlet's kernel.
+
+    Of a number of cosines between n and n + 1 the first n - 1 are whole, and the next one has the fraction as its
+    amplitude: none begins or ends at once while the number moves.
+    """
+    count = torch.floor(number)
+    last = torch.cos(2 * math.pi * (count * turns - torch.round(count * turns)))
+    return _dirichlet(turns, count) - (1 - (number - count)) * last
+
+
+def _dirichlet(turns: Tensor, count: Tensor) -> Tensor:
     half = math.pi * (turns - turns.round())
     sine = half.sin()
     at_pulse = sine.abs() < 1e-7

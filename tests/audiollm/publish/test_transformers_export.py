@@ -23,7 +23,7 @@ from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.hub import save_pretrained
 from audiollm.publish import export_command, transformers_check
-from audiollm.publish.transformers_export import INCOMPLETE
+from audiollm.publish.incomplete import INCOMPLETE
 from recipes.finetune_higgs.random_weights import BOOKS, CODES, write_tokenizer
 from tests.audiollm.publish.push_hub import PushHub, use_push_hub
 from tests.audiollm.publish.test_push import front_of, push

@@ -151,20 +151,14 @@ def grandchildren() -> set[int]:
     return {each.pid for each in own.children(recursive=True)} - {each.pid for each in own.children()}
 
 
-@pytest.mark.parametrize(
-    ("kills", "workers"),
-    [
-        (len(MOMENTS), 0),
-        pytest.param(20, 0, marks=pytest.mark.slow),
-        pytest.param(20, 2, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kills", "workers"), [(len(MOMENTS), 0), (20, 0), (20, 2)])
 def test_kills_at_random_moments_change_nothing(
     tmp_path: Path, start: Callable[[str], tuple[BaseProcess, Connection]], kills: int, workers: int
 ) -> None:
     """SIGKILL while data is waited for, within steps, evaluations and checkpoint writes.
 
-    Slow with workers: each of the attempts has a server of its own, which loads torch first.
+    With workers each of the attempts has a server of its own, which loads torch first.
     """
     write_sources(tmp_path)
     recipe = RECIPE.format(steps=STEPS, batch=BATCH, workers=workers)

@@ -64,7 +64,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_step_of_the_guide_measures_segments(folder: Path, workers: int) -> None:
     speak_corpus(
         folder / "spoken", CorpusConfig(words=["one"], voices=1, takes=3, test_takes=0), 0, lambda done: None
