@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from audiollm.families.packed_training import PackedTraining
     from audiollm.families.policy import Policy
     from audiollm.generation.speaking.speech_generator import SpeechGenerator
+    from audiollm.models.frozen.formats import SmallFormat
     from audiollm.train.supervised_settings import TrainConfig
 
 MAX_TOKENS = 8_192
@@ -118,6 +119,18 @@ class InterpreterFolder(ModelFolder, Protocol):
 
         Raises:
             ConfigError: it or its codec does not load.
+        """
+
+
+@runtime_checkable
+class SmallGeneratorFolder(ModelFolder, Protocol):
+    """The folder of a model that can speak with its weights in fewer bytes than float32 has."""
+
+    def small_generator(self, codec: Path | None, dtype: SmallFormat) -> SpeechGenerator:
+        """Load the model to speak; see `ModelFolder.generator`.
+
+        Args:
+            dtype: how its linear layers are held in memory.
         """
 
 

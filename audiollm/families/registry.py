@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from audiollm.errors import ConfigError
-from audiollm.families.family import InterpreterFolder, ModelFamily, ModelFolder, PackedFamily
+from audiollm.families.family import (
+    InterpreterFolder,
+    ModelFamily,
+    ModelFolder,
+    PackedFamily,
+    SmallGeneratorFolder,
+)
 from audiollm.files.json_files import read_json_file
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.plug_ins import Catalog, entry_point_catalog
@@ -17,6 +23,7 @@ if TYPE_CHECKING:
     from audiollm.families.interpreting import InterpretingModel
     from audiollm.families.packed_training import PackedTraining
     from audiollm.generation.speaking.speech_generator import SpeechGenerator
+    from audiollm.models.frozen.formats import GenerationFormat
     from audiollm.train.supervised_settings import TrainConfig
 
 GROUP = "audiollm.families"
@@ -55,16 +62,26 @@ def packed_training(config: TrainConfig) -> PackedTraining | None:
     return family.packed_training(config) if isinstance(family, PackedFamily) else None
 
 
-def load_speech_generator(folder: Path | str, codec: Path | str | None = None) -> SpeechGenerator:
+def load_speech_generator(
+    folder: Path | str, codec: Path | str | None = None, dtype: GenerationFormat = "fp32"
+) -> SpeechGenerator:
     """Load the model in a folder to speak, on the default device.
 
     Args:
         codec: folder of its codec; None: that of its run, where it needs one.
+        dtype: how its linear layers are held in memory.
 
     Raises:
-        ConfigError: no model is there, it answers in words alone, or it or its codec does not load.
+        ConfigError: no model is there, it answers in words alone, it or its codec does not load, or its family holds
+            weights in float32 alone.
     """
-    return open_model_folder(folder).generator(None if codec is None else Path(codec))
+    model = open_model_folder(folder)
+    place = None if codec is None else Path(codec)
+    if dtype == "fp32":
+        return model.generator(place)
+    if not isinstance(model, SmallGeneratorFolder):
+        raise ConfigError("models of this family are held in float32 alone", str(folder), "leave out --dtype")
+    return model.small_generator(place, dtype)
 
 
 def load_interpreter(folder: Path | str, codec: Path | str | None = None) -> InterpretingModel:

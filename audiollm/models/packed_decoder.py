@@ -26,7 +26,9 @@ from audiollm.models.appending import append_cached
 from audiollm.models.cache import Cache, attend_cached, fill_cache
 from audiollm.models.decoder import DualFFNConfig, DualFFNLayer, FeedForward, route
 from audiollm.models.dual_ffn import DualFFN, Head
+from audiollm.models.frozen.layers import FrozenHead, FrozenLinear
 from audiollm.models.kernels import RMSNorm
+from audiollm.models.stored_products import StoredProduct
 from audiollm.products import Linear
 
 MAX_WEIGHT_BYTES = 2**31
@@ -37,6 +39,10 @@ MIN_MULTIPLY_ADDS_PER_EXTRA_THREAD = 11_000_000
 """Work below which one thread is faster: it takes about 0.1 ms; two threads save half, but waking one costs as much."""
 MULTIPLY_ADDS_PER_NUMBER_READ = 15
 """Multiply-adds in the time that it takes to read one number of a weight or of the cache."""
+
+
+PACKED_LAYERS = (Linear, Head, FrozenLinear, FrozenHead)
+"""Classes of the projections that can be packed."""
 
 
 class GenerationDecoder:
@@ -69,7 +75,9 @@ class PackedDecoder:
         self._norm = Norm.of(model.model.norm)
         self._text_head = Product.of(model.text_lm_head)
         fed = model.config.hidden_size * model.config.intermediate_size
-        attended = sum(weight.numel() for weight in _layers(model)[0].self_attn.parameters())
+        attention = _layers(model)[0].self_attn
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+        attended = sum(linear.in_features * linear.out_features for linear in projections)
         self._weights_per_layer = attended + 3 * fed
 
     def is_current(self) -> bool:
@@ -138,7 +146,7 @@ class PackedDecoder:
         return self._text_head(hidden_XC)
 
     @cached_property
-    def _audio_head(self) -> Product:
+    def _audio_head(self) -> Product | StoredProduct:
         """Packed when it is first needed: a model that writes has no use for it."""
         return Product.of(self._model.audio_lm_head)
 
@@ -155,7 +163,7 @@ def packed_decoder(model: DualFFN) -> PackedDecoder | None:
     weights = list(model.parameters())
     if len(_layers(model)) < model.config.num_layers or not torch.backends.mkldnn.is_available():
         return None
-    plain = all(type(module) in (Linear, Head) for module in _projections(model)) and all(
+    plain = all(type(module) in PACKED_LAYERS for module in _projections(model)) and all(
         type(weight) is nn.Parameter
         and weight.device.type == "cpu"
         and weight.dtype == torch.float32
@@ -178,14 +186,17 @@ class Product:
     bias: Tensor | None
     is_small: bool
 
-    @classmethod
-    def of(cls, *linears: nn.Linear) -> Product:
+    @staticmethod
+    def of(*linears: nn.Linear | FrozenLinear) -> Product | StoredProduct:
         """Pack linear layers that take the same input into one product with concatenated outputs."""
+        small = [linear for linear in linears if isinstance(linear, FrozenLinear)]
+        if small:
+            return StoredProduct.of(*small)
         weight = torch.cat([linear.weight.detach() for linear in linears])
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         is_small = weight.numel() <= MAX_SMALL_WEIGHT
         packed = weight.T.contiguous() if is_small else _one_dnn()._reorder_linear_weight(weight, 8)
-        return cls(packed, torch.cat(biases) if biases else None, is_small)
+        return Product(packed, torch.cat(biases) if biases else None, is_small)
 
     def __call__(self, x: Tensor, activation: str = "none") -> Tensor:
         """The product, or `swish` of it."""
@@ -246,9 +257,9 @@ class PackedFeedForward:
     """A norm and the feed-forward after it."""
 
     norm: Norm
-    gate: Product
-    up: Product
-    down: Product
+    gate: Product | StoredProduct
+    up: Product | StoredProduct
+    down: Product | StoredProduct
 
     @classmethod
     def of(cls, norm: RMSNorm, fed: FeedForward) -> PackedFeedForward:
@@ -272,9 +283,9 @@ class PackedLayer:
     keys: int
     text_norm: Norm
     audio_norm: Norm
-    qkv: Product
+    qkv: Product | StoredProduct
     head_norms: tuple[Norm, Norm] | None
-    out: Product
+    out: Product | StoredProduct
     text: PackedFeedForward
     audio: PackedFeedForward
 

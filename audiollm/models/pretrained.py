@@ -25,6 +25,8 @@ from audiollm.hub_models.folders import hub_folder
 Config = TypeVar("Config")
 Model = TypeVar("Model", bound=nn.Module)
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+STORED_WEIGHTS = "stored.safetensors"
+"""File of a model for generation whose weights are in fewer bytes, in place of `WEIGHTS`."""
 
 
 def save_model(folder: Path, module: nn.Module, model_type: str, config: Any) -> None:
@@ -160,6 +162,12 @@ def weight_files(folder: Path) -> list[Path]:
     absent = [name for name in names if not (folder / name).exists()]
     if not absent:
         return [folder / name for name in names]
+    if (folder / STORED_WEIGHTS).exists():
+        raise ConfigError(
+            "its weights are in fewer bytes, for `generate`, `serve` and `Generator` alone",
+            str(folder),
+            "give the folder that it was exported from",
+        )
     pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
     if pickles and names == [WEIGHTS]:
         raise ConfigError(

@@ -17,6 +17,8 @@ class ExportFormat(StrEnum):
 
     TRANSFORMERS = "transformers"
     ONNX = "onnx"
+    INT8 = "int8"
+    INT4 = "int4"
 
 
 def export(
@@ -41,18 +43,29 @@ def export(
 
     transformers: a folder for HiggsAudioV2ForConditionalGeneration, its processor and its codec, in audio_tokenizer/.
     onnx: the codec alone, for onnxruntime: samples to codes and back, in pieces of any size.
+
+    int8, int4: for `generate`, `serve` and `Generator`, with its linear layers in one byte or half a byte a number.
+
     What the format cannot hold is refused, with the way that works.
 
     Example: audiollm export runs/higgs/train --to transformers -o exported
 
     Example: audiollm export runs/quickstart/train_tokenizer --to onnx -o codec-onnx
+
+    Example: audiollm export runs/mine/train --to int8 -o small
     """
     from audiollm.publish.codec_export import export_to_onnx
+    from audiollm.publish.stored_export import export_stored
     from audiollm.publish.transformers_export import export_to_transformers
 
     console = Console(soft_wrap=True)
     with console.status(f"writing and comparing for {to.value}"):
-        write = export_to_onnx if to is ExportFormat.ONNX else export_to_transformers
-        checked = write(folder, out, codec)
+        checked: object
+        if to is ExportFormat.TRANSFORMERS:
+            checked = export_to_transformers(folder, out, codec)
+        elif to is ExportFormat.ONNX:
+            checked = export_to_onnx(folder, out, codec)
+        else:
+            checked = export_stored(folder, out, "int8" if to is ExportFormat.INT8 else "int4", codec)
     console.print(f"compared: {checked}", highlight=False)
     console.print(f"exported: {out}", highlight=False, markup=False)

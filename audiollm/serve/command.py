@@ -13,6 +13,7 @@ from rich.console import Console
 
 from audiollm.errors import ConfigError
 from audiollm.hub_models.options import Download, folder_option
+from audiollm.models.frozen.formats import GenerationFormat
 from audiollm.serve.limits import ServeLimits
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ def serve_models(
     codec: Annotated[
         Path | None, folder_option("The codec's folder; by default the run's own train_tokenizer.")
     ] = None,
+    dtype: Annotated[
+        GenerationFormat, typer.Option(help="How the layers of models that speak are held in memory.")
+    ] = "fp32",
     voices: Annotated[
         Path | None,
         typer.Option(help="Where added voices stay.", show_default="in memory, until the server ends"),
@@ -160,11 +164,11 @@ def serve_models(
         from audiollm.serve.ray_replicas import ServedFolders, parse_replicas
 
         paths = {"codec": codec, "voices": voices, "aligner": aligner}
-        served = ServedFolders(folders, limits, host, key, tuple(hostname or ()), paths)
+        served = ServedFolders(folders, limits, host, key, tuple(hostname or ()), paths, dtype)
         _serve_replicas(served, parse_replicas(ray, replica_cpus, replica_gpus), ray_address, port)
         return
 
-    from audiollm.serve.gate import log
+    from audiollm.serve.gate import ServerState, log
     from audiollm.serve.load import load_state
     from audiollm.serve.server import Wyoming, bound_listener, make_server
 
@@ -177,11 +181,10 @@ def serve_models(
                 folders,
                 limits,
                 codec=codec,
+                dtype=dtype,
                 voices=voices,
                 aligner=aligner,
-                host=host,
-                key=key,
-                hostnames=hostname,
+                server=ServerState(host, key, tuple(hostname or ())),
             )
         listener.listen()  # callers who read the address may come before the server takes them
         place = f"[{host}]" if ":" in host else host

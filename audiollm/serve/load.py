@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from audiollm.errors import ConfigError
@@ -11,6 +12,7 @@ from audiollm.generation.engine.defaults import read_trained
 from audiollm.generation.service.service import GenerationService
 from audiollm.hub_models.options import read_folder
 from audiollm.interpret.live.live_model import LiveModel
+from audiollm.models.frozen.formats import GenerationFormat
 from audiollm.models.pretrained import model_folder
 from audiollm.serve.app_state import AppState
 from audiollm.serve.gate import ServerState
@@ -26,17 +28,18 @@ def load_state(
     limits: ServeLimits,
     *,
     codec: Path | None = None,
+    dtype: GenerationFormat = "fp32",
     voices: Path | None = None,
     aligner: Path | None = None,
-    host: str = "127.0.0.1",
-    key: str | None = None,
-    hostnames: Sequence[str] | None = None,
+    server: ServerState | None = None,
 ) -> AppState:
     """Load models.
 
     Args:
         folders: `FOLDER`, or `NAME=FOLDER`.
+        dtype: how the linear layers of models that speak are held in memory.
         aligner: a CTC model that places the words of transcripts; None: Pocketsphinx, for English.
+        server: who may ask, by which names; None: everybody on this machine.
 
     Raises:
         ConfigError: one does not load, or two have the same name.
@@ -52,8 +55,8 @@ def load_state(
         if read_trained(model_folder(folder)).chunk_frames is not None:
             interpreters[name] = ServedInterpreter(name, LiveModel.load(folder, codec), int(time.time()))
         else:
-            models[name] = load_served_model(folder, service, limits, name, codec)
-    server = ServerState(host, key, tuple(hostnames or ()), round(limits.upload_mb * MB))
+            models[name] = load_served_model(folder, service, limits, name, codec, dtype)
+    server = replace(server or ServerState(), max_body_bytes=round(limits.upload_mb * MB))
     word_placer = WordPlacer(aligner)
     if aligner is not None:
         word_placer.open()

@@ -15,7 +15,7 @@ from audiollm.audio import Waveform
 from audiollm.data.hearing.features import size_of
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.families.answering import AnsweringModel, AnswerRequest
-from audiollm.families.registry import open_model_folder
+from audiollm.families.registry import load_speech_generator, open_model_folder
 from audiollm.generation.engine.defaults import read_trained
 from audiollm.generation.engine.request import AnswerKind, Limits, Request
 from audiollm.generation.engine.sampling import SamplingConfig
@@ -26,6 +26,7 @@ from audiollm.generation.speaking.conversation import encode_turns
 from audiollm.generation.speaking.speech_generator import SpeechGenerator
 from audiollm.generation.speaking.voice import Voice
 from audiollm.models.audio_llms.inputs import Turn
+from audiollm.models.frozen.formats import GenerationFormat
 from audiollm.serve.answering_engine import AnsweringEngine
 from audiollm.serve.errors import ApiError
 from audiollm.serve.limits import ServeLimits
@@ -172,7 +173,12 @@ class ServerModel:
 
 
 def load_served_model(
-    folder: Path, service: GenerationService, limits: ServeLimits, name: str = "", codec: Path | None = None
+    folder: Path,
+    service: GenerationService,
+    limits: ServeLimits,
+    name: str = "",
+    codec: Path | None = None,
+    dtype: GenerationFormat = "fp32",
 ) -> ServerModel:
     """Load a model, and give the service its engine.
 
@@ -180,6 +186,7 @@ def load_served_model(
         folder: of a stage, of a saved model, or of a published one.
         name: by which it is asked for; empty: `served_name`.
         codec: folder of its codec; None: that of its run.
+        dtype: how the linear layers of a model that speaks are held in memory.
 
     Raises:
         ConfigError: the model or its codec does not load.
@@ -190,7 +197,8 @@ def load_served_model(
     name, created = name or served_name(opened.path), int(time.time())
     tasks = read_trained(opened.path).tasks
     if opened.speaks:
-        model = serve_generator(opened.generator(codec), name, service, limits, created)
+        generator = load_speech_generator(opened.path, codec, dtype)
+        model = serve_generator(generator, name, service, limits, created)
     else:
         answering = opened.answering_model(codec)
         lane = service.add_engine(lambda: AnsweringEngine(answering))

@@ -14,6 +14,7 @@ from typing import Any
 from audiollm.cluster import Cluster, ClusterError
 from audiollm.errors import ConfigError
 from audiollm.families.registry import open_model_folder
+from audiollm.models.frozen.formats import GenerationFormat
 from audiollm.serve.limits import ServeLimits
 from audiollm.serve.load import split_model_name
 
@@ -49,6 +50,7 @@ class ServedFolders:
     hostnames: Sequence[str] = ()
     paths: dict[str, Path | None] = field(default_factory=dict)
     """`codec`, `voices` and `aligner`."""
+    dtype: GenerationFormat = "fp32"
 
 
 def parse_replicas(text: str, cpus: float = 1.0, gpus: float = 0.0) -> ReplicaShare:
@@ -127,15 +129,15 @@ def _deployment(served: ServedFolders, share: ReplicaShare) -> Any:
     limits = served.limits
 
     def build_app() -> Any:
+        from audiollm.serve.gate import ServerState
         from audiollm.serve.load import load_state
         from audiollm.serve.server import serve_app
 
         state = load_state(
             served.folders,
             limits,
-            host=served.host,
-            key=served.key,
-            hostnames=served.hostnames,
+            server=ServerState(served.host, served.key, served.hostnames),
+            dtype=served.dtype,
             **served.paths,
         )
         return serve_app(state)

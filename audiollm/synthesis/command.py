@@ -15,6 +15,7 @@ from rich.console import Console
 
 from audiollm.errors import ConfigError
 from audiollm.hub_models.options import Download, folder_option
+from audiollm.models.frozen.formats import GenerationFormat
 
 if TYPE_CHECKING:
     from audiollm.generation.engine.defaults import Defaults
@@ -61,6 +62,10 @@ def generate(
     codec: Annotated[
         Path | None, folder_option("The codec's folder; by default the run's own train_tokenizer.")
     ] = None,
+    dtype: Annotated[
+        GenerationFormat,
+        typer.Option(help="How the model's layers are held in memory; int8 and int4 read less per step."),
+    ] = "fp32",
     together: Annotated[
         bool, typer.Option("--together", help="Say a dialogue in one go instead of turn by turn.")
     ] = False,
@@ -187,7 +192,7 @@ def generate(
     from audiollm.generation.speaking.speak import speak
     from audiollm.generation.speaking.speech_stream import text_stream
 
-    generator = load_speech_generator(model, codec)
+    generator = load_speech_generator(model, codec, dtype)
     defaults = generator.defaults.over(
         temperature=temperature,
         top_k=top_k,

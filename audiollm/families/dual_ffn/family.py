@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from audiollm.families.dual_ffn.policy import DualFFNPolicy
     from audiollm.families.packed_training import PackedTraining
     from audiollm.generation.speaking.generator import Generator
+    from audiollm.models.frozen.formats import SmallFormat
     from audiollm.train.supervised_settings import TrainConfig
 
 
@@ -76,6 +77,12 @@ class DualFFNFolder:
                 "a plain language model answers in words alone", str(self.path), "train it to speak: `train`"
             )
         return Generator.from_pretrained(self.path, codec)
+
+    def small_generator(self, codec: Path | None, dtype: SmallFormat) -> Generator:
+        """See `SmallGeneratorFolder.small_generator`."""
+        from audiollm.generation.speaking.generator import Generator
+
+        return Generator.from_pretrained(self.path, codec, dtype=dtype)
 
     def interpreter(self, codec: Path | None = None) -> DualFFNInterpreter:
         """See `InterpreterFolder.interpreter`."""

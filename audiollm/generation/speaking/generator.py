@@ -20,6 +20,9 @@ from audiollm.generation.engine.request import Request
 from audiollm.generation.speaking.speech_generator import CODEC_REMEDY, SpeechGenerator
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.frozen.formats import GenerationFormat
+from audiollm.models.frozen.shrink import shrink_frozen
+from audiollm.models.frozen.stored_folder import has_stored_weights, load_stored_model
 from audiollm.models.packed_decoder import GenerationDecoder
 from audiollm.models.pretrained import model_folder
 from audiollm.models.static_steps import StepKind
@@ -48,13 +51,18 @@ class Generator(SpeechGenerator):
 
     @classmethod
     def from_pretrained(
-        cls, model: Path | str, codec: Path | str | None = None, steps: StepKind = "plain"
+        cls,
+        model: Path | str,
+        codec: Path | str | None = None,
+        steps: StepKind = "plain",
+        dtype: GenerationFormat = "fp32",
     ) -> Generator:
         """Load a model and its codec from their folders (or those of their stages), with the default sampling.
 
         Args:
             codec: by default `audio_tokenizer` in the model's folder, or the `train_tokenizer` of its run.
             steps: see `Engine`.
+            dtype: how its linear layers are held in memory; a folder of `audiollm export --to int8` has its own.
 
         Raises:
             ConfigError: nothing there, damaged files, a codec or a vocabulary that is not the model's, or `cuda_graph`
@@ -66,7 +74,15 @@ class Generator(SpeechGenerator):
         defaults, trained = read_defaults(folder), read_trained(folder)
         speakers = folder / SPEAKERS_FILE
         names = [str(name) for name in read_json_file(speakers, list)] if speakers.exists() else []
-        loaded = DualFFN.from_pretrained(folder).to(default_device())
+        if has_stored_weights(folder):
+            if dtype != "fp32":
+                raise ConfigError("its weights are in fewer bytes already", str(folder), "leave out dtype")
+            loaded = load_stored_model(folder).to(default_device())
+        else:
+            loaded = DualFFN.from_pretrained(folder)
+            if dtype != "fp32":
+                shrink_frozen(loaded.requires_grad_(False), dtype)
+            loaded = loaded.to(default_device())
         config = loaded.config
         codec_folder = Path(codec) if codec is not None else default_codec_folder(folder)
         loaded_codec = None

@@ -102,8 +102,13 @@ def shrink_frozen(
         key = (weight.data_ptr(), *weight.shape)
         if key not in stored:
             stored[key] = (HalfWeight if frozen.is_table else FORMATS[format])(weight)
-        setattr(frozen.parent, frozen.child, _small_layer(frozen.layer, stored[key]))
+        place_stored(frozen, stored[key])
     return StoredSizes(before, _count_bytes(models), len(planned[0]))
+
+
+def place_stored(frozen: FrozenLayer, stored: StoredWeight) -> None:
+    """Put a layer of a stored weight in the place of the layer that has it whole."""
+    setattr(frozen.parent, frozen.child, _small_layer(frozen.layer, stored))
 
 
 def num_stored(modules: Iterable[nn.Module]) -> int:

@@ -4,6 +4,7 @@
 |---|---|---|
 | `bf16` | 2 | rounded |
 | `int8` | 1, and 4 of a row | whole numbers from -127 to 127, times a scale of their row; by PyTorch alone |
+| `int4` | 9/16 | whole numbers from -8 to 7, two in a byte, times a scale of 32 of a row; for generation |
 | `nf4` | 9/16 | 4 bits (NormalFloat, arXiv 2305.14314) in blocks of 64 with a scale each; by bitsandbytes |
 
 Buffers are not persistent: what is stored is made anew from the folder that a training begins from, and no checkpoint
@@ -16,13 +17,15 @@ from __future__ import annotations
 
 import importlib.util
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from audiollm.models.frozen.formats import NF4_BLOCK, check_format, without_downloads
+from audiollm.errors import ConfigError
+from audiollm.models.frozen.formats import INT4_GROUP, NF4_BLOCK, check_format, without_downloads
 
 LARGEST_INT8 = 127
 
@@ -37,6 +40,22 @@ class StoredWeight(nn.Module, ABC):
         super().__init__()
         self.shape = tuple(weight_OI.shape)
         self.register_buffer("scale_O", None, persistent=False)
+
+    @classmethod
+    def restore(cls, shape: tuple[int, ...], buffers: Mapping[str, Tensor]) -> Self:
+        """Return a weight of what was stored of it.
+
+        Raises:
+            ValueError: buffers that are not of such a weight.
+        """
+        example = cls(torch.zeros(shape))
+        expected = {name: (buffer.shape, buffer.dtype) for name, buffer in example.named_buffers()}
+        given = {name: (buffer.shape, buffer.dtype) for name, buffer in buffers.items()}
+        if expected != given:
+            raise ValueError(f"{cls.__name__} has {expected}, not {given}")
+        for name, buffer in buffers.items():
+            setattr(example, name, buffer)
+        return example
 
     @abstractmethod
     def values(self, dtype: torch.dtype) -> Tensor:
@@ -84,6 +103,43 @@ class ByteWeight(StoredWeight):
         return self.values_OI.to(dtype)
 
 
+class GroupWeight(StoredWeight):
+    """`int4`: each group of a row by its largest number.
+
+    Raises:
+        ConfigError: rows that do not fall into groups.
+    """
+
+    def __init__(self, weight_OI: Tensor) -> None:
+        super().__init__(weight_OI)
+        inputs = self.shape[1]
+        if inputs % INT4_GROUP:
+            raise ConfigError(
+                f"int4 wants rows of a multiple of {INT4_GROUP} numbers, not {inputs}", "", "take int8"
+            )
+        groups = weight_OI.detach().float().unflatten(1, (-1, INT4_GROUP))
+        largest, _ = groups.abs().max(dim=2, keepdim=True)
+        extreme = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
+        # the largest number becomes -8: of the two ends the one that reaches further
+        scale = torch.where(largest > 0, -extreme / 8, 1.0).bfloat16()
+        whole_OI = (groups / scale.float()).round_().clamp_(-8, 7).flatten(1).to(torch.int16) + 8
+        packed_OB = (whole_OI[:, ::2] * 16 + whole_OI[:, 1::2]).to(torch.uint8)
+        self.register_buffer("packed_OB", packed_OB, persistent=False)
+        self.register_buffer("scale_OG", scale[..., 0], persistent=False)
+        self.packed_OB: Tensor
+        self.scale_OG: Tensor
+
+    def whole(self) -> Tensor:
+        """Return the whole numbers plus 8, int32 `[O, I]`."""
+        packed = self.packed_OB.to(torch.int32)
+        return torch.stack([packed // 16, packed % 16], dim=2).flatten(1)
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        """See `StoredWeight.values`."""
+        groups = (self.whole() - 8).float().unflatten(1, (-1, INT4_GROUP))
+        return (groups * self.scale_OG.float()[..., None]).flatten(1).to(dtype)
+
+
 class NibbleWeight(StoredWeight):
     """`nf4`.
 
@@ -118,9 +174,10 @@ class NibbleWeight(StoredWeight):
         return values_OI.to(dtype)
 
 
-FORMATS: dict[str, type[HalfWeight | ByteWeight | NibbleWeight]] = {
+FORMATS: dict[str, type[HalfWeight | ByteWeight | GroupWeight | NibbleWeight]] = {
     "bf16": HalfWeight,
     "int8": ByteWeight,
+    "int4": GroupWeight,
     "nf4": NibbleWeight,
 }
 
