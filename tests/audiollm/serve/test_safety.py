@@ -232,20 +232,32 @@ def test_no_body_is_a_server_error(
             assert answer.json()["error"]["message"] and answer.json()["error"]["param"], answer.text
 
 
-def test_damaged_recordings_are_no_server_error(server: RunningServer) -> None:
+@pytest.mark.parametrize("recordings", [15, pytest.param(500, marks=pytest.mark.slow)])
+def test_damaged_recordings_are_no_server_error(server: RunningServer, recordings: int) -> None:
     draw = random.Random(0)
-    for number in range(15):
+    for number in range(recordings):
         format = ("wav", "flac", "mp3", "opus", "aac")[number % 5]
         content = bytearray(encode_sound(a_voice(1.0).samples_CN, RATE, format))  # type: ignore[arg-type]
         for _ in range(draw.randrange(1, 40)):
             content[draw.randrange(len(content))] = draw.randrange(256)
-        files = {"file": ("a", bytes(content[: draw.randrange(1, len(content) + 1)]))}
-        answer = server.post(
-            "/v1/audio/transcriptions", data={"model": "toy"}, files=files, headers=headers()
-        )
+        damaged = bytes(content[: draw.randrange(1, len(content) + 1)])
+        if number % 3 < 2:
+            path, field = (("/v1/audio/transcriptions", "file"), ("/v1/audio/voices", "audio_sample"))[
+                number % 3
+            ]
+            data = {"model": "toy"} if field == "file" else {"name": f"v{number}", "consent": "own"}
+            answer = server.post(path, data=data, files={field: ("a", damaged)}, headers=headers())
+        else:
+            field = "messages"
+            sound = {"data": base64.b64encode(damaged).decode(), "format": format}
+            content_parts = [{"type": "input_audio", "input_audio": sound}]
+            chat = {**CHAT, "messages": [{"role": "user", "content": content_parts}]}
+            answer = server.post("/v1/chat/completions", json=chat, headers=headers())
         assert answer.status_code < 500, answer.text
         if answer.status_code >= 400:
-            assert answer.json()["error"]["param"] == "file"
+            assert str(answer.json()["error"]["param"]).startswith(field), answer.text
+        elif field == "audio_sample":
+            httpx.delete(f"{server.address}/v1/audio/voices/v{number}", headers=headers())
     assert_answers(server)
 
 
