@@ -75,6 +75,8 @@ class Case:
     must_gain: bool = False
     seeded: bool = False
     """Whether it is run with every seed, or with the first alone."""
+    on_recordings: Sequence[str] = ()
+    """What its README adds for recordings of people."""
 
 
 CASES = {
@@ -87,7 +89,15 @@ CASES = {
     "r1_aqa": Case("r1_aqa/tiny.yaml", "after", "before", must_gain=True, seeded=True),
     "rlhf": Case("rlhf/tiny.yaml", "after", "before", must_gain=True, seeded=True),
     "iterative_grpo": Case("iterative_grpo/tiny.yaml", "heard_2", "before", must_gain=True, seeded=True),
-    "tts_grpo": Case("tts_grpo/tiny.yaml", "after", "before", right_words, must_gain=True, seeded=True),
+    "tts_grpo": Case(
+        "tts_grpo/tiny.yaml",
+        "after",
+        "before",
+        right_words,
+        must_gain=True,
+        seeded=True,
+        on_recordings=("start_steps=1200",),
+    ),
     "interpret": Case(
         "interpret/tiny.yaml", "after", "before", translation_quality, must_gain=True, seeded=True
     ),
@@ -161,6 +171,7 @@ def _outcome(case: Case, seed: int, run: str, place: str, options: argparse.Name
         command += [
             f"{key}={value}" for key, value in {**DIGITS, "audio": str(_find_digits(options))}.items()
         ]
+        command += case.on_recordings
         command += ["phrases=" + str(_phrases(options.runs))] if case.recipe.startswith("interpret") else []
     print(f"{time.strftime('%H:%M')} {run}", file=sys.stderr, flush=True)
     with (options.runs / f"{run}.log").open("w") as log:

@@ -73,7 +73,7 @@ def board_class(name: str) -> type[Board]:
 
 
 class TensorBoard:
-    """Events below the stage's folder."""
+    """Events below the stage's folder, each in its file at once: a kill would lose those that wait to be written."""
 
     def __init__(self, folder: Path, resume_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -83,16 +83,20 @@ class TensorBoard:
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         for key, value in values.items():
             self._writer.add_scalar(key, value, step)
+        self._writer.flush()
 
     def text(self, step: int, key: str, text: str) -> None:
         self._writer.add_text(key, text, step)
+        self._writer.flush()
 
     def table(self, step: int, key: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         lines = [headings, ["---"] * len(headings), *rows]
         self._writer.add_text(key, "\n".join(map(_markdown_row, lines)), step)
+        self._writer.flush()
 
     def audio(self, step: int, key: str, samples_1N: Tensor, sample_rate: int) -> None:
         self._writer.add_audio(key, samples_1N, step, sample_rate=sample_rate)
+        self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
@@ -101,18 +105,27 @@ class TensorBoard:
 class WeightsAndBiases:
     """A run of Weights & Biases, kept on this machine unless WANDB_MODE says `online`.
 
-    Its id is kept in `wandb_id`: a resumed stage goes on with its run, one that begins afresh has a new one.
+    Its id is kept in `wandb_id`: a resumed stage goes on with its run, one that begins afresh has a new one. A kill
+    loses what W&B had not written yet: a run on this machine is then written anew from the stage's own files, and what
+    there was before is renamed, so that `wandb sync` sends each point once.
     """
 
     def __init__(self, folder: Path, resume_step: int) -> None:
         wandb = _imported("wandb", "wandb", folder)
-        id_path = folder / "wandb_id"
+        id_path, mode = folder / "wandb_id", os.environ.get("WANDB_MODE", "offline")
         if not id_path.exists():
             write_text(id_path, secrets.token_hex(8))
+        run_id = id_path.read_text()
+        earlier = sorted((folder / "wandb").glob(f"offline-run-*-{run_id}"))
+        for path in earlier:
+            path.rename(path.with_name(f"replaced-{path.name}"))
         self._run = wandb.init(
-            project=PROJECT, name=_run_name(folder), id=id_path.read_text(), dir=str(folder), resume="allow",
-            mode=os.environ.get("WANDB_MODE", "offline"), config=_settings(folder),
+            project=PROJECT, name=_run_name(folder), id=run_id, dir=str(folder), resume="allow", mode=mode,
+            config=_settings(folder),
         )  # fmt: skip
+        if earlier:
+            for step, values in _recorded_points(folder, resume_step):
+                self.scalars(step, values)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
@@ -133,6 +146,18 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _recorded_points(folder: Path, before: int) -> list[tuple[int, dict[str, float]]]:
+    """The figures of the steps before one, by the names that boards have for them."""
+    points: dict[int, dict[str, float]] = {}
+    for name, prefix in (("metrics.jsonl", ""), ("performance.jsonl", "performance/")):
+        path = folder / name
+        for row in read_whole_lines(path, {"step": int}).rows if path.exists() else ():
+            step = row.pop("step")
+            if step < before:
+                points.setdefault(step, {}).update({f"{prefix}{key}": value for key, value in row.items()})
+    return sorted(points.items())
 
 
 class MLflow:

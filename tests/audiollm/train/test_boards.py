@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import struct
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -18,8 +19,10 @@ from audiollm.errors import ConfigError
 from audiollm.train.loop.boards import open_boards
 from audiollm.train.loop.monitor import Monitor
 
-STEPS = 12
+KILLS = 10
+STEPS = 3 * KILLS + 6
 MLFLOW, TRACKIO = (importlib.util.find_spec(name) is not None for name in ("sqlalchemy", "trackio"))
+WANDB = importlib.util.find_spec("wandb") is not None
 MLFLOW = MLFLOW and importlib.util.find_spec("mlflow") is not None
 TRAINING = """
 import os, sys
@@ -39,16 +42,40 @@ monitor.close()
 
 
 def run_with_kills(folder: Path, board: str) -> None:
-    """A training that is killed, and each time goes on from two steps before."""
+    """A training that is killed ten times, and each time goes on from two steps before."""
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text("train: {learning_rate: 0.002, lora: {rank: 16}}\n")
     begin = 0
-    for end in (4, 7, 9, STEPS):
+    for end in (*range(4, 4 + 3 * KILLS, 3), STEPS):
         command = [sys.executable, "-c", TRAINING, str(folder), str(begin), str(end), board, str(STEPS)]
         result = subprocess.run(command, capture_output=True, text=True)
         assert result.returncode == (0 if end == STEPS else 9), result.stderr
         assert "is left out" not in result.stdout, result.stdout
         begin = end - 2
+
+
+def tensorboard_steps(folder: Path, key: str) -> list[int]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    return [point.step for point in events.Scalars(key)]
+
+
+@pytest.mark.slow
+def test_tensorboard_has_each_point_once(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "mine" / "train"
+    run_with_kills(folder, "tensorboard")
+    for key in ("loss", "performance/seconds_per_step"):
+        assert tensorboard_steps(folder, key) == list(range(STEPS))
+
+
+def test_tensorboard_has_a_point_before_the_next_one_is_made(tmp_path: Path) -> None:
+    monitor = Monitor(tmp_path, 0, report_to=("tensorboard",), say=print)
+    for step in range(3):
+        monitor.write(step, {"loss": 1.0})
+        assert tensorboard_steps(tmp_path, "loss") == list(range(step + 1))
+    monitor.close()
 
 
 @pytest.mark.slow
@@ -85,6 +112,40 @@ def test_trackio_has_each_point_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for key in ("loss", "performance/seconds_per_step"):
         assert sorted(row["step"] for row in rows if key in row) == list(range(STEPS))
     assert [row["step"] for row in rows if "alarm/collapse" in row] == [4]
+
+
+def wandb_history(folder: Path) -> list[tuple[int, set[str]]]:
+    """Steps and names of figures of the runs that `wandb sync` would send: records in LevelDB's log format."""
+    from wandb.proto import wandb_internal_pb2
+
+    rows = []
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        content, place, record = path.read_bytes(), 7, b""
+        while place + 7 <= len(content):
+            if 32768 - place % 32768 < 7:
+                place += 32768 - place % 32768
+                continue
+            _, length, kind = struct.unpack("<IHB", content[place : place + 7])
+            record += content[place + 7 : place + 7 + length]
+            place += 7 + length
+            if kind in (1, 4):  # whole, or the last part of one
+                entry = wandb_internal_pb2.Record.FromString(record)
+                if entry.HasField("history"):
+                    names = {item.key or "/".join(item.nested_key) for item in entry.history.item}
+                    rows.append((entry.history.step.num, names))
+                record = b""
+    return rows
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not WANDB, reason="W&B is not installed: pip install 'audiollm[trackers]'")
+def test_wandb_has_each_point_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    folder = tmp_path / "runs" / "mine" / "train"
+    run_with_kills(folder, "wandb")
+    rows = wandb_history(folder)
+    assert [step for step, _ in rows] == list(range(STEPS))
+    assert all({"loss", "performance/seconds_per_step"} <= names for _, names in rows)
 
 
 class Failing:
