@@ -458,10 +458,18 @@ def _write_set_aside(segments: Path, target: Path, dropped: Sequence[BadSample])
 
 
 def plan_compose(config: ComposeConfig, upstream: Mapping[str, StagePlan]) -> StagePlan:
-    """Counts from the plan of the stage that makes the segments; the stage itself takes a moment."""
+    """Counts from the plan of the stage that makes the segments, or of segments that are there; the stage itself takes
+    a moment."""
     plans_with_audio = [plan for plan in upstream.values() if "audio_s" in plan.facts]
     makers = [plan for plan in plans_with_audio if Path(config.segments) in plan.artifacts.values()]
-    facts = next((plan.facts for plan in [*makers, *plans_with_audio]), {"audio_s": 0.0, "clips": 0.0})
+    if not makers and Path(config.segments).is_file():
+        segments, _ = read_segments(Path(config.segments))
+        facts: Mapping[str, float] = {
+            "audio_s": sum(segment.duration_s for segment in segments),
+            "clips": float(len(segments)),
+        }
+    else:
+        facts = next((plan.facts for plan in [*makers, *plans_with_audio]), {"audio_s": 0.0, "clips": 0.0})
     recordings, audio_s = facts["clips"], facts["audio_s"]
     samples = recordings * sum(config.shares.values())
     note = (

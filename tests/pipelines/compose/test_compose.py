@@ -20,8 +20,8 @@ from audiollm.data.text import forms
 from audiollm.errors import ConfigError, StageError
 from audiollm.files.set_aside import set_aside_row
 from audiollm.recipe.runner import Context, run_recipe
-from audiollm.recipe.stages import Recipe, load_recipe
-from pipelines.compose.stage import STAGE, ComposeConfig, choose_test
+from audiollm.recipe.stages import Recipe, StagePlan, load_recipe
+from pipelines.compose.stage import STAGE, ComposeConfig, choose_test, plan_compose
 
 
 def _segment(index: int, **changes: Any) -> dict[str, Any]:
@@ -456,3 +456,15 @@ def test_recordings_that_are_too_short_are_refused_before_they_are_annotated(
         run_recipe(recipe, Console(quiet=True))
     (recipe.folder / "annotate").mkdir(parents=True, exist_ok=True)
     run_recipe(recipe, Console(quiet=True))  # what is annotated, compose counts by itself
+
+
+def test_segments_of_another_run_are_counted_by_a_plan(tmp_path: Path) -> None:
+    _compose(tmp_path, [_segment(1), _segment(2, end_s=4.0)])
+    segments = str(tmp_path / "annotate" / "segments.jsonl")
+    config = ComposeConfig.model_validate({"segments": segments, "min_seconds": 4, "tasks": {"tts": 1.0}})
+    plan = plan_compose(config, {})
+    assert plan.facts["audio_s"] == 5.5 and plan.facts["samples"] == 2 and plan.note == ""
+    other = StagePlan(facts={"audio_s": 100.0, "clips": 7.0}, artifacts={"segments": Path("elsewhere")})
+    assert plan_compose(config, {"annotate": other}).facts["samples"] == 2
+    maker = StagePlan(facts={"audio_s": 100.0, "clips": 7.0}, artifacts={"segments": Path(segments)})
+    assert plan_compose(config, {"annotate": maker}).facts["samples"] == 7, "they will be made anew"
