@@ -136,7 +136,7 @@ def test_a_forbidden_import_breaks_a_contract(copied_packages: Path, kind: str) 
 
 MAX_PARAMETERS = 8
 MORE_PARAMETERS = [
-    "audiollm/commands/run.py: run has 9",
+    "audiollm/commands/run.py: run has 10",
     "audiollm/families/dual_ffn/policy.py: load has 9",
 ]
 """Functions with more: a command, an options' list of a model that tests load in many ways, and a step of autograd."""

@@ -31,6 +31,7 @@ from audiollm.commands.measuring import (
     training_tflops,
 )
 from audiollm.commands.run import plan, plan_table, print_plan, stage_plans
+from audiollm.commands.run import run as run_command
 from audiollm.devices import one_thread
 from audiollm.errors import ConfigError, StageError
 from audiollm.files.atomic import read_json, read_jsonl, write_json
@@ -719,3 +720,31 @@ def test_the_writer_is_trained_scored_and_asked(tmp_path: Path) -> None:
             {"clip", "region", "instruction"} if stage == "written" else {"clip"}
         )
     assert (folder / "report" / "report.html").exists()
+
+
+def test_a_plan_names_transcripts_that_are_not_there(tmp_path: Path) -> None:
+    absent: list[Path] = []
+    settings = [f"audio={tmp_path}", "transcripts=texts.csv"]
+    load_recipe(RECIPES / "quickstart.yaml", settings, absent=absent)
+    assert absent == [Path("texts.csv")]
+    pattern = [f"audio={tmp_path}", "transcripts={text}_{take}.wav"]
+    load_recipe(RECIPES / "quickstart.yaml", pattern, absent=absent)
+    assert absent == [Path("texts.csv")], "a pattern is no file"
+
+
+def test_a_wrong_value_is_told_where_it_was_given() -> None:
+    recipe = RECIPES / "tts_grpo" / "tiny.yaml"
+    with pytest.raises(ConfigError, match="greater than or equal to 10, not 3") as told:
+        load_recipe(recipe, ["steps=3"])
+    assert told.value.where == "command line"
+    with pytest.raises(ConfigError, match="greater than or equal to 10, not 4") as told:
+        load_recipe(recipe, ["start_steps=4"])
+    assert told.value.where == "command line" and "train.steps" in str(told.value)
+
+
+def test_a_dry_run_is_a_plan(tmp_path: Path) -> None:
+    words = [str(RECIPES / "quickstart.yaml"), "--runs", str(tmp_path), "--dry-run"]
+    app = typer.Typer()
+    app.command()(run_command)
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0 and "time" in result.output and not any(tmp_path.iterdir()), result.output

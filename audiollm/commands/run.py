@@ -71,6 +71,7 @@ def run(
         typer.Option("--launch", min=1, help="Number of training processes on this machine, one per GPU."),
     ] = None,
     help_stage: Annotated[str | None, typer.Option(help="List a stage's settings and exit.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Run nothing: as `audiollm plan`.")] = False,
     download: Download = False,
 ) -> None:
     """Run a recipe, from its first unfinished stage on.
@@ -85,6 +86,9 @@ def run(
     console = Console()
     if help_stage:
         _print_settings(help_stage, console)
+        return
+    if dry_run:
+        plan(recipe, overrides, name, runs, processes or 1, None, download)
         return
     loaded = load_recipe(_require_recipe(recipe), overrides or [], name, runs)
     if processes and processes > 1:

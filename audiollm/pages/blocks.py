@@ -141,8 +141,8 @@ def label_bars(rows: Iterable[tuple[Content, int, float, bool]]) -> Markup:
 
 
 def alarms(rows: Iterable[tuple[int, str, str]]) -> Markup:
-    """Step, kind and text of the alarms of a training."""
-    return join(notice(bold(kind), f" (step {step:,}): {text}") for step, kind, text in rows)
+    """Step (counted from 0), kind and text of the alarms of a training; steps are shown as on the console, from 1."""
+    return join(notice(bold(kind), f" (step {step + 1:,}): {text}") for step, kind, text in rows)
 
 
 # ---------------------------------------------------------------------------------------------- tables

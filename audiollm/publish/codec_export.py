@@ -40,7 +40,9 @@ def export_to_onnx(folder: Path, out: Path, codec: Path | None = None) -> str:
         raise ConfigError(
             f"a codec of the kind {kind!r} has no export to ONNX",
             str(place),
-            f"these have: {', '.join(sorted(exports))} (`train_tokenizer` with `preset: native`)",
+            f"these have: {', '.join(sorted(exports))} (`train_tokenizer` with `preset: native`)"
+            if exports
+            else "install the package again: pip install -e . (its entry points are of an earlier version)",
         )
     write: Callable[[Codec, Path], object] = exports[kind].load()
     with incomplete_folder(out):

@@ -16,6 +16,9 @@ INCOMPLETE = "INCOMPLETE.txt"
 """Stands in a folder until the export has been compared."""
 
 
+REMEDY = "name the codec that the model was trained with: --codec FOLDER"
+
+
 @contextmanager
 def incomplete_folder(out: Path) -> Iterator[None]:
     """Fill a folder, which is removed where the block fails.
@@ -47,4 +50,8 @@ def codec_place(folder: Path, codec: Path | None) -> Path:
         named = read_json_file(folder / "config.json", dict).get("audio_tokenizer_id")
         is_there = isinstance(named, str) and Path(named).is_dir()
         place = Path(named) if is_there and isinstance(named, str) else default_codec_folder(folder)
-    return config_folder(place, "codec", "name it with --codec FOLDER")
+        if not place.exists():
+            raise ConfigError(
+                "there is no codec beside the model, nor a train_tokenizer in its run", str(folder), REMEDY
+            )
+    return config_folder(place, "codec", REMEDY)

@@ -191,16 +191,17 @@ def _read_yaml(path: Path) -> Document:
     try:
         loader = _SAFE_LOADER(text)
         node = loader.get_single_node()
+        origins: dict[KeyPath, str] = {}
+        if node is not None:  # before it is constructed, which writes what `<<` merges into the node
+            _record_lines(node, (), str(path), origins)
         data = None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         raise ConfigError(f"not valid YAML: {getattr(error, 'problem', error)}", where) from None
-    if not isinstance(data, dict) or node is None:
+    if not isinstance(data, dict):
         raise ConfigError("must be a mapping of keys to values", str(path), "see recipes/quickstart.yaml")
-    document = Document(data)
-    _record_lines(node, (), str(path), document.origins)
-    return document
+    return Document(data, origins)
 
 
 def _record_lines(node: yaml.Node, path: KeyPath, file: str, origins: dict[KeyPath, str]) -> None:
@@ -357,7 +358,10 @@ def _resolve_value(
         raise ConfigError(f"{key}: required", document.where(path), f"give it: {path[-1]}=...")
     reference = _REFERENCE.fullmatch(value)
     if reference and reference.group(1) is not None:
-        return _look_up(reference.group(1), path, document, artifacts, used)
+        name = reference.group(1)
+        if (name,) in document.origins:  # what is wrong with the value is mended where the key has it
+            document.origins[path] = document.origins[(name,)]
+        return _look_up(name, path, document, artifacts, used)
 
     def substitute(match: re.Match[str]) -> str:
         if match.group(1) is None:

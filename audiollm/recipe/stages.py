@@ -533,10 +533,11 @@ def _typed(
 
 
 def _paths(value: Any) -> Iterator[Path]:
-    """All paths in settings, written as a path or as an address; a setting's own words (`none`) are neither."""
+    """All paths in settings, written as a path, as an address or as a file's name with its ending; a setting's own
+    words (`none`) are neither."""
     if isinstance(value, Mapping):
         value = value.values()
-    if isinstance(value, Path) or (isinstance(value, str) and "/" in value):
+    if isinstance(value, Path) or (isinstance(value, str) and ("/" in value or Path(value).suffix)):
         yield Path(value)
     elif not isinstance(value, str) and isinstance(value, Iterable):
         for inner in value:

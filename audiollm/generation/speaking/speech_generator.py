@@ -36,7 +36,7 @@ from audiollm.generation.speaking.voice import LEVEL_DBFS, Voice, read_voice
 LONGEST_HEARD_S = 600.0
 """Longest recording that can be asked about."""
 GREEDY = SamplingConfig(temperature=0.0)
-CODEC_REMEDY = "give the folder of the codec that the model was trained with"
+CODEC_REMEDY = "give the folder of the codec that the model was trained with: --codec FOLDER"
 
 
 class SpeechGenerator(ABC):

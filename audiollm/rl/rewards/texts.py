@@ -40,9 +40,10 @@ def form(answer: SampledAnswer, settings: s.FormatSettings) -> float:
 
 
 def think(answer: SampledAnswer, settings: s.ThinkSettings) -> float:
-    """1 where the thought is closed and has between 1 and `max_words` words, else 0."""
+    """1 where the thought is closed, has between 1 and `max_words` words, and the answer comes to an end, else 0."""
     parts = answer.parts
-    return float(parts.has_thought and parts.thought_words <= settings.max_words)
+    is_thought = parts.has_thought and parts.thought_words <= settings.max_words
+    return float(is_thought and not answer.is_truncated)
 
 
 def cosine_length(answer: SampledAnswer, settings: s.CosineSettings) -> float | None:

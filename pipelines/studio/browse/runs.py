@@ -295,7 +295,8 @@ def _stage_row(status: StageStatus) -> str:
         steps += f" of {status.steps:,}"
     remaining = "" if status.remaining_s is None else duration(status.remaining_s)
     notes = "".join(
-        f'<p class="st-dropped">alarm at step {alarm.step:,}, {html.escape(alarm.kind)}: {html.escape(alarm.text)}</p>'
+        f'<p class="st-dropped">alarm at step {alarm.step + 1:,}, {html.escape(alarm.kind)}: '
+        f"{html.escape(alarm.text)}</p>"
         for alarm in status.alarms
     )
     if status.error:

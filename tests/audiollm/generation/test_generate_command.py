@@ -25,7 +25,7 @@ SHORT = ["--max-duration-s", "0.5"]
 @pytest.fixture(autouse=True)
 def _toy(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = toy_generator()
-    monkeypatch.setattr(registry, "load_speech_generator", lambda model, codec: toy)
+    monkeypatch.setattr(registry, "load_speech_generator", lambda model, codec, dtype: toy)
 
 
 def run(*arguments: Any, input: str | None = None) -> Result:

@@ -83,5 +83,5 @@ def requests_of(monkeypatch: pytest.MonkeyPatch, toy: Generator) -> list[Request
         return answer_all(self, requests, *rest)
 
     monkeypatch.setattr(Generator, "answer_all", listen)
-    monkeypatch.setattr(registry, "load_speech_generator", lambda model, codec=None: toy)
+    monkeypatch.setattr(registry, "load_speech_generator", lambda model, codec=None, dtype="fp32": toy)
     return seen

@@ -75,7 +75,7 @@ def test_the_page_holds_what_happened(whole: tuple[str, dict[str, Any]]) -> None
     assert ("span", "aria-label", "right") in page.attributes
     assert "/home/alice" not in whole[0]
     assert str(Path.home()) + "/" not in whole[0] or str(Path.home()) == "/"
-    assert "<b>codebook collapse</b> (step 3): 2% of &lt;codes&gt;" in whole[0]
+    assert "<b>codebook collapse</b> (step 4): 2% of &lt;codes&gt;" in whole[0]
 
 
 def test_without_players_the_page_is_silent(tmp_path: Path) -> None:

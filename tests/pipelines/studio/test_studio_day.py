@@ -499,7 +499,7 @@ def test_run_state_report_curves_and_grid_stand_in_this_order(person: Person, se
             write_recording(folder / f"{name}.wav", 0.2)
     page = person.page
     page.click("role=tab[name=Runs]")
-    page.wait_for_selector("text=alarm at step 20, loss spike: 4 deviations")
+    page.wait_for_selector("text=alarm at step 21, loss spike: 4 deviations")
     page.wait_for_selector("text=about 1.7 min left")
     page.wait_for_selector(".st-grid audio")
     tops = [

@@ -855,7 +855,7 @@ def test_the_state_of_a_run_is_told(tmp_path: Path) -> None:
     write_jsonl(train / "alarms.jsonl", [{"step": 40, "kind": "loss spike", "text": "<3 deviations"}])
     shown = state_html(tmp_path)
     assert "Running: train, about 60 s left. 1 alarm." in shown and "80 of 200" in shown
-    assert "alarm at step 40, loss spike: &lt;3 deviations" in shown
+    assert "alarm at step 41, loss spike: &lt;3 deviations" in shown
     assert [status.name for status in stage_statuses(tmp_path)] == ["annotate", "train"]
     (late,) = [
         status for status in stage_statuses(tmp_path, time.time() + 60) if status.state == "interrupted"

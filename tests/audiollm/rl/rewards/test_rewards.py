@@ -244,6 +244,17 @@ def test_a_thought_counts_where_it_is_closed_and_holds_a_word(reply: str, value:
     assert example["brevity"](RewardBatch([answer(reply)])) == [value]
 
 
+def test_an_answer_that_was_cut_off_is_paid_nothing_for_its_thought() -> None:
+    text = Path("recipes/audio_reasoner/README.md").read_text()
+    example: dict[str, Any] = {}
+    exec(text.split("```python\n")[1].split("```")[0], example)
+    cut = answer("<think>a high voice</think>zero.</.</.six six six", is_truncated=True)
+    whole = answer("<think>a high voice</think>zero.</.</.six six six")
+    assert values_of({"think": 1}, cut, whole) == [0.0, 1.0]
+    assert values_of({"format": 1}, cut, whole) == [0.0, 0.0]
+    assert example["brevity"](RewardBatch([cut, whole, answer(GOOD)])) == [0.0, 0.0, 1.0]
+
+
 def test_doubled_tags_are_no_form() -> None:
     """Ke-Omni-R's pattern accepts them."""
     doubled = "<think>a</think><answer>Woman</answer><think>b</think><answer>Woman</answer>"
