@@ -291,7 +291,9 @@ def _write_conversion(request: ConversionRequest, rows: SourceRows, strict: bool
                 raise ConfigError(
                     f"the source has no usable sample{reason}{links_note(request.source)}",
                     str(request.source),
-                    "check KIND and SOURCE",
+                    f"mend that; the reason of every row is in {aside.name}"
+                    if bad
+                    else "check KIND and SOURCE",
                 )
     except OSError as error:
         raise StageError(f"{request.out}: cannot be written ({error.strerror})", "check the disk") from error
