@@ -96,7 +96,7 @@ CASES = {
         right_words,
         must_gain=True,
         seeded=True,
-        on_recordings=("start_steps=1200",),
+        on_recordings=("start_steps=1200", "steps=300"),
     ),
     "interpret": Case(
         "interpret/tiny.yaml", "after", "before", translation_quality, must_gain=True, seeded=True
