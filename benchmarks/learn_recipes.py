@@ -76,7 +76,7 @@ class Case:
     seeded: bool = False
     """Whether it is run with every seed, or with the first alone."""
     on_recordings: Sequence[str] = ()
-    """What its README adds for recordings of people."""
+    """Overrides that the recipe's README gives for recordings of people."""
 
 
 CASES = {

@@ -41,8 +41,10 @@ MULTIPLY_ADDS_PER_NUMBER_READ = 15
 """Multiply-adds in the time that it takes to read one number of a weight or of the cache."""
 
 
-PACKED_LAYERS = (Linear, Head, FrozenLinear, FrozenHead)
+PACKED_LAYERS = (Linear, Head)
 """Classes of the projections that can be packed."""
+PACKED_FIXED_LAYERS = (*PACKED_LAYERS, FrozenLinear, FrozenHead)
+"""Classes of those of a model that nothing trains: where a policy is sampled, its rows are not rounded to bf16."""
 
 
 class GenerationDecoder:
@@ -163,7 +165,8 @@ def packed_decoder(model: DualFFN) -> PackedDecoder | None:
     weights = list(model.parameters())
     if len(_layers(model)) < model.config.num_layers or not torch.backends.mkldnn.is_available():
         return None
-    plain = all(type(module) in PACKED_LAYERS for module in _projections(model)) and all(
+    layers = PACKED_LAYERS if any(weight.requires_grad for weight in weights) else PACKED_FIXED_LAYERS
+    plain = all(type(module) in layers for module in _projections(model)) and all(
         type(weight) is nn.Parameter
         and weight.device.type == "cpu"
         and weight.dtype == torch.float32
@@ -189,9 +192,8 @@ class Product:
     @staticmethod
     def of(*linears: nn.Linear | FrozenLinear) -> Product | StoredProduct:
         """Pack linear layers that take the same input into one product with concatenated outputs."""
-        small = [linear for linear in linears if isinstance(linear, FrozenLinear)]
-        if small:
-            return StoredProduct.of(*small)
+        if any(isinstance(linear, FrozenLinear) for linear in linears):
+            return StoredProduct.of(*linears)
         weight = torch.cat([linear.weight.detach() for linear in linears])
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         is_small = weight.numel() <= MAX_SMALL_WEIGHT

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from audiollm.models.frozen.formats import INT4_GROUP
-from audiollm.models.frozen.layers import FrozenLinear, frozen_product
+from audiollm.models.frozen.layers import FrozenLinear
 from audiollm.models.frozen.stored import ByteWeight, GroupWeight
 
 MAX_KERNEL_ROWS = 16
@@ -27,15 +27,15 @@ TILE_OUTPUTS = 16
 
 @dataclass(frozen=True)
 class StoredPart:
-    """One layer's weight, and what the kernel of its format takes."""
+    """One layer, and what the kernel of its weight's format takes; None: the layer computes its product itself."""
 
-    linear: FrozenLinear
+    linear: nn.Linear | FrozenLinear
     kernel_weight: Tensor | None
     kernel_scale: Tensor | None
 
     @classmethod
-    def of(cls, linear: FrozenLinear) -> StoredPart:
-        stored = linear.stored
+    def of(cls, linear: nn.Linear | FrozenLinear) -> StoredPart:
+        stored = linear.stored if isinstance(linear, FrozenLinear) else None
         if isinstance(stored, ByteWeight):
             assert stored.scale_O is not None
             return cls(linear, stored.values_OI, stored.scale_O.bfloat16())
@@ -47,9 +47,10 @@ class StoredPart:
 
     def __call__(self, x_RI: Tensor) -> Tensor:
         if self.kernel_weight is None or self.kernel_scale is None or len(x_RI) > MAX_KERNEL_ROWS:
-            return frozen_product(x_RI, self.linear.stored, self.linear.bias)
+            whole_RO: Tensor = self.linear(x_RI)
+            return whole_RO
         half_RI = x_RI.bfloat16()
-        if isinstance(self.linear.stored, ByteWeight):
+        if self.kernel_weight.dtype == torch.int8:
             out_RO = torch._weight_int8pack_mm(half_RI, self.kernel_weight, self.kernel_scale)
         else:
             out_RO = torch.ops.aten._weight_int4pack_mm_for_cpu(
@@ -66,7 +67,7 @@ class StoredProduct:
     parts: Sequence[StoredPart]
 
     @classmethod
-    def of(cls, *linears: FrozenLinear) -> StoredProduct:
+    def of(cls, *linears: nn.Linear | FrozenLinear) -> StoredProduct:
         return cls([StoredPart.of(linear) for linear in linears])
 
     def __call__(self, x: Tensor, activation: str = "none") -> Tensor:

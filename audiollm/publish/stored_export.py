@@ -157,12 +157,12 @@ def _greedy_answer(generator: Generator, text: str) -> Answer:
 
 def _cpu_seconds_per_frame(generator: Generator) -> float:
     """CPU-seconds, the median over runs of the longest text."""
-    taken = []
+    seconds = []
     for _ in range(TIMED_RUNS + 1):  # the first one lays out weights
         began = time.process_time()
         frames = max(1, _greedy_answer(generator, TEXTS[-1]).codes_KT.shape[1])
-        taken.append((time.process_time() - began) / frames)
-    return statistics.median(taken[1:])
+        seconds.append((time.process_time() - began) / frames)
+    return statistics.median(seconds[1:])
 
 
 @torch.inference_mode()

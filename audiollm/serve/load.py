@@ -56,6 +56,10 @@ def load_state(
             interpreters[name] = ServedInterpreter(name, LiveModel.load(folder, codec), int(time.time()))
         else:
             models[name] = load_served_model(folder, service, limits, name, codec, dtype)
+    if dtype != "fp32" and not any(model.speaks for model in models.values()):
+        raise ConfigError(
+            "no model here speaks, and others are held in float32 alone", "--dtype", "leave it out"
+        )
     server = replace(server or ServerState(), max_body_bytes=round(limits.upload_mb * MB))
     word_placer = WordPlacer(aligner)
     if aligner is not None:

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import torch
 import typer
-from transformers import DacConfig, HiggsAudioV2TokenizerConfig, HiggsAudioV2TokenizerModel
 from typer.testing import CliRunner
 
 from audiollm.errors import ConfigError
 from audiollm.publish import export_command
-from tests.tokenizer.test_stage import TINY_HUBERT
+from tests.tokenizer.test_stage import save_tiny_higgs
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 from tokenizer.native.onnx_codec import OnnxCodec
 from tokenizer.native.onnx_export import compare_codecs, export_codec
@@ -95,15 +94,7 @@ def test_the_command_writes_it_or_says_why_not(tmp_path: Path) -> None:
     }  # fmt: skip
     code, told = export(tmp_path / "codec", "--to", "onnx", "-o", tmp_path / "out")
     assert code == 1 and "exists and is not empty" in told
-    acoustic = DacConfig(
-        encoder_hidden_size=4, downsampling_ratios=[8, 5, 4, 2, 3], decoder_hidden_size=64,
-        upsampling_ratios=[8, 5, 4, 2, 3], hidden_size=16,
-    )  # fmt: skip
-    shape = HiggsAudioV2TokenizerConfig(
-        target_bandwidths=[0.15, 0.6], codebook_size=64, codebook_dim=8, acoustic_model_config=acoustic,
-        semantic_model_config=TINY_HUBERT,
-    )  # fmt: skip
-    HiggsAudioV2TokenizerModel(shape).save_pretrained(tmp_path / "higgs")
+    save_tiny_higgs(tmp_path / "higgs")
     code, told = export(tmp_path / "higgs", "--to", "onnx", "-o", tmp_path / "other")
     assert code == 1 and "has no export to ONNX" in told and "audiollm_tokenizer" in told
     assert not (tmp_path / "other").exists()

@@ -45,6 +45,18 @@ TINY_HUBERT = HubertConfig(
 RECIPE = Path(__file__).parents[2] / "recipes" / "tokenizer" / "tiny.yaml"
 
 
+def save_tiny_higgs(folder: Path) -> None:
+    acoustic = DacConfig(
+        encoder_hidden_size=4, downsampling_ratios=[8, 5, 4, 2, 3], decoder_hidden_size=64,
+        upsampling_ratios=[8, 5, 4, 2, 3], hidden_size=16,
+    )  # fmt: skip
+    shape = HiggsAudioV2TokenizerConfig(
+        target_bandwidths=[0.15, 0.6], codebook_size=64, codebook_dim=8, acoustic_model_config=acoustic,
+        semantic_model_config=TINY_HUBERT,
+    )  # fmt: skip
+    HiggsAudioV2TokenizerModel(shape).save_pretrained(folder)
+
+
 def tone(path: Path, seconds: float, pitch: float = 220.0, rate: int = 16_000) -> None:
     time_N = torch.arange(round(seconds * rate)) / rate
     save(path, 0.1 * torch.sin(2 * math.pi * pitch * time_N)[None], rate)
@@ -165,15 +177,7 @@ def test_the_higgs_preset_is_fine_tuned_and_stays_a_folder_of_transformers(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    acoustic = DacConfig(
-        encoder_hidden_size=4, downsampling_ratios=[8, 5, 4, 2, 3], decoder_hidden_size=64,
-        upsampling_ratios=[8, 5, 4, 2, 3], hidden_size=16,
-    )  # fmt: skip
-    shape = HiggsAudioV2TokenizerConfig(
-        target_bandwidths=[0.15, 0.6], codebook_size=64, codebook_dim=8, acoustic_model_config=acoustic,
-        semantic_model_config=TINY_HUBERT,
-    )  # fmt: skip
-    HiggsAudioV2TokenizerModel(shape).save_pretrained(tmp_path / "start")
+    save_tiny_higgs(tmp_path / "start")
     changes = {"batch_size": 2, "crop_frames": 12, "steps": 10, "minutes": "null", "preset": "higgs"}
     overrides = [f"train_tokenizer.{key}={value}" for key, value in changes.items()]
     overrides += [f"audio={recordings}", "teacher=null", f"train_tokenizer.start={tmp_path / 'start'}"]

@@ -139,7 +139,7 @@ class PitchPredictor(nn.Module):
         return [(layer.weight.double(), layer.bias.double()) for layer in layers]
 
     def exact_logits(self, windows_BTX: Tensor, layers: Sequence[tuple[Tensor, Tensor]]) -> PitchLogits:
-        """As `forward`, with products in float64; what lies between them is float32."""
+        """Logits of the pitch and voicing of each window, by products in float64; what lies between them is float32."""
         *hidden_layers, last = layers
         for weight, bias in hidden_layers:
             windows_BTX = functional.gelu(functional.linear(windows_BTX.double(), weight, bias).float())

@@ -18,13 +18,13 @@ from audiollm.errors import ConfigError
 from audiollm.families.registry import load_speech_generator
 from audiollm.files.atomic import write_json
 from audiollm.generation.speaking.generator import Generator
-from audiollm.models.decoder import DualFFNConfig
+from audiollm.models.decoder import DualFFNConfig, DualFFNLayer
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.frozen.layers import FrozenLinear
-from audiollm.models.frozen.shrink import small_weights
+from audiollm.models.frozen.shrink import shrink_frozen, small_weights
 from audiollm.models.frozen.stored import ByteWeight, GroupWeight
 from audiollm.models.hub import save_pretrained
-from audiollm.models.packed_decoder import PackedDecoder, RotaryAngles
+from audiollm.models.packed_decoder import PackedDecoder, RotaryAngles, packed_decoder
 from audiollm.models.stored_products import MAX_KERNEL_ROWS, StoredProduct
 from audiollm.publish import export_command
 from audiollm.serve.limits import ServeLimits
@@ -118,6 +118,24 @@ def test_layers_are_those_of_the_rounded_weights_and_answers_the_same_beside_oth
         assert torch.equal(beside.codes_KT, alone)
 
 
+def test_a_policy_with_small_weights_is_sampled_as_it_is_trained(run: Path) -> None:
+    """A packed copy would round rows to bf16, and its answers would not be those of the policy that is scored."""
+    model = DualFFN.from_pretrained(run / "train").requires_grad_(False)
+    first = model.model.layers[0]
+    assert isinstance(first, DualFFNLayer)
+    first.self_attn.q_proj.requires_grad_(True)
+    shrink_frozen(model, "int8")
+    assert packed_decoder(model) is None
+    attention, x_RC = first.self_attn, torch.randn(2, 64)
+    mixed = StoredProduct.of(attention.q_proj, attention.k_proj, attention.v_proj)
+    expected = torch.cat(
+        [layer(x_RC) for layer in (attention.q_proj, attention.k_proj, attention.v_proj)], dim=1
+    )
+    torch.testing.assert_close(mixed(x_RC), expected, atol=0.02, rtol=0.01)
+    model.requires_grad_(False)
+    assert packed_decoder(model) is not None
+
+
 def export(*words: object) -> tuple[int, str]:
     app = typer.Typer()
     app.command()(export_command.export)
@@ -141,7 +159,7 @@ def test_an_exported_folder_speaks_as_the_model_in_memory(run: Path, exported: P
     assert not (exported / "model.safetensors").exists() and (exported / "audio_tokenizer").is_dir()
     request = greedy_request()
     opened = load_speech_generator(exported)
-    assert isinstance(opened, Generator)
+    assert isinstance(opened, Generator) and isinstance(opened.decoder.current(), PackedDecoder)
     memory = Generator.from_pretrained(run / "train", dtype=exported.name)  # type: ignore[arg-type]
     answers = [each.engine([request]).run([request])[0].codes_KT for each in (opened, memory)]
     assert torch.equal(*answers)
@@ -170,6 +188,8 @@ def test_a_model_that_only_answers_is_refused(tmp_path: Path) -> None:
     save_tiny("qwen2_audio", tmp_path / "listener")
     with pytest.raises(ConfigError, match="held in float32 alone"):
         load_speech_generator(tmp_path / "listener", dtype="int8")
+    with pytest.raises(ConfigError, match="no model here speaks"):
+        load_state([str(tmp_path / "listener")], ServeLimits(), dtype="int8")
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "without a part", "another shape", "unknown format"])
