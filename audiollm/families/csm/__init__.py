@@ -1,0 +1,1 @@
+"""The family of Sesame's CSM in transformers' files."""

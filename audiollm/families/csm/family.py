@@ -1,0 +1,28 @@
+"""The family of CSM: a Llama over text and frames, and a small one over the codebooks of a frame.
+
+Source: transformers' `models/csm`, whose class is the oracle of the tests.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from audiollm.families.family import ModelFamily, ModelFolder
+from audiollm.families.talkers.folder import TalkerFolder
+
+
+class CsmFamily:
+    """A `ModelFamily`."""
+
+    def open(self, folder: Path) -> ModelFolder:
+        """See `ModelFamily.open`."""
+        return TalkerFolder(folder, _kind_of)
+
+
+def _kind_of(folder: Path) -> object:
+    from audiollm.families.csm.kind import CsmKind
+
+    return CsmKind(folder)
+
+
+FAMILY: ModelFamily = CsmFamily()

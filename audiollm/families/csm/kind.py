@@ -1,0 +1,135 @@
+"""What is told of CSM: its prompt is turns of `[speaker]text` and frames, each with an end.
+
+    <|begin_of_text|>[0]Hello there.<|end_of_text|> frame frame ... end   <|begin_of_text|>[1]Hi.<|end_of_text|> ...
+
+The row before a frame chooses it; the last row of a text chooses the first. The end is a frame of zeros, and so has
+targets in all codebooks. Source: the chat template of transformers' `convert_csm.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from audiollm.data.text.tokenizer import read_text_tokenizer
+from audiollm.errors import ConfigError
+from audiollm.families.csm.model import TIED, CsmTalker
+from audiollm.families.talkers.kind import PromptRows, SpeakingText, TalkerKind, TalkerSampling
+from audiollm.families.talkers.rows import frame_rows, join_rows, text_rows
+from audiollm.families.talkers.turns import SpeechPrompt
+from audiollm.files.json_files import read_json_file
+from audiollm.generation.engine.sampling import SamplingConfig
+from audiollm.models.generation_config import FILE_NAME as GENERATION_FILE
+
+ANY_SPEAKER = "0"
+"""The speaker of a text that names none."""
+
+
+class CsmKind(TalkerKind):
+    """See `TalkerKind`."""
+
+    model_type = "csm"
+    depth_weight = 1.0
+    groups = {
+        "backbone": r"backbone_model\.layers\..*",
+        "depth_decoder": r"depth_decoder\.model\.layers\..*",
+        "text_projection": r"depth_decoder\.model\.inputs_embeds_projector",
+    }
+
+    def __init__(self, folder: Path) -> None:
+        """Read config.json.
+
+        Raises:
+            ConfigError: it is damaged, or lacks what a model needs.
+        """
+        super().__init__(folder)
+        self._where = str(folder / "config.json")
+        self.config = _read_config(folder)
+        self.end = int(self.config["codebook_eos_token_id"])
+        self.end_codes = [self.end] * (self.config["num_codebooks"] - 1)
+
+    def new_talker(self) -> CsmTalker:
+        """See `TalkerKind.new_talker`."""
+        model = CsmTalker(self.config, self._where)
+        if self.tied():
+            model.tie_tables()
+        return model
+
+    def tied(self) -> Mapping[str, str]:
+        """See `TalkerKind.tied`."""
+        return TIED if self.config["tie_codebooks_embeddings"] else {}
+
+    def prompt_rows(self, prompt: SpeechPrompt) -> PromptRows:
+        """See `TalkerKind.prompt_rows`."""
+        if prompt.instruction:
+            raise ValueError(f"an instruction ({prompt.instruction:.40}), and this model's prompt has no place for one")
+        if prompt.reference_KT is not None:
+            raise ValueError("a reference without its words, and this model's prompt shows both: give the text too")
+        blocks = []
+        for turn in prompt.before:
+            end_K1 = torch.full((self.config["num_codebooks"], 1), self.end)
+            frames_KT = torch.cat([turn.codes_KT, end_K1], dim=1)
+            blocks += [self._text_block(turn.speaker, turn.text), frame_rows(frames_KT)]
+        return PromptRows(join_rows([*blocks, self._text_block(prompt.speaker, prompt.text)]))
+
+    def sampling(self, first: SamplingConfig) -> TalkerSampling:
+        """See `TalkerKind.sampling`: the depth decoder's settings are those of generation_config.json."""
+        path = self.folder / GENERATION_FILE
+        data: Mapping[str, Any] = read_json_file(path, dict) if path.exists() else {}
+        if first.temperature == 0 or data.get("depth_decoder_do_sample") is False:
+            return TalkerSampling(first, SamplingConfig(temperature=0.0))
+        depth = SamplingConfig(
+            temperature=float(data.get("depth_decoder_temperature") or first.temperature),
+            top_k=int(data.get("depth_decoder_top_k") or 0),
+            top_p=float(data.get("depth_decoder_top_p") or 1.0),
+        )
+        return TalkerSampling(first, depth)
+
+    @property
+    def codec_folder(self) -> Path:
+        """See `TalkerKind.codec_folder`: the model's own, which bundles its codec."""
+        return self.folder
+
+    @cached_property
+    def text(self) -> SpeakingText:
+        """See `TalkerKind.text`."""
+        return SpeakingText.of(read_text_tokenizer(self.folder))
+
+    @cached_property
+    def _text_marks(self) -> tuple[str, str]:
+        """The marks before and behind a text."""
+        data = read_json_file(self.folder / "tokenizer_config.json", dict)
+        marks = [data.get(name) for name in ("bos_token", "eos_token")]
+        contents = [mark.get("content") if isinstance(mark, dict) else mark for mark in marks]
+        if not all(isinstance(content, str) and content for content in contents):
+            raise ConfigError(
+                "bos_token, eos_token: not given",
+                str(self.folder / "tokenizer_config.json"),
+                "download the model's tokenizer again",
+            )
+        return str(contents[0]), str(contents[1])
+
+    def _text_block(self, speaker: str | None, text: str) -> Any:
+        before, behind = self._text_marks
+        self.text.ids(text)
+        ids: Sequence[int] = self.text.marked_ids(f"{before}[{speaker or ANY_SPEAKER}]{text}{behind}")
+        return text_rows(ids, self.config["num_codebooks"])
+
+
+def _read_config(folder: Path) -> Mapping[str, Any]:
+    """config.json with the fields that transformers leaves out because they are as in its class."""
+    from transformers import CsmConfig
+
+    data = read_json_file(folder / "config.json", dict)
+    try:
+        return CsmConfig.from_dict(data).to_dict()
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"no config of CSM: {' '.join(str(error).split()):.200}",
+            str(folder / "config.json"),
+            "download it again",
+        ) from error

@@ -1,0 +1,120 @@
+"""A talker that is loaded to speak: its engine, and how texts are read.
+
+Shapes: K codebooks, T frames.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from audiollm.codec import Codec
+from audiollm.data.hearing.features import PartSize
+from audiollm.data.records.sample import AudioPart, Message, TextPart
+from audiollm.errors import ConfigError
+from audiollm.families.talkers.decoding import MAX_SLOTS, Speaking, TalkerDecoder
+from audiollm.families.talkers.kind import TalkerKind
+from audiollm.families.talkers.talker import Talker
+from audiollm.families.talkers.turns import speech_prompt
+from audiollm.generation.engine.defaults import read_defaults
+from audiollm.generation.engine.request import Answer, Event, Finished, Frames, Request
+from audiollm.generation.speaking.speech_generator import SpeechGenerator
+
+
+MARKS_A_MESSAGE = 8
+"""Rows of a prompt beside its words and frames, at most, for each message."""
+
+
+class TalkerGenerator(SpeechGenerator):
+    """The model and its codec."""
+
+    encoder = None
+
+    def __init__(self, model: Talker, kind: TalkerKind, codec: Codec) -> None:
+        super().__init__(codec, kind.speakers, defaults=read_defaults(kind.folder))
+        self._model, self._kind = model, kind
+        shapes = (model.num_codebooks, model.codebook_size), (codec.num_codebooks, codec.codebook_size)
+        if shapes[0][0] != shapes[1][0] or shapes[0][1] < shapes[1][1]:
+            problem = f"the codec has {shapes[1][0]} codebooks of {shapes[1][1]} codes, the model {shapes[0][0]} of {shapes[0][1]}"
+            raise ConfigError(problem, "codec", "leave it out: the model's folder has its own")
+
+    def engine(self, requests: Sequence[Request]) -> TalkerEngine:
+        """See `SpeechGenerator.engine`."""
+        return TalkerEngine(self._model, self._kind)
+
+    def check_messages(self, messages: Sequence[Message], num_recordings: int) -> None:
+        """See `SpeechGenerator.check_messages`."""
+        for text in _texts(messages):
+            self._kind.check_text(text)
+        if num_recordings and any(
+            isinstance(part, AudioPart) for part in messages[-1].content if messages[-1].role == "user"
+        ):
+            raise ValueError("this model speaks, and hears no questions")
+
+    def messages_length(self, messages: Sequence[Message], sizes: Sequence[PartSize]) -> int:
+        """See `SpeechGenerator.messages_length`."""
+        frames = sum(size if isinstance(size, int) else size.rows for size in sizes)
+        return frames + sum(self.num_tokens(text) for text in _texts(messages)) + MARKS_A_MESSAGE * len(messages)
+
+    def num_tokens(self, text: str) -> int:
+        """See `SpeechGenerator.num_tokens`."""
+        return len(self._kind.text.marked_ids(text))
+
+
+class TalkerEngine:
+    """A `GenerationEngine`: answers side by side."""
+
+    def __init__(self, model: Talker, kind: TalkerKind) -> None:
+        self._model, self._kind = model, kind
+
+    def run(
+        self, requests: Sequence[Request], on_step: Callable[[Sequence[Event]], None] = lambda events: None
+    ) -> list[Answer]:
+        """See `GenerationEngine.run`."""
+        answers: dict[int, Answer] = {}
+        for events in self._events(requests):
+            on_step(events)
+            answers |= {event.request: event.answer for event in events if isinstance(event, Finished)}
+        return [answers[number] for number in range(len(requests))]
+
+    def stream(self, request: Request) -> Iterator[Event]:
+        """See `GenerationEngine.stream`."""
+        for events in self._events([request]):
+            yield from events
+
+    def _events(self, requests: Sequence[Request]) -> Iterator[list[Event]]:
+        begun, first_s = time.perf_counter(), dict[int, float]()
+        waiting = [self._speaking(number, request) for number, request in enumerate(requests)][::-1]
+        decoder = TalkerDecoder(self._model, self._kind, min(MAX_SLOTS, max(1, len(waiting))))
+        while waiting or decoder.speaking:
+            decoder.begin([waiting.pop() for _ in range(min(decoder.free_slots, len(waiting)))])
+            events: list[Event] = []
+            for answer in decoder.step():
+                now = time.perf_counter() - begun
+                if not answer.has_ended:
+                    first_s.setdefault(answer.number, now)
+                    events.append(Frames(answer.number, answer.codes[-1][:, None]))
+                if answer.is_over:
+                    events.append(self._finished(answer, first_s.get(answer.number), now))
+            yield events
+
+    def _speaking(self, number: int, request: Request) -> Speaking:
+        if request.answer != "audio" or request.phrases:
+            raise ConfigError("this model answers in speech alone, text by text", "answer", "ask it to say a text")
+        if request.sampling.text_guidance != 1 or request.sampling.speaker_guidance != 1:
+            raise ConfigError(
+                "guidance: this model was never trained with its conditions hidden", "text_guidance", "leave it out"
+            )
+        rows = self._kind.prompt_rows(speech_prompt(request.messages, request.audio))
+        return Speaking(
+            rows, self._kind.sampling(request.sampling), request.limits.max_frames, request.seed, number
+        )
+
+    def _finished(self, answer: Speaking, first_s: float | None, seconds: float) -> Finished:
+        codes_KT = answer.codes_KT(self._model.num_codebooks)
+        reason = "end" if answer.has_ended else "length"
+        return Finished(answer.number, Answer((codes_KT,), codes_KT, reason, first_s, seconds))  # type: ignore[arg-type]
+
+
+def _texts(messages: Sequence[Message]) -> list[str]:
+    return [part.text for message in messages for part in message.content if isinstance(part, TextPart)]

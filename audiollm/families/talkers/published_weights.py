@@ -1,0 +1,102 @@
+"""Weights of a published folder: read into a model of the same names, and written back as they were stored.
+
+What is written has the files, the names, the dtypes and the index of the folder that the training began from; tensors
+that the model does not have (of a codec, of an encoder) and all other files go on unchanged.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from audiollm.errors import ConfigError
+from audiollm.files.atomic import atomic_path
+from audiollm.models.pretrained import StoredWeights, fill, weight_files
+
+
+def load_published(
+    model: nn.Module, folder: Path, tied: Mapping[str, str], dtype: torch.dtype = torch.float32
+) -> None:
+    """Give a model on the meta device the weights of a folder.
+
+    Args:
+        tied: names of weights that are the same tensor as others, by name -> the other's name; the files may have
+            either, or both.
+
+    Raises:
+        ConfigError: weights are missing or of other shapes, or tied ones differ.
+    """
+    weights = StoredWeights(folder)
+    names = set(weights.names)
+    sources = {name: [name] for name in model.state_dict() if name in names}
+    where = str(folder)
+    for name, other in tied.items():
+        if name in names and other in names and not torch.equal(weights.read(name), weights.read(other)):
+            raise ConfigError(
+                f"{name} and {other} differ, and config.json says that they are one tensor",
+                where,
+                "config.json and the weights must be of one model; set the flag that ties them to false if two are meant",
+            )
+        present = name if name in names else other
+        if present in names:
+            sources |= {name: [present], other: [present]}
+    fill(model, sources, weights, dtype, where)
+    for name, other in tied.items():
+        _owner(model, name).register_parameter(name.rpartition(".")[2], model.get_parameter(other))
+
+
+def write_published(start: Path, target: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write a folder like the one that a training began from, with other weights.
+
+    Args:
+        weights: by name; each that is stored under this name takes the stored one's place.
+
+    Raises:
+        ConfigError: a weight is stored under no name, and is no other's tied one.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    files = weight_files(start)
+    skipped = {path.name for path in files}
+    for path in sorted(start.iterdir()):
+        if path.name in skipped:
+            continue
+        if path.is_dir():
+            shutil.copytree(path, target / path.name, dirs_exist_ok=True)
+        else:
+            shutil.copyfile(path, target / path.name)
+    for path in files:
+        with safe_open(str(path), framework="pt") as opened:
+            metadata, names = opened.metadata(), list(opened.keys())
+            tensors = {name: opened.get_tensor(name) for name in names}
+        for name in names:
+            if name in weights:
+                tensors[name] = weights[name].detach().to("cpu", tensors[name].dtype).contiguous()
+        with atomic_path(target / path.name) as temporary:
+            save_file(tensors, temporary, metadata=metadata)
+
+
+def check_stored(start: Path, weights: Mapping[str, Tensor], tied: Mapping[str, str]) -> None:
+    """Check that every weight of a model has a place in the files of a folder.
+
+    Raises:
+        ConfigError: one has none.
+    """
+    stored = set(StoredWeights(start).names)
+    others = {**tied, **{other: name for name, other in tied.items()}}
+    lost = [name for name in weights if name not in stored and others.get(name) not in stored]
+    if lost:
+        raise ConfigError(
+            f"{lost[0]} has no place in the files of the model that the training began from",
+            str(start),
+            "download the model again",
+        )
+
+
+def _owner(model: nn.Module, name: str) -> nn.Module:
+    return model.get_submodule(name.rpartition(".")[0])

@@ -1,0 +1,186 @@
+"""The root module of a talker's policy: packed answers in, figures per target out.
+
+Shapes: S rows of a pack, F targets of the first codebook, D frames with other codes, K codebooks, T targets, C hidden
+size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from audiollm.families.adapters import adapter_off
+from audiollm.families.logprobs.token_figures import (
+    ForbiddenTargets,
+    HeadRows,
+    TokenFigures,
+    TokenRequest,
+    linear_token_figures,
+)
+from audiollm.families.talkers.rows import SpeechBatch
+from audiollm.families.talkers.talker import Talker
+from audiollm.models.chunked_cross_entropy import HeadWeight, column_blocks, joined_weight
+from audiollm.models.dual_ffn import through_head
+
+DEPTH_FRAMES = 1024
+"""Frames that go through the depth decoder at once; of more, each part is computed again in the backward pass."""
+
+HeadUse = Callable[[Tensor, HeadWeight], Any]
+
+
+class SpeechScorer(nn.Module):
+    """A talker behind one `forward`, which strategies wrap: every pass goes through it.
+
+    Args:
+        model: with adapters inside, where they are trained.
+        adapted: the `PeftModel` around it, which switches them off; None: it has none.
+        suppressed: entries of the first codebook that sampling leaves out.
+    """
+
+    def __init__(self, model: Talker, adapted: Any = None, suppressed: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.model = model
+        self._adapted = (adapted,)  # in a tuple: the model is no module of this one twice
+        self._suppressed = tuple(suppressed)
+
+    @property
+    def adapted(self) -> Any:
+        """The `PeftModel` around the model; None: it has no adapter."""
+        return self._adapted[0]
+
+    def forward(
+        self,
+        batch: SpeechBatch,
+        request: TokenRequest | None,
+        adapter: bool = True,
+        reference: Sequence[HeadRows] | None = None,
+        draw_T: Tensor | None = None,
+    ) -> TokenFigures | list[HeadRows]:
+        """Compute the figures of the batch's targets in reading order; the input of each head where `request` is None.
+
+        Args:
+            adapter: False computes with the adapter off.
+            reference: of the reference, for `kl`, as this gives it without a request.
+            draw_T: a random number per target, for `contrast_k`.
+        """
+        with nullcontext() if adapter else adapter_off(self.adapted):
+            hidden_FC = self.hidden_before(batch)
+            uses = self._uses(batch, request, reference, draw_T)
+            first = through_head(self.model.first_head, hidden_FC, uses[0])
+            others = self._through_depth(batch, hidden_FC[batch.depth_D], uses[1:])
+        if request is None:
+            return [first, *others]
+        return _join_figures(batch, first, others)
+
+    @torch.no_grad()
+    def figures_of_rows(
+        self, batch: SpeechBatch, rows: Sequence[HeadRows], request: TokenRequest
+    ) -> TokenFigures:
+        """Compute figures `[T]` from the inputs of the heads of a pass that was made before."""
+        uses = self._uses(batch, request, None, None)
+        first, *others = [use(*head_rows) for use, head_rows in zip(uses, rows, strict=True)]
+        return _join_figures(batch, first, others)
+
+    def hidden_before(self, batch: SpeechBatch) -> Tensor:
+        """Compute the hidden state `[F, C]` of the row that chooses each first code."""
+        x_SC = self.model.embed_rows(batch.inputs)
+        attend = self.model.backbone.attend_packed(x_SC, batch.layout)
+        hidden_SC: Tensor = self.model.backbone(x_SC, batch.position_S, attend)
+        return hidden_SC.index_select(0, batch.source_F)
+
+    def _through_depth(
+        self, batch: SpeechBatch, hidden_DC: Tensor, uses: Sequence[HeadUse]
+    ) -> list[Any]:
+        """What each use makes of the hidden states of its codebook and the weight of its head."""
+        codes_DK, parts = batch.codes_DK, []
+        for first in range(0, max(1, len(codes_DK)), DEPTH_FRAMES):
+            some = slice(first, first + DEPTH_FRAMES)
+            rows = hidden_DC[some], codes_DK[some]
+            if len(codes_DK) > DEPTH_FRAMES and torch.is_grad_enabled():
+                parts.append(checkpoint(self._depth_hidden, *rows, use_reentrant=False))
+            else:
+                parts.append(self._depth_hidden(*rows))
+        hidden_DKC = torch.cat(parts)
+        return [
+            self.model.through_rest_head(hidden_DKC[:, book], book, use) for book, use in enumerate(uses, 1)
+        ]
+
+    def _depth_hidden(self, hidden_DC: Tensor, codes_DK: Tensor) -> Tensor:
+        return self.model.depth.over_frames(self.model.depth_rows(hidden_DC, codes_DK))
+
+    def _uses(
+        self,
+        batch: SpeechBatch,
+        request: TokenRequest | None,
+        reference: Sequence[HeadRows] | None,
+        draw_T: Tensor | None,
+    ) -> list[HeadUse]:
+        """What is made of each codebook's hidden states and head."""
+        if request is None:
+            return [_kept_rows] * self.model.num_codebooks
+        targets = [batch.target_F, *batch.target_DJ.unbind(1)]
+        draws: Sequence[Tensor | None] = [None] * len(targets)
+        if draw_T is not None:
+            flat_T = torch.empty_like(draw_T).index_copy(0, batch.order_T, draw_T)
+            first_F, rest = flat_T[: len(batch.target_F)], flat_T[len(batch.target_F) :]
+            draws = [first_F, *rest.view(-1, len(targets) - 1).unbind(1)]
+        return [
+            partial(
+                _head_figures,
+                target_X=target_X,
+                request=request,
+                reference=None if reference is None else reference[book],
+                draw_X=draw_X,
+                forbidden=self._forbidden(batch) if book == 0 else None,
+            )
+            for book, (target_X, draw_X) in enumerate(zip(targets, draws, strict=True))
+        ]
+
+    def _forbidden(self, batch: SpeechBatch) -> ForbiddenTargets | None:
+        """The mask under which sampled answers were drawn; None where nothing was left out."""
+        if not self._suppressed or not bool(batch.sampled_F.any()):
+            return None
+        mask_MKV = torch.zeros(2, 1, self.model.first_entries, dtype=torch.bool, device=batch.target_F.device)
+        mask_MKV[1, :, list(self._suppressed)] = True
+        return ForbiddenTargets(mask_MKV, batch.sampled_F.long())
+
+
+def _head_figures(
+    hidden_XC: Tensor,
+    weight_VC: HeadWeight,
+    target_X: Tensor,
+    request: TokenRequest,
+    reference: HeadRows | None,
+    draw_X: Tensor | None,
+    forbidden: ForbiddenTargets | None,
+) -> TokenFigures:
+    draw_X1 = None if draw_X is None else draw_X[:, None]
+    return linear_token_figures(
+        hidden_XC, weight_VC, target_X[:, None], request, reference, draw_X1, forbidden=forbidden
+    )
+
+
+def _join_figures(batch: SpeechBatch, first: TokenFigures, others: Sequence[TokenFigures]) -> TokenFigures:
+    """The figures of all codebooks in reading order."""
+    joined: list[Tensor | None] = []
+    for of_first, *of_others in zip(first, *others, strict=True):
+        if of_first is None:
+            joined.append(None)
+            continue
+        rest_DJ = torch.cat(of_others, dim=1) if of_others else of_first.new_zeros(0)
+        joined.append(torch.cat([of_first.flatten(), rest_DJ.flatten()]).index_select(0, batch.order_T))
+    return TokenFigures(*joined)  # type: ignore[arg-type]
+
+
+def _kept_rows(hidden_XC: Tensor, weight_VC: HeadWeight) -> HeadRows:
+    """Keep a head's input and weight beyond the pass; on several ranks a copy, for strategies free what they gather."""
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    blocks = column_blocks(weight_VC)
+    weight = joined_weight(blocks, blocks[-1].dtype).detach()
+    return HeadRows(hidden_XC.detach(), weight.clone() if several else weight)

@@ -1,0 +1,165 @@
+"""CSM against transformers' own class: loss, gradients, greedy speech, folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import CsmForConditionalGeneration
+
+from audiollm.data.records.sample import AudioPart, Message, TextPart
+from audiollm.families.csm.kind import CsmKind
+from audiollm.families.family import PolicySettings
+from audiollm.families.logprobs.token_figures import TokenRequest
+from audiollm.families.prompts import AnswerContent, PromptedContents
+from audiollm.families.registry import open_model_folder
+from audiollm.families.talkers.decoding import Speaking, speak_all
+from audiollm.families.talkers.kind import TalkerSampling
+from audiollm.families.talkers.policy import TalkerPolicy, load_talker
+from audiollm.families.talkers.turns import speech_prompt
+from tests.audiollm.families.talkers.tiny_csm import BOOKS, CODES, write_tiny_csm
+
+SPEECH = AudioPart(path="speech.wav")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_csm(tmp_path_factory.mktemp("csm"))
+
+
+def codes_of(frames: int, seed: int = 0) -> Tensor:
+    return torch.randint(1, CODES - 3, (BOOKS, frames), generator=torch.Generator().manual_seed(seed))
+
+
+def prompted(text: str, codes_KT: Tensor, before: tuple[tuple[str, Tensor], ...] = ()) -> PromptedContents:
+    messages, audio = [], []
+    for earlier, earlier_KT in before:
+        messages.append(Message(role="user", content=[TextPart(text=earlier)]))
+        messages.append(Message(role="assistant", content=[SPEECH]))
+        audio.append(earlier_KT)
+    messages.append(Message(role="user", content=[TextPart(text=text)]))
+    return PromptedContents(text, messages, audio, [AnswerContent([SPEECH], [codes_KT])])
+
+
+CLIPS = [
+    prompted("[SPEAKER1] one two", codes_of(5, 1)),
+    prompted("[SPEAKER0] three", codes_of(9, 2), (("[SPEAKER1] four", codes_of(3, 3)),)),
+]
+
+
+def theirs(folder: Path, clip: PromptedContents, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+    """transformers' class, and its inputs for a clip: ids by its chat template, labels for the last turn alone."""
+    model = CsmForConditionalGeneration.from_pretrained(folder, dtype=dtype).eval()
+    turns = [*clip.audio, clip.answers[0].codes[0]]
+    texts = [part.text for message in clip.prompt for part in message.content if isinstance(part, TextPart)]
+    ids, labels = [], []
+    for number, (text, codes_KT) in enumerate(zip(texts, turns, strict=True)):
+        speaker, said = text.removeprefix("[SPEAKER").split("] ", 1)
+        kind = CsmKind(folder)
+        text_ids = kind.text.marked_ids(f"<|begin_of_text|>[{speaker}]{said}<|end_of_text|>")
+        frames = torch.cat([codes_KT.T, torch.zeros(1, BOOKS, dtype=torch.long)])
+        ids += [torch.tensor(text_ids)[:, None].expand(-1, BOOKS), frames]
+        learned = number == len(texts) - 1
+        labels += [torch.full((len(text_ids), BOOKS), -100), frames if learned else torch.full_like(frames, -100)]
+    is_frame = torch.cat([torch.full((len(block),), number % 2) for number, block in enumerate(ids)]).bool()
+    ids_LK, labels_LK = torch.cat(ids), torch.cat(labels)
+    embeds = model.embed_text_tokens(ids_LK[:, 0].clamp_max(259))
+    frames_embeds = model.backbone_model.embed_tokens(ids_LK.clamp_max(CODES - 1)[None])[0]
+    return model, {
+        "inputs_embeds": torch.where(is_frame[:, None], frames_embeds, embeds)[None],
+        "labels": labels_LK[None],
+    }
+
+
+def loss_of(policy: TalkerPolicy, clips: list[PromptedContents]) -> Tensor:
+    """The backbone's mean and the depth decoder's, as transformers adds them."""
+    batch = policy.batch([rows for clip in clips for rows in policy.encode(clip)])
+    logprobs = policy.answer_logprobs(policy.root, batch, TokenRequest(reference=False))
+    is_first_T = logprobs.codebook_T == 0
+    return -logprobs.policy_T[is_first_T].mean() - logprobs.policy_T[~is_first_T].mean()
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+def test_loss_and_gradients_are_those_of_transformers(folder: Path, clip: PromptedContents) -> None:
+    policy = TalkerPolicy(CsmKind(folder), PolicySettings())
+    policy.root.double()
+    model, inputs = theirs(folder, clip, torch.float64)
+    loss = loss_of(policy, [clip])
+    output = model(**inputs)
+    assert float(loss) == pytest.approx(float(output.loss), rel=1e-6)  # theirs is made of logits in float32
+    loss.backward()
+    output.loss.backward()
+    ours = dict(policy.root.model.named_parameters())
+    pairs = [
+        (name, ours[name].grad, parameter.grad)
+        for name, parameter in model.named_parameters()
+        if not name.startswith("codec_model")
+    ]
+    assert len(pairs) == len(list(policy.root.model.parameters())) > 20
+    squared = [(float((mine - other).square().sum()), float(other.square().sum())) for _, mine, other in pairs]
+    assert sum(error for error, _ in squared) ** 0.5 < 1e-6 * sum(size for _, size in squared) ** 0.5
+    for (name, _, _), (error, size) in zip(pairs, squared, strict=True):
+        assert error**0.5 < 1e-5 * size**0.5, name
+
+
+def test_packed_is_as_alone(folder: Path) -> None:
+    policy = TalkerPolicy(CsmKind(folder), PolicySettings())
+    policy.root.double()
+    encoded = [policy.encode(clip)[0] for clip in CLIPS]
+    request = TokenRequest(reference=False)
+    packed = policy.answer_logprobs(policy.root, policy.batch(encoded), request)
+    alone = [policy.answer_logprobs(policy.root, policy.batch([rows]), request).policy_T for rows in encoded]
+    torch.testing.assert_close(packed.policy_T, torch.cat(alone), rtol=0, atol=1e-12)
+    assert packed.answer_T.tolist() == [0] * len(alone[0]) + [1] * len(alone[1])
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+def test_greedy_speech_is_that_of_transformers(folder: Path, clip: PromptedContents) -> None:
+    kind = CsmKind(folder)
+    prompt = kind.prompt_rows(speech_prompt(clip.prompt, clip.audio))
+    answers = [Speaking(prompt, TalkerSampling.plain(0.0), 12, seed) for seed in range(2)]
+    speak_all(load_talker(kind), kind, answers)
+    model, inputs = theirs(folder, clip, torch.float32)
+    embeds = inputs["inputs_embeds"][:, : prompt.rows.num_rows]
+    model.generation_config.max_length = None
+    with torch.no_grad():
+        frames_BTK = model.generate(
+            inputs_embeds=embeds, max_new_tokens=12, do_sample=False, depth_decoder_do_sample=False,
+            depth_decoder_min_new_tokens=BOOKS - 1, depth_decoder_max_new_tokens=BOOKS - 1,
+            attention_mask=torch.ones(embeds.shape[:2], dtype=torch.long),
+        )  # fmt: skip
+    expected_KT = frames_BTK[0].T
+    if answers[0].has_ended:
+        expected_KT = expected_KT[:, :-1]
+    for answer in answers:
+        torch.testing.assert_close(answer.codes_KT(BOOKS), expected_KT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_saving_without_a_step_changes_no_tensor(tmp_path: Path, dtype: torch.dtype) -> None:
+    start = write_tiny_csm(tmp_path / "start", dtype=dtype)
+    policy = TalkerPolicy(CsmKind(start), PolicySettings())
+    policy.save(tmp_path / "out")
+    before, after = (load_file(path / "model.safetensors") for path in (start, tmp_path / "out" / "model"))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert after[name].dtype == tensor.dtype and torch.equal(after[name], tensor), name
+    files = {path.name for path in start.iterdir()}
+    assert files == {path.name for path in (tmp_path / "out" / "model").iterdir()}
+
+
+def test_the_table_of_codes_is_one_tensor(folder: Path) -> None:
+    policy = TalkerPolicy(CsmKind(folder), PolicySettings())
+    model = policy.root.model
+    tables = [model.get_parameter(name) for name in next(iter(CsmKind(folder).tied().items()))]
+    assert tables[0] is tables[1]
+
+
+def test_the_family_is_found(folder: Path) -> None:
+    opened = open_model_folder(folder)
+    assert opened.speaks
+    assert isinstance(opened.policy(PolicySettings()), TalkerPolicy)
