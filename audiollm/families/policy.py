@@ -263,6 +263,18 @@ class Policy(Protocol[Prompted, Encoded, Batch]):
 
 
 @runtime_checkable
+class DepthPolicy(Protocol):
+    """A policy whose frames are chosen by two decoders: supervised training takes a mean over the targets of each."""
+
+    @property
+    def depth_weight(self) -> float:
+        """Weight of the mean over the depth decoder's targets, where none is set."""
+
+    def count_parts(self, encoded: Any) -> tuple[int, int]:
+        """Return the targets of the first codebook (ends included), and those of the others, of an encoded answer."""
+
+
+@runtime_checkable
 class HiddenScorer(Protocol):
     """The root of a policy whose hidden states can be scored: by reward models, and by critics."""
 

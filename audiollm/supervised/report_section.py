@@ -46,6 +46,8 @@ def _training_part(context: ReportContext, stage: StageRecord, prompts: int) -> 
     drawn = [
         chart_of(rows, "Audio loss", "nats per code", "audio_loss"),
         _codebook_chart(rows),
+        chart_of(rows, "First codebook and end", "nats per code", "first_codebook_loss"),
+        chart_of(rows, "Other codebooks", "nats per code", "depth_loss"),
         chart_of(rows, "Text loss", "nats per token", "text_loss"),
         chart_of(rows, "Gradient norm", "before clipping", "gradient_norm"),
         chart_of(rows, "Learning rate", "learning rate", "learning_rate"),
@@ -71,6 +73,8 @@ def _collect_training_facts(run: RunRecord, stage: StageRecord) -> Facts:
         ("sequences", "training sequences", lambda v: f"{v:,}"),
         ("vocabulary", "text vocabulary", lambda v: f"{v:,}"),
         ("audio_loss", "audio loss, held out", lambda v: f"{v:.3f}"),
+        ("first_codebook_loss", "loss of the first codebook, held out", lambda v: f"{v:.3f}"),
+        ("depth_loss", "loss of the other codebooks, held out", lambda v: f"{v:.3f}"),
         ("text_loss", "text loss, held out", lambda v: f"{v:.3f}"),
         *FROZEN_FACTS,
     )

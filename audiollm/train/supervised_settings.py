@@ -213,6 +213,9 @@ class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
     """Weight of the loss of text targets."""
     audio_weight: float = Field(1.0, ge=0)
     """Weight of the loss of codes."""
+    depth_weight: float | None = Field(None, ge=0, exclude_if=lambda value: value is None)
+    """Weight of the depth decoder's mean loss beside that of the first codebook, for talkers (CSM, Qwen3-TTS); None: as
+    their authors have it (1, 0.3)."""
     max_codes_mb: float = Field(64, gt=0, exclude_if=lambda value: value == 64)
     """A sample whose codes take more when they are unpacked is set aside; 64 MB are some 11 hours of 8 codebooks."""
     workers: int = Field(0, ge=0)

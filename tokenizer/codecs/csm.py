@@ -35,14 +35,14 @@ class CsmCodec(MimiCodec):
                 str(folder),
                 "download the model again, or give a folder of Mimi as the codec",
             )
-        model = MimiModel(config.codec_config)
-        state = {name.removeprefix(PREFIX): weights.read(name).to(torch.float32) for name in names}
-        missing, unexpected = model.load_state_dict(state, strict=False)
-        lost = [name for name in missing if "cluster_usage" not in name and "initialized" not in name]
-        if lost or unexpected:
+        state = {name.removeprefix(PREFIX): weights.read(name) for name in names}
+        # the names on disk are not those of the class: transformers knows both
+        model, info = MimiModel.from_pretrained(
+            None, config=config.codec_config, state_dict=state, dtype=torch.float32, output_loading_info=True
+        )
+        lost = sorted([*info["missing_keys"], *info["unexpected_keys"]])
+        if lost:
             raise ConfigError(
-                f"the codec's weights do not fit its config: {[*lost, *unexpected][0]}",
-                str(folder),
-                "download the model again",
+                f"the codec's weights do not fit its config: {lost[0]}", str(folder), "download the model again"
             )
         return cls(model, num_codebooks or config.num_codebooks)

@@ -50,6 +50,8 @@ class CsmKind(TalkerKind):
         self._where = str(folder / "config.json")
         self.config = _read_config(folder)
         self.end = int(self.config["codebook_eos_token_id"])
+        codes, entries = self.config["codec_config"]["codebook_size"], self.config["vocab_size"]
+        self.suppressed = self.suppressed_depth = range(codes, entries)  # no sound
         self.end_codes = [self.end] * (self.config["num_codebooks"] - 1)
 
     def new_talker(self) -> CsmTalker:

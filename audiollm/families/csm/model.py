@@ -77,8 +77,9 @@ class CsmTalker(Talker):
             where: the file, for errors.
         """
         super().__init__()
-        self.num_codebooks, self.codebook_size = data["num_codebooks"], data["vocab_size"]
-        self.first_entries = data["vocab_size"]
+        self.num_codebooks = data["num_codebooks"]
+        self.first_entries = self.rest_entries = self.entries = data["vocab_size"]
+        self.codebook_size = data["codec_config"]["codebook_size"]
         self.embed_text_tokens = nn.Embedding(data["text_vocab_size"], data["hidden_size"])
         self.backbone_model = _Backbone(data, where)
         self.depth_decoder = _DepthDecoder(data["depth_decoder_config"], where)
@@ -115,13 +116,13 @@ class CsmTalker(Talker):
 
     def embed_rest(self, rest_ZJ: Tensor) -> Tensor:
         """See `Talker.embed_rest`."""
-        offset_J = torch.arange(1, self.num_codebooks, device=rest_ZJ.device) * self.codebook_size
+        offset_J = torch.arange(1, self.num_codebooks, device=rest_ZJ.device) * self.entries
         table = self.backbone_model.embed_tokens.embed_audio_tokens.weight
         return functional.embedding_bag(rest_ZJ + offset_J, table, mode="sum")
 
     def embed_code(self, code_F: Tensor, codebook: int) -> Tensor:
         """See `Talker.embed_code`."""
-        embedded: Tensor = self.depth_decoder.model.embed_tokens(code_F + codebook * self.codebook_size)
+        embedded: Tensor = self.depth_decoder.model.embed_tokens(code_F + codebook * self.entries)
         return embedded
 
     def project_depth(self, x: Tensor) -> Tensor:

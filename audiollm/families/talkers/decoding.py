@@ -141,13 +141,14 @@ class TalkerDecoder:
         codes, logprobs = [code_R], [logprob_R]
         self._depth_cache.lengths[:count] = [0] * count
         # an end without other codes draws them for nothing: its answer leaves its slot afterwards
-        code_R = code_R.clamp_max(model.codebook_size - 1)
         model.depth.extend(model.project_depth(self._hidden_RC), self._depth_cache)
         depths = [answer.sampling.depth for answer in answers]
         for book in range(1, model.num_codebooks):
             x_RC = model.project_depth(model.embed_code(code_R, book - 1))
             hidden_RC = model.depth.extend(x_RC, self._depth_cache)
             logits_RV = model.through_rest_head(hidden_RC, book).float()
+            if self._kind.suppressed_depth:
+                logits_RV[:, list(self._kind.suppressed_depth)] = -torch.inf
             code_R, logprob_R = _draw(logits_RV, depths, uniform_R2K[..., book])
             codes.append(code_R)
             logprobs.append(logprob_R)

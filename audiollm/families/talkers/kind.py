@@ -77,6 +77,8 @@ class TalkerKind(ABC):
     """Parts of the model by the names that `lora.target_modules` may give, and the module that holds each."""
     suppressed: Sequence[int] = ()
     """Entries of the first codebook that sampling leaves out."""
+    suppressed_depth: Sequence[int] = ()
+    """Entries of the other codebooks that sampling leaves out."""
     min_frames: int = 0
     """Fewest frames of drawn speech: before them the end is left out."""
     end: int

@@ -60,7 +60,7 @@ class TalkerPolicy:
 
     def __init__(self, kind: TalkerKind, settings: PolicySettings) -> None:
         self._kind, self._has_adapter = kind, settings.trained == "adapter"
-        model = load_talker(kind)
+        model, suppressed = load_talker(kind), (kind.suppressed, kind.suppressed_depth)
         self._reference: SpeechScorer | None = None
         if self._has_adapter and settings.reference not in (None, kind.folder):
             raise ConfigError(
@@ -71,10 +71,10 @@ class TalkerPolicy:
         if settings.needs_reference and not self._has_adapter:
             folder = settings.reference or kind.folder
             reference = load_talker(kind if folder == kind.folder else type(kind)(folder))
-            self._reference = SpeechScorer(reference.requires_grad_(False), suppressed=kind.suppressed)
+            self._reference = SpeechScorer(reference.requires_grad_(False), suppressed=suppressed)
         lora = None if settings.lora is None else expand_groups(model, settings.lora, kind)
         adapted = adapt_model(model, settings.trained, lora)
-        self._root = SpeechScorer(model, adapted if self._has_adapter else None, kind.suppressed)
+        self._root = SpeechScorer(model, adapted if self._has_adapter else None, suppressed)
 
     @property
     def root(self) -> SpeechScorer:

@@ -40,14 +40,19 @@ class SpeechScorer(nn.Module):
     Args:
         model: with adapters inside, where they are trained.
         adapted: the `PeftModel` around it, which switches them off; None: it has none.
-        suppressed: entries of the first codebook that sampling leaves out.
+        suppressed: entries of the first codebook that sampling leaves out, and of the others.
     """
 
-    def __init__(self, model: Talker, adapted: Any = None, suppressed: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        model: Talker,
+        adapted: Any = None,
+        suppressed: tuple[Sequence[int], Sequence[int]] = ((), ()),
+    ) -> None:
         super().__init__()
         self.model = model
         self._adapted = (adapted,)  # in a tuple: the model is no module of this one twice
-        self._suppressed = tuple(suppressed)
+        self._suppressed = suppressed
 
     @property
     def adapted(self) -> Any:
@@ -125,6 +130,7 @@ class SpeechScorer(nn.Module):
         if request is None:
             return [_kept_rows] * self.model.num_codebooks
         targets = [batch.target_F, *batch.target_DJ.unbind(1)]
+        forbidden = self._forbidden(batch)
         draws: Sequence[Tensor | None] = [None] * len(targets)
         if draw_T is not None:
             flat_T = torch.empty_like(draw_T).index_copy(0, batch.order_T, draw_T)
@@ -137,18 +143,29 @@ class SpeechScorer(nn.Module):
                 request=request,
                 reference=None if reference is None else reference[book],
                 draw_X=draw_X,
-                forbidden=self._forbidden(batch) if book == 0 else None,
+                forbidden=forbidden[min(book, 1)],
             )
             for book, (target_X, draw_X) in enumerate(zip(targets, draws, strict=True))
         ]
 
-    def _forbidden(self, batch: SpeechBatch) -> ForbiddenTargets | None:
-        """The mask under which sampled answers were drawn; None where nothing was left out."""
-        if not self._suppressed or not bool(batch.sampled_F.any()):
-            return None
-        mask_MKV = torch.zeros(2, 1, self.model.first_entries, dtype=torch.bool, device=batch.target_F.device)
-        mask_MKV[1, :, list(self._suppressed)] = True
-        return ForbiddenTargets(mask_MKV, batch.sampled_F.long())
+    def _forbidden(self, batch: SpeechBatch) -> list[ForbiddenTargets | None]:
+        """The masks under which sampled answers were drawn, of the first codebook and of the others."""
+        if not bool(batch.sampled_F.any()):
+            return [None, None]
+        rows = batch.sampled_F, batch.sampled_F[batch.depth_D]
+        entries = self.model.first_entries, self.model.rest_entries
+        return [
+            _drawn_mask(suppressed, size, is_sampled_X)
+            for suppressed, size, is_sampled_X in zip(self._suppressed, entries, rows, strict=True)
+        ]
+
+
+def _drawn_mask(suppressed: Sequence[int], entries: int, is_sampled_X: Tensor) -> ForbiddenTargets | None:
+    if not len(suppressed):
+        return None
+    mask_MKV = torch.zeros(2, 1, entries, dtype=torch.bool, device=is_sampled_X.device)
+    mask_MKV[1, :, list(suppressed)] = True
+    return ForbiddenTargets(mask_MKV, is_sampled_X.long())
 
 
 def _head_figures(

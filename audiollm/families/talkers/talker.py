@@ -50,9 +50,11 @@ class Talker(nn.Module, ABC):
 
     num_codebooks: int
     codebook_size: int
-    """Codes of a codebook; entries of the first table beyond them are marks."""
+    """Codes of a codebook of the codec; entries of the tables beyond them are marks."""
     first_entries: int
     """Logits of the first codebook."""
+    rest_entries: int
+    """Logits of each other codebook."""
 
     @property
     @abstractmethod

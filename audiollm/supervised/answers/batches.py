@@ -14,7 +14,7 @@ from audiollm.data.records.sample import Sample, check_without_video
 from audiollm.data.records.source import Source
 from audiollm.data.records.step_records import RecordPlace, StepPlaces, UsableRecords, find_usable, name_of
 from audiollm.errors import BadSample, StageError
-from audiollm.families.policy import Policy
+from audiollm.families.policy import DepthPolicy, Policy
 from audiollm.families.prompts import with_last_message_as_answer
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import Ranks
@@ -32,6 +32,8 @@ class AnswerBatches:
     """Their tokens, over all ranks."""
     rank_tokens: int
     """Their tokens on this rank."""
+    parts: tuple[int, int] = (0, 0)
+    """Targets of the first codebook and of the others, over all ranks, where two decoders choose them."""
 
 
 class AnswerBatchMaker:
@@ -60,6 +62,7 @@ class AnswerBatchMaker:
         advance: Callable[[], None] = lambda: None,
     ) -> None:
         self._policy, self._sources, self._set_aside, self._ranks = policy, sources, set_aside, ranks
+        self._has_depth = isinstance(policy, DepthPolicy)
         self._batch_size, self._max_tokens = draws.batch_size, draws.max_tokens
 
         def check(sample: Sample, place: str) -> None:
@@ -103,10 +106,12 @@ class AnswerBatchMaker:
         plans = self._policy.plan([[answer] for answer in encoded], self._max_tokens) if encoded else []
         batches = [self._policy.batch([encoded[place] for place in plan]) for plan in plans]
         tokens = sum(self._policy.num_answer_tokens(answer) for answer in encoded)
-        gathered = self._ranks.gather((len(batches), len(encoded), tokens))
-        batches += [self._policy.idle_batch()] * (max(count for count, _, _ in gathered) - len(batches))
-        answers, all_tokens = (sum(row[column] for row in gathered) for column in (1, 2))
-        return AnswerBatches(batches, answers, all_tokens, tokens)
+        parts = [self._policy.count_parts(answer) for answer in encoded] if self._has_depth else []
+        firsts, others = (sum(part[column] for part in parts) for column in (0, 1))
+        gathered = self._ranks.gather((len(batches), len(encoded), tokens, firsts, others))
+        batches += [self._policy.idle_batch()] * (max(row[0] for row in gathered) - len(batches))
+        answers, all_tokens, *both = (sum(row[column] for row in gathered) for column in range(1, 5))
+        return AnswerBatches(batches, answers, all_tokens, tokens, (both[0], both[1]))
 
     def _encoded(self, place: RecordPlace) -> Any:
         source, index = place

@@ -17,6 +17,7 @@ from audiollm.errors import ConfigError, StageError
 from audiollm.families.frozen_weights import FrozenWeights
 from audiollm.families.model_sizes import frozen_bytes, num_records, planned_parameters
 from audiollm.families.policies import load_policy
+from audiollm.families.policy import DepthPolicy
 from audiollm.families.target_logits import COMPARED_SAMPLES
 from audiollm.models.frozen.shrink import load_trained
 from audiollm.models.pretrained import model_folder
@@ -34,7 +35,7 @@ OF_PACKS = (
     "speaker_dropout", "corrupt_codes", "silence_weight", "text_weight", "audio_weight", "max_codes_mb", "workers",
     "codec", "eval_audio_samples", "pin_memory",
 )  # fmt: skip
-"""Settings of `train` that a model which answers in words has no use for."""
+"""Settings of `train` that are for models which learn from packs alone."""
 LEARNING_RATE, ADAPTER_LEARNING_RATE = 1e-5, 1e-4
 """Learning rates of published weights, where none is set: of all or some weights, and of an adapter."""
 BASE_MB = 700
@@ -58,10 +59,15 @@ def check_settings(config: TrainConfig) -> None:
         useless.append("augment")
     if useless:
         raise ConfigError(
-            f"{useless[0]}: the model in `start` answers in words, and has no use for it",
+            f"{useless[0]}: is for models that learn from packs of rows (DualFFN), and the one in `start` does not",
             str(config.start),
             "leave it out",
         )
+
+
+def no_depth(where: str) -> ConfigError:
+    """The error of `depth_weight` for a model that has no depth decoder."""
+    return ConfigError("depth_weight: this model has no depth decoder", where, "leave it out")
 
 
 def plan_answers(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
@@ -106,6 +112,8 @@ def train_on_answers(config: TrainConfig, context: Context) -> dict[str, Any]:
     torch.manual_seed(config.seed)  # an adapter begins at random
     pictures = PictureSettings.beside(model_folder(start))
     policy = load_policy(start, config.trained, config.lora, pictures=pictures)
+    if config.depth_weight is not None and not isinstance(policy, DepthPolicy):
+        raise no_depth(str(start))
     sources = [open_source(source.path) for source in config.samples]
     set_aside = set_aside_of(context.folder, "train", ranks, config.strict)
     batch_size = required(config.batch_size)
@@ -131,7 +139,7 @@ def train_on_answers(config: TrainConfig, context: Context) -> dict[str, Any]:
         best=loss_figure(policy) if config.keep_best else "",
         **({} if "learning_rate" in config.settings_given else {"learning_rate": rate}),
     )
-    task = AnswerTask(policy, batches, config.normalization, ranks)
+    task = AnswerTask(policy, batches, config.normalization, ranks, config.depth_weight)
     figures = train(task, loop, context.folder, context, task.device)
     if ranks.first:  # through a policy made anew: the trained one may be spread over ranks
         with frozen.begun_again():

@@ -1,6 +1,7 @@
 """Cross entropy on the answers of conversations: a `Task` of the training loop, for a policy of any family.
 
-The loss is `text_loss`; of models that answer in speech, `audio_loss`.
+The loss is `text_loss`; of models that answer in speech, `audio_loss`. Where two decoders choose the codes of a frame
+(`DepthPolicy`), it is `first_codebook_loss` plus `depth_loss` times its weight, each a mean over its own targets.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from audiollm.families.logprobs.answers import AnswerLogprobs
+from audiollm.families.logprobs.answers import AnswerLogprobs, sum_by_index
 from audiollm.families.logprobs.token_figures import TokenRequest
-from audiollm.families.policy import Policy
+from audiollm.families.policy import DepthPolicy, Policy
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.supervised.answers.batches import AnswerBatches, AnswerBatchMaker
 from audiollm.train.loop.task import Update
 
 Normalization = Literal["sequence", "token"]
+PART_NAMES = ("first_codebook_loss", "depth_loss")
 
 
 class AnswerTask:
@@ -27,6 +29,7 @@ class AnswerTask:
     Args:
         batches: step -> this rank's answers; also gives those held out.
         normalization: the loss is the mean over answers of their mean over tokens, or the mean over tokens.
+        depth_weight: of the depth decoder's loss, where there is one; None: the policy's own.
     """
 
     def __init__(
@@ -35,8 +38,12 @@ class AnswerTask:
         batches: AnswerBatchMaker,
         normalization: Normalization,
         ranks: Ranks = ALONE,
+        depth_weight: float | None = None,
     ) -> None:
         self._policy, self._batches, self._normalization, self._ranks = policy, batches, normalization, ranks
+        self._depth_weight = 0.0
+        if isinstance(policy, DepthPolicy):
+            self._depth_weight = policy.depth_weight if depth_weight is None else depth_weight
         self._root: nn.Module = policy.root
         self._figure = loss_figure(policy)
         self.device = next(policy.root.parameters()).device
@@ -57,26 +64,36 @@ class AnswerTask:
         """One update: the mean loss over the answers of the step."""
         if not batch.answers:
             raise FloatingPointError("every sample of the step is bad; see set_aside.jsonl")
-        figures: dict[str, float | Tensor] = {"tokens": float(batch.rank_tokens), self._figure: 0.0}
+        figures: dict[str, float | Tensor] = {"tokens": float(batch.rank_tokens)}
+        figures |= dict.fromkeys(self._loss_names, 0.0)
 
         def losses() -> Iterator[Tensor]:
             for answer_batch in batch.batches:
-                loss = self._sum(self._logprobs(answer_batch)) / self._count(batch)
-                # the loop takes the mean over ranks, and the parts of all of them add up
-                figures[self._figure] += loss.detach() * self._ranks.world
-                yield loss
+                parts = self._mean_parts(self._logprobs(answer_batch), batch)
+                for name, value in parts.items():
+                    # the loop takes the mean over ranks, and the parts of all of them add up
+                    figures[name] += value.detach() * self._ranks.world
+                yield parts[self._figure]
 
         yield Update(losses(), figures, losses=len(batch.batches))
 
     @torch.no_grad()
     def evaluate(self, step: int) -> Mapping[str, float]:
-        """The loss of held-out answers; nothing where there are none."""
-        total, count = torch.zeros((), dtype=torch.float64, device=self.device), 0
+        """The losses of held-out answers; nothing where there are none."""
+        totals = torch.zeros(len(self._loss_names), dtype=torch.float64, device=self.device)
+        counts = torch.zeros(3, dtype=torch.float64)
         for step_batches in self._batches.held_out():
-            count += self._count(step_batches)
+            counts += torch.tensor(self._counts(step_batches))
             for answer_batch in step_batches.batches:
-                total += self._sum(self._logprobs(answer_batch)).double()
-        return {self._figure: float(self._ranks.sum(total)) / count} if count else {}
+                totals += torch.stack(self._sums(self._logprobs(answer_batch))).double()
+        if not counts[0]:
+            return {}
+        all_count, *part_counts = counts.tolist()
+        whole, *parts = self._ranks.sum(totals).tolist()
+        if not self._has_depth:
+            return {self._figure: whole / all_count}
+        means = [total / max(1.0, count) for total, count in zip(parts, part_counts, strict=True)]
+        return dict(zip(self._loss_names, [means[0] + self._depth_weight * means[1], *means], strict=True))
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
         return {}
@@ -84,12 +101,47 @@ class AnswerTask:
     def _logprobs(self, batch: Any) -> AnswerLogprobs:
         return self._policy.answer_logprobs(self._root, batch.to(self.device), TokenRequest(reference=False))
 
-    def _sum(self, answers: AnswerLogprobs) -> Tensor:
-        """Sum of the cross entropies of answers, or of their tokens."""
-        return -(answers.policy_T if self._normalization == "token" else answers.means_A).sum()
+    @property
+    def _has_depth(self) -> bool:
+        return isinstance(self._policy, DepthPolicy)
 
-    def _count(self, batch: AnswerBatches) -> int:
-        return batch.tokens if self._normalization == "token" else batch.answers
+    @property
+    def _loss_names(self) -> list[str]:
+        """The loss, and its parts where two decoders have one each."""
+        return [self._figure, *(PART_NAMES if self._has_depth else ())]
+
+    def _mean_parts(self, answers: AnswerLogprobs, batch: AnswerBatches) -> dict[str, Tensor]:
+        """A batch's share in the losses of the whole step, by name."""
+        whole, *parts = self._sums(answers)
+        all_count, *part_counts = self._counts(batch)
+        if not self._has_depth:
+            return {self._figure: whole / all_count}
+        first, depth = (total / max(1, count) for total, count in zip(parts, part_counts, strict=True))
+        return dict(zip(self._loss_names, [first + self._depth_weight * depth, first, depth], strict=True))
+
+    def _sums(self, answers: AnswerLogprobs) -> list[Tensor]:
+        """Sums of cross entropies, of answers or of their tokens: of all, and of each decoder where there are two."""
+        if not self._has_depth:
+            return [-(answers.policy_T if self._normalization == "token" else answers.means_A).sum()]
+        assert answers.codebook_T is not None
+        of_first_T = answers.codebook_T == 0
+        parts = [-self._reduced(answers, is_part_T).sum() for is_part_T in (of_first_T, ~of_first_T)]
+        return [parts[0].detach(), *parts]
+
+    def _reduced(self, answers: AnswerLogprobs, is_part_T: Tensor) -> Tensor:
+        """Log-probabilities of some tokens, or their mean in each answer that has them."""
+        policy_T = answers.policy_T[is_part_T]
+        if self._normalization == "token":
+            return policy_T
+        answer_T = answers.answer_T[is_part_T]
+        count_A = torch.bincount(answer_T, minlength=answers.num_answers)
+        return sum_by_index(policy_T, answer_T, answers.num_answers) / count_A.clamp_min(1)
+
+    def _counts(self, batch: AnswerBatches) -> tuple[int, int, int]:
+        """What the sums are divided by: of all tokens or answers, and of each decoder's."""
+        if self._normalization == "token":
+            return batch.tokens, *batch.parts
+        return batch.answers, batch.answers, batch.answers
 
 
 def loss_figure(policy: Policy[Any, Any, Any]) -> str:

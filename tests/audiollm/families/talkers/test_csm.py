@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import CsmForConditionalGeneration
 
+from audiollm.codec import load_codec
 from audiollm.data.records.sample import AudioPart, Message, TextPart
+from audiollm.errors import BadSample, ConfigError
 from audiollm.families.csm.kind import CsmKind
 from audiollm.families.family import PolicySettings
 from audiollm.families.logprobs.token_figures import TokenRequest
@@ -121,6 +124,7 @@ def test_packed_is_as_alone(folder: Path) -> None:
 def test_greedy_speech_is_that_of_transformers(folder: Path, clip: PromptedContents) -> None:
     kind = CsmKind(folder)
     prompt = kind.prompt_rows(speech_prompt(clip.prompt, clip.audio))
+    kind.suppressed = kind.suppressed_depth = ()  # as theirs, which also draws what is no sound
     answers = [Speaking(prompt, TalkerSampling.plain(0.0), 12, seed) for seed in range(2)]
     speak_all(load_talker(kind), kind, answers)
     model, inputs = theirs(folder, clip, torch.float32)
@@ -163,3 +167,51 @@ def test_the_family_is_found(folder: Path) -> None:
     opened = open_model_folder(folder)
     assert opened.speaks
     assert isinstance(opened.policy(PolicySettings()), TalkerPolicy)
+
+
+def test_it_speaks_through_its_own_codec(folder: Path) -> None:
+    generator = open_model_folder(folder).generator()
+    speech = generator.speak("one two", seed=3, max_duration_s=1.0)
+    assert speech.sample_rate == 24_000
+    assert 0 < speech.duration_s <= 1.04
+    pieces = [piece.samples_CN for piece in generator.stream("one two", seed=3, max_duration_s=1.0)]
+    assert sum(piece.shape[1] for piece in pieces) == speech.samples_1N.shape[1]
+    with pytest.raises(ConfigError, match=r"<\|AUDIO\|>"):
+        generator.speak("one <|AUDIO|> two")
+
+
+def test_its_codec_is_that_of_transformers(folder: Path) -> None:
+    codec = load_codec(folder)
+    model = CsmForConditionalGeneration.from_pretrained(folder).eval().codec_model
+    samples_1N = 0.1 * torch.randn(1, 5_000, generator=torch.Generator().manual_seed(0))
+    codes_KT = codec.encode(samples_1N)
+    assert codes_KT.shape == (BOOKS, 3)
+    with torch.no_grad():
+        torch.testing.assert_close(codes_KT, model.encode(samples_1N[None]).audio_codes[0])
+        torch.testing.assert_close(codec.decode(codes_KT), model.decode(codes_KT[None]).audio_values[0].clamp(-1, 1))
+
+
+@pytest.mark.parametrize(
+    ("clip", "words"),
+    [
+        (prompted("one", codes_of(4)[:2]), "codes of 2 codebooks, and the model speaks in 4"),
+        (prompted("one", codes_of(4) + CODES), "the model's codebooks have"),
+        (prompted("one", codes_of(0)), "no frame"),
+        (prompted("one <|audio_eos|>", codes_of(4)), "a mark of the model's own"),
+    ],
+)
+def test_what_cannot_be_learned_is_set_aside(folder: Path, clip: PromptedContents, words: str) -> None:
+    policy = open_model_folder(folder).policy(PolicySettings())
+    with pytest.raises(BadSample, match=words.replace("|", r"\|")):
+        policy.encode(clip)
+
+
+def test_tied_tables_that_differ_are_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "lies")
+    path = tmp_path / "lies" / "model.safetensors"
+    weights = load_file(path)
+    name, other = next(iter(CsmKind(folder).tied().items()))
+    present, lacking = (name, other) if name in weights else (other, name)
+    save_file({**weights, lacking: weights[present] + 1}, path, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match="one tensor"):
+        load_talker(CsmKind(tmp_path / "lies"))
