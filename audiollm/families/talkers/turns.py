@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +22,10 @@ SPEAKER_LINE = re.compile(r"^Speaker: *(.+?) *$", re.MULTILINE)
 SPEAKER_TAG = re.compile(r"^\[SPEAKER(\d+)\] *")
 """Before a text of a conversation: the number of its speaker."""
 MARKS = re.compile(r"<\|scene_desc_(start|end)\|>")
+
+
+PromptForm = Literal["whole", "interleaved"]
+"""The text before the speech, or word by word beside its frames."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +50,17 @@ class SpeechPrompt:
     """What was said before: the voice to go on in, or a conversation."""
     reference_KT: Tensor | None = None
     """Codes of a recording of the voice, whose words are not known."""
+    language: str | None = None
+    """Language of the text; None: not named."""
+    vector_C: Tensor | None = None
+    """The speaker encoder's vector of a recording of the voice."""
+    form: PromptForm | None = None
+    """Where the text stands, in models that know several places; None: the model's own choice."""
 
 
-def speech_prompt(messages: Sequence[Message], audio: Sequence[PartAudio]) -> SpeechPrompt:
+def speech_prompt(
+    messages: Sequence[Message], audio: Sequence[PartAudio], language: str | None = None
+) -> SpeechPrompt:
     """Read the messages before the speech to make.
 
     Args:
@@ -82,7 +95,7 @@ def speech_prompt(messages: Sequence[Message], audio: Sequence[PartAudio]) -> Sp
             said = None
     if not said:
         raise ValueError("no text to say at the end of the messages")
-    return SpeechPrompt(said, tag or speaker, "\n".join(instruction), tuple(turns), reference_KT)
+    return SpeechPrompt(said, tag or speaker, "\n".join(instruction), tuple(turns), reference_KT, language)
 
 
 def _codes_of(audio: Sequence[PartAudio]) -> list[Tensor]:

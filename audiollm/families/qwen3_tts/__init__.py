@@ -1,0 +1,1 @@
+"""The family of Qwen3-TTS in its published files."""

@@ -1,0 +1,28 @@
+"""The family of Qwen3-TTS: Base, CustomVoice and VoiceDesign, 0.6B and 1.7B.
+
+Source: the published package `qwen-tts` 0.1.1, whose class is the oracle of the tests.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from audiollm.families.family import ModelFamily, ModelFolder
+from audiollm.families.talkers.folder import TalkerFolder
+
+
+class Qwen3TTSFamily:
+    """A `ModelFamily`."""
+
+    def open(self, folder: Path) -> ModelFolder:
+        """See `ModelFamily.open`."""
+        return TalkerFolder(folder, _kind_of)
+
+
+def _kind_of(folder: Path) -> object:
+    from audiollm.families.qwen3_tts.kind import Qwen3TTSKind
+
+    return Qwen3TTSKind(folder)
+
+
+FAMILY: ModelFamily = Qwen3TTSFamily()

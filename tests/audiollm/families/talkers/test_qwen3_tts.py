@@ -1,0 +1,155 @@
+"""Qwen3-TTS against its published class: prompts row by row, hidden states, logits, greedy speech; folders."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from audiollm.data.packing import SegmentLayout
+from audiollm.errors import ConfigError
+from audiollm.families.qwen3_tts.kind import Qwen3TTSKind
+from audiollm.families.registry import open_model_folder
+from audiollm.families.talkers.decoding import Speaking, speak_all
+from audiollm.families.talkers.kind import TalkerSampling
+from audiollm.families.talkers.policy import load_talker
+from audiollm.families.talkers.rows import SpeechRows, join_inputs
+from audiollm.families.talkers.turns import PromptForm, SpeechPrompt, SpokenTurn
+from tests.audiollm.families.talkers.talker_runs import random_codes
+from tests.audiollm.families.talkers.tiny_qwen3_tts import (
+    BOOKS,
+    CODES,
+    SIZE,
+    ask_published,
+    tiny_config,
+    write_tiny_qwen3_tts,
+)
+
+TEXT, REFERENCE = "one two three", "and a four"
+VECTOR = torch.linspace(-1, 1, SIZE)
+FORMS: tuple[PromptForm, ...] = ("whole", "interleaved")
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["projected", "plain"])
+def named(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with named voices; with and without a projection to a smaller code predictor."""
+    return write_tiny_qwen3_tts(tmp_path_factory.mktemp("named"), request.param, "custom_voice")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_qwen3_tts(tmp_path_factory.mktemp("base"))
+
+
+PROMPTS = [
+    SpeechPrompt(TEXT, speaker, instruction, language=language, form=form)
+    for form, language, speaker, instruction in itertools.product(
+        FORMS, (None, "english", "chinese"), (None, "Ann", "bob"), ("", "slowly")
+    )
+]
+CLONES = [
+    SpeechPrompt(TEXT, None, language=language, form=form, vector_C=VECTOR, before=before)
+    for form, language, before in itertools.product(
+        FORMS,
+        (None, "english"),
+        ((), *((SpokenTurn(REFERENCE, random_codes(BOOKS, CODES, frames, frames)),) for frames in (3, 40))),
+    )
+]
+
+
+def check_prompts(folder: Path, prompts: Sequence[SpeechPrompt], place: Path) -> None:
+    kind = Qwen3TTSKind(folder)
+    model = load_talker(kind)
+    for prompt, seen in zip(prompts, ask_published(folder, prompts, 2, place), strict=True):
+        laid_out = kind.prompt_rows(prompt)
+        with torch.no_grad():
+            rows_SC = model.embed_rows(join_inputs([laid_out.rows]))
+            torch.testing.assert_close(rows_SC, seen["rows"], atol=1e-6, rtol=1e-5, msg=lambda text: f"{prompt}: {text}")
+            beside = laid_out.beside if len(laid_out.beside) else torch.tensor([laid_out.after])
+            torch.testing.assert_close(model.embed_text(beside), seen["beside"], atol=1e-6, rtol=1e-5)
+            position_S, layout = torch.arange(len(rows_SC)), SegmentLayout.in_order([len(rows_SC)], rows_SC.device)
+            hidden_SC = model.backbone(rows_SC, position_S, model.backbone.attend_packed(rows_SC, layout))
+            torch.testing.assert_close(hidden_SC, seen["hidden"], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(model.first_head(hidden_SC), seen["logits"], atol=1e-5, rtol=1e-5)
+            depth_FKC = model.depth.over_frames(model.depth_rows(hidden_SC[-1:], seen["codes"][:1]))
+            depth_JV = torch.cat([model.through_rest_head(depth_FKC[:, book], book) for book in range(1, BOOKS)])
+            torch.testing.assert_close(depth_JV, seen["depth"], atol=1e-5, rtol=1e-5)
+
+
+def test_prompts_of_named_voices_are_the_published_ones(named: Path, tmp_path: Path) -> None:
+    # without a voice, theirs looks up the dialect of None where the language is none or Chinese, and fails
+    asked = [prompt for prompt in PROMPTS if prompt.speaker or prompt.language == "english"]
+    assert len(asked) == 28
+    check_prompts(named, asked, tmp_path)
+
+
+def test_prompts_of_clones_are_the_published_ones(base: Path, tmp_path: Path) -> None:
+    check_prompts(base, CLONES, tmp_path)
+
+
+def test_greedy_speech_is_that_of_the_published_class(named: Path, tmp_path: Path) -> None:
+    prompts = [SpeechPrompt(TEXT, "ann", language="english", form=form) for form in FORMS]
+    kind, greedy = Qwen3TTSKind(named), TalkerSampling.plain(0.0)
+    sampling = TalkerSampling(greedy.first, greedy.depth, 1.05)
+    answers = [Speaking(kind.prompt_rows(prompt), sampling, 20, 0) for prompt in prompts]
+    speak_all(load_talker(kind), kind, answers)
+    for answer, theirs in zip(answers, ask_published(named, prompts, 21, tmp_path), strict=True):
+        codes_TK = answer.codes_KT(BOOKS).T
+        assert len(theirs["codes"]) >= 2
+        torch.testing.assert_close(codes_TK, theirs["codes"][:20])
+
+
+def test_rows_of_every_form(base: Path) -> None:
+    """Words of the interleaved form stand beside frames, in training as in generation."""
+    kind, codes_KT = Qwen3TTSKind(base), random_codes(BOOKS, CODES, 30, 1)
+    for form in FORMS:
+        rows: SpeechRows = kind.answer_rows(SpeechPrompt("abcd", form=form), codes_KT)
+        assert rows.num_targets == 30 * BOOKS + 1
+        frames = rows.first_L[-30:]
+        assert torch.equal(frames, codes_KT[0])
+        beside = rows.text_L[-30:].tolist()
+        words = kind.text.marked_ids("bcd") if form == "interleaved" else []
+        eos, pad = 260, 258
+        expected = [*words, *([eos] if words else [])]
+        assert beside == expected + [pad] * (30 - len(expected))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tokenizer_type": "qwen3_tts_tokenizer_25hz"}, "12Hz"),
+        ({"talker_config": {"rope_theta": None}}, "rope_theta"),
+        ({"talker_config": {"codec_eos_token_id": None}}, "codec_eos_token_id"),
+    ],
+)
+def test_a_folder_of_another_kind_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    import json
+
+    folder = write_tiny_qwen3_tts(tmp_path / "model")
+    data = tiny_config()
+    for key, value in change.items():
+        data[key] = {**data[key], **value} if isinstance(value, dict) else value
+    (folder / "config.json").write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=words):
+        load_talker(Qwen3TTSKind(folder))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        (SpeechPrompt(TEXT, "eve"), "no named voices"),
+        (SpeechPrompt(TEXT, language="klingon"), "klingon"),
+        (SpeechPrompt("one <|im_end|>"), "a mark of the model's own"),
+    ],
+)
+def test_a_prompt_that_the_model_does_not_know_is_refused(base: Path, prompt: SpeechPrompt, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Qwen3TTSKind(base).prompt_rows(prompt)
+
+
+def test_the_family_is_found(base: Path) -> None:
+    assert open_model_folder(base).speaks
