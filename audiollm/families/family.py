@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from audiollm.data.records.video_clips import PictureSettings
-from audiollm.train.settings import LoRASettings, Trained
+from audiollm.train.settings import LoRASettings, PromptMix, Trained
 
 if TYPE_CHECKING:
     from audiollm.data.inspection import StreamRow
@@ -43,6 +43,8 @@ class PolicySettings:
     """Whether a reference is loaded."""
     max_tokens: int = MAX_TOKENS
     """Most positions of the answers to one prompt together, for families that pack."""
+    prompt_mix: PromptMix | None = None
+    """How often a talker's prompts are shown in another form; None: never."""
     pictures: PictureSettings | None = None
     """How the pictures of videos are shown; None: samples with videos are refused."""
 

@@ -12,7 +12,7 @@ from audiollm.data.records.video_clips import PictureSettings
 from audiollm.families.family import MAX_TOKENS, PolicySettings
 from audiollm.families.policy import Policy
 from audiollm.families.registry import open_model_folder
-from audiollm.train.settings import LoRASettings, Trained
+from audiollm.train.settings import LoRASettings, PromptMix, Trained
 
 
 def load_policy(
@@ -23,6 +23,7 @@ def load_policy(
     needs_reference: bool = False,
     max_tokens: int = MAX_TOKENS,
     pictures: PictureSettings | None = None,
+    prompt_mix: PromptMix | None = None,
 ) -> Policy[Any, Any, Any]:
     """Load the policy to begin from, on the CPU, by the family of its model.
 
@@ -31,6 +32,7 @@ def load_policy(
         reference: another model than `folder` as the reference.
         max_tokens: most positions of the answers to one prompt together, for families that pack.
         pictures: how the pictures of videos are shown; None: samples with videos are refused.
+        prompt_mix: how often a talker's prompts are shown in another form.
 
     Raises:
         ConfigError: the folder holds no model, or the settings do not fit it.
@@ -42,6 +44,7 @@ def load_policy(
         needs_reference=needs_reference,
         max_tokens=max_tokens,
         pictures=pictures,
+        prompt_mix=prompt_mix,
     )
     return open_model_folder(folder).policy(settings)
 

@@ -41,6 +41,10 @@ class PromptedContents:
     """How the prompt is shown, to all answers alike. Text and speaker are hidden only where all answers are spoken."""
     seed: int = 0
     """Of the codes that are corrupted in the prompt; those of answers never are."""
+    language: str | None = None
+    """Language of the answer, where it is known."""
+    vector_C: Tensor | None = None
+    """A speaker encoder's vector of the voice, for models that read one."""
     chunk_frames: int | None = None
     """Code frames of a chunk, where the last message is a recording that is heard as a stream; None: it is none."""
 
@@ -70,7 +74,9 @@ def prompted_contents(
     question = prompt.without_answers()
     audio = part_audio(question, (question.encodings or [[]])[0], encoder)
     contents = [answer_content(loaded, number) for number in answers]
-    return PromptedContents(prompt.sample.id, prompt.sample.messages, audio, contents, place)
+    return PromptedContents(
+        prompt.sample.id, prompt.sample.messages, audio, contents, place, language=prompt.sample.language
+    )
 
 
 def answer_content(loaded: LoadedSample, number: int) -> AnswerContent:

@@ -18,7 +18,7 @@ from audiollm.families.target_logits import COMPARED_SAMPLES, read_logits
 from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
-from audiollm.supervised.answers.run import no_depth, train_on_answers
+from audiollm.supervised.answers.run import check_no_talker, train_on_answers
 from audiollm.supervised.corpus.batches import Batching, BatchMaker, evaluation_packs
 from audiollm.supervised.corpus.sources import TrainingCorpus, open_training_corpus
 from audiollm.supervised.eval_audio import make_eval_audio
@@ -40,8 +40,7 @@ def train_model(config: TrainConfig, context: Context) -> dict[str, Any]:
     try:
         if training is None:
             return train_on_answers(config, context)
-        if config.depth_weight is not None:
-            raise no_depth("train")
+        check_no_talker(config, str(config.start or "shape"))
         training.check()
         if config.pin_memory and default_device().type != "cuda":
             raise StageError("pin_memory is set, and there is no GPU", "leave it out", 2)

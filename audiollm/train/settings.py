@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -58,6 +58,24 @@ class LoRASettings:
     excluded: tuple[str, ...] = ()
     """Modules in which no layer gets an adapter, by the end of their names: `audio_tower` leaves the encoder as it is,
     so that rows of `encode_features` stand for recordings."""
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class PromptMix(BaseModel):
+    """How often a talker's prompts are shown in another form, as shares of the samples: drawn for each sample by its id,
+    the same in every pass."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    interleaved: Share | None = None
+    """Words beside the frames, in place of all words before them; None: as the model speaks by default."""
+    no_language: Share = 0.0
+    no_instruction: Share = 0.0
+    no_voice: Share = 0.0
+    vector: Share = 0.0
+    """A named voice by the speaker encoder's vector of the recording, in place of its name."""
 
 
 class LoopSettings(BaseModel):

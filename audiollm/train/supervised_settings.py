@@ -20,7 +20,7 @@ from pydantic import (
 from audiollm.data.hearing.augmentation import Augmentation
 from audiollm.data.records.storage import is_url
 from audiollm.recipe.stages import InputModel, InputPath, check_input, from_hub
-from audiollm.train.settings import LoopSettings, ModelTrainingConfig
+from audiollm.train.settings import LoopSettings, ModelTrainingConfig, PromptMix
 
 
 def _check_source(address: str, info: ValidationInfo) -> str:
@@ -216,6 +216,8 @@ class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
     depth_weight: float | None = Field(None, ge=0, exclude_if=lambda value: value is None)
     """Weight of the depth decoder's mean loss beside that of the first codebook, for talkers (CSM, Qwen3-TTS); None: as
     their authors have it (1, 0.3)."""
+    prompt_mix: PromptMix | None = Field(None, exclude_if=lambda value: value is None)
+    """How often prompts are shown in another form, for talkers that know several (Qwen3-TTS)."""
     max_codes_mb: float = Field(64, gt=0, exclude_if=lambda value: value == 64)
     """A sample whose codes take more when they are unpacked is set aside; 64 MB are some 11 hours of 8 codebooks."""
     workers: int = Field(0, ge=0)

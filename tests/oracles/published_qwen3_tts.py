@@ -31,6 +31,8 @@ def main(folder: Path, jobs: Path, tensors: Path, out: Path) -> None:
     for number, job in enumerate(json.loads(jobs.read_text())):
         for name, value in run(model.eval(), job, given, number).items():
             results[f"{number}.{name}"] = value.contiguous()
+    if "samples" in given:
+        results["vector"] = model.extract_speaker_embedding(given["samples"].numpy(), 24_000)
     save_file(results, out)
 
 

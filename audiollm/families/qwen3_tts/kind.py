@@ -13,13 +13,17 @@ Source: `Qwen3TTSForConditionalGeneration.generate` of the package `qwen-tts` 0.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from audiollm.audio import Waveform
 
 from audiollm.data.text.tokenizer import FILE_NAME, read_text_tokenizer
 from audiollm.errors import ConfigError, suggestion
@@ -30,6 +34,10 @@ from audiollm.families.talkers.turns import SpeechPrompt
 from audiollm.files.json_files import read_json_file
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.models.generation_config import FILE_NAME as GENERATION_FILE
+from audiollm.train.settings import PromptMix
+
+if TYPE_CHECKING:
+    from audiollm.families.qwen3_tts.speaker_encoder import SpeakerEncoder
 
 LANGUAGES = {
     "zh": "chinese", "en": "english", "de": "german", "it": "italian", "pt": "portuguese", "es": "spanish",
@@ -52,6 +60,7 @@ class Qwen3TTSKind(TalkerKind):
 
     model_type = "qwen3_tts"
     depth_weight = 0.3
+    max_turns = 1
     min_frames = 2
     groups = {
         "talker": r"talker\.model\.layers\..*",
@@ -85,6 +94,7 @@ class Qwen3TTSKind(TalkerKind):
         self.end = int(talker["codec_eos_token_id"])
         codes = int(talker["code_predictor_config"]["vocab_size"])
         self.suppressed = [entry for entry in range(codes, int(talker["vocab_size"])) if entry != self.end]
+        self.reads_vectors = self.is_base
         self.speakers = sorted(talker.get("spk_id") or {})
 
     @property
@@ -98,6 +108,8 @@ class Qwen3TTSKind(TalkerKind):
 
     def prompt_rows(self, prompt: SpeechPrompt) -> PromptRows:
         """See `TalkerKind.prompt_rows`."""
+        if prompt.reference_KT is not None and prompt.vector_C is None:
+            raise ValueError("a reference without its words: this model hears it through its speaker encoder, and has none")
         if len(prompt.before) > 1:
             raise ValueError(f"{len(prompt.before)} turns before the text, and this model's prompt holds one")
         head, words = self._head(prompt), self._turn_words(prompt.text)
@@ -108,6 +120,34 @@ class Qwen3TTSKind(TalkerKind):
         codes_KT = None if reference is None else reference.codes_KT
         behind = [*words, self._word("eos")]
         return self._whole(head, behind, codes_KT) if form == "whole" else self._interleaved(head, behind, codes_KT)
+
+    def complete(self, prompt: SpeechPrompt, vector_C: Tensor | None, mix: PromptMix | None, id: str) -> SpeechPrompt:
+        """See `TalkerKind.complete`. Without a name that the model knows, the voice is the vector."""
+        mix, draws = mix or PromptMix(), _draw_shares(id)
+        named = (prompt.speaker or "").lower() in (self.talker_config.get("spk_id") or {})
+        if vector_C is not None and (not named or draws[0] < mix.vector):
+            prompt = replace(prompt, speaker=None, vector_C=vector_C, reference_KT=None)
+        if draws[1] < mix.no_voice:
+            prompt = replace(prompt, speaker=None, vector_C=None, reference_KT=None)
+        if draws[2] < mix.no_language:
+            prompt = replace(prompt, language=None)
+        if draws[3] < mix.no_instruction:
+            prompt = replace(prompt, instruction="")
+        if mix.interleaved is not None:
+            prompt = replace(prompt, form="interleaved" if draws[4] < mix.interleaved else "whole")
+        return prompt
+
+    def vector_of(self, recording: Waveform) -> Tensor:
+        """See `TalkerKind.vector_of`."""
+        from audiollm.families.qwen3_tts.speaker_encoder import SAMPLE_RATE
+
+        return self._speaker_encoder.encode(recording.mono().resample(SAMPLE_RATE).samples_CN)
+
+    @cached_property
+    def _speaker_encoder(self) -> SpeakerEncoder:
+        from audiollm.families.qwen3_tts.speaker_encoder import load_speaker_encoder
+
+        return load_speaker_encoder(self.folder, self.config["speaker_encoder_config"])
 
     def sampling(self, first: SamplingConfig) -> TalkerSampling:
         """See `TalkerKind.sampling`: the code predictor's settings, and the penalty, are those of
@@ -243,6 +283,12 @@ class Qwen3TTSKind(TalkerKind):
     def _word(self, name: str) -> int:
         """Id of one of the words that stand for no text."""
         return int(self.config[f"tts_{name}_token_id"])
+
+
+def _draw_shares(id: str) -> list[float]:
+    """Numbers in [0, 1) that depend on a sample's id alone."""
+    digest = hashlib.sha256(id.encode()).digest()
+    return [int.from_bytes(digest[place : place + 4], "little") / 2**32 for place in range(0, 20, 4)]
 
 
 def _short(field: str) -> str:

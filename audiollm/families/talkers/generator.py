@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
+from torch import Tensor
+
+from audiollm.audio import Waveform
 from audiollm.codec import Codec
 from audiollm.data.hearing.features import PartSize
 from audiollm.data.records.sample import AudioPart, Message, TextPart
@@ -15,10 +19,12 @@ from audiollm.errors import ConfigError
 from audiollm.families.talkers.decoding import MAX_SLOTS, Speaking, TalkerDecoder
 from audiollm.families.talkers.kind import TalkerKind
 from audiollm.families.talkers.talker import Talker
-from audiollm.families.talkers.turns import speech_prompt
+from audiollm.families.talkers.turns import SpeechPrompt, speech_prompt
 from audiollm.generation.engine.defaults import read_defaults
 from audiollm.generation.engine.request import Answer, Event, Finished, Frames, Request
+from audiollm.generation.speaking.manner import Recording
 from audiollm.generation.speaking.speech_generator import SpeechGenerator
+from audiollm.generation.speaking.voice import Voice
 
 
 MARKS_A_MESSAGE = 8
@@ -32,15 +38,44 @@ class TalkerGenerator(SpeechGenerator):
 
     def __init__(self, model: Talker, kind: TalkerKind, codec: Codec) -> None:
         super().__init__(codec, kind.speakers, defaults=read_defaults(kind.folder))
-        self._model, self._kind = model, kind
+        self._model, self._kind, self._vectors = model, kind, dict[bytes, Tensor]()
         shapes = (model.num_codebooks, model.codebook_size), (codec.num_codebooks, codec.codebook_size)
         if shapes[0][0] != shapes[1][0] or shapes[0][1] < shapes[1][1]:
             problem = f"the codec has {shapes[1][0]} codebooks of {shapes[1][1]} codes, the model {shapes[0][0]} of {shapes[0][1]}"
             raise ConfigError(problem, "codec", "leave it out: the model's folder has its own")
 
+    def voice(
+        self, reference: Recording | Voice, text: str | None = None, language: str | None = None
+    ) -> Voice:
+        """See `SpeechGenerator.voice`; where the model reads vectors, that of the recording is kept beside its codes."""
+        voice = super().voice(reference, text, language)
+        if self._kind.reads_vectors:
+            self._vectors[_key(voice.codes_KT)] = self._kind.vector_of(voice.waveform)
+        return voice
+
+    def speech_prompt(self, request: Request) -> SpeechPrompt:
+        """The prompt of a request.
+
+        Raises:
+            ValueError: the model takes no such prompt.
+        """
+        prompt = speech_prompt(request.messages, request.audio, request.language)
+        prompt = replace(prompt, before=prompt.before[: self._kind.max_turns])
+        reference_KT = prompt.reference_KT
+        if reference_KT is None and prompt.before:
+            reference_KT = prompt.before[0].codes_KT
+        vector_C = None
+        if reference_KT is not None and self._kind.reads_vectors:
+            key = _key(reference_KT)
+            if key not in self._vectors:  # speech of the model's own, which it goes on
+                sound = Waveform(self.codec.decode(reference_KT).cpu(), self.codec.sample_rate)
+                self._vectors[key] = self._kind.vector_of(sound)
+            vector_C = self._vectors[key]
+        return self._kind.complete(prompt, vector_C, None, "")
+
     def engine(self, requests: Sequence[Request]) -> TalkerEngine:
         """See `SpeechGenerator.engine`."""
-        return TalkerEngine(self._model, self._kind)
+        return TalkerEngine(self._model, self._kind, self.speech_prompt)
 
     def check_messages(self, messages: Sequence[Message], num_recordings: int) -> None:
         """See `SpeechGenerator.check_messages`."""
@@ -62,10 +97,16 @@ class TalkerGenerator(SpeechGenerator):
 
 
 class TalkerEngine:
-    """A `GenerationEngine`: answers side by side."""
+    """A `GenerationEngine`: answers side by side.
 
-    def __init__(self, model: Talker, kind: TalkerKind) -> None:
-        self._model, self._kind = model, kind
+    Args:
+        prompt_of: reads the prompt of a request.
+    """
+
+    def __init__(
+        self, model: Talker, kind: TalkerKind, prompt_of: Callable[[Request], SpeechPrompt]
+    ) -> None:
+        self._model, self._kind, self._prompt_of = model, kind, prompt_of
 
     def run(
         self, requests: Sequence[Request], on_step: Callable[[Sequence[Event]], None] = lambda events: None
@@ -105,7 +146,7 @@ class TalkerEngine:
             raise ConfigError(
                 "guidance: this model was never trained with its conditions hidden", "text_guidance", "leave it out"
             )
-        rows = self._kind.prompt_rows(speech_prompt(request.messages, request.audio))
+        rows = self._kind.prompt_rows(self._prompt_of(request))
         return Speaking(
             rows, self._kind.sampling(request.sampling), request.limits.max_frames, request.seed, number
         )
@@ -114,6 +155,10 @@ class TalkerEngine:
         codes_KT = answer.codes_KT(self._model.num_codebooks)
         reason = "end" if answer.has_ended else "length"
         return Finished(answer.number, Answer((codes_KT,), codes_KT, reason, first_s, seconds))  # type: ignore[arg-type]
+
+
+def _key(codes_KT: Tensor) -> bytes:
+    return bytes(codes_KT.cpu().numpy().tobytes())
 
 
 def _texts(messages: Sequence[Message]) -> list[str]:

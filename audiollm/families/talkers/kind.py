@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from audiollm.audio import Waveform
 from audiollm.families.talkers.rows import NONE, SpeechRows, SpokenSpan, frame_rows, join_rows, with_targets
 from audiollm.families.talkers.talker import Talker
 from audiollm.families.talkers.turns import SpeechPrompt
 from audiollm.generation.engine.sampling import SamplingConfig
+from audiollm.train.settings import PromptMix
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,10 @@ class TalkerKind(ABC):
     """The other codes of the end, where it is a frame; None: the first code alone ends it."""
     speakers: Sequence[str] = ()
     """Names of voices that the model knows; none: any name, or none at all."""
+    reads_vectors: bool = False
+    """Whether a voice can be given as a vector of a recording."""
+    max_turns: int | None = None
+    """Most turns that a prompt shows before the text; None: as many as there are."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -126,6 +132,29 @@ class TalkerKind(ABC):
         """A row's word, and its mark or first code, for a person; empty where there is none."""
         word = "" if text == NONE else json.dumps(self.text.decode(text), ensure_ascii=False)[1:-1]
         return word, "" if first == NONE else self.marks.get(first, str(first))
+
+    def complete(self, prompt: SpeechPrompt, vector_C: Tensor | None, mix: PromptMix | None, id: str) -> SpeechPrompt:
+        """Return a prompt as it is shown.
+
+        Args:
+            vector_C: of a recording of the voice, where the model reads vectors.
+            mix: how often it is shown in another form.
+            id: of the sample, by which that is drawn.
+
+        Raises:
+            ValueError: the model knows no other forms.
+        """
+        if mix is not None:
+            raise ValueError("prompt_mix: this model's prompts have one form; leave it out")
+        return prompt
+
+    def vector_of(self, recording: Waveform) -> Tensor:
+        """Compute the vector `[C]` of a recording of a voice.
+
+        Raises:
+            ValueError: it is too short.
+        """
+        raise NotImplementedError("a family whose models read vectors gives it")
 
     def check_text(self, text: str) -> None:
         """Check that a text can be said.

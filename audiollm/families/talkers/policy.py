@@ -36,7 +36,7 @@ from audiollm.families.talkers.talker import Talker
 from audiollm.families.talkers.turns import SpeechPrompt, speech_prompt
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.models.frozen.shrink import check_whole
-from audiollm.train.settings import LoRASettings
+from audiollm.train.settings import LoRASettings, PromptMix
 
 
 def load_talker(kind: TalkerKind, dtype: torch.dtype = torch.float32) -> Talker:
@@ -60,6 +60,7 @@ class TalkerPolicy:
 
     def __init__(self, kind: TalkerKind, settings: PolicySettings) -> None:
         self._kind, self._has_adapter = kind, settings.trained == "adapter"
+        self._mix, self._vectors = settings.prompt_mix, dict[str, Tensor]()
         model, suppressed = load_talker(kind), (kind.suppressed, kind.suppressed_depth)
         self._reference: SpeechScorer | None = None
         if self._has_adapter and settings.reference not in (None, kind.folder):
@@ -108,23 +109,26 @@ class TalkerPolicy:
 
     def take(self, loaded: LoadedSample, answers: Sequence[int], place: str = "") -> PromptedContents:
         """See `Policy.take`."""
-        return prompted_contents(loaded, loaded, answers, place)
+        return self.take_beside(loaded, loaded, answers, place)
 
     def take_beside(
         self, prompt: LoadedSample, loaded: LoadedSample, answers: Sequence[int], place: str = ""
     ) -> PromptedContents:
-        """See `Policy.take_beside`."""
-        return prompted_contents(prompt, loaded, answers, place)
+        """See `Policy.take_beside`. A voice is heard from the prompt's recording, else from that of the first answer."""
+        prompted = prompted_contents(prompt, loaded, answers, place)
+        if not self._kind.reads_vectors:
+            return prompted
+        return replace(prompted, vector_C=self._voice_vector(prompt, loaded, answers))
 
     def encode(self, prompted: PromptedContents) -> list[SpeechRows]:
         """See `Policy.encode`."""
-        return spoken_answers(prompted, self._kind, self._root.model)
+        return spoken_answers(prompted, self._kind, self._root.model, self._mix)
 
     def encode_sampled(
         self, prompted: PromptedContents, sampled: Sequence[SampledTokens]
     ) -> list[SpeechRows]:
         """See `Policy.encode_sampled`."""
-        prompt = read_prompt(prompted)
+        prompt = read_prompt(prompted, self._kind, self._mix)
         return [
             self._kind.answer_rows(prompt, tokens.codes[0], tokens.ended[0], is_sampled=True)
             for tokens in sampled
@@ -214,13 +218,13 @@ class TalkerPolicy:
 
     def rollout_engine(self, slots: int | None = None) -> TalkerRollouts:
         """See `Policy.rollout_engine`."""
-        return TalkerRollouts(self._root.model, self._kind, slots)
+        return TalkerRollouts(self._root.model, self._kind, slots, self._mix)
 
     def greedy_answers(self, requests: Sequence[GreedyRequest]) -> list[GreedyAnswer]:
         """See `Policy.greedy_answers`; one after the other."""
         answers = []
         for request in requests:
-            prompt = self._kind.prompt_rows(read_prompt(request.prompted))
+            prompt = self._kind.prompt_rows(read_prompt(request.prompted, self._kind))
             speaking = Speaking(prompt, TalkerSampling.plain(0.0), request.limits.max_frames, 0)
             speak_all(self._root.model, self._kind, [speaking], 1)
             actions = speaking.tokens(self.num_codebooks, True).num_actions
@@ -237,6 +241,23 @@ class TalkerPolicy:
             weights = merged_weights(self._root.adapted)
         check_stored(self._kind.folder, weights, self._kind.tied())
         write_published(self._kind.folder, folder / "model", weights)
+
+    def _voice_vector(
+        self, prompt: LoadedSample, loaded: LoadedSample, answers: Sequence[int]
+    ) -> Tensor | None:
+        """The vector of a sample's voice; None where there is no sound to hear it from."""
+        asked = [clip for clip in prompt.audio[: prompt.num_asked] if clip.content is not None]
+        answered = loaded.answered(answers[0]).audio[-1:] if answers and loaded.audio else ()
+        clips = [*asked[-1:], *(clip for clip in answered if clip.content is not None)]
+        if not clips:
+            return None
+        key = f"{loaded.sample.id} {clips[0].place} {clips[0].start_s} {clips[0].end_s}"
+        if key not in self._vectors:
+            try:
+                self._vectors[key] = self._kind.vector_of(clips[0].load(mono=True))
+            except ValueError as error:
+                raise BadSample(clips[0].place, loaded.sample.id, str(error), "short reference") from None
+        return self._vectors[key]
 
     def _folded(self, encoded: Sequence[SpeechRows]) -> SpeechBatch:
         batch = speech_batch(encoded)
@@ -259,26 +280,31 @@ class TalkerPolicy:
         return rows
 
 
-def read_prompt(prompted: PromptedContents) -> SpeechPrompt:
-    """The prompt of a sample.
+def read_prompt(
+    prompted: PromptedContents, kind: TalkerKind, mix: PromptMix | None = None
+) -> SpeechPrompt:
+    """The prompt of a sample as it is shown.
 
     Raises:
         BadSample: no talker's prompt holds it.
     """
     try:
-        return speech_prompt(prompted.prompt, prompted.audio)
+        prompt = speech_prompt(prompted.prompt, prompted.audio, prompted.language)
+        return kind.complete(prompt, prompted.vector_C, mix, prompted.id)
     except ValueError as error:
         raise BadSample(prompted.place, prompted.id, str(error), "prompt") from None
 
 
-def spoken_answers(prompted: PromptedContents, kind: TalkerKind, model: Talker) -> list[SpeechRows]:
+def spoken_answers(
+    prompted: PromptedContents, kind: TalkerKind, model: Talker, mix: PromptMix | None = None
+) -> list[SpeechRows]:
     """The answers behind their prompt.
 
     Raises:
         BadSample: an answer that is not one stretch of speech, that was coded by another codec, or a prompt that the
             model does not take.
     """
-    prompt, encoded = read_prompt(prompted), []
+    prompt, encoded = read_prompt(prompted, kind, mix), []
     for answer in prompted.answers:
         if len(answer.codes) != 1 or len(answer.content) != 1:
             reason = "an answer of this model is one stretch of speech, and nothing else"

@@ -11,13 +11,16 @@ from audiollm.families.talkers.decoding import Speaking, speak_all
 from audiollm.families.talkers.kind import TalkerKind, TalkerSampling
 from audiollm.families.talkers.talker import Talker
 from audiollm.families.talkers.turns import speech_prompt
+from audiollm.train.settings import PromptMix
 
 
 class TalkerRollouts:
     """A `RolloutEngine`."""
 
-    def __init__(self, model: Talker, kind: TalkerKind, slots: int | None = None) -> None:
-        self._model, self._kind, self._slots = model, kind, slots
+    def __init__(
+        self, model: Talker, kind: TalkerKind, slots: int | None = None, mix: PromptMix | None = None
+    ) -> None:
+        self._model, self._kind, self._slots, self._mix = model, kind, slots, mix
 
     def sample(
         self,
@@ -32,7 +35,8 @@ class TalkerRollouts:
         groups = []
         for prompted, group in zip(prompts, numbers, strict=True):
             try:
-                rows = self._kind.prompt_rows(speech_prompt(prompted.prompt, prompted.audio))
+                prompt = speech_prompt(prompted.prompt, prompted.audio, prompted.language)
+                rows = self._kind.prompt_rows(self._kind.complete(prompt, prompted.vector_C, self._mix, prompted.id))
             except ValueError as error:
                 raise BadSample(prompted.place, prompted.id, str(error), "prompt") from None
             seeds = [settings.seed_of(prompted.id, number) for number in group]

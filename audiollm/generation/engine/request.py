@@ -54,6 +54,8 @@ class Request:
     alone, as `sampling.check_plain` has it. Its text is given out whole, and not in pieces."""
     phrases: Sequence[SpokenPhrase] = ()
     """Phrases that the answer, in speech alone, says one after the other, each behind its words; empty: as it comes."""
+    language: str | None = None
+    """Language of what is said, for models whose prompts name it; None: not known."""
 
 
 @dataclass(frozen=True)

@@ -266,8 +266,9 @@ def chunk_request(
     sampling = manner.sampling if by_name else replace(manner.sampling, speaker_guidance=1.0)
     phrases = phrases_of(text, generator.phrase_layout, generator.codec.frame_rate)
     return Request(
-        messages, manner.seed, audio, sampling, Limits(max_frames=frames), "audio", phrases=phrases
-    )
+        messages, manner.seed, audio, sampling, Limits(max_frames=frames), "audio", phrases=phrases,
+        language=manner.language,
+    )  # fmt: skip
 
 
 def prompt_of(

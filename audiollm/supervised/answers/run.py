@@ -65,9 +65,15 @@ def check_settings(config: TrainConfig) -> None:
         )
 
 
-def no_depth(where: str) -> ConfigError:
-    """The error of `depth_weight` for a model that has no depth decoder."""
-    return ConfigError("depth_weight: this model has no depth decoder", where, "leave it out")
+def check_no_talker(config: TrainConfig, where: str) -> None:
+    """Refuse settings that only talkers read.
+
+    Raises:
+        ConfigError: one is set.
+    """
+    for name in ("depth_weight", "prompt_mix"):
+        if getattr(config, name) is not None:
+            raise ConfigError(f"{name}: is for talkers (CSM, Qwen3-TTS), and this model is none", where, "leave it out")
 
 
 def plan_answers(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
@@ -111,9 +117,9 @@ def train_on_answers(config: TrainConfig, context: Context) -> dict[str, Any]:
     ranks, start, frozen = context.ranks, required(config.start), FrozenWeights(config, context)
     torch.manual_seed(config.seed)  # an adapter begins at random
     pictures = PictureSettings.beside(model_folder(start))
-    policy = load_policy(start, config.trained, config.lora, pictures=pictures)
-    if config.depth_weight is not None and not isinstance(policy, DepthPolicy):
-        raise no_depth(str(start))
+    policy = load_policy(start, config.trained, config.lora, pictures=pictures, prompt_mix=config.prompt_mix)
+    if not isinstance(policy, DepthPolicy):
+        check_no_talker(config, str(start))
     sources = [open_source(source.path) for source in config.samples]
     set_aside = set_aside_of(context.folder, "train", ranks, config.strict)
     batch_size = required(config.batch_size)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from audiollm.audio import Waveform
 from audiollm.data.packing import SegmentLayout
 from audiollm.errors import ConfigError
 from audiollm.families.qwen3_tts.kind import Qwen3TTSKind
@@ -19,6 +20,7 @@ from audiollm.families.talkers.kind import TalkerSampling
 from audiollm.families.talkers.policy import load_talker
 from audiollm.families.talkers.rows import SpeechRows, join_inputs
 from audiollm.families.talkers.turns import PromptForm, SpeechPrompt, SpokenTurn
+from audiollm.train.settings import PromptMix
 from tests.audiollm.families.talkers.talker_runs import random_codes
 from tests.audiollm.families.talkers.tiny_qwen3_tts import (
     BOOKS,
@@ -153,3 +155,26 @@ def test_a_prompt_that_the_model_does_not_know_is_refused(base: Path, prompt: Sp
 
 def test_the_family_is_found(base: Path) -> None:
     assert open_model_folder(base).speaks
+
+
+def test_speaker_vectors_are_those_of_the_published_class(base: Path, tmp_path: Path) -> None:
+    samples_N = 0.2 * torch.randn(30_000, generator=torch.Generator().manual_seed(2))
+    (theirs,) = ask_published(base, [], 1, tmp_path, samples_N)
+    ours = Qwen3TTSKind(base).vector_of(Waveform(samples_N[None], 24_000))
+    assert ours.shape == (SIZE,) and float(ours.std()) > 1e-4
+    torch.testing.assert_close(ours, theirs["vector"], atol=1e-5, rtol=1e-5)
+
+
+def test_the_mix_shows_prompts_in_other_forms(base: Path) -> None:
+    kind, prompt = Qwen3TTSKind(base), SpeechPrompt(TEXT, language="en", instruction="slowly")
+    mix = PromptMix(interleaved=0.5, no_language=0.25, no_instruction=1.0, no_voice=0.5)
+    shown = [kind.complete(prompt, VECTOR, mix, f"sample {number}") for number in range(400)]
+    shares = [
+        sum(map(bool, values)) / 400
+        for values in zip(
+            *((one.form == "interleaved", one.language is None, not one.instruction, one.vector_C is None) for one in shown),
+            strict=True,
+        )
+    ]
+    assert shares == pytest.approx([0.5, 0.25, 1.0, 0.5], abs=0.07)
+    assert kind.complete(prompt, VECTOR, mix, "sample 3") == shown[3]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from audiollm.families.qwen3_tts.kind import Qwen3TTSKind
 from audiollm.families.qwen3_tts.model import Qwen3TTSTalker
+from audiollm.families.qwen3_tts.speaker_encoder import SpeakerEncoder
 from audiollm.families.talkers.talker import draw_talker_weights
 from audiollm.families.talkers.turns import SpeechPrompt
 from tests.audiollm.families.talkers.tiny_csm import write_byte_tokenizer
@@ -72,15 +73,21 @@ def write_tiny_qwen3_tts(
     torch.manual_seed(seed)
     model = Qwen3TTSTalker(config["talker_config"], "config.json")
     draw_talker_weights(model, spread)
-    save_file(dict(model.state_dict()), folder / "model.safetensors", metadata={"format": "pt"})
+    weights = dict(model.state_dict())
+    if kind == "base":
+        encoder = SpeakerEncoder(config["speaker_encoder_config"])
+        weights |= {f"speaker_encoder.{name}": value for name, value in encoder.state_dict().items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     write_byte_tokenizer(folder, MARKS, {"eos_token": MARKS[1]})
     return folder
 
 
-def ask_published(folder: Path, prompts: Sequence[SpeechPrompt], frames: int, place: Path) -> list[dict[str, Tensor]]:
+def ask_published(
+    folder: Path, prompts: Sequence[SpeechPrompt], frames: int, place: Path, samples_N: Tensor | None = None
+) -> list[dict[str, Tensor]]:
     """What the published class gives its talker for prompts, and the codes that it says, greedily.
 
-    It runs in a process and an environment of its own; the test is skipped where that is not at hand.
+    Of samples it gives the speaker encoder's vector, and nothing else. It runs in a process and an environment of its own; the test is skipped where that is not at hand.
     """
     if not ORACLE.is_dir():
         pytest.skip(f"no {ORACLE}: `make -C benchmarks oracles` fetches the published package")
@@ -102,6 +109,8 @@ def ask_published(folder: Path, prompts: Sequence[SpeechPrompt], frames: int, pl
             tensors[f"{number}.vector"] = prompt.vector_C.clone()
         if reference is not None:
             tensors[f"{number}.codes"] = reference.codes_KT.T.contiguous()
+    if samples_N is not None:
+        tensors["samples"] = samples_N
     (place / "jobs.json").write_text(json.dumps(jobs))
     save_file(tensors, place / "given.safetensors")
     files = [folder, place / "jobs.json", place / "given.safetensors", place / "out.safetensors"]
@@ -110,6 +119,8 @@ def ask_published(folder: Path, prompts: Sequence[SpeechPrompt], frames: int, pl
         env={**os.environ, "PYTHONPATH": str(ORACLE)},
     )  # fmt: skip
     results = load_file(files[3])
+    if samples_N is not None:
+        return [{"vector": results["vector"]}]
     return [
         {name.partition(".")[2]: value for name, value in results.items() if name.startswith(f"{number}.")}
         for number in range(len(jobs))
