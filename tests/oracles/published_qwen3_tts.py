@@ -58,7 +58,7 @@ def run(model: Any, job: dict[str, Any], given: dict[str, torch.Tensor], number:
     codes, _ = model.generate(
         input_ids=ids["text"], instruct_ids=ids["instruct"], ref_ids=ids["reference"], voice_clone_prompt=clone,
         languages=[job["language"] or "auto"], speakers=[job["speaker"]], non_streaming_mode=job["form"] == "whole",
-        max_new_tokens=job["frames"], do_sample=False, subtalker_dosample=False,
+        max_new_tokens=job["frames"], repetition_penalty=job["penalty"], do_sample=False, subtalker_dosample=False,
     )  # fmt: skip
     with torch.no_grad():
         hidden_1SC = model.talker.model(inputs_embeds=seen["rows"][None]).last_hidden_state

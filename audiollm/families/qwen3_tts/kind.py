@@ -49,6 +49,8 @@ AUTO = "auto"
 CODEC_12HZ = "qwen3_tts_tokenizer_12hz"
 HEAD_TOKENS, TAIL_TOKENS, REFERENCE_TAIL = 3, 5, 2
 """Tokens of a turn before its words, and behind them."""
+MIN_FRAMES = 2
+"""Fewest frames of speech that the published package draws."""
 MARK_FIELDS = (
     "codec_eos_token_id", "codec_think_id", "codec_nothink_id", "codec_think_bos_id", "codec_think_eos_id",
     "codec_pad_id", "codec_bos_id",
@@ -61,7 +63,6 @@ class Qwen3TTSKind(TalkerKind):
     model_type = "qwen3_tts"
     depth_weight = 0.3
     max_turns = 1
-    min_frames = 2
     groups = {
         "talker": r"talker\.model\.layers\..*",
         "code_predictor": r"talker\.code_predictor\.model\.layers\..*",
@@ -156,13 +157,13 @@ class Qwen3TTSKind(TalkerKind):
         data: Mapping[str, Any] = read_json_file(path, dict) if path.exists() else {}
         penalty = float(data.get("repetition_penalty", 1.05))
         if first.temperature == 0 or data.get("subtalker_dosample") is False:
-            return TalkerSampling(first, SamplingConfig(temperature=0.0), penalty)
+            return TalkerSampling(first, SamplingConfig(temperature=0.0), penalty, MIN_FRAMES)
         depth = SamplingConfig(
             temperature=float(data.get("subtalker_temperature", 0.9)),
             top_k=int(data.get("subtalker_top_k", 50)),
             top_p=float(data.get("subtalker_top_p", 1.0)),
         )
-        return TalkerSampling(first, depth, penalty)
+        return TalkerSampling(first, depth, penalty, MIN_FRAMES)
 
     @property
     def codec_folder(self) -> Path:

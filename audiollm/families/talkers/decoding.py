@@ -160,7 +160,7 @@ class TalkerDecoder:
         if kind.suppressed:
             logits_RV[:, list(kind.suppressed)] = -torch.inf
         for row, answer in enumerate(answers):
-            if len(answer.codes) < kind.min_frames:
+            if len(answer.codes) < answer.sampling.min_frames:
                 logits_RV[row, kind.end] = -torch.inf
             penalty = answer.sampling.repetition_penalty
             if penalty != 1.0 and answer.codes:

@@ -32,6 +32,8 @@ class TalkerSampling:
     repetition_penalty: float = 1.0
     """Logits of first codes that were said before are divided by it, or multiplied where they are negative (CTRL,
     arXiv 1909.05858); 1: none."""
+    min_frames: int = 0
+    """Frames before which the end is left out."""
 
     @classmethod
     def plain(cls, temperature: float) -> TalkerSampling:
@@ -81,8 +83,6 @@ class TalkerKind(ABC):
     """Entries of the first codebook that sampling leaves out."""
     suppressed_depth: Sequence[int] = ()
     """Entries of the other codebooks that sampling leaves out."""
-    min_frames: int = 0
-    """Fewest frames of drawn speech: before them the end is left out."""
     end: int
     """Entry of the first codebook that ends the speech."""
     end_codes: Sequence[int] | None = None

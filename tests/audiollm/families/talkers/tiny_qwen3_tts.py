@@ -83,7 +83,12 @@ def write_tiny_qwen3_tts(
 
 
 def ask_published(
-    folder: Path, prompts: Sequence[SpeechPrompt], frames: int, place: Path, samples_N: Tensor | None = None
+    folder: Path,
+    prompts: Sequence[SpeechPrompt],
+    frames: int,
+    place: Path,
+    samples_N: Tensor | None = None,
+    penalty: float = 1.05,
 ) -> list[dict[str, Tensor]]:
     """What the published class gives its talker for prompts, and the codes that it says, greedily.
 
@@ -103,6 +108,7 @@ def ask_published(
                 if reference is None
                 else marked(f"<|im_start|>assistant\n{reference.text}<|im_end|>\n"),
                 "language": prompt.language, "speaker": prompt.speaker, "form": prompt.form, "frames": frames,
+                "penalty": penalty,
             }
         )  # fmt: skip
         if prompt.vector_C is not None:
