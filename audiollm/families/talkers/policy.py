@@ -31,7 +31,7 @@ from audiollm.families.talkers.kind import TalkerKind, TalkerSampling
 from audiollm.families.talkers.published_weights import check_stored, load_published, write_published
 from audiollm.families.talkers.rollouts import TalkerRollouts
 from audiollm.families.talkers.rows import SpeechBatch, SpeechRows, fold_ends, speech_batch
-from audiollm.families.talkers.scorer import SpeechScorer
+from audiollm.families.talkers.scorer import SpeechScorer, offset_losses
 from audiollm.families.talkers.talker import Talker
 from audiollm.families.talkers.turns import SpeechPrompt, speech_prompt
 from audiollm.generation.engine.request import SampledTokens
@@ -204,6 +204,14 @@ class TalkerPolicy:
         folded = TokenFigures(*(None if value is None else batch.fold(value) for value in figures))  # type: ignore[arg-type]
         logprobs = logprobs_of_figures(batch, folded, reference_T, draw_T, request)
         return replace(logprobs, codebook_T=batch.codebook_T)
+
+    def offset_losses(
+        self, root: nn.Module, batch: SpeechBatch, places: Sequence[tuple[int, int]]
+    ) -> tuple[Tensor, Tensor]:
+        """See `guards.offsets.GivesOffsets.offset_losses`."""
+        rows = root(batch, None)
+        assert isinstance(rows, list)
+        return offset_losses(batch, rows, places)
 
     def prompt_lengths(self, batch: SpeechBatch) -> Tensor:
         """See `Policy.prompt_lengths`: no token of a prompt has a likelihood."""

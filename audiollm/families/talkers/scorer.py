@@ -23,7 +23,7 @@ from audiollm.families.logprobs.token_figures import (
     TokenRequest,
     linear_token_figures,
 )
-from audiollm.families.talkers.rows import SpeechBatch
+from audiollm.families.talkers.rows import NONE, SpeechBatch
 from audiollm.families.talkers.talker import Talker
 from audiollm.models.chunked_cross_entropy import HeadWeight, column_blocks, joined_weight
 from audiollm.models.dual_ffn import through_head
@@ -158,6 +158,37 @@ class SpeechScorer(nn.Module):
             _drawn_mask(suppressed, size, is_sampled_X)
             for suppressed, size, is_sampled_X in zip(self._suppressed, entries, rows, strict=True)
         ]
+
+
+def offset_losses(
+    batch: SpeechBatch, rows: Sequence[HeadRows], places: Sequence[tuple[int, int]]
+) -> tuple[Tensor, Tensor]:
+    """Sums of the cross entropies of heads against codes of other places, and their numbers: `[K, P]` each.
+
+    Args:
+        rows: the input of each head, as `SpeechScorer` gives it without a request.
+        places: frames, and codebooks, behind the trained one. Ends are no labels of any.
+    """
+    books, frames = len(rows), len(batch.target_F)
+    codes_FK = torch.full((frames, books), NONE, device=batch.target_F.device)
+    codes_FK[batch.depth_D] = batch.codes_DK
+    sums, counts = torch.zeros(books, len(places)), torch.zeros(books, len(places))
+    frame_F = torch.arange(frames, device=codes_FK.device)
+    answer_F = batch.answer_T[batch.codebook_T == 0]
+    for number, (frame, book) in enumerate(places):
+        other_F = frame_F + frame
+        inside_F = (other_F >= 0) & (other_F < frames)
+        inside_F &= answer_F[other_F.clamp(0, frames - 1)] == answer_F
+        shifted_FK = torch.full_like(codes_FK, NONE)
+        for head in range(books):
+            if 0 <= head + book < books:
+                shifted_FK[inside_F, head] = codes_FK[other_F[inside_F], head + book]
+        for head, head_rows in enumerate(rows):
+            labels_X = shifted_FK[:, 0] if head == 0 else shifted_FK[batch.depth_D, head]
+            request = TokenRequest(reference=False)
+            logprob = linear_token_figures(*head_rows, labels_X[:, None], request).logprob_T
+            sums[head, number], counts[head, number] = -logprob.sum(), (labels_X != NONE).sum()
+    return sums, counts
 
 
 def _drawn_mask(suppressed: Sequence[int], entries: int, is_sampled_X: Tensor) -> ForbiddenTargets | None:

@@ -17,6 +17,7 @@ from audiollm.families.logprobs.token_figures import TokenRequest
 from audiollm.families.policy import DepthPolicy, Policy
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.supervised.answers.batches import AnswerBatches, AnswerBatchMaker
+from audiollm.supervised.guards.offsets import GivesOffsets, OffsetTable, offset_table
 from audiollm.train.loop.task import Update
 
 Normalization = Literal["sequence", "token"]
@@ -46,6 +47,8 @@ class AnswerTask:
             self._depth_weight = policy.depth_weight if depth_weight is None else depth_weight
         self._root: nn.Module = policy.root
         self._figure = loss_figure(policy)
+        self._offsets: OffsetTable | None = None
+        """Made at the first evaluation, of a policy that gives offsets."""
         self.device = next(policy.root.parameters()).device
 
     def modules(self) -> dict[str, nn.Module]:
@@ -88,6 +91,7 @@ class AnswerTask:
                 totals += torch.stack(self._sums(self._logprobs(answer_batch))).double()
         if not counts[0]:
             return {}
+        self._compare_offsets()
         all_count, *part_counts = counts.tolist()
         whole, *parts = self._ranks.sum(totals).tolist()
         if not self._has_depth:
@@ -96,10 +100,18 @@ class AnswerTask:
         return dict(zip(self._loss_names, [means[0] + self._depth_weight * means[1], *means], strict=True))
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
-        return {}
+        """A start whose labels were shifted when it was trained, told once."""
+        sentence = "" if self._offsets is None else self._offsets.sentence()
+        return {"shifted_labels": sentence} if sentence else {}
 
     def _logprobs(self, batch: Any) -> AnswerLogprobs:
         return self._policy.answer_logprobs(self._root, batch.to(self.device), TokenRequest(reference=False))
+
+    def _compare_offsets(self) -> None:
+        """Make the table of offsets of the first held-out batch; the later evaluations keep it."""
+        if self._offsets is None and isinstance(self._policy, GivesOffsets):
+            first = next(iter(next(self._batches.held_out()).batches))
+            self._offsets = offset_table(self._policy, self._root, [first.to(self.device)])
 
     @property
     def _has_depth(self) -> bool:
