@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelines.review.row_facts import sort_columns
 from pipelines.studio.browse.clips import (
     STATES,
     ClipFilter,
@@ -20,7 +21,6 @@ from pipelines.studio.browse.clips import (
     give_verdict,
     listed_clips,
     review_next,
-    sort_columns,
 )
 from pipelines.studio.browse.files import ShownFiles
 from pipelines.studio.browse.runs import (
