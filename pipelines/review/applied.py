@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from audiollm.data.records.text_origin import TEXT_RECOGNIZERS
-from audiollm.files.atomic import file_digest
+from audiollm.files.atomic import file_digest, read_whole_lines
 from audiollm.files.set_aside import set_aside_row
 from pipelines.review.corrections import (
     CORRECTIONS,
@@ -131,6 +131,23 @@ def corrected_row(row: Row, correction: Correction | None) -> Row:
     if TEXT_RECOGNIZERS in machine and result["text"] == machine["text"]:
         result[TEXT_RECOGNIZERS] = machine[TEXT_RECOGNIZERS]
     return result
+
+
+def corrected_rows(folder: Path) -> list[Row]:
+    """All segments of an annotation with their corrections; those that are left out have a column `dropped`.
+
+    Raises:
+        DamagedFile: the file of corrections is damaged.
+    """
+    corrections = read_corrections(folder)
+    rows = []
+    for path in (folder / SEGMENTS, folder / FILTERED):
+        for row in read_whole_lines(path).rows if path.is_file() else ():
+            try:
+                rows.append(corrected_row(row, corrections.get(identity_of(row))))
+            except (KeyError, TypeError, ValueError):
+                rows.append(row)
+    return rows
 
 
 class RowDrop(NamedTuple):

@@ -323,7 +323,7 @@ def _shown_row(key: str, segment: _Segment, correction: Correction | None) -> Ro
     names = ("id", "file", "speaker", "text", "text_source", "language", "kind", "split", "note")
     return {
         "key": key,
-        **{name: row.get(name) or "" for name in names},
+        **{name: _as_unicode(row.get(name)) for name in names},
         **{name: row[name] for name in SPAN_COLUMNS},
         "state": "dropped" if drop else "kept",
         "judgement": judgement,
@@ -331,7 +331,7 @@ def _shown_row(key: str, segment: _Segment, correction: Correction | None) -> Ro
         "drop_reason": drop_reason,
         "refusal": refusal,
         "refusal_reason": refusal_reason,
-        "heard": hypotheses_of(row),
+        "heard": {_as_unicode(name): _as_unicode(text) for name, text in hypotheses_of(row).items()},
         "measures": segment.measures,
         "recording_s": segment.recording_s,
         "revision": 0 if correction is None else correction.revision,
@@ -339,6 +339,11 @@ def _shown_row(key: str, segment: _Segment, correction: Correction | None) -> Ro
         "by": "" if correction is None else correction.by,
         "machine": {name: machine.get(name) for name in ("text", "speaker", "start_s", "end_s")},
     }
+
+
+def _as_unicode(value: Any) -> str:
+    """A text that JSON can hold: a badly read name may have lone surrogates."""
+    return str(value or "").encode(errors="backslashreplace").decode()
 
 
 def _check_edit(segment: _Segment, fields: CorrectedFields) -> None:

@@ -199,7 +199,7 @@ function drawHeard(shown) {
       const plain = word.toLowerCase().match(/[\p{L}\p{N}']+/u)?.[0];
       return plain && words.size && !words.has(plain) ? element("mark", word) : word;
     });
-    const button = element("button", [element("kbd", String(place + 1)), " Take"], { "data-take": place, "aria-label": `Take the text of ${name}` });
+    const button = element("button", [element("kbd", String(place + 1)), " Take"], { "data-take": place, "aria-label": `${place + 1} Take the text of ${name}` });
     return element("li", [button, element("span", name), element("span", text ? marked : "nothing", { class: text ? null : "quiet" })]);
   }));
   if (!Object.keys(shown.heard).length) id("heard").append(element("li", element("span", "none has heard it", { class: "quiet" })));

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from audiollm.files.atomic import line_numbers, read_whole_lines, write_jsonl
+from pipelines.review.applied import SEGMENTS, corrected_rows
+from pipelines.review.corrections import CORRECTIONS
 from pipelines.review.row_facts import (
     clip_text,
     drop_of,
@@ -50,11 +52,33 @@ class ClipFilter:
 
 
 def listed_clips(folder: Path, state: ClipState) -> list[dict[str, Any]]:
-    """Rows of one of the states; none where the folder has no such file."""
+    """Rows of one of the states, as people corrected them; none where the folder has no such file."""
+    if state != "to review" and (folder / CORRECTIONS).is_file():
+        return [row for row in corrected_rows(folder) if bool(row.get("dropped")) == (state == "dropped")]
     for name in _FILES[state]:
         if (folder / name).is_file():
             return [row for row in read_whole_lines(folder / name).rows if isinstance(row, dict)]
     return []
+
+
+def review_prefix(place: int) -> str:
+    """The addresses of the page that corrects an annotation, by its place among the data folders."""
+    return f"/studio/review/{place}"
+
+
+def is_annotation(folder: Path) -> bool:
+    """Whether a folder is an output of `annotate`, whose segments can be corrected."""
+    return (folder / SEGMENTS).is_file()
+
+
+def review_link_html(folders: Sequence[Path], folder: Path | None) -> str:
+    """A link to the page that corrects the segments of an annotation; empty for other folders."""
+    if folder is None or not is_annotation(folder):
+        return ""
+    return (
+        f'<p><a href="{review_prefix(folders.index(folder))}/" target="_blank">'
+        "Correct these segments</a> text, speaker, span, keep or drop, by keyboard</p>"
+    )
 
 
 def drop_reasons(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:

@@ -107,11 +107,14 @@ def test_corrections_survive_and_are_measured_and_counted(tmp_path: Path, spoken
 def test_only_the_corrected_segment_is_measured_and_recognizers_are_not_run_again(
     tmp_path: Path, spoken: Path
 ) -> None:
-    out = tmp_path / "out"
-    annotate(out, spoken)
+    out, source = tmp_path / "out", tmp_path / "source"
+    source.mkdir()
+    for name in ("one_anna_0.wav", "seven_anna_0.wav"):
+        shutil.copy(spoken / name, source)
+    annotate(out, source)
     row = next(iter(rows_of(out).values()))
     correct(out, row, text="seven ships", keep=True)
-    annotate(out, spoken)
+    annotate(out, source)
     timings = json.loads((out / "timings.json").read_text())
     calls = sum(step["calls"] for step in timings["steps"].values())
     # of one segment the steps that read the text: none of the sound, and no recognizer
