@@ -202,7 +202,8 @@ def unmatched_rows(corrections: Iterable[Correction], digests: Mapping[str, str]
     """
     return [
         set_aside_row(
-            "annotate", correction.file, UNMATCHED, f"{_describe(correction)}: {_why_gone(correction, digests)}",
+            "annotate", correction.file, UNMATCHED,
+            f"{_describe_correction(correction)}: {_why_gone(correction, digests)}",
             start_s=correction.start_ms / 1000, end_s=correction.end_ms / 1000,
         )
         for correction in corrections
@@ -226,7 +227,7 @@ def _corrected_line(
     return SegmentLine(place, json.dumps(result, ensure_ascii=False).encode(), row_drop)
 
 
-def _describe(correction: Correction) -> str:
+def _describe_correction(correction: Correction) -> str:
     values = ", ".join(f"{name} {value!r}" for name, value in correction.fields.as_row().items())
     return f"{values} from {correction.start_ms / 1000:.3f} to {correction.end_ms / 1000:.3f} s"
 

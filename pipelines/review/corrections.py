@@ -167,7 +167,9 @@ class CorrectionLedger:
     def __init__(self, folder: Path) -> None:
         self.path = folder / CORRECTIONS
         self._guard = threading.RLock()
-        self._forget()
+        self._inode, self._size, self._lines = -1, 0, 0
+        self._latest: dict[SegmentIdentity, Correction] = {}
+        self._operations: dict[str, Correction] = {}
         self.refresh()
 
     def refresh(self) -> int:
@@ -274,8 +276,7 @@ class CorrectionLedger:
 
     def _forget(self) -> None:
         self._inode, self._size, self._lines = -1, 0, 0
-        self._latest: dict[SegmentIdentity, Correction] = {}
-        self._operations: dict[str, Correction] = {}
+        self._latest, self._operations = {}, {}
 
 
 def read_corrections(folder: Path) -> dict[SegmentIdentity, Correction]:

@@ -24,6 +24,9 @@ POLICY = (
 )
 """The page loads nothing but its own files, and stands in no frame."""
 
+OWN_PAGES = {"cross-origin-resource-policy": "same-origin", "cache-control": "private, max-age=3600"}
+"""Sound and pictures of recordings are played by no page of another origin."""
+
 
 def add_review_routes(app: FastAPI, prefix: str, table: ReviewTable) -> None:
     """Add the addresses of one annotation to an app.
@@ -61,11 +64,13 @@ def add_review_routes(app: FastAPI, prefix: str, table: ReviewTable) -> None:
 
     @router.get("/sounds/{key}.wav")
     def sound(key: str, start_s: float, end_s: float) -> Response:
-        return Response(span_wav(table.recording(key), start_s, end_s), media_type="audio/wav")
+        content = span_wav(table.recording(key), start_s, end_s)
+        return Response(content, media_type="audio/wav", headers=OWN_PAGES)
 
     @router.get("/pictures/{key}.png")
     def picture(key: str, start_s: float, end_s: float) -> Response:
-        return Response(span_picture(table.recording(key), start_s, end_s), media_type="image/png")
+        content = span_picture(table.recording(key), start_s, end_s)
+        return Response(content, media_type="image/png", headers=OWN_PAGES)
 
     @router.post("/corrections")
     def correct(edit: dict[str, Any]) -> dict[str, Any]:

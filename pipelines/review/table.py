@@ -11,9 +11,10 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from audiollm.errors import ConfigError
-from audiollm.files.atomic import is_unicode, read_whole_lines
+from audiollm.files.atomic import check_writable, is_unicode, read_whole_lines
 from pipelines.review.applied import FILTERED, SEGMENTS, Row, corrected_row
 from pipelines.review.corrections import (
+    CORRECTIONS,
     NO_FIELDS,
     CorrectedFields,
     Correction,
@@ -154,7 +155,7 @@ class ReviewTable:
         folder: output of `annotate`.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is none, or cannot be written in.
         DamagedFile: its file of corrections is damaged.
     """
 
@@ -162,12 +163,14 @@ class ReviewTable:
         if not (folder / SEGMENTS).is_file():
             problem = "no such folder" if not folder.is_dir() else f"no annotation: {SEGMENTS} is not there"
             raise ConfigError(f"{folder}: {problem}", "", "give the output folder of `audiollm annotate`")
+        check_writable(folder / CORRECTIONS, "")
         self.folder = folder
         self._ledger = CorrectionLedger(folder)
         self._guard = threading.RLock()
         self._state: tuple[tuple[int, int], ...] = ()
         self._segments: dict[str, _Segment] = {}
         self._shown: dict[str, Row] = {}
+        self._columns: list[Row] = []
         self._operations: dict[SegmentIdentity, str] = {}
         self.refresh()
 
@@ -186,9 +189,10 @@ class ReviewTable:
             latest = self._ledger.latest()
             if not self._shown:
                 self._shown = {
-                    key: _shown_row(key, segment, latest.get(segment.identity))
+                    key: _page_row(key, segment, latest.get(segment.identity))
                     for key, segment in self._segments.items()
                 }
+                self._columns = _table_columns(list(self._shown.values()))
             for identity, correction in latest.items():
                 if self._operations.get(identity) != correction.operation:
                     self._show(identity.key, correction)
@@ -203,7 +207,7 @@ class ReviewTable:
         return {
             "name": self.folder.resolve().name,
             "rows": len(rows),
-            "columns": _columns(rows),
+            "columns": self._columns,
             "judged": sum(bool(row["judgement"]) for row in rows),
             "lost": [_lost_row(line) for line in lost if line.fields != NO_FIELDS],
         }
@@ -277,7 +281,7 @@ class ReviewTable:
 
     def _show(self, key: str, correction: Correction) -> None:
         if (segment := self._segments.get(key)) is not None:
-            self._shown[key] = _shown_row(key, segment, correction)
+            self._shown[key] = _page_row(key, segment, correction)
 
 
 def column_value(row: Row, column: str) -> str | float | None:
@@ -311,7 +315,7 @@ def _read(folder: Path) -> Iterator[_Segment]:
             )
 
 
-def _shown_row(key: str, segment: _Segment, correction: Correction | None) -> Row:
+def _page_row(key: str, segment: _Segment, correction: Correction | None) -> Row:
     row = corrected_row(segment.row, correction)
     fields = NO_FIELDS if correction is None else correction.fields
     drop, drop_reason = drop_of(row)
@@ -355,7 +359,7 @@ def _check_edit(segment: _Segment, fields: CorrectedFields) -> None:
         raise ReviewRefusal(f"The recording ends at {segment.recording_s:.3f} s: the end lies behind it.")
 
 
-def _columns(rows: Sequence[Row]) -> list[Row]:
+def _table_columns(rows: Sequence[Row]) -> list[Row]:
     """Name and kind of every column that some row has."""
     words = [name for name in WORD_COLUMNS if name == "judgement" or any(row[name] for row in rows)]
     heard = dict.fromkeys(f"{HEARD}{name}" for row in rows for name in row["heard"])

@@ -129,6 +129,14 @@ function choose(place) {
   drawn?.scrollIntoView({ block: "nearest" });
   stop();
   drawDetail();
+  if (rows[place]) freshen(rows[place].key);
+}
+
+// What others have saved since the list was loaded
+async function freshen(key) {
+  const fresh = await ask(`rows/${key}`).catch(() => null);
+  const shown = known.get(key);
+  if (fresh && fresh.revision > shown.revision && !shown.isWaiting && !shown.draft) refresh(key, fresh);
 }
 
 async function move(step) {
