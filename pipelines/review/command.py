@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -36,12 +37,14 @@ def review(
         raise ConfigError("review needs fastapi and uvicorn", "", "pip install 'audiollm[serve]'")
     from audiollm.serve.server import bound_listener
     from pipelines.review.server import ADDRESS, review_app, run_review_server
+    from pipelines.review.sounds import load_libraries
     from pipelines.review.table import ReviewTable
 
     console = Console()
     table = ReviewTable(folder)
     with bound_listener(ADDRESS, port) as listener:
         app = review_app(table)
+        threading.Thread(target=load_libraries, daemon=True).start()
         console.print(f"http://{ADDRESS}:{listener.getsockname()[1]}", style="bold")
         run_review_server(app, listener)
     console.print(f"corrections are in {folder / 'corrections.jsonl'}", soft_wrap=True, highlight=False)

@@ -47,6 +47,15 @@ def span_picture(path: Path, start_s: float, end_s: float) -> bytes:
     return base64.b64decode(image.partition(",")[2])
 
 
+def load_libraries() -> None:
+    """Load what the first picture needs, some seconds of work, before anybody waits for it."""
+    import numpy as np
+
+    from audiollm.pages.spectrograms import draw_spectrogram, mel_decibels
+
+    draw_spectrogram(mel_decibels(np.zeros(16_000, np.float32), 16_000), 16_000, 1.0)
+
+
 def _load_span(path: Path, start_s: float, end_s: float) -> Waveform:
     if not 0 <= start_s < end_s <= start_s + MAX_WINDOW_S:
         raise ReviewRefusal(f"Of a recording up to {MAX_WINDOW_S:g} s are shown at once.")

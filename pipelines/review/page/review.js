@@ -6,6 +6,7 @@ const SLOWER = 0.6;
 const MARGIN_S = 1;
 const STEP_S = 0.05;
 const LONGEST_S = 120;
+const PAUSE_MS = 120;
 const PAGE_ROWS = 50;
 const known = new Map(); // rows by their keys: a correction of one that is not listed any more finds it here
 const undone = []; // what each correction of this window replaced, the last one at the end
@@ -17,6 +18,7 @@ let offset = 0; // rows of the query before those of this page
 let filters = [];
 let chosen = -1;
 let playing = null;
+let soundTimer = 0;
 
 // ---------------------------------------------------------------- elements
 
@@ -38,7 +40,7 @@ const seconds = (value) => Number(value).toFixed(2);
 // ---------------------------------------------------------------- the list
 
 const LISTED = [
-  ["state", "state", "narrow"], ["file", "recording", ""], ["start_s", "span in s", "number"], ["speaker", "speaker", ""], ["text", "text", "text narrow"],
+  ["state", "state", "state narrow"], ["file", "recording", ""], ["start_s", "span in s", "number"], ["speaker", "speaker", ""], ["text", "text", "text narrow"],
 ];
 
 function listedColumns() {
@@ -126,10 +128,19 @@ function choose(place) {
   const drawn = document.getElementById(`row-${place}`);
   if (drawn) id("rows").setAttribute("aria-activedescendant", drawn.id);
   else id("rows").removeAttribute("aria-activedescendant");
-  drawn?.scrollIntoView({ block: "nearest" });
+  if (drawn) reveal(drawn);
   stop();
   drawDetail();
   if (rows[place]) freshen(rows[place].key);
+}
+
+// Scroll the list alone: the page stays where it is
+function reveal(drawn) {
+  const box = id("scroll");
+  const top = drawn.offsetTop - id("rows").tHead.offsetHeight;
+  const bottom = drawn.offsetTop + drawn.offsetHeight - box.clientHeight;
+  if (top < box.scrollTop) box.scrollTop = top;
+  else if (bottom > box.scrollTop) box.scrollTop = bottom;
 }
 
 // What others have saved since the list was loaded
@@ -219,18 +230,37 @@ function drawMeasures(shown) {
   id("measures").querySelector("dl").replaceChildren(...listed.map(([name, value]) => element("div", [element("dt", name), element("dd", String(Math.round(value * 1000) / 1000))])));
 }
 
-function drawSound(shown) {
+function addressOf(kind, shown) {
   const { from, to } = windowOf(shown);
-  const span = `start_s=${from}&end_s=${to}`;
-  const picture = `pictures/${shown.key}.png?${span}`;
-  const sound = `sounds/${shown.key}.wav?${span}`;
-  if (id("spectrogram").getAttribute("src") !== picture) {
-    id("spectrogram").src = picture;
-    id("sound").src = sound;
+  return `${kind === "sound" ? "sounds" : "pictures"}/${shown.key}.${kind === "sound" ? "wav" : "png"}?start_s=${from}&end_s=${to}`;
+}
+
+// Who goes on at once asks for no sound and no picture: corrections would wait for them in the browser's six connections
+function drawSound(shown) {
+  clearTimeout(soundTimer);
+  if (id("spectrogram").getAttribute("src") !== addressOf("picture", shown)) {
+    id("spectrogram").removeAttribute("src");
+    id("sound").removeAttribute("src");
     id("sound-problem").hidden = true;
+    soundTimer = setTimeout(loadSound, PAUSE_MS);
   }
+  const { from, to } = windowOf(shown);
   id("spectrogram").alt = `Spectrogram of ${seconds(from)} to ${seconds(to)} s`;
   drawSpan();
+}
+
+function loadSound() {
+  clearTimeout(soundTimer);
+  const shown = row();
+  if (!shown || id("sound").getAttribute("src")) return;
+  id("sound").src = addressOf("sound", shown);
+  id("spectrogram").src = addressOf("picture", shown);
+}
+
+// The picture of the next row, once this one is there
+function loadNextPicture() {
+  const following = rows[chosen + 1];
+  if (following) new Image().src = addressOf("picture", following);
 }
 
 function drawSpan() {
@@ -245,8 +275,7 @@ async function soundFailed() {
   if (!shown) return;
   let sentence = "The recording cannot be played.";
   try {
-    const { from, to } = windowOf(shown);
-    await ask(`sounds/${shown.key}.wav?start_s=${from}&end_s=${to}`);
+    await ask(addressOf("sound", shown));
   } catch (error) {
     if (!(error instanceof SyntaxError)) sentence = error.message;
   }
@@ -262,6 +291,7 @@ function play(rate) {
     stop();
     return;
   }
+  loadSound();
   const { from } = windowOf(row());
   const sound = id("sound");
   sound.playbackRate = rate;
@@ -597,6 +627,7 @@ for (const [name, act] of Object.entries({
   "page-back": () => turnPage(-1), "page-on": () => turnPage(1),
 })) id(name).addEventListener("click", act);
 id("spectrogram").addEventListener("error", soundFailed);
+id("spectrogram").addEventListener("load", loadNextPicture);
 id("by").value = localStorage.getItem("audiollm-review-name") || "";
 id("by").addEventListener("change", () => localStorage.setItem("audiollm-review-name", id("by").value.trim()));
 window.addEventListener("beforeunload", (event) => {
