@@ -64,6 +64,8 @@ def corpus_release(folder: Path, licence: Licence, options: ReleaseOptions, clip
     sounds: list[ReleaseFile] = []
     for segment in segments:
         row = {key: value for key, value in segment.items() if key != "path"}
+        if isinstance(correction := row.get("correction"), dict):  # who corrected it stays here
+            row["correction"] = {key: value for key, value in correction.items() if key != "by"}
         row = without_machine_paths(row, _WORDS.__contains__)
         if clips is not None:
             sounds.append(_cut_clip(segment, clips))
