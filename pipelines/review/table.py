@@ -162,7 +162,11 @@ class ReviewTable:
     def __init__(self, folder: Path) -> None:
         if not (folder / SEGMENTS).is_file():
             problem = "no such folder" if not folder.is_dir() else f"no annotation: {SEGMENTS} is not there"
-            raise ConfigError(f"{folder}: {problem}", "", "give the output folder of `audiollm annotate`")
+            inside = sorted(str(path.parent) for path in folder.glob(f"*/{SEGMENTS}"))
+            meant = f": did you mean {inside[0]}?" if inside else ""
+            raise ConfigError(
+                f"{folder}: {problem}", "", f"give the output folder of `audiollm annotate`{meant}"
+            )
         check_writable(folder / CORRECTIONS, "")
         self.folder = folder
         self._ledger = CorrectionLedger(folder)
@@ -187,7 +191,9 @@ class ReviewTable:
                 self._shown, self._operations, self._state = {}, {}, state
             self._ledger.refresh()
             latest = self._ledger.latest()
-            if not self._shown:
+            if (
+                not self._shown or self._operations.keys() - latest.keys()
+            ):  # their file was restored or removed
                 self._shown = {
                     key: _page_row(key, segment, latest.get(segment.identity))
                     for key, segment in self._segments.items()

@@ -215,6 +215,16 @@ def test_a_folder_that_is_no_annotation_is_refused_with_the_remedy(tmp_path: Pat
     ):
         with pytest.raises(ConfigError, match=f"(?s){problem}.*output folder of `audiollm annotate`"):
             ReviewTable(folder)
+    write_annotation(tmp_path / "run" / "annotate")
+    with pytest.raises(ConfigError, match="did you mean .*run/annotate"):
+        ReviewTable(tmp_path / "run")
+
+
+def test_corrections_that_are_removed_from_the_disk_are_no_longer_shown(client: Any, folder: Path) -> None:
+    first, *_ = ask_rows(client)["rows"]
+    client.post("/corrections", json=edit_of(first, text="nine ships"))
+    (folder / CORRECTIONS).unlink()
+    assert client.get(f"/rows/{first['key']}").json() == first
 
 
 def test_the_help_teaches() -> None:
