@@ -136,6 +136,20 @@ def test_given_texts_are_corrected_and_taken_back(tmp_path: Path, spoken: Path) 
     assert rows_of(out)[file] == row
 
 
+def test_a_person_stands_above_what_the_whole_corpus_shows(tmp_path: Path, spoken: Path) -> None:
+    out, settings = tmp_path / "out", {"duplicates": {"max_bit_errors": None, "max_same_text": 1}}
+    annotate(out, spoken, transcripts=PATTERN, **settings)
+    (file, row), *others = rows_of(out, "filtered").items()
+    assert row["dropped"]["kind"] == "duplicate" and len(others) == 3  # the second takes
+    correct(out, row, keep=True)
+    assert annotate(out, spoken, transcripts=PATTERN, **settings)["reasons"] == {"duplicate": 3}
+    accepted = rows_of(out)[file]
+    assert accepted["correction"]["machine"]["dropped"]["kind"] == "duplicate"
+    correct(out, accepted)
+    annotate(out, spoken, transcripts=PATTERN, **settings)
+    assert rows_of(out, "filtered")[file] == row
+
+
 def test_a_correction_without_its_segment_is_reported_and_stays(tmp_path: Path, spoken: Path) -> None:
     out, source = tmp_path / "out", tmp_path / "source"
     shutil.copytree(spoken, source)
