@@ -21,6 +21,7 @@ from audiollm.files.atomic import write_jsonl
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
+from pipelines.review.applied import correction_digests
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -306,4 +307,5 @@ STAGE = Stage(
     artifacts={"recordings": RECORDINGS, "segments": SEGMENTS},
     help="join short segments into recordings with aligned translations, for compose_streams",
     plan=_plan_talk_stage,
+    facts=lambda config: correction_digests(config.segments),
 )

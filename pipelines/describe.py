@@ -13,6 +13,7 @@ from audiollm.files.set_aside import Row, row_of, set_aside_row
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import InputModel, InputPath, Stage, StageConfig, StagePlan
 from pipelines.compose.rows import SegmentRow, read_segments
+from pipelines.review.applied import correction_digests
 
 SEGMENT_COLUMNS = frozenset({"id", "path", "file", "start_s", "end_s", "speaker", "split", "duration_s"})
 """Columns that identify a segment and do not describe its sound; answers cannot replace them."""
@@ -116,4 +117,5 @@ STAGE = Stage(
     artifacts={"segments": "segments.jsonl", "set_aside": "set_aside.jsonl"},
     help="write a model's answers about segments into their columns",
     plan=plan_description,
+    facts=lambda config: correction_digests(config.segments),
 )

@@ -45,11 +45,13 @@ def corpus_release(folder: Path, licence: Licence, options: ReleaseOptions, clip
         clips: folder to cut the segments' sound into, which then goes up; None: no sound goes up.
 
     Raises:
-        ConfigError: no segments, or, where sound goes up, too many of them or two of one id.
+        ConfigError: no segments, or corrections that they lack; or, where sound goes up, too many of them or two of
+            one id.
         DamagedFile: a row is damaged.
         AudioError: a recording cannot be read.
     """
     segments = read_jsonl(folder / SEGMENTS, "annotate again", _KEYS)
+    _refuse_unused_corrections(folder)
     if not segments:
         raise ConfigError("no segment was kept", str(folder / SEGMENTS), "see the report of the annotation")
     if clips is not None and len(segments) > MAX_CLIPS:
@@ -62,6 +64,8 @@ def corpus_release(folder: Path, licence: Licence, options: ReleaseOptions, clip
     sounds: list[ReleaseFile] = []
     for segment in segments:
         row = {key: value for key, value in segment.items() if key != "path"}
+        if isinstance(correction := row.get("correction"), dict):  # who corrected it stays here
+            row["correction"] = {key: value for key, value in correction.items() if key != "by"}
         row = without_machine_paths(row, _WORDS.__contains__)
         if clips is not None:
             sounds.append(_cut_clip(segment, clips))
@@ -75,6 +79,20 @@ def corpus_release(folder: Path, licence: Licence, options: ReleaseOptions, clip
     files += [licence.file] if licence.file is not None else []
     omitted = [(path.name, "not on the list of files that go up") for path in sorted(folder.iterdir())]
     return Release("dataset", tuple(files), card, tuple(row for row in omitted if row[0] != SEGMENTS))
+
+
+def _refuse_unused_corrections(folder: Path) -> None:
+    """
+    Raises:
+        ConfigError: people corrected segments after the last annotation.
+    """
+    corrections = folder / "corrections.jsonl"
+    if corrections.is_file() and corrections.stat().st_mtime_ns > (folder / SEGMENTS).stat().st_mtime_ns:
+        raise ConfigError(
+            f"{SEGMENTS} lacks corrections that were made since",
+            str(corrections),
+            "run audiollm annotate again with the same options: it measures corrected segments alone",
+        )
 
 
 def _cut_clip(segment: Mapping[str, Any], clips: Path) -> ReleaseFile:
@@ -193,7 +211,7 @@ def _origin_of_texts(segments: Iterable[Mapping[str, Any]]) -> str:
     sources = Counter(str(segment.get("text_source")) for segment in segments if segment.get("text"))
     if not sources:
         return ""
-    meanings = {"given": "given with the recordings"}
+    meanings = {"given": "given with the recordings", "person": "corrected by people"}
     rows = [(meanings.get(source, source), count) for source, count in sources.most_common()]
     return "## Texts\n\n" + markdown_table(("source", "segments"), rows)
 

@@ -191,7 +191,7 @@ def _run_stages(recipe: Recipe, console: Console, start: str | None, only: str |
             console.print(f"[dim]{title}: done before ({done.seconds:.0f} s)[/dim]", highlight=False)
             continue
         if forced or (only and done):
-            shutil.rmtree(stage.folder, ignore_errors=True)
+            _empty(stage.folder, stage.stage.by_hand)
         _require_upstream(stage, results)
         console.print(f"[bold]{title}[/bold]: {stage.stage.help}", highlight=False)
         try:
@@ -218,7 +218,7 @@ def _run_stage(stage: RecipeStage, fingerprint: str, context: Context) -> StageR
     if before is None or before.fingerprint != fingerprint:
         if before is not None:
             context.say("its settings or inputs changed: starting it afresh")
-        _clear(stage.folder, stage.stage.keeps, context)
+        _clear(stage.folder, (*stage.stage.keeps, *stage.stage.by_hand), context)
         before = None
     stage.folder.mkdir(parents=True, exist_ok=True)
     (stage.folder / "config.yaml").write_text(
@@ -312,6 +312,11 @@ def _clear(folder: Path, keeps: tuple[str, ...], context: Context) -> None:
                 folder.mkdir(exist_ok=True)
                 os.replace(path, folder / path.name)
         return
+    _empty(folder, keeps)
+
+
+def _empty(folder: Path, keeps: tuple[str, ...]) -> None:
+    """Delete the folder but for these names in it."""
     if not keeps or not folder.is_dir():
         shutil.rmtree(folder, ignore_errors=True)
         return

@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Val
 from pydantic_core import ErrorDetails, InitErrorDetails
 
 from audiollm.errors import ConfigError, suggestion
+from audiollm.files.atomic import file_digest
 from audiollm.hub_models.downloads import HubError
 from audiollm.hub_models.folders import hub_access, hub_folder, hub_source
 from audiollm.hub_models.names import SNAPSHOT_PATTERN, hub_id, snapshot_name
@@ -222,6 +223,7 @@ class Stage:
             else it is called on the first one while the others wait.
         facts: lines from the settings that the fingerprint depends on beside them (the source of a user's functions).
         keeps: names in the stage's folder that stay when it starts afresh: what it knows to be right by itself.
+        by_hand: files in the stage's folder that people write: they count in the fingerprint, and nothing deletes them.
         more_artifacts: further artifacts, which its settings ask for.
         refuse: raises a ConfigError before the first stage runs, where the plans of the stages that it reads, by name,
             show that it must end with one.
@@ -237,6 +239,7 @@ class Stage:
     publish: tuple[str, ...] = ()
     all_ranks: bool = False
     keeps: tuple[str, ...] = ()
+    by_hand: tuple[str, ...] = ()
     facts: Callable[[Any], Sequence[str]] | None = None
     more_artifacts: Callable[[Any], Mapping[str, str]] | None = None
     refuse: Callable[[Any, Mapping[str, StagePlan]], None] | None = None
@@ -274,13 +277,15 @@ class RecipeStage:
 
         A small input counts by path and content, others by path, size and time. The stage's own `facts` count, too. A
         path counts as the place that it names, relative or absolute, from whatever working directory; a model of the
-        hub by its commit.
+        hub by its commit. What people wrote into the stage's folder counts by its content.
         """
         parts = [self.stage.kind, self._settings_from_root()]
         parts += [f"{name}={upstream[name]}" for name in self.upstream]
         parts += [line for path in self.inputs for line in _stat_lines(path, self._from_root(path))]
         parts += self.stage.facts(self.config) if self.stage.facts else []
         parts += plug_in_facts([self.source])
+        by_hand = [path for name in self.stage.by_hand if (path := self.folder / name).is_file()]
+        parts += [f"{path.name} {file_digest(path)}" for path in by_hand]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
 
     def _settings_from_root(self) -> str:

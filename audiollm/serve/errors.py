@@ -8,8 +8,6 @@ from typing import Any
 
 from audiollm.audio import AudioError
 from audiollm.errors import ConfigError
-from audiollm.families.answering import AnswerError
-from audiollm.generation.service.service import ServiceFull
 
 RETRY_AFTER_S = 1
 _TYPES = {
@@ -61,6 +59,10 @@ def as_api_error(error: BaseException, fields: Mapping[str, str] | None = None) 
     Args:
         fields: names of the request's fields by the places that `ConfigError` knows.
     """
+    # not at the top: they import torch, and servers without a model refuse requests, too
+    from audiollm.families.answering import AnswerError
+    from audiollm.generation.service.service import ServiceFull
+
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ServiceFull):

@@ -11,13 +11,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from audiollm.errors import ConfigError
-from audiollm.families.answering import AnswerError
-from audiollm.generation.service.service import ServiceFull
-from audiollm.serve.app_state import AppState
 from audiollm.serve.errors import ApiError, as_api_error, as_validation_error
 from audiollm.serve.gate import ServeGate, log
 
 if TYPE_CHECKING:
+    from audiollm.serve.app_state import AppState
     from audiollm.serve.wyoming_server import WyomingServer
 
 FIELDS = {"question": "messages", "codec": "model", "audio": "file"}
@@ -43,6 +41,8 @@ def serve_app(state: AppState) -> Any:
     from fastapi.responses import Response
     from starlette.exceptions import HTTPException
 
+    from audiollm.families.answering import AnswerError
+    from audiollm.generation.service.service import ServiceFull
     from audiollm.serve.chat_route import add_chat_route
     from audiollm.serve.page_routes import add_page_routes
     from audiollm.serve.realtime_route import add_realtime_route

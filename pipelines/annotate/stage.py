@@ -38,10 +38,12 @@ from pipelines.annotate.input.sources import (
 from pipelines.annotate.input.spoken_corpus import SpokenCorpus, plan_corpus, speak_texts
 from pipelines.annotate.input.transcripts import TranscriptError
 from pipelines.annotate.output.columns import make_columns
-from pipelines.annotate.output.rows import write_output
+from pipelines.annotate.output.rows import corrections_sentence, unmatched_warning, write_output
 from pipelines.annotate.recognizers.choice import STRONGER, PocketsphinxConfig
 from pipelines.annotate.recognizers.value import recognizer_rows
 from pipelines.execution.ledger import Ledger
+from pipelines.review.applied import CorrectionIndex
+from pipelines.review.corrections import CORRECTIONS, read_corrections
 from pipelines.steps.chain import Missing
 from pipelines.steps.inputs import InputError, digests
 from pipelines.steps.results import Spool, not_whole_sentence, part_ids, write_rules, write_timings
@@ -90,14 +92,17 @@ def _annotate_recordings(config: AnnotationConfig, context: Context, ledger: Led
         context.say(f"warning: {warning}")
     spool = Spool(folder / "ledger" / "spool.sqlite")
     try:
-        annotation = Run(config, context, chain, thresholds, sources.recordings, ledger, spool)
+        corrections = CorrectionIndex(
+            read_corrections(folder), [source.name for source in sources.recordings]
+        )
+        annotation = Run(config, context, chain, thresholds, sources.recordings, ledger, spool, corrections)
         annotation.annotate()
         verdicts = _verdicts(config, chain, spool, sources)
         annotation.sample(verdicts)
         columns = make_columns(config.bins, (row for _, row in kept_rows(spool, verdicts)))
         recognizers = recognizer_rows({name: chain.settings[name] for name in chain.recognizers})
         digests = {row["name"]: row["digest"] for row in recognizers if row["digest"]}
-        funnel = write_output(folder, spool, sources, verdicts, columns, thresholds, digests)
+        funnel = write_output(folder, spool, sources, verdicts, columns, thresholds, digests, corrections)
     finally:
         spool.close()
     columns.save(folder / "bins.json")
@@ -308,6 +313,10 @@ def _print_annotation_summary(config: AnnotationConfig, funnel: Mapping[str, Any
         )
         if any(isinstance(recognizer, PocketsphinxConfig) for recognizer in config.recognizer_settings()):
             context.say(STRONGER)
+    if "corrections" in funnel:
+        context.say(corrections_sentence(funnel["corrections"]))
+        if funnel["corrections"]["unmatched"]:
+            context.say(f"warning: {unmatched_warning(funnel['corrections']['unmatched'])}")
     if funnel["text_agreement"] is not None:
         context.say(f"the recognizer hears the given text in {100 * funnel['text_agreement']:.0f} % of them")
 
@@ -334,4 +343,5 @@ STAGE = Stage(
     plan=plan_annotation,
     facts=lambda config: plug_in_facts(config.steps),
     keeps=("ledger", "fetched", "corpus", "shards"),
+    by_hand=(CORRECTIONS,),
 )

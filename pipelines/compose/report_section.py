@@ -30,6 +30,7 @@ from audiollm.pages.page import Section
 from audiollm.pages.run_record import Row, RunRecord, StageRecord, pick_evenly
 from audiollm.pages.sections import ReportContext
 from audiollm.pages.stage_parts import Facts, facts_of
+from pipelines.review.corrections import PERSON
 
 SEGMENTS_SHOWN = 8
 SET_ASIDE_SHOWN = 200
@@ -225,6 +226,9 @@ def _segments(annotated: StageRecord, gallery: Gallery) -> Markup | None:
     return join(heading("Some of the segments"), cards(listed)) if listed else None
 
 
+_TEXT_SOURCES = {"given": "text given", PERSON: "text corrected by a person"}
+
+
 def _heard_segment(row: Row, gallery: Gallery) -> Markup:
     text, speaker = row.get("text", ""), row.get("speaker") or ""
     path, overall = Path(str(row.get("path", ""))), (row.get("quality") or {}).get("ovr")
@@ -236,7 +240,7 @@ def _heard_segment(row: Row, gallery: Gallery) -> Markup:
         [f"“{text}” ", small(speaker)],
         clip(gallery.clip(path, row.get("start_s") or 0.0, row.get("end_s")), f"{text}, {speaker}"),
         lines(
-            "text given" if row.get("text_source") == "given" else "text as recognized",
+            _TEXT_SOURCES.get(str(row.get("text_source")), "text as recognized"),
             *heard,
             overall is not None and f"quality {overall:.2f}",
             file=row.get("file") or path.name,

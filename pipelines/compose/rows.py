@@ -18,6 +18,7 @@ from audiollm.data.text.forms import prompt_form, without_sound_tags
 from audiollm.data.text.words import settle_characters
 from audiollm.errors import BadSample, first_problem
 from pipelines.compose.facts import Facts
+from pipelines.review.applied import corrected_lines
 
 MAX_CONVERSATION_GAP_S = 2.0
 """Longest pause within a conversation."""
@@ -115,14 +116,18 @@ class Row:
 
 
 def read_segments(path: Path) -> tuple[list[SegmentRow], list[BadSample]]:
-    """The usable rows of a `segments.jsonl`, and what the others are."""
+    """The usable rows of a `segments.jsonl`, with all corrections of people, and what the others are.
+
+    Raises:
+        DamagedFile: the file of corrections is damaged.
+    """
     segments: list[SegmentRow] = []
     bad: list[BadSample] = []
     used_ids: set[str] = set()
-    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
-        if not line.strip():
+    for where, line, drop in corrected_lines(path):
+        if drop is not None:
+            bad.append(BadSample(where, drop.id, drop.kind))
             continue
-        where = f"{path}:{number}"
         try:
             segment = SegmentRow.model_validate_json(line)
         except ValidationError as error:

@@ -26,6 +26,7 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
 from pipelines.compose.phrases import with_phrases
 from pipelines.compose.rows import Row, SegmentRow, clips, conversations, format_transcript, read_segments
+from pipelines.review.applied import correction_digests
 
 
 class Balance(BaseModel):
@@ -495,4 +496,5 @@ STAGE = Stage(
     help="make training samples of the segments",
     plan=plan_compose,
     refuse=_refuse_too_short,
+    facts=lambda config: correction_digests(config.segments),
 )

@@ -9,6 +9,7 @@ from audiollm.errors import BadSample
 from audiollm.files.set_aside import UNREADABLE, SetAside
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan
+from pipelines.review.applied import correction_digests
 from pipelines.soundscapes.settings import ComposeSoundscapesConfig
 
 if TYPE_CHECKING:
@@ -97,4 +98,5 @@ STAGE = Stage(
     artifacts={"samples": "samples.jsonl"},
     help="make questions about clips that are composed of labelled sounds, music and speech",
     plan=plan_compose_soundscapes,
+    facts=lambda config: correction_digests(*config.segments),
 )

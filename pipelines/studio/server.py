@@ -61,6 +61,9 @@ def studio_app(editor: SoundEditor, runs: Path, data: tuple[Path, ...] = (), liv
     from fastapi import FastAPI
 
     from audiollm.interpret.live.live_model import LiveModel
+    from pipelines.review.routes import add_review_routes
+    from pipelines.review.table import ReviewTable
+    from pipelines.studio.browse.clips import is_annotation, review_prefix
     from pipelines.studio.browse.files import ShownFiles
     from pipelines.studio.browse.routes import add_shown_routes
     from pipelines.studio.gate import StudioGate
@@ -80,6 +83,9 @@ def studio_app(editor: SoundEditor, runs: Path, data: tuple[Path, ...] = (), liv
     add_routes(app, editor)
     shown_files = ShownFiles()
     add_shown_routes(app, shown_files, LiveDesk(LiveModel.load(live)) if live is not None else None)
+    for place, folder in enumerate(data):
+        if is_annotation(folder):
+            add_review_routes(app, review_prefix(place), ReviewTable(folder))
     tabs = studio_page(StudioFolders(runs, data, live is not None), shown_files)
     app = gradio.mount_gradio_app(
         app,

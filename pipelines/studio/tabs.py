@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelines.review.row_facts import sort_columns
 from pipelines.studio.browse.clips import (
     STATES,
     ClipFilter,
@@ -19,8 +20,8 @@ from pipelines.studio.browse.clips import (
     drop_reasons,
     give_verdict,
     listed_clips,
+    review_link_html,
     review_next,
-    sort_columns,
 )
 from pipelines.studio.browse.files import ShownFiles
 from pipelines.studio.browse.runs import (
@@ -175,6 +176,7 @@ def _data_tab(gradio: Any, folders: StudioFolders, shown_files: ShownFiles) -> N
         )
         order = gradio.Radio(list(_ORDERS), value=_ORDERS[0], label="Order", visible=has_data)
         number = gradio.Number(1, label="Page", precision=0, minimum=1, visible=has_data)
+    review_link = _shown_html(gradio, review_link_html(folders.data, names.get(first or "")))
     with gradio.Column(visible=False) as review:  # above the list, which may be long
         review_clip = _shown_html(gradio)
         current = _hidden_text(gradio)
@@ -214,6 +216,7 @@ def _data_tab(gradio: Any, folders: StudioFolders, shown_files: ShownFiles) -> N
             gradio.update(choices=reasons, value="", visible=state == "dropped"),
             gradio.update(choices=_sort_choices(folder, state), value=""),
             gradio.update(visible=state == "to review"),
+            review_link_html(folders.data, folder),
             *reviewed(folder, row),
         )
 
@@ -227,7 +230,10 @@ def _data_tab(gradio: Any, folders: StudioFolders, shown_files: ShownFiles) -> N
     quiet = {"api_visibility": "private", "show_progress": "hidden"}
     for control in (folder, state):
         control.change(
-            switched, [folder, state], [reason, sort, review, review_clip, current, verdict_form], **quiet
+            switched,
+            [folder, state],
+            [reason, sort, review, review_link, review_clip, current, verdict_form],
+            **quiet,
         ).then(filtered, controls, [clips, count_text], **quiet)
     for control in (reason, words, sort, order, number):
         control.change(filtered, controls, [clips, count_text], **quiet)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan, planned_fact
+from pipelines.review.applied import correction_digests
 from pipelines.translate.settings import TranslateConfig
 
 if TYPE_CHECKING:
@@ -200,4 +201,5 @@ STAGE = Stage(
     artifacts={"segments": "segments.jsonl", "recordings": "recordings.jsonl"},
     help="translate segments, and say when each word of a translation has its source",
     plan=_plan_translation,
+    facts=lambda config: correction_digests(*config.segments),
 )

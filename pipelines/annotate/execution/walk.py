@@ -17,6 +17,13 @@ from audiollm.recipe.runner import Context
 from pipelines.annotate.execution.chain import Chain
 from pipelines.annotate.execution.config import AnnotationConfig
 from pipelines.annotate.execution.corpus import Verdicts, kept_rows
+from pipelines.annotate.execution.corrected import (
+    add_correction,
+    corrected_segment,
+    corrected_source,
+    is_of_sound,
+    overruled_drop,
+)
 from pipelines.annotate.execution.rules import RULES, Thresholds, first_broken
 from pipelines.annotate.execution.shards import (
     Shard,
@@ -31,6 +38,8 @@ from pipelines.annotate.input.sources import RecordingSource
 from pipelines.annotate.step import SegmentSpan, WorkItem
 from pipelines.execution.engine import Call, Walk
 from pipelines.execution.ledger import Ledger
+from pipelines.review.applied import NO_CORRECTIONS, CorrectionIndex
+from pipelines.review.corrections import NO_FIELDS
 from pipelines.steps.chain import needed_values
 from pipelines.steps.driving import StepRun, call_each
 from pipelines.steps.results import Row, Spool, StepCosts, kind_and_reason
@@ -47,6 +56,7 @@ class Walks:
     chain: Chain
     thresholds: Thresholds
     spool: Spool
+    corrections: CorrectionIndex = NO_CORRECTIONS
 
     def recording(self, file: int, source: RecordingSource) -> Walk:
         """Walk a recording through its steps; returns the walks of its segments."""
@@ -103,6 +113,12 @@ class Walks:
         recording: Mapping[str, Value],
     ) -> Walk:
         """Walk a segment through its steps until it breaks a rule; returns no further walks."""
+        correction = self.corrections.of_segment(
+            source.digest, source.name, segment["start_s"], segment["end_s"]
+        )
+        fields = correction.fields if correction else NO_FIELDS
+        as_cut, segment = segment, corrected_segment(segment, fields, recording["voice_activity"])
+        with_text = corrected_source(source, fields)
         span = SegmentSpan(segment["start_s"], segment["end_s"], segment["kind"], segment["speaker"])
         values: dict[str, Value] = {}
         errors: dict[str, str] = {}
@@ -111,27 +127,30 @@ class Walks:
             "probe", recording["probe"], span.kind
         )
         for step in self.chain.segment:
-            if drop:
+            if drop and not fields.keep:
                 break
             if span.kind == "sound" and not step.measures_sounds:
                 continue
-            if judged and judged.refused and step.reads_text:
+            if step.reads_text and _lacks_text(fields.text, judged):
                 continue
-            needed = needed_values(step, {**recording, **_with_text(values, judged)})
-            key = self.chain.key(step, source.digest, (source.metadata, span), needed)
-            item = WorkItem(path, source.metadata, span, needed)
+            metadata = (source if is_of_sound(step.name, self.chain.recognizers) else with_text).metadata
+            needed = needed_values(step, {**recording, **_with_text(values, fields.text, judged)})
+            key = self.chain.key(step, source.digest, (metadata, span), needed)
+            item = WorkItem(path, metadata, span, needed)
             outcome = yield Call(step.name, key, item, size=span.end_s - span.start_s)
             if outcome.value is None:
                 errors[step.name] = outcome.error or ""
-                drop = self._broken_by(step, outcome.error or "", errors)
+                drop = drop or self._broken_by(step, outcome.error or "", errors)
             else:
                 values[step.name] = outcome.value
-                drop = self._check(step.name, outcome.value, span.kind)
+                drop = drop or self._check(step.name, outcome.value, span.kind)
                 if step.name == "consensus" and source.metadata.text is None:
                     judged = self._judged(source, segment, values)
-        drop = drop or _without_recognizers(source, span, self.chain.recognizers)
+        drop = drop or _without_recognizers(with_text, span, self.chain.recognizers)
         transcripts = {name: values[name]["text"] for name in self.chain.recognizers if name in values}
         row = _segment_row(source, path, segment, recording["probe"], values, errors, transcripts, judged)
+        if correction is not None:
+            row, drop = add_correction(row, correction, as_cut, drop), overruled_drop(drop, fields)
         self.spool.put_part(file, number, {**row, "dropped": drop.as_row() if drop else None})
         return []
 
@@ -163,13 +182,24 @@ class Walks:
         return None
 
 
-def _with_text(values: Mapping[str, Value], judged: Judged | None) -> dict[str, Value]:
-    """The values as later steps read them: with the text that is kept as the consensus, without one that is refused."""
-    if judged is None:
+def _with_text(
+    values: Mapping[str, Value], corrected_text: str | None, judged: Judged | None
+) -> dict[str, Value]:
+    """The values as later steps read them: with the text of a person, else the one that is kept, as the consensus;
+    without one that is refused."""
+    if "consensus" not in values or (judged is None and corrected_text is None):
         return dict(values)
-    if judged.refused:
+    if corrected_text is None and judged is not None and judged.refused:
         return {name: value for name, value in values.items() if name != "consensus"}
-    return {**values, "consensus": {**values["consensus"], "text": judged.text}}
+    text = judged.text if corrected_text is None and judged is not None else corrected_text
+    return {**values, "consensus": {**values["consensus"], "text": text}}
+
+
+def _lacks_text(corrected_text: str | None, judged: Judged | None) -> bool:
+    """Whether a segment's text is refused, or a person says that there are no words."""
+    if corrected_text is not None:
+        return not corrected_text
+    return judged is not None and judged.refused is not None
 
 
 def _about(segment: Mapping[str, Any]) -> Value:
@@ -284,6 +314,7 @@ class Run:
     sources: Sequence[RecordingSource]
     ledger: Ledger
     spool: Spool
+    corrections: CorrectionIndex = NO_CORRECTIONS
     costs: StepCosts = field(default_factory=StepCosts)
 
     @property
@@ -297,7 +328,7 @@ class Run:
         Raises:
             EngineError: a step cannot be set up.
         """
-        walks = Walks(self.chain, self.thresholds, self.spool)
+        walks = Walks(self.chain, self.thresholds, self.spool, self.corrections)
         first: dict[object, str] = {}
 
         def begin() -> Iterator[Walk]:

@@ -17,6 +17,8 @@ from pipelines.annotate.execution.corpus import Verdicts
 from pipelines.annotate.execution.rules import RULES, Thresholds
 from pipelines.annotate.execution.walk import NO_SPEECH
 from pipelines.annotate.input.sources import Sources
+from pipelines.review.applied import CorrectionIndex, unmatched_rows
+from pipelines.review.corrections import PERSON, SegmentIdentity, identity_of
 from pipelines.steps.results import (
     FileFates,
     PartTally,
@@ -32,6 +34,7 @@ from pipelines.steps.results import (
 
 Columns = Callable[[Row], Mapping[str, Any]]
 """Function from a segment's row to its columns in words."""
+_CORRECTION_COUNTS = ("segments", "text", "speaker", "span", "accepted", "rejected")
 _QUALITIES = ("sig", "bak", "ovr")
 _FATES = FileFates("annotate", NO_SPEECH, ("no transcript",))
 
@@ -49,15 +52,30 @@ class _Tally(PartTally):
     compared: int = 0
     agreed: int = 0
     scores: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    corrected: Counter[str] = field(default_factory=Counter)
+    """Segments that people corrected, by what they corrected."""
+    matched: set[SegmentIdentity] = field(default_factory=set)
 
     def add(self, file: int, row: Row, drop: Mapping[str, Any] | None) -> None:
         super().add(file, row, drop)
+        if "correction" in row:
+            self.matched.add(identity_of(row))
+            fields = row["correction"]["fields"]
+            judged = {True: "accepted", False: "rejected", None: None}[fields.get("keep")]
+            changes = (
+                name
+                for name in ("text", "speaker")
+                if name in fields and fields[name] != row["correction"]["machine"][name]
+            )
+            self.corrected.update(
+                filter(None, ("segments", judged, *changes, "span" * ("start_s" in fields)))
+            )
         if drop is not None:
             return
         if row["text_refused"] is not None:
             self.refused[row["text_refused"]["kind"]] += 1
             self.refused_s[row["text_refused"]["kind"]] += row["duration_s"]
-        elif row["text_source"] not in (None, "given"):
+        elif row["text_source"] not in (None, "given", PERSON):
             self.recognized += 1
             self.recognized_s += row["duration_s"]
         if row["text_source"] == "given" and row["heard"]:
@@ -77,11 +95,13 @@ def write_output(
     columns: Columns,
     thresholds: Thresholds,
     digests: Mapping[str, str],
+    corrections: CorrectionIndex,
 ) -> dict[str, Any]:
     """Write `segments.jsonl`, `filtered.jsonl`, `files.jsonl`, `set_aside.jsonl`, `funnel.json`; returns the last.
 
     Args:
         digests: of the recognizers' weights, by name; they stand in the rows whose text they wrote.
+        corrections: of people; those that match no segment are set aside, and warned of.
     """
     tally = _Tally()
     with ExitStack() as stack:
@@ -91,7 +111,7 @@ def write_output(
         )
         for (file, _), row, drop in _settled(spool, verdicts, columns):
             tally.add(file, row, drop)
-            row |= _text_recognizers(row, digests)
+            row |= _add_text_recognizers(row, digests)
             if drop is None:
                 put_line(kept_file, row)
             else:
@@ -99,9 +119,19 @@ def write_output(
                 put_line(aside_file, dropped_part_row("annotate", row, drop))
         files = list(_FATES.rows(spool, sources.rejected, tally))
     write_jsonl(folder / "files.jsonl", (row for row, _ in files))
-    set_aside_rows = [*sources.rejected, *sources.orphans, *(row for _, row in files if row is not None)]
+    unmatched = unmatched_rows(
+        corrections.without_segment(tally.matched),
+        {source.name: source.digest for source in sources.recordings},
+    )
+    if unmatched:
+        sources.warnings.append(unmatched_warning(len(unmatched)))
+    set_aside_rows = [*sources.rejected, *sources.orphans, *unmatched]
+    set_aside_rows += [row for _, row in files if row is not None]
     merge_set_aside(folder, folder / "aside.jsonl", set_aside_rows)
     funnel = _funnel(sources, [row for row, _ in files], set_aside_rows, tally, thresholds)
+    if len(corrections):
+        counts = {name: tally.corrected[name] for name in _CORRECTION_COUNTS}
+        funnel["corrections"] = {**counts, "unmatched": len(unmatched)}
     write_json(folder / "funnel.json", funnel)
     return funnel
 
@@ -115,14 +145,32 @@ def _settled(
         drop = row.pop("dropped")
         if drop is None and place in verdicts.drops:
             drop = verdicts.drops[place].as_row()
+        correction = row.get("correction")
+        if correction is not None and correction["fields"].get("keep") and drop is not None:
+            # a person stands above what the whole corpus shows, too
+            correction["machine"]["dropped"], drop = correction["machine"]["dropped"] or drop, None
         speaker = verdicts.speakers.get(row["speaker"], row["speaker"])
+        if correction is not None:
+            machine = correction["machine"]
+            machine["speaker"] = verdicts.speakers.get(machine["speaker"], machine["speaker"])
+            speaker = correction["fields"].get("speaker", speaker)
         yield place, {"id": verdicts.ids[place], **row, "speaker": speaker, **columns(row)}, drop
 
 
+def _add_text_recognizers(row: Row, digests: Mapping[str, str]) -> Row:
+    """The column with the digests of those that wrote the text; a text that a person only accepted is theirs, too."""
+    if row["text_source"] != PERSON:
+        return _text_recognizers(row, digests)
+    machine = row["correction"]["machine"]
+    writers = _text_recognizers(machine, digests)
+    machine |= writers
+    return writers if row["text"] == machine["text"] else {}
+
+
 def _text_recognizers(row: Row, digests: Mapping[str, str]) -> Row:
-    """The column with the digests of those that wrote the text: the recognizer it is taken from, or all that voted."""
+    """The digests of those that wrote a text: the recognizer it is taken from, or all that voted."""
     source = row["text_source"]
-    if not row["text"] or source in (None, "given"):
+    if not row["text"] or source in (None, "given", PERSON):
         return {}
     writers = [digests[source]] if source in digests else sorted(set(digests.values()))
     return {TEXT_RECOGNIZERS: writers} if writers else {}
@@ -146,6 +194,20 @@ def _funnel(
             **{name: round(fmean(tally.scores[name]), 3) for name in _QUALITIES if tally.scores[name]},
         },
     }
+
+
+def corrections_sentence(counts: Mapping[str, int]) -> str:
+    """The corrections of people, by what they corrected."""
+    kinds = ", ".join(f"{counts[name]} {name}" for name in _CORRECTION_COUNTS[1:] if counts[name])
+    return f"corrected by people: {counts['segments']} segments" + (f" ({kinds})" if kinds else "")
+
+
+def unmatched_warning(count: int) -> str:
+    """Say that corrections have lost their segments."""
+    return (
+        f"{count} {'correction matches' if count == 1 else 'corrections match'} no segment any more "
+        "(set_aside.jsonl says which): corrections.jsonl keeps them, and nothing of them is used"
+    )
 
 
 def _recognized_texts(tally: _Tally) -> Row:

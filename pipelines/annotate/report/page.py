@@ -26,6 +26,7 @@ from audiollm.pages.page import Section
 from pipelines.annotate.recognizers.choice import STRONGER
 from pipelines.annotate.report.agreement import agreement_section
 from pipelines.annotate.report.browser import browser_section
+from pipelines.annotate.report.corrected import corrections_section
 from pipelines.annotate.report.survey import survey_annotation
 from pipelines.annotate.report.tables import tables_section
 from pipelines.steps.page.folder import Folder, Row, clean_text, finite_number, named
@@ -67,6 +68,9 @@ def write_annotation_report(folder: Path) -> Path:
         "cost": lambda: cost_section(source, timings),
         "files": lambda: files_section(files),
     }
+    corrections = counts.get("corrections")
+    if isinstance(corrections, Mapping):
+        builders["corrections"] = lambda: corrections_section(source, dict(corrections))
     figures = (counts, timings, "segments")
     return write_step_page(folder, "annotation", builders, figures, _warnings(source.json("funnel.json")))
 

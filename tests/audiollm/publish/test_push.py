@@ -296,6 +296,24 @@ def test_a_corpus_goes_up_without_recordings(made: Path, hub: PushHub) -> None:
     assert len(hub.writes) == writes
 
 
+def test_a_corpus_with_corrections_that_no_annotation_used_is_refused_and_names_of_people_stay(
+    made: Path, hub: PushHub, tmp_path: Path
+) -> None:
+    shutil.copytree(made / "corpus", tmp_path / "corpus")
+    segments, corrections = tmp_path / "corpus/segments.jsonl", tmp_path / "corpus/corrections.jsonl"
+    rows = [json.loads(line) for line in segments.read_text().splitlines()]
+    rows[0]["correction"] = {"by": "Anna Example", "fields": {"text": rows[0]["text"]}}
+    segments.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    corrections.write_text("")
+    os.utime(corrections, ns=(segments.stat().st_mtime_ns + 1,) * 2)
+    refused = push(tmp_path / "corpus", "me/corrected", "--license", "cc0-1.0")
+    assert "lacks corrections" in str(refused.exception) and "annotate again" in str(refused.exception)
+    os.utime(corrections, ns=(segments.stat().st_mtime_ns - 1,) * 2)
+    assert push(tmp_path / "corpus", "me/corrected", "--license", "cc0-1.0").exit_code == 0
+    pushed = hub.files("me/corrected")["segments.jsonl"].decode()
+    assert '"correction": {"fields"' in pushed and "Anna" not in pushed
+
+
 def test_recordings_go_up_as_segments_where_they_are_asked_for(
     made: Path, hub: PushHub, tmp_path: Path
 ) -> None:

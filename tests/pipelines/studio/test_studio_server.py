@@ -22,6 +22,7 @@ from audiollm.errors import ConfigError
 from audiollm.files.atomic import write_json, write_jsonl
 from audiollm.video.decoders import VideoError
 from audiollm.video.writing import write_video
+from pipelines.review.row_facts import measures_of, sort_columns, sorted_rows
 from pipelines.studio.browse import clips
 from pipelines.studio.browse.clips import (
     ClipFilter,
@@ -30,10 +31,7 @@ from pipelines.studio.browse.clips import (
     drop_reasons,
     give_verdict,
     listed_clips,
-    measures_of,
     review_next,
-    sort_columns,
-    sorted_rows,
 )
 from pipelines.studio.browse.files import ShownClip, ShownFiles
 from pipelines.studio.browse.runs import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,25 @@ def test_an_annotation_is_filtered_by_words_and_reason(person: Person) -> None:
     page.click("text=to review")
     page.wait_for_selector("text=This folder lists no clips to review")
     assert page.locator("button:has-text('Accept')").is_hidden()
+
+
+def test_the_segments_of_an_annotation_are_corrected_in_a_window_of_their_own(
+    person: Person, server: Server
+) -> None:
+    page = person.page
+    page.click("role=tab[name=Data]")
+    page.get_by_label("Folder").click()
+    page.get_by_role("option", name="annotated").click()
+    with person.context.expect_page() as opened:
+        page.click("text=Correct these segments")
+    review = opened.value
+    review.wait_for_selector("body[data-ready=yes]")
+    review.keyboard.press("r")
+    review.wait_for_selector("body[data-waiting='0']")
+    review.locator("#counts", has_text=re.compile("^1 of")).wait_for()
+    review.keyboard.press("u")
+    review.locator("#counts", has_text=re.compile("^0 of")).wait_for()
+    review.close()
 
 
 def test_tabs_are_chosen_by_keyboard(person: Person) -> None:
