@@ -24,6 +24,7 @@ from audiollm.families.talkers.turns import SpeechPrompt
 from audiollm.files.json_files import read_json_file
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.models.generation_config import FILE_NAME as GENERATION_FILE
+from audiollm.models.pretrained import StoredWeights
 
 ANY_SPEAKER = "0"
 """The speaker of a text that names none."""
@@ -95,6 +96,11 @@ class CsmKind(TalkerKind):
     def codec_folder(self) -> Path:
         """See `TalkerKind.codec_folder`: the model's own, which bundles its codec."""
         return self.folder
+
+    @property
+    def has_codec(self) -> bool:
+        """See `TalkerKind.has_codec`."""
+        return any(name.startswith("codec_model.") for name in StoredWeights(self.folder).names)
 
     @cached_property
     def text(self) -> SpeakingText:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from audiollm.families.family import ModelFamily, ModelFolder
 from audiollm.families.talkers.folder import TalkerFolder
+from audiollm.families.talkers.new_talker import TalkerShape
 
 
 class Qwen3TTSFamily:
@@ -17,6 +18,12 @@ class Qwen3TTSFamily:
     def open(self, folder: Path) -> ModelFolder:
         """See `ModelFamily.open`."""
         return TalkerFolder(folder, _kind_of)
+
+    def write_new(self, folder: Path, shape: TalkerShape) -> int:
+        """See `NewTalkerFamily.write_new`."""
+        from audiollm.families.qwen3_tts.new_model import write_qwen3_tts
+
+        return write_qwen3_tts(folder, shape)
 
 
 def _kind_of(folder: Path) -> object:

@@ -54,14 +54,15 @@ class TalkerFolder:
 
     def generator(self, codec: Path | None = None) -> TalkerGenerator:
         """See `ModelFolder.generator`."""
-        from audiollm.codec import load_codec
+        from audiollm.codec import default_codec_folder, load_codec
         from audiollm.devices import default_device
         from audiollm.families.talkers.generator import TalkerGenerator
         from audiollm.families.talkers.policy import load_talker
 
         kind = self._kind_of(self.path)
         model = load_talker(kind).to(default_device())
-        return TalkerGenerator(model, kind, load_codec(codec or kind.codec_folder))
+        own = kind.codec_folder if kind.has_codec else default_codec_folder(self.path)
+        return TalkerGenerator(model, kind, load_codec(codec or own))
 
     def sample_rows(self, loaded: LoadedSample, answers: Sequence[int], place: str) -> list[list[StreamRow]]:
         """See `ModelFolder.sample_rows`."""

@@ -119,6 +119,11 @@ class TalkerKind(ABC):
         """The folder of the codec that the model speaks in."""
 
     @property
+    def has_codec(self) -> bool:
+        """Whether the codec is there; a small model of one's own speaks in another's."""
+        return self.codec_folder.is_dir()
+
+    @property
     @abstractmethod
     def text(self) -> SpeakingText:
         """The tokenizer of its texts."""

@@ -6,7 +6,7 @@ Shapes: K codebooks, T frames, C hidden size.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from audiollm.data.hearing.features import PartAudio
-from audiollm.data.records.sample import AudioPart, Message, TextPart
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
 
 INSTRUCTION = "Generate audio following instruction."
 """What the tasks of `tasks.yaml` begin with: said of every text, and so nothing that a talker must be told."""
@@ -96,6 +96,12 @@ def speech_prompt(
     if not said:
         raise ValueError("no text to say at the end of the messages")
     return SpeechPrompt(said, tag or speaker, "\n".join(instruction), tuple(turns), reference_KT, language)
+
+
+def speakers_of(samples: Iterable[Sample]) -> list[str]:
+    """The names of speakers in the system prompts of samples, sorted."""
+    texts = (text for sample in samples for text in sample.texts("system"))
+    return sorted({name for text in texts for name in SPEAKER_LINE.findall(text)})
 
 
 def _codes_of(audio: Sequence[PartAudio]) -> list[Tensor]:

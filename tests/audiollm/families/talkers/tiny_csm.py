@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import CsmConfig, CsmForConditionalGeneration, MimiConfig
+
+from audiollm.families.talkers.new_talker import write_byte_tokenizer
 
 BOOKS, CODES = 4, 19
 """Codebooks, and codes of the model's (the codec has 3 fewer, as published)."""
@@ -59,20 +60,6 @@ def write_tiny_csm(folder: Path, seed: int = 0, spread: float = 0.2, dtype: torc
         json.dumps({"feature_extractor_type": "EncodecFeatureExtractor", "sampling_rate": 24_000})
     )
     return folder
-
-
-def write_byte_tokenizer(folder: Path, marks: tuple[str, ...], config: dict[str, str]) -> Tokenizer:
-    """A tokenizer whose tokens are bytes, with marks behind them."""
-    alphabet = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **config})
-    )
-    return tokenizer
 
 
 @torch.no_grad()

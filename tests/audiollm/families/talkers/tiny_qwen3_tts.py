@@ -18,9 +18,9 @@ from torch import Tensor
 from audiollm.families.qwen3_tts.kind import Qwen3TTSKind
 from audiollm.families.qwen3_tts.model import Qwen3TTSTalker
 from audiollm.families.qwen3_tts.speaker_encoder import SpeakerEncoder
+from audiollm.families.talkers.new_talker import write_byte_tokenizer
 from audiollm.families.talkers.talker import draw_talker_weights
 from audiollm.families.talkers.turns import SpeechPrompt
-from tests.audiollm.families.talkers.tiny_csm import write_byte_tokenizer
 
 BOOKS, CODES, SIZE = 4, 16, 48
 VOICES = {"ann": 37, "bob": 38}
