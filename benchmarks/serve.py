@@ -136,16 +136,20 @@ def serve_plain_route(folder: Path, codec_folder: Path, frames: int) -> None:
     uvicorn.Server(uvicorn.Config(app, log_level="critical")).run(sockets=[listener])
 
 
+def server_environment() -> dict[str, str]:
+    """The environment of a server in one thread."""
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
 @contextmanager
 def running(command: Sequence[str]) -> Iterator[Side]:
     """A server in one thread, from the line with its address on."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env=environment,
+        env=server_environment(),
     )
     try:
         assert process.stdout is not None

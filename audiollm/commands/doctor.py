@@ -184,6 +184,8 @@ PACKAGES: tuple[Package, ...] = (
     Package("ray", "ray", "annotation on a cluster", False, "pip install 'audiollm[ray]'"),
     Package("vllm", "vllm", "rollouts: vllm", False,
             "in an environment of its own: audiollm/rl/rollouts/served/README.md, rollouts.python names it"),
+    Package("sglang", "sglang", "rollouts: sglang", False,
+            "in an environment of its own: audiollm/rl/rollouts/served/README.md, rollouts.python names it"),
     Package("fastapi", "fastapi", "the server", False, "pip install 'audiollm[serve]'"),
     Package("uvicorn", "uvicorn", "the server", False, "pip install 'audiollm[serve]'"),
     Package("gradio", "gradio", "the studio", False, "pip install 'audiollm[studio]'"),

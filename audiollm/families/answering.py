@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from audiollm.models.audio_llms.inputs import Turn
+
+if TYPE_CHECKING:
+    from audiollm.generation.speaking.speech_generator import SpeechGenerator
 
 
 @dataclass(frozen=True)
@@ -99,3 +102,12 @@ class LikelihoodModel(AnsweringModel, Protocol):
         Raises:
             AnswerError: a conversation that the model cannot take.
         """
+
+
+@runtime_checkable
+class BatchedAnswers(AnsweringModel, Protocol):
+    """A model whose answers an engine computes side by side, token by token."""
+
+    @property
+    def generator(self) -> SpeechGenerator:
+        """Makes that engine; of a model that answers in words alone, it has no codec."""

@@ -27,6 +27,8 @@ _CONTENT_PART = (
     "{%- elif part['type'] == 'audio' %}{{ SPOKEN if message['role'] == 'assistant' else HEARD }}"
     "{%- endif %}"
 )
+_HAS_RECORDING = "('audio' in part or 'url' in part or 'path' in part)"
+"""Keys by which transformers' `apply_chat_template` finds the recording of a part."""
 
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
@@ -89,18 +91,23 @@ def save_processor(
     return {} if codec is None else {"audio_tokenizer_id": str(codec.resolve())}
 
 
-def chat_template(header_style: str) -> str:
+def chat_template(header_style: str, marks_bare_speech: bool = True) -> str:
     """A Jinja template that writes messages as `Template` lays them out; its prompt ends with `<|audio_out_bos|>`.
 
     What is heard stands as `<|AUDIO_OUT|>` too: transformers' processor puts codes in the place of that token alone,
     and the model knows heard codes from spoken ones by the marks around them.
+
+    Args:
+        marks_bare_speech: False: speech of the assistant without a recording (`{"type": "audio"}` alone) stands as
+            `<|AUDIO_OUT|>` alone, for a caller that writes the marks itself.
     """
     style = tokens.header_style(header_style)
     input_marker = f"{tokens.AUDIO_BOS}{tokens.AUDIO_OUT}{tokens.AUDIO_EOS}"
     output_marker = f"{tokens.AUDIO_OUT_BOS}{tokens.AUDIO_OUT}{tokens.AUDIO_EOS}"
-    content_template = _CONTENT_PART.replace("SPOKEN", _quoted(output_marker)).replace(
-        "HEARD", _quoted(input_marker)
-    )
+    spoken = _quoted(output_marker)
+    if not marks_bare_speech:
+        spoken = f"({spoken} if {_HAS_RECORDING} else {_quoted(tokens.AUDIO_OUT)})"
+    content_template = _CONTENT_PART.replace("SPOKEN", spoken).replace("HEARD", _quoted(input_marker))
     return (
         (f"{{{{ {_quoted(style.begin)} }}}}" if style.begin else "")
         + "{%- for message in messages %}"

@@ -16,6 +16,7 @@ class ExportFormat(StrEnum):
     """Formats of exports."""
 
     TRANSFORMERS = "transformers"
+    VLLM_OMNI = "vllm-omni"
     ONNX = "onnx"
     INT8 = "int8"
     INT4 = "int4"
@@ -42,6 +43,7 @@ def export(
     """Write a model that speaks as others load it, and compare its answers with ours before it says done.
 
     transformers: a folder for HiggsAudioV2ForConditionalGeneration, its processor and its codec, in audio_tokenizer/.
+    vllm-omni: that folder with what vLLM-Omni's server of Higgs Audio V2 reads; its README.md says how to start it.
     onnx: the codec alone, for onnxruntime: samples to codes and back, in pieces of any size.
 
     int8, int4: for `generate`, `serve` and `Generator`, with its linear layers in one byte or half a byte a number.
@@ -50,6 +52,8 @@ def export(
 
     Example: audiollm export runs/higgs/train --to transformers -o exported
 
+    Example: audiollm export runs/higgs/train --to vllm-omni -o served
+
     Example: audiollm export runs/quickstart/train_tokenizer --to onnx -o codec-onnx
 
     Example: audiollm export runs/mine/train --to int8 -o small
@@ -57,12 +61,15 @@ def export(
     from audiollm.publish.codec_export import export_to_onnx
     from audiollm.publish.stored_export import export_stored
     from audiollm.publish.transformers_export import export_to_transformers
+    from audiollm.publish.vllm_omni_export import export_to_vllm_omni
 
     console = Console(soft_wrap=True)
     with console.status(f"writing and comparing for {to.value}"):
         checked: object
         if to is ExportFormat.TRANSFORMERS:
             checked = export_to_transformers(folder, out, codec)
+        elif to is ExportFormat.VLLM_OMNI:
+            checked = export_to_vllm_omni(folder, out, codec)
         elif to is ExportFormat.ONNX:
             checked = export_to_onnx(folder, out, codec)
         else:

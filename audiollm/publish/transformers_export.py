@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from audiollm.publish.incomplete import codec_place, incomplete_folder
 from audiollm.publish.release_files import select_model_files
 
 if TYPE_CHECKING:
+    from audiollm.generation.speaking.generator import Generator
     from audiollm.models.decoder import DualFFNConfig
     from audiollm.publish.transformers_check import CheckedExport
 
@@ -50,8 +51,34 @@ def export_to_transformers(folder: Path, out: Path, codec: Path | None = None) -
     Raises:
         ConfigError: a variant or a codec that transformers lacks, a folder that is not empty, or answers that differ.
     """
-    from audiollm.generation.speaking.generator import Generator
     from audiollm.publish.transformers_check import check_export
+
+    source = open_export_source(folder, codec)
+    with incomplete_folder(out):
+        write_transformers_folder(source, out)
+        return check_export(source.generator, out)
+
+
+@dataclass(frozen=True)
+class ExportSource:
+    """A model and a codec that transformers' classes can hold."""
+
+    folder: Path
+    codec_path: Path
+    generator: Generator
+
+
+def open_export_source(folder: Path, codec: Path | None) -> ExportSource:
+    """Open a model that is to be exported, and its codec.
+
+    Args:
+        folder: of a train stage or of a saved model.
+        codec: its folder; None: the one beside the model or of its run.
+
+    Raises:
+        ConfigError: a variant or a codec that transformers' classes of Higgs Audio V2 lack.
+    """
+    from audiollm.generation.speaking.generator import Generator
 
     folder = model_folder(folder)
     check_variant(folder)
@@ -64,9 +91,7 @@ def export_to_transformers(folder: Path, out: Path, codec: Path | None = None) -
             str(folder),
             OWN_WAY,
         )
-    with incomplete_folder(out):
-        _write_export(folder, codec_path, out)
-        return check_export(generator, out)
+    return ExportSource(folder, codec_path, generator)
 
 
 def check_variant(folder: Path) -> None:
@@ -122,15 +147,15 @@ def _exported_codec(folder: Path, codec: Path | None) -> Path:
     return path
 
 
-def _write_export(folder: Path, codec_path: Path, out: Path) -> None:
+def write_transformers_folder(source: ExportSource, out: Path) -> None:
     """Write the files; config.json names the codec by its place within the folder."""
     from audiollm.data.text.tokenizer import load_text_tokenizer
     from audiollm.models.dual_ffn import DualFFN
     from audiollm.models.hub import save_pretrained
 
-    codec_out = out / CODEC_FOLDER
+    folder, codec_out = source.folder, out / CODEC_FOLDER
     codec_out.mkdir()
-    for file in select_model_files(codec_path).files:
+    for file in select_model_files(source.codec_path).files:
         target = codec_out / file.name
         if isinstance(file.source, bytes):
             target.write_bytes(file.source)

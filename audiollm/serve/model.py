@@ -14,7 +14,7 @@ import torch
 from audiollm.audio import Waveform
 from audiollm.data.hearing.features import size_of
 from audiollm.data.records.sample import AudioPart, Message, TextPart
-from audiollm.families.answering import AnsweringModel, AnswerRequest
+from audiollm.families.answering import AnsweringModel, AnswerRequest, BatchedAnswers
 from audiollm.families.registry import load_speech_generator, open_model_folder
 from audiollm.generation.engine.defaults import read_trained
 from audiollm.generation.engine.request import AnswerKind, Limits, Request
@@ -201,8 +201,11 @@ def load_served_model(
         model = serve_generator(generator, name, service, limits, created)
     else:
         answering = opened.answering_model(codec)
-        lane = service.add_engine(lambda: AnsweringEngine(answering))
-        model = ServerModel(name, lane, created, None, answering)
+        if isinstance(answering, BatchedAnswers):
+            model = serve_generator(answering.generator, name, service, limits, created)
+        else:
+            lane = service.add_engine(lambda: AnsweringEngine(answering))
+            model = ServerModel(name, lane, created, None, answering)
     model.tasks = None if tasks is None else frozenset(tasks)
     return model
 

@@ -11,7 +11,13 @@ from audiollm.data.hearing.features import PartAudio
 from audiollm.data.packing import pack
 from audiollm.data.records.sample import Message, TextPart
 from audiollm.errors import ConfigError
-from audiollm.families.answering import AnswerError, AnswerRequest, LikelihoodModel, WrittenAnswer
+from audiollm.families.answering import (
+    AnswerError,
+    AnswerRequest,
+    BatchedAnswers,
+    LikelihoodModel,
+    WrittenAnswer,
+)
 from audiollm.families.dual_ffn.losses import token_losses
 from audiollm.generation.engine.request import Limits, Request
 from audiollm.generation.engine.sampling import SamplingConfig
@@ -32,6 +38,11 @@ class DualFFNAnswers:
     def __init__(self, generator: Generator, folder: Path, fingerprint: str) -> None:
         self.name, self.fingerprint, self._generator = folder_label(folder), fingerprint, generator
         self.hears = generator.hears
+
+    @property
+    def generator(self) -> Generator:
+        """See `BatchedAnswers.generator`."""
+        return self._generator
 
     def check(self, request: AnswerRequest) -> None:
         """See `AnsweringModel.check`."""
@@ -94,3 +105,4 @@ class DualFFNAnswers:
 
 
 _: type[LikelihoodModel] = DualFFNAnswers
+__: type[BatchedAnswers] = DualFFNAnswers

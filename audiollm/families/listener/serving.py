@@ -35,7 +35,7 @@ def check_served_folder(folder: Path) -> None:
     config = read_json_file(folder / "config.json", dict)
     if str(config.get("model_type", "")).endswith("_thinker"):
         raise ConfigError(
-            "rollouts: the folder has the thinker of a Qwen-Omni alone, and vLLM opens the whole model",
+            "rollouts: the folder has the thinker of a Qwen-Omni alone, and servers open the whole model",
             str(folder),
             f"begin from the published folder, with its talker; or {OUR_ENGINE}",
         )
@@ -55,7 +55,7 @@ class ServedListener:
     def __init__(self, folder: Path, model: Any, processor: Any, ends: frozenset[int]) -> None:
         if writes_mistral_turns(processor):
             raise ConfigError(
-                "rollouts: mistral-common makes the prompts of this model, which vLLM cannot be given as tokens",
+                "rollouts: mistral-common makes the prompts of this model, which servers cannot be given as tokens",
                 str(folder),
                 OUR_ENGINE,
             )
@@ -70,7 +70,7 @@ class ServedListener:
         """See `ServedModel.prompt`."""
         parts = [turn_part for _, turn_parts in prompted.prompt for turn_part in turn_parts]
         if any(isinstance(turn_part, Pictures) for turn_part in parts):
-            raise BadSample(prompted.place, prompted.id, "vLLM is given no pictures", "pictures")
+            raise BadSample(prompted.place, prompted.id, "servers are given no pictures", "pictures")
         try:
             encoded = encode_prompt(self._processor, prompted)
         except InputsError as error:
@@ -80,7 +80,7 @@ class ServedListener:
         rate = sampling_rate(self._processor) if takes_recordings(self._processor) else 0
         token_ids = self._with_one_placeholder_each(read_ids)
         if sum(token_id in self.never_drawn for token_id in token_ids) != len(recordings):
-            reason = "recordings follow each other without a token between, which vLLM would read as one"
+            reason = "recordings follow each other without a token between, which servers would read as one"
             raise BadSample(prompted.place, prompted.id, reason, "adjacent recordings")
         sounds = [mono_at(recording, rate)[0].numpy() for recording in recordings]
         return ServedPrompt(prompted.id, prompted.place, token_ids, read_ids, sounds, rate)
@@ -118,7 +118,7 @@ class ServedListener:
             and output.weight is not words.weight
         ):
             raise ConfigError(
-                "rollouts: by its text_config, vLLM ties the table of output words to that of input words, and "
+                "rollouts: by its text_config, a server ties the table of output words to that of input words, and "
                 "transformers has two",
                 str(folder / "config.json"),
                 f"set tie_word_embeddings: false in text_config; or {OUR_ENGINE}",
@@ -140,7 +140,8 @@ class ServedListener:
             for published, cut in self._published(name, tensor.detach().to("meta")).items():
                 if published not in names or stored.shape(published) != list(cut.shape):
                     raise ConfigError(
-                        f"rollouts: {name} is no tensor of the folder that vLLM opens, by name and shape ({published})",
+                        f"rollouts: {name} is no tensor of the folder that the server opens, by name and shape "
+                        f"({published})",
                         str(folder),
                         OUR_ENGINE,
                     )

@@ -159,8 +159,10 @@ class InterpreterTrainingConfig(PolicyTrainingConfig):
                 raise ValueError(f"{name} is of single answers: leave it out")
         if self.placement is not None and self.placement.reward is not None:
             raise ValueError("placement.reward: rewards of streams are computed by the ranks: leave it out")
-        if self.uses_vllm:
-            raise ValueError("rollouts: vllm answers whole prompts, and streams are open: leave rollouts out")
+        if self.server:
+            raise ValueError(
+                f"rollouts: {self.server} answers whole prompts, and streams are open: leave rollouts out"
+            )
         if self.answer == "audio":
             raise ValueError("answer: audio has no silent actions: set text, or any")
         return self

@@ -53,8 +53,8 @@ def plan_policy_training(config: PolicyTrainingConfig, plans: Mapping[str, Stage
     note = f"{config.budget_text()}, {batch} prompts a step, {batch * config.group_size} answers"
     if config.steps is None:
         note += f", {steps} steps" if steps else ", its samples are not there yet"
-    if config.uses_vllm:
-        note += "; time and memory of rollouts are those of our engine, vllm's are not known"
+    if config.server:
+        note += f"; time and memory of rollouts are those of our engine, {config.server}'s are not known"
     seconds = config.budget_seconds()
     model = _model(config.start, plans)
     if model is None:

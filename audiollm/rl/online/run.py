@@ -332,7 +332,7 @@ def load_sampling(
     """Load a model that samples and is not trained, on its device; return it, and its engine.
 
     Args:
-        rollouts: vLLM, or a user's engine; None: that of the model's family.
+        rollouts: vLLM, SGLang, or a user's engine; None: that of the model's family.
     """
     policy = load_policy(model, max_tokens=max_tokens)
     policy.root.requires_grad_(False).to(default_device())

@@ -143,8 +143,8 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     """The loss of the sampled tokens, with its settings (`{name: dapo, epsilon_high: 0.3}`), or an objective on the
     best and worst answers (`{name: online_dpo, beta: 0.1}`) or on the best (`{name: online_rft, least: 1.0}`)."""
     rollouts: EngineChoice | None = None
-    """The engine that samples the answers: `vllm`, with its settings (`{name: vllm, python: ~/vllm/bin/python}`), or
-    one's own (`package.module:Engine`); None: ours, or transformers'."""
+    """The engine that samples the answers: `vllm` or `sglang`, with its settings (`{name: vllm, python:
+    ~/vllm/bin/python}`), or one's own (`package.module:Engine`); None: ours, or transformers'."""
     placement: PlacementChoice | None = None
     """Rollouts, rewards and reference in Ray actors (`{rollout: {actors: 2, gpus: 0.5}}`); None: everything runs with
     the training ranks."""
@@ -258,9 +258,9 @@ class PolicyTrainingConfig(ModelTrainingConfig):
             raise ValueError(
                 f"rewards.{words[0]}: scores words, and answer is audio: leave it out, or set answer: any"
             )
-        if self.uses_vllm and self.answer != "text":
+        if self.server and self.answer != "text":
             raise ValueError(
-                f"rollouts: vllm samples words alone, and answer is {self.answer}: leave rollouts out, or set "
+                f"rollouts: {self.server} samples words alone, and answer is {self.answer}: leave rollouts out, or set "
                 "answer: text"
             )
         if self.kl is not None and self.kl.audio is not None and self.answer == "text":
@@ -335,9 +335,9 @@ class PolicyTrainingConfig(ModelTrainingConfig):
             raise ValueError(
                 "placement.reference: a reference that is refreshed is with the ranks: leave it out"
             )
-        if "rollout" in shares and self.uses_vllm:
+        if "rollout" in shares and self.server:
             raise ValueError(
-                "placement.rollout: rollouts: vllm samples in a process of its own: leave one of them out"
+                f"placement.rollout: rollouts: {self.server} samples in a process of its own: leave one of them out"
             )
         if "rollout" in shares and self.ahead:
             raise ValueError(
@@ -444,9 +444,9 @@ class PolicyTrainingConfig(ModelTrainingConfig):
         return self.compares_answers and "reward_A" in self.advantage_term.reads
 
     @property
-    def uses_vllm(self) -> bool:
-        """Whether vLLM samples the answers."""
-        return self.rollouts is not None and self.rollouts.is_vllm
+    def server(self) -> str | None:
+        """The server that samples the answers, vllm or sglang; None: the family's engine, or a user's."""
+        return self.rollouts.name if self.rollouts is not None and self.rollouts.is_server else None
 
     @property
     def reads_values(self) -> bool:

@@ -1,4 +1,4 @@
-"""The engine that samples the rollouts of a training: that of the model's family, vLLM, or one of a user's own."""
+"""The engine that samples the rollouts of a training: that of the model's family, a server, or one of a user's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from audiollm.generation.engine.request import SampledTokens
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.plug_ins import import_named
 from audiollm.rl.rollouts.served.engine import ServedRollouts
-from audiollm.rl.rollouts.settings import VLLM, EngineChoice
+from audiollm.rl.rollouts.settings import EngineChoice
 
 REMEDY = "give package.module:name of a class or function f(policy, folder) that returns a RolloutEngine"
 
@@ -31,18 +31,20 @@ def load_engine(
 
     Args:
         folder: of the model that the training begins from.
-        choice: vLLM, or a user's engine; None: that of the model's family.
+        choice: vLLM, SGLang, or a user's engine; None: that of the model's family.
 
     Raises:
         ConfigError: the engine cannot be imported or made, or cannot sample this model.
-        StageError: vLLM does not open the model.
+        StageError: the server does not open the model.
     """
     if choice is None:
         return policy.rollout_engine()
-    if choice.is_vllm:
+    if choice.is_server:
         if not isinstance(policy, ServedPolicy):
-            raise not_served(folder)
-        return CheckedRollouts(ServedRollouts(policy.served_model(), model_folder(folder), choice), VLLM)
+            raise not_served(folder, choice.name)
+        return CheckedRollouts(
+            ServedRollouts(policy.served_model(), model_folder(folder), choice), choice.name
+        )
     rollouts = choice.name
     factory = import_engine(rollouts)
     try:
@@ -65,21 +67,21 @@ def check_engine(choice: EngineChoice | None, folder: Path) -> None:
     """
     if choice is None:
         return
-    if not choice.is_vllm:
+    if not choice.is_server:
         import_engine(choice.name)
         return
-    choice.facts()  # vLLM is installed
+    choice.facts()  # the server is installed
     opened = open_model_folder(folder)
     if not isinstance(opened, ServedFolder):
-        raise not_served(folder)
+        raise not_served(folder, choice.name)
     opened.check_served()
 
 
-def not_served(folder: Path) -> ConfigError:
-    """The refusal of a model that vLLM cannot sample."""
+def not_served(folder: Path, server: str) -> ConfigError:
+    """The refusal of a model that vLLM and SGLang cannot sample."""
     return ConfigError(
-        "rollouts: vllm samples audio LLMs of transformers, which answer in words; this model writes codes of speech, "
-        "or its family has no ServedPolicy",
+        f"rollouts: {server} samples audio LLMs of transformers, which answer in words; this model writes codes of "
+        "speech, or its family has no ServedPolicy",
         str(folder),
         "leave rollouts out: the engine of the model's family samples it",
     )

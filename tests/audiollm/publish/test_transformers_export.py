@@ -164,16 +164,16 @@ def test_an_export_that_answers_otherwise_is_removed(
     """One weight differs in the exported folder, as a faulty writer would leave it."""
     from audiollm.publish import transformers_export
 
-    write = transformers_export._write_export
+    write = transformers_export.write_transformers_folder
 
-    def write_wrongly(folder: Path, codec: Path, out: Path) -> None:
-        write(folder, codec, out)
+    def write_wrongly(source: transformers_export.ExportSource, out: Path) -> None:
+        write(source, out)
         weights = load_file(out / "model.safetensors")
         weights["model.layers.0.mlp.up_proj.weight"][0] += 1
         weights["model.layers.0.audio_mlp.up_proj.weight"][0] += 1
         save_file(weights, out / "model.safetensors", {"format": "pt"})
 
-    monkeypatch.setattr(transformers_export, "_write_export", write_wrongly)
+    monkeypatch.setattr(transformers_export, "write_transformers_folder", write_wrongly)
     error = export(run / "train", tmp_path / "out").exception
     assert isinstance(error, ConfigError) and "logits differ" in error.message
     assert not (tmp_path / "out").exists()

@@ -1,6 +1,6 @@
 """Checks our calls against an installed vLLM, with its Python, on a machine without a GPU. Imports no audiollm.
 
-    PYTHON real_vllm.py VLLM_SIDE FOLDER
+    PYTHON real_vllm.py SERVER_SIDE FOLDER
 
 The folder has `start` and `trained`, models in published files, and `served.json`: the arguments of `vllm.LLM`, and
 prompts as they are sent, with the tokens and features of training. Models are loaded and not run: a build for GPUs

@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from audiollm.errors import ConfigError
 from audiollm.families.listener.encoding import encode_prompt
 from audiollm.families.listener.policy import ListenerPolicy
-from audiollm.rl.rollouts.served.engine import VLLM_SIDE, llm_arguments
-from audiollm.rl.rollouts.settings import EngineChoice, python_of, vllm_version
-from tests.audiollm.rl.rollouts.test_vllm_rollouts import prompts
-from tests.audiollm.rl.rollouts.vllm_stand_in import save_served
+from audiollm.rl.rollouts.served.engine import SERVER_SIDE, llm_arguments
+from audiollm.rl.rollouts.settings import EngineChoice, python_of, server_version
+from tests.audiollm.rl.rollouts.server_stand_ins import save_served
+from tests.audiollm.rl.rollouts.test_served_rollouts import prompts
 
 CHOICE = EngineChoice(name="vllm", dtype="float32", max_length=512)
 
@@ -28,13 +28,13 @@ def test_vllm_takes_calls_prompts_and_weights(kind: str, count: int, tmp_path: P
     """Of `count` prompts with recordings: Audio Flamingo 3 takes one recording in a prompt."""
     python = os.environ.get("VLLM_PYTHON")
     try:
-        vllm_version(python)
+        server_version("vllm", python)
     except ConfigError as error:
         pytest.skip(f"{error.message}: set VLLM_PYTHON to the Python of an environment with vllm")
     write_served(kind, tmp_path, count)
     script = Path(__file__).parent / "real_vllm.py"
     ran = subprocess.run(
-        [python_of(python), str(script), str(VLLM_SIDE), str(tmp_path)],
+        [python_of(python), str(script), str(SERVER_SIDE), str(tmp_path)],
         env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from sampled_by_transformers import Draw, die_where_asked, drawn_tokens, inputs_of, open_served, read_ids
 
 
 @dataclass(kw_only=True)
@@ -39,12 +40,7 @@ class Served:
         self.folder, self.dtype = folder, dtype
         self.received: dict[str, torch.Tensor] = {}
         self.loads = 0
-        self.read(folder)
-
-    def read(self, folder: str) -> None:
-        self.model = transformers.Qwen2AudioForConditionalGeneration.from_pretrained(
-            folder, dtype=self.dtype
-        ).eval()
+        self.model = open_served(folder, dtype)
 
     def load_weights(self, weights: Any) -> set[str]:
         self.loads += 1
@@ -115,48 +111,22 @@ class LLM:
         if self._updated:
             assert self._emptied == ["prefix", "encoder"]
             self._emptied, self._updated = [], False
-        mark = os.environ.get("STAND_IN_DIES_BESIDE")
-        if (
-            mark is not None
-            and len(list(Path(mark).glob("*.jsonl"))) == 3
-            and not Path(mark, "died").exists()
-        ):
-            Path(mark, "died").touch()
-            print("out of memory, says the stand-in", flush=True)
-            os._exit(9)
+        die_where_asked()
         return [self._answer(*pair) for pair in zip(prompts, sampling_params, strict=True)]
 
-    @torch.inference_mode()
     def _answer(self, prompt: dict[str, Any], params: SamplingParams) -> Any:
         assert params.ignore_eos and (params.top_p, params.top_k) == (1.0, 0)
-        inputs = self._inputs(prompt)
-        read = inputs["input_ids"][0].tolist()
-        if "STAND_IN_MISREADS" in os.environ:
-            read = read[:-1]
-        generator = torch.Generator().manual_seed(params.seed)
-        ids: list[int] = []
-        logprobs = []
-        while len(ids) < params.max_tokens and (not ids or ids[-1] not in params.stop_token_ids):
-            logits = self._worker.get_model().model(**inputs).logits[0, -1].float()
-            for token_id, bias in (params.logit_bias or {}).items():
-                logits[token_id] += bias
-            if params.temperature == 0:
-                drawn = int(logits.argmax())
-            else:
-                logprob = (logits / params.temperature).log_softmax(0)
-                drawn = int(torch.multinomial(logprob.exp(), 1, generator=generator))
-                logprobs.append({drawn: SimpleNamespace(logprob=float(logprob[drawn]))})
-            ids.append(drawn)
-            inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([[drawn]])], dim=1)
-            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-        completion = SimpleNamespace(token_ids=ids, logprobs=None if params.logprobs is None else logprobs)
-        return SimpleNamespace(prompt_token_ids=read, outputs=[completion])
-
-    def _inputs(self, prompt: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """The processor reads the text anew: placeholders are single ones in the prompt."""
-        text = self._processor.tokenizer.decode(prompt["prompt_token_ids"], skip_special_tokens=False)
         sounds = prompt.get("multi_modal_data", {}).get("audio", [])
         for sound, rate in sounds:
             assert sound.dtype == np.float32 and rate == self._processor.feature_extractor.sampling_rate
-        audio = {"audio": [sound for sound, _ in sounds], "sampling_rate": sounds[0][1]} if sounds else {}
-        return dict(self._processor(text=text, return_tensors="pt", **audio))
+        inputs = inputs_of(self._processor, prompt["prompt_token_ids"], [sound for sound, _ in sounds])
+        draw = Draw(
+            params.temperature, params.max_tokens, params.stop_token_ids, params.logit_bias or {}, params.seed
+        )
+        ids, logprobs = drawn_tokens(self._worker.get_model().model, inputs, draw)
+        positions = [
+            {token_id: SimpleNamespace(logprob=logprob)}
+            for token_id, logprob in zip(ids, logprobs, strict=True)
+        ]
+        completion = SimpleNamespace(token_ids=ids, logprobs=None if params.logprobs is None else positions)
+        return SimpleNamespace(prompt_token_ids=read_ids(inputs), outputs=[completion])

@@ -1,4 +1,4 @@
-"""`train_policy` with `rollouts: vllm`, by the stand-in for vLLM: it learns, goes on after vLLM died, and refuses."""
+"""`train_policy` with `rollouts: vllm` and `sglang`, by stand-ins: it learns, goes on after they died, and refuses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.audiollm.families.dual_ffn.packed_samples import save_model
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
 from tests.audiollm.rl.online.stage_runs import error_of, run, write_recipe
-from tests.audiollm.rl.rollouts.vllm_stand_in import use_stand_in
+from tests.audiollm.rl.rollouts.server_stand_ins import use_stand_in
 
 VLLM = {"name": "vllm", "dtype": "float32", "bucket_mb": 0.02}
 SETTINGS: dict[str, Any] = {
@@ -41,21 +41,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def children() -> set[str]:
-    """Command lines of the processes of this one that run vLLM's side."""
+    """Command lines of the processes of this one that run a server's side."""
     lines = set()
     for path in Path("/proc").glob("[0-9]*"):
         try:
             status, line = (path / "status").read_text(), (path / "cmdline").read_text()
         except OSError:
             continue
-        if f"PPid:\t{os.getpid()}\n" in status and "vllm_server.py" in line:
+        if f"PPid:\t{os.getpid()}\n" in status and "_server.py" in line:
             lines.add(line)
     return lines
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_after_vllm_died(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = run(folder, "whole", **SETTINGS)
+@pytest.mark.parametrize("server", ["vllm", "sglang"])
+def test_a_run_goes_on_after_its_server_died(
+    server: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**SETTINGS, "rollouts": {**VLLM, "name": server}}
+    whole = run(folder, "whole", **settings)
     rows = [row for row in read_jsonl(whole / "metrics.jsonl") if "mismatch_kl" in row]
     assert len(rows) == 10 and all(
         row["mismatch_largest"] < 1.001 for row in rows
@@ -67,11 +71,11 @@ def test_a_run_goes_on_after_vllm_died(folder: Path, monkeypatch: pytest.MonkeyP
     rollouts = folder / "killed" / "train_policy" / "rollouts"
     monkeypatch.setenv("STAND_IN_DIES_BESIDE", str(rollouts))
     with pytest.raises(StageError) as died:
-        run(folder, "killed", **SETTINGS)
+        run(folder, "killed", **settings)
     assert "its process ended (exit code 9) in the call sample" in str(died.value)
     assert "| out of memory, says the stand-in" in str(died.value) and "goes on" in str(died.value)
     assert not children()
-    killed = run(folder, "killed", **SETTINGS)
+    killed = run(folder, "killed", **settings)
     for name in ("model/model.safetensors", "rollouts/000009.jsonl", "answers.jsonl"):
         assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
 
@@ -102,9 +106,16 @@ def test_the_plan_says_what_it_does_not_estimate(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"rollouts": {"name": "my:Engine", "gpus": 1}}, "gpus is a setting of vllm, and name is my:Engine"),
-        ({"rollouts": "vlm"}, "'vlm' is no import path: give vllm, or package.module:Engine"),
+        (
+            {"rollouts": {"name": "my:Engine", "gpus": 1}},
+            "gpus is a setting of vllm and sglang, and name is my:Engine",
+        ),
+        ({"rollouts": "vlm"}, "'vlm' is no import path: give vllm, sglang, or package.module:Engine"),
         ({"rollouts": {**VLLM, "options": {"dtype": "half"}}}, "options.dtype is set by the training"),
+        (
+            {"rollouts": {"name": "sglang", "options": {"tp_size": 2}}},
+            "options.tp_size is set by the training",
+        ),
         ({"rollouts": {**VLLM, "buckets": 3}}, "buckets"),
         ({"answer": "any"}, "vllm samples words alone"),
         ({"placement": {"rollout": {"actors": 1}}}, "vllm samples in a process of its own"),

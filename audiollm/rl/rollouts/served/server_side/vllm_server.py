@@ -5,18 +5,13 @@ PYTHON vllm_server.py FILE_DESCRIPTOR
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
-
-CALLS = ("open", "begin_weights", "load_bucket", "end_weights", "sample")
-_PR_SET_PDEATHSIG = 1
+from answering import answer_calls  # type: ignore[import-not-found]
 
 
 class VLLMServer:
@@ -108,25 +103,7 @@ def _completion_tokens(completion: Any) -> tuple[list[int], list[float] | None]:
     return token_ids, [float(position[token_id].logprob) for token_id, position in pairs]
 
 
-def _answer_calls(connection: Connection) -> None:
-    """Answer calls until the training ends."""
-    server = VLLMServer()
-    while True:
-        try:
-            call, arguments = connection.recv()
-        except EOFError:
-            return
-        try:
-            assert call in CALLS, call
-            reply: tuple[str, Any] = "result", getattr(server, call)(**arguments)
-        except Exception as error:
-            reply = "error", f"{type(error).__name__}: {error}"
-        connection.send(reply)
-
-
 if __name__ == "__main__":
-    if sys.platform == "linux":  # no GPU stays taken when the training is killed
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # in this process, where a single GPU is used: batches are then made in the same order every time
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    _answer_calls(Connection(int(sys.argv[1])))
+    answer_calls(VLLMServer(), int(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Lets processes of vLLM's side import the stand-in for vLLM; models as vLLM reads them."""
+"""Lets processes of a server's side import the stand-ins for vLLM and SGLang; models as servers read them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def use_stand_in(patch: pytest.MonkeyPatch) -> None:
 
 
 def save_served(kind: str, folder: Path) -> None:
-    """Write a tiny model whose tables of words are two, for transformers and for vLLM."""
+    """Write a tiny model whose tables of words are two, for transformers and for servers."""
     save_tiny(kind, folder)
     config = read_json(folder / "config.json")
     config.get("thinker_config", config)["text_config"]["tie_word_embeddings"] = False

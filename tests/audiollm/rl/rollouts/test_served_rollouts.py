@@ -1,4 +1,4 @@
-"""Rollouts by vLLM, with a stand-in for vLLM in the other process: weights, log-probabilities, seeds, refusals."""
+"""Rollouts by vLLM and SGLang, with a stand-in in the other process: weights, log-probabilities, seeds, refusals."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ from audiollm.models.audio_llms.inputs import placeholder_ids
 from audiollm.models.pretrained import StoredWeights
 from audiollm.rl.rollouts.engines import load_engine
 from audiollm.rl.rollouts.served.engine import ServedRollouts, gpu_environment, weight_buckets
-from audiollm.rl.rollouts.settings import EngineChoice, vllm_version
+from audiollm.rl.rollouts.settings import EngineChoice, server_version
 from audiollm.train.settings import LoRASettings
 from tests.audiollm.models.tiny_audio_llms import qwen2_5_omni_thinker, save_processor, save_tiny
-from tests.audiollm.rl.rollouts.vllm_stand_in import save_served, use_stand_in
+from tests.audiollm.rl.rollouts.server_stand_ins import save_served, use_stand_in
 
 SETTINGS = RolloutSettings(seed=1, step=2, max_text_tokens=12)
-CHOICE = EngineChoice(name="vllm", dtype="float32", bucket_mb=0.004)
+SERVERS = ("vllm", "sglang")
+
+
+def choice_of(server: str, **settings: Any) -> EngineChoice:
+    return EngineChoice(name=server, dtype="float32", bucket_mb=0.004, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +54,11 @@ def start(folder: Path) -> ListenerPolicy:
     return ListenerPolicy.load(folder, needs_reference=False)
 
 
-@pytest.fixture(scope="module")
-def engine(folder: Path, policy: ListenerPolicy) -> Iterator[ServedRollouts]:
+@pytest.fixture(scope="module", params=SERVERS)
+def engine(request: pytest.FixtureRequest, folder: Path, policy: ListenerPolicy) -> Iterator[ServedRollouts]:
     with pytest.MonkeyPatch.context() as patch:
         use_stand_in(patch)
-        engine = ServedRollouts(policy.served_model(), folder, CHOICE)
+        engine = ServedRollouts(policy.served_model(), folder, choice_of(request.param))
     engine.weights_changed()
     yield engine
     engine.close()
@@ -78,14 +82,22 @@ def prompts() -> list[PromptedAnswers]:
     ]
 
 
+def prompts_for(engine: ServedRollouts) -> list[PromptedAnswers]:
+    """Those that the server takes: SGLang has one recording in a prompt."""
+    return [prompt for prompt in prompts() if engine._name != "sglang" or prompt.id != "twice"]
+
+
 def ids_of(groups: list[list[Rollout]]) -> list[list[int]]:
     return [rollout.tokens.ids_N.tolist() for group in groups for rollout in group]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_behaviour_equals_old(engine: ServedRollouts, policy: ListenerPolicy, temperature: float) -> None:
-    groups = engine.sample(prompts(), [range(6)] * 3, replace(SETTINGS, temperature=temperature))
-    for prompt, group in zip(prompts(), groups, strict=True):
+    served_prompts = prompts_for(engine)
+    groups = engine.sample(
+        served_prompts, [range(6)] * len(served_prompts), replace(SETTINGS, temperature=temperature)
+    )
+    for prompt, group in zip(served_prompts, groups, strict=True):
         batch = policy.batch(policy.encode_sampled(prompt, [rollout.tokens for rollout in group]))
         request = TokenRequest(reference=False, temperature=temperature)
         old = policy.answer_logprobs(policy.root, batch, request)
@@ -103,7 +115,9 @@ def test_behaviour_equals_old(engine: ServedRollouts, policy: ListenerPolicy, te
 
 
 def test_an_answer_depends_on_its_seed_alone(engine: ServedRollouts) -> None:
-    together = engine.sample(prompts(), [range(4), [2], range(3)], SETTINGS)
+    together = engine.sample(
+        prompts_for(engine), [range(4), [2], range(3)][: len(prompts_for(engine))], SETTINGS
+    )
     (alone,) = engine.sample(prompts()[:1], [[3]], SETTINGS)
     (later,) = engine.sample(prompts()[:1], [[3]], replace(SETTINGS, step=3))
     assert ids_of([alone]) == ids_of([[together[0][3]]]) != ids_of([later])
@@ -113,46 +127,80 @@ def test_an_answer_depends_on_its_seed_alone(engine: ServedRollouts) -> None:
 
 def test_pushed_weights_are_those_that_answer(engine: ServedRollouts, policy: ListenerPolicy) -> None:
     greedy = replace(SETTINGS, temperature=0.0)
-    numbers = [[0]] * 3
-    before = engine.sample(prompts(), numbers, greedy)
+    sampled_prompts = prompts_for(engine)
+    numbers = [[0]] * len(sampled_prompts)
+    before = engine.sample(sampled_prompts, numbers, greedy)
     assert before[0][0].tokens.logprob_A is None
-    assert ids_of(before) == ids_of(policy.rollout_engine().sample(prompts(), numbers, greedy))
+    assert ids_of(before) == ids_of(policy.rollout_engine().sample(sampled_prompts, numbers, greedy))
     change(policy)
-    learned = ids_of(policy.rollout_engine().sample(prompts(), numbers, greedy))
-    assert ids_of(engine.sample(prompts(), numbers, greedy)) == ids_of(before) != learned
+    learned = ids_of(policy.rollout_engine().sample(sampled_prompts, numbers, greedy))
+    assert ids_of(engine.sample(sampled_prompts, numbers, greedy)) == ids_of(before) != learned
     engine.weights_changed()
-    assert ids_of(engine.sample(prompts(), numbers, greedy)) == learned
+    assert ids_of(engine.sample(sampled_prompts, numbers, greedy)) == learned
 
 
-def test_prompts_that_do_not_fit_are_set_aside(folder: Path, start: ListenerPolicy, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("server", SERVERS)
+def test_prompts_that_do_not_fit_are_set_aside(
+    server: str, folder: Path, start: ListenerPolicy, monkeypatch: Any
+) -> None:
     use_stand_in(monkeypatch)
-    engine = ServedRollouts(start.served_model(), folder, CHOICE.model_copy(update={"max_length": 40}))
-    with pytest.raises(BadSample, match="heard.* tokens, and vllm takes 40"):
+    engine = ServedRollouts(start.served_model(), folder, choice_of(server, max_length=40))
+    with pytest.raises(BadSample, match=f"heard.* tokens, and {server} takes 40"):
         engine.sample(prompts()[:1], [[0]], SETTINGS)
     with pytest.raises(BadSample, match="at least 0.1 s"):
         engine.sample(
             [PromptedAnswers("x", [("user", [Waveform(torch.zeros(1, 10), 16_000)])], [])], [[0]], SETTINGS
         )
-    with pytest.raises(ConfigError, match="vllm samples text"):
+    if server == "sglang":
+        with pytest.raises(BadSample, match="twice.*2 recordings, and sglang takes one"):
+            engine.sample(prompts()[1:2], [[0]], SETTINGS)
+    with pytest.raises(ConfigError, match=f"{server} samples text"):
         engine.sample(prompts(), [[0]] * 3, replace(SETTINGS, answer="audio"))
     engine.close()
 
 
-def test_what_vllm_reads_otherwise_ends_the_run(
-    folder: Path, start: ListenerPolicy, monkeypatch: Any
+@pytest.mark.parametrize("server", SERVERS)
+def test_what_a_server_reads_otherwise_ends_the_run(
+    server: str, folder: Path, start: ListenerPolicy, monkeypatch: Any
 ) -> None:
     use_stand_in(monkeypatch)
     monkeypatch.setenv("STAND_IN_MISREADS", "1")
-    engine = ServedRollouts(start.served_model(), folder, CHOICE)
-    with pytest.raises(StageError, match="vllm reads prompt 'read' as .* tokens, other than"):
+    engine = ServedRollouts(start.served_model(), folder, choice_of(server))
+    with pytest.raises(StageError, match=f"{server} reads prompt 'read' as .* tokens, other than"):
         engine.sample(prompts()[2:], [[0]], SETTINGS)
     engine.close()
 
 
-def test_a_model_that_vllm_does_not_open(tmp_path: Path, start: ListenerPolicy, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_model_that_a_server_does_not_open(
+    server: str, tmp_path: Path, start: ListenerPolicy, monkeypatch: Any
+) -> None:
     use_stand_in(monkeypatch)
-    with pytest.raises(StageError, match="vllm: open: ValueError: no such model"):
-        ServedRollouts(start.served_model(), tmp_path / "absent", CHOICE)
+    with pytest.raises(StageError, match=f"{server}: open: ValueError: no such model"):
+        ServedRollouts(start.served_model(), tmp_path / "absent", choice_of(server))
+
+
+def test_an_end_that_sglang_adds_ends_the_run(folder: Path, start: ListenerPolicy, monkeypatch: Any) -> None:
+    """It stops at the end tokens of the model's folder, too, which training may not count among its own."""
+    use_stand_in(monkeypatch)
+    greedy = replace(SETTINGS, temperature=0.0)
+    (answer,) = start.rollout_engine().sample(prompts()[:1], [[0]], greedy)
+    monkeypatch.setenv("STAND_IN_ENDS_AT", str(int(answer[0].tokens.ids_N[0])))
+    engine = ServedRollouts(start.served_model(), folder, choice_of("sglang"))
+    with pytest.raises(StageError, match="an answer ended otherwise than in training"):
+        engine.sample(prompts()[:1], [[0]], greedy)
+    engine.close()
+
+
+def test_seeds_have_no_effect_in_sglang_without_its_deterministic_mode(
+    folder: Path, start: ListenerPolicy, monkeypatch: Any
+) -> None:
+    use_stand_in(monkeypatch)
+    choice = choice_of("sglang", options={"enable_deterministic_inference": False})
+    engine = ServedRollouts(start.served_model(), folder, choice)
+    (answers,) = engine.sample(prompts()[:1], [range(2)], SETTINGS)
+    assert ids_of([answers[:1]]) == ids_of([answers[1:]])
+    engine.close()
 
 
 @pytest.mark.parametrize(
@@ -187,16 +235,20 @@ def test_a_tied_table_is_sent_once(tmp_path: Path) -> None:
         ListenerPolicy.load(tmp_path, "adapter", lora, needs_reference=False).served_model()
 
 
-def test_two_tables_of_words_that_vllm_would_tie_are_refused(tmp_path: Path) -> None:
-    save_tiny("qwen2_5_omni", tmp_path)  # transformers reads the ties of the thinker, vLLM those of its text
-    with pytest.raises(ConfigError, match="vLLM ties the table of output words"):
+def test_two_tables_of_words_that_a_server_would_tie_are_refused(tmp_path: Path) -> None:
+    save_tiny(
+        "qwen2_5_omni", tmp_path
+    )  # transformers reads the ties of the thinker, servers those of its text
+    with pytest.raises(ConfigError, match="a server ties the table of output words"):
         ListenerPolicy.load(tmp_path, needs_reference=False).served_model()
 
 
 def test_weights_of_another_folder_are_refused(folder: Path, tmp_path: Path, start: ListenerPolicy) -> None:
     save_tiny("audio_flamingo3", tmp_path)
     elsewhere = ListenerPolicy(tmp_path, start.processor, start.root, start.ends)
-    with pytest.raises(ConfigError, match="is no tensor of the folder that vLLM opens, by name and shape"):
+    with pytest.raises(
+        ConfigError, match="is no tensor of the folder that the server opens, by name and shape"
+    ):
         elsewhere.served_model()
 
 
@@ -225,16 +277,17 @@ def test_gpus_are_the_rank_s_own_or_behind_the_ranks(monkeypatch: pytest.MonkeyP
         gpu_environment(3)
 
 
-def test_an_environment_without_vllm_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="pip install 'vllm"):
-        vllm_version(None)
+@pytest.mark.parametrize("server", SERVERS)
+def test_an_environment_without_the_server_is_told(server: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"pip install '{server}"):
+        server_version(server, None)
     with pytest.raises(ConfigError, match="rollouts.python: cannot be started"):
-        vllm_version(str(tmp_path / "python"))
+        server_version(server, str(tmp_path / "python"))
 
 
 def test_other_families_are_refused(folder: Path) -> None:
     class Talks:
         """A policy without `served_model`."""
 
-    with pytest.raises(ConfigError, match="vllm samples audio LLMs of transformers"):
-        load_engine(Talks(), folder, CHOICE)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="sglang samples audio LLMs of transformers"):
+        load_engine(Talks(), folder, choice_of("sglang"))  # type: ignore[arg-type]
