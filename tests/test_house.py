@@ -95,7 +95,7 @@ def test_models_of_transformers_are_opened_in_one_place() -> None:
     """It decides the dtype: opened elsewhere, a model that is published in half precision refuses its inputs."""
     opener = "audiollm/files/transformers_folders.py"
     opened = [place for place, _ in calls_of_transformers() if OPENS_A_MODEL.search(place)]
-    assert [place.partition(":")[0] for place in opened] == [opener], opened
+    assert {place.partition(":")[0] for place in opened} == {opener}, opened
 
 
 def contracts(folder: Path) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,7 @@ float32: a model that is published in float16, such as whisper-large-v3, would r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,6 +89,39 @@ def open_model(
         )
     accelerate_products(model)
     return model.eval().to(device)
+
+
+def model_from_weights(
+    model_class: Any, config: Any, weights: dict[str, torch.Tensor], where: str, absent: Sequence[str] = ()
+) -> Any:
+    """Make a model of weights by the names that they have on disk, which are not always those of the class; float32.
+
+    Args:
+        absent: beginnings of the names of parts that the weights lack, and that are not used.
+
+    Raises:
+        ConfigError: other weights are missing, or some have no place in the model.
+    """
+    import torch
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # it would list what is absent
+    try:
+        model, info = model_class.from_pretrained(
+            None, **OFFLINE, config=config, state_dict=weights, dtype=torch.float32, output_loading_info=True
+        )
+    finally:
+        logging.set_verbosity(level)
+    lost = sorted(str(name) for name in info["missing_keys"] if not str(name).startswith(tuple(absent)))
+    lost += sorted(map(str, info["unexpected_keys"]))
+    if lost:
+        raise ConfigError(
+            f"{len(lost)} weights do not fit the config, such as {lost[0]}",
+            where,
+            "download the whole model again",
+        )
+    return model
 
 
 def working_dtype(device: torch.device | str) -> torch.dtype | str:

@@ -64,8 +64,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class PromptMix(BaseModel):
-    """How often a talker's prompts are shown in another form, as shares of the samples: drawn for each sample by its id,
-    the same in every pass."""
+    """How often a talker's prompts are shown in another form, as shares of the samples: drawn for each by its id, the
+    same in every pass."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 

@@ -13,6 +13,7 @@ import types
 from pathlib import Path
 
 sys.modules.setdefault("sox", types.ModuleType("sox"))  # of a tokenizer that is not used here
+# ruff: noqa: E402
 
 import torch
 from qwen_tts._transformers_compat import patch_transformers_rope_registry
@@ -28,7 +29,11 @@ def main(folder: Path, given: Path, out: Path) -> None:
     decoder = Qwen3TTSTokenizerV2Decoder(Qwen3TTSTokenizerV2DecoderConfig(**data)).eval()
     weights = load_file(folder / "model.safetensors")
     decoder.load_state_dict(
-        {name.removeprefix("decoder."): value for name, value in weights.items() if name.startswith("decoder.")}
+        {
+            name.removeprefix("decoder."): value
+            for name, value in weights.items()
+            if name.startswith("decoder.")
+        }
     )
     codes_BKT = load_file(given)["codes"].T[None]
     with torch.no_grad():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from transformers import CsmConfig, MimiModel
 
 from audiollm.errors import ConfigError
 from audiollm.files.json_files import read_json_file
+from audiollm.files.transformers_folders import model_from_weights
 from audiollm.models.pretrained import StoredWeights
 from tokenizer.codecs.mimi import MimiCodec
 
@@ -36,13 +36,5 @@ class CsmCodec(MimiCodec):
                 "download the model again, or give a folder of Mimi as the codec",
             )
         state = {name.removeprefix(PREFIX): weights.read(name) for name in names}
-        # the names on disk are not those of the class: transformers knows both
-        model, info = MimiModel.from_pretrained(
-            None, config=config.codec_config, state_dict=state, dtype=torch.float32, output_loading_info=True
-        )
-        lost = sorted([*info["missing_keys"], *info["unexpected_keys"]])
-        if lost:
-            raise ConfigError(
-                f"the codec's weights do not fit its config: {lost[0]}", str(folder), "download the model again"
-            )
+        model = model_from_weights(MimiModel, config.codec_config, state, str(folder))
         return cls(model, num_codebooks or config.num_codebooks)

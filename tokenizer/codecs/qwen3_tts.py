@@ -5,7 +5,6 @@ Shapes: C channels, N samples, K codebooks, T frames, V codes, D size of their v
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from transformers import MimiConfig, MimiModel
 
 from audiollm.errors import ConfigError
 from audiollm.files.json_files import read_json_file
+from audiollm.files.transformers_folders import model_from_weights
 from audiollm.models.pretrained import StoredWeights, model_folder
 from tokenizer.checks import check_codes, check_mono_samples
 from tokenizer.codecs.mimi import MAX_SAMPLES
@@ -38,18 +38,23 @@ class Qwen3TTSCodec(nn.Module):
         self.encoder, self.decoder = encoder.eval(), decoder.eval()
         self.num_codebooks = int(config["encoder_valid_num_quantizers"])
         self.codebook_size = int(self.decoder.quantizer.rvq_first.codebooks[0].embedding_sum.shape[0])
-        self.sample_rate, self.hop_samples = int(config["output_sample_rate"]), int(config["decode_upsample_rate"])
+        self.sample_rate, self.hop_samples = (
+            int(config["output_sample_rate"]),
+            int(config["decode_upsample_rate"]),
+        )
         self.frame_rate = self.sample_rate / self.hop_samples
 
     @property
     def codebook_vectors_KVD(self) -> Tensor:
         """The code vectors after their half's output projection: their sum over K is the decoder's input."""
-        return torch.stack([vectors_VD @ project_ED.T for vectors_VD, project_ED in self._books()]).detach()
+        return torch.stack(
+            [vectors_VD @ project_ED.T for vectors_VD, project_ED in self._projected_books()]
+        ).detach()
 
     @property
     def codebook_tensors(self) -> list[list[Tensor]]:
         """See `ProjectedCodec.codebook_tensors`."""
-        return [list(book) for book in self._books()]
+        return [list(book) for book in self._projected_books()]
 
     @torch.no_grad()
     def encode(self, samples_CN: Tensor) -> Tensor:
@@ -60,7 +65,9 @@ class Qwen3TTSCodec(nn.Module):
         """
         check_mono_samples(samples_CN)
         if samples_CN.shape[1] > MAX_SAMPLES:
-            raise ValueError(f"the codec encodes at most {MAX_SAMPLES} samples, not {samples_CN.shape[1]}: cut it")
+            raise ValueError(
+                f"the codec encodes at most {MAX_SAMPLES} samples, not {samples_CN.shape[1]}: cut it"
+            )
         codes_KT: Tensor = self.encoder.encode(samples_CN[None]).audio_codes[0, : self.num_codebooks]
         return codes_KT[:, : -(-samples_CN.shape[1] // self.hop_samples)]
 
@@ -71,7 +78,7 @@ class Qwen3TTSCodec(nn.Module):
         Raises:
             ValueError: no frame, another number of codebooks, or codes out of range.
         """
-        self._check(codes_KT)
+        self._check_codebooks(codes_KT)
         samples_1N: Tensor = self.decoder(codes_KT[None])[0]
         return samples_1N
 
@@ -92,21 +99,23 @@ class Qwen3TTSCodec(nn.Module):
         for name in weights.names:
             half = ENCODER if name.startswith(ENCODER) else DECODER
             halves[half][name.removeprefix(half)] = weights.read(name).float()
-        encoder = _load_encoder(config, halves[ENCODER], str(folder))
+        encoder = _load_mimi_encoder(config, halves[ENCODER], str(folder))
         decoder = Qwen3TTSDecoder(config.get("decoder_config") or {})
         try:
             decoder.load_state_dict(halves[DECODER])
         except RuntimeError as error:
             reason = " ".join(str(error).split())
             raise ConfigError(
-                f"the decoder's weights do not fit its config: {reason:.200}", str(folder), "download it again"
+                f"the decoder's weights do not fit its config: {reason:.200}",
+                str(folder),
+                "download it again",
             ) from error
         sizes = {
             "encoder_valid_num_quantizers": 16, "output_sample_rate": 24_000, "decode_upsample_rate": 1920, **config,
         }  # fmt: skip
         return cls(encoder, decoder, sizes)
 
-    def _books(self) -> list[tuple[Tensor, Tensor]]:
+    def _projected_books(self) -> list[tuple[Tensor, Tensor]]:
         quantizer = self.decoder.quantizer
         return [
             (codebook.vectors_VD, half.output_proj.weight[:, :, 0])
@@ -114,7 +123,7 @@ class Qwen3TTSCodec(nn.Module):
             for codebook in half.codebooks
         ]
 
-    def _check(self, codes_KT: Tensor) -> None:
+    def _check_codebooks(self, codes_KT: Tensor) -> None:
         check_codes(codes_KT, self.num_codebooks, self.codebook_size)
         if len(codes_KT) != self.num_codebooks:
             raise ValueError(f"decode takes codes of {self.num_codebooks} codebooks, not {len(codes_KT)}")
@@ -133,7 +142,7 @@ class Qwen3TTSCodeStream:
         """See `CodeStream.push`."""
         if not codes_KT.shape[1]:
             return torch.zeros(1, 0)
-        self._codec._check(codes_KT)
+        self._codec._check_codebooks(codes_KT)
         samples_1N: Tensor = self._codec.decoder(codes_KT[None], self._memory)[0]
         return samples_1N
 
@@ -143,18 +152,9 @@ class Qwen3TTSCodeStream:
         return torch.zeros(1, 0)
 
 
-def _load_encoder(config: Mapping[str, Any], state: dict[str, Tensor], where: str) -> MimiModel:
+def _load_mimi_encoder(config: Mapping[str, Any], state: dict[str, Tensor], where: str) -> MimiModel:
     """Mimi's encoder and quantizer, with attention over all that came before, as they were trained."""
     mimi = MimiConfig(**(config.get("encoder_config") or {}))
     mimi.sliding_window = mimi.max_position_embeddings
-    # the names on disk are not those of the class: transformers knows both
-    model, info = MimiModel.from_pretrained(
-        None, config=mimi, state_dict=state, dtype=torch.float32, output_loading_info=True
-    )
-    lost = sorted(name for name in info["missing_keys"] if not name.startswith(UNUSED))
-    lost += sorted(info["unexpected_keys"])
-    if lost:
-        raise ConfigError(
-            f"the encoder's weights do not fit its config ({json.dumps(lost[0])})", where, "download it again"
-        )
+    model: MimiModel = model_from_weights(MimiModel, mimi, state, where, UNUSED)
     return model

@@ -29,7 +29,7 @@ Memory = dict[nn.Module, Any]
 """What each layer keeps of a stream, between its pieces."""
 
 
-class CausalConv(nn.Module):
+class StreamedConv(nn.Module):
     """A convolution that sees what came before."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, dilation: int = 1, groups: int = 1) -> None:
@@ -40,14 +40,14 @@ class CausalConv(nn.Module):
     def forward(self, x_BCT: Tensor, memory: Memory | None = None) -> Tensor:
         """The output, as long as the input."""
         if not self.seen:
-            return self.conv(x_BCT)  # type: ignore[no-any-return]
+            return self.conv(x_BCT)
         before = None if memory is None else memory.get(self)
         if before is None:
             before = x_BCT.new_zeros(*x_BCT.shape[:2], self.seen)
         whole = torch.cat([before, x_BCT], dim=2)
         if memory is not None:
             memory[self] = whole[:, :, -self.seen :]
-        return self.conv(whole)  # type: ignore[no-any-return]
+        return self.conv(whole)
 
 
 class CausalUpsampling(nn.Module):
@@ -65,7 +65,7 @@ class CausalUpsampling(nn.Module):
             memory[self] = x_BCT[:, :, -1:]
         whole = x_BCT if before is None else torch.cat([before, x_BCT], dim=2)
         out = self.conv(whole)[:, :, : whole.shape[2] * self.stride]
-        return out if before is None else out[:, :, self.stride :]  # type: ignore[no-any-return]
+        return out if before is None else out[:, :, self.stride :]
 
 
 class SnakeBeta(nn.Module):
@@ -81,12 +81,12 @@ class SnakeBeta(nn.Module):
         return x_BCT + (x_BCT * alpha_C1).sin().square() / (beta_C1 + 1e-9)
 
 
-class ConvNeXtBlock(nn.Module):
+class StreamedConvNeXt(nn.Module):
     """A depthwise convolution and two layers over channels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.dwconv = CausalConv(channels, channels, 7, groups=channels)
+        self.dwconv = StreamedConv(channels, channels, 7, groups=channels)
         self.norm = nn.LayerNorm(channels, eps=1e-6)
         self.pwconv1, self.pwconv2 = nn.Linear(channels, 4 * channels), nn.Linear(4 * channels, channels)
         self.gamma = nn.Parameter(1e-6 * torch.ones(channels))
@@ -98,17 +98,17 @@ class ConvNeXtBlock(nn.Module):
         return x_BCT + added_BTC.transpose(1, 2)
 
 
-class ResidualUnit(nn.Module):
+class SnakeUnit(nn.Module):
     """Two activations and convolutions around a sum."""
 
     def __init__(self, channels: int, dilation: int) -> None:
         super().__init__()
-        self.act1, self.conv1 = SnakeBeta(channels), CausalConv(channels, channels, 7, dilation)
-        self.act2, self.conv2 = SnakeBeta(channels), CausalConv(channels, channels, 1)
+        self.act1, self.conv1 = SnakeBeta(channels), StreamedConv(channels, channels, 7, dilation)
+        self.act2, self.conv2 = SnakeBeta(channels), StreamedConv(channels, channels, 1)
 
     def forward(self, x_BCT: Tensor, memory: Memory | None = None) -> Tensor:
         """The input and what the unit adds to it."""
-        return x_BCT + self.conv2(self.act2(self.conv1(self.act1(x_BCT), memory)))  # type: ignore[no-any-return]
+        return x_BCT + self.conv2(self.act2(self.conv1(self.act1(x_BCT), memory)))
 
 
 class UpsamplingBlock(nn.Module):
@@ -116,7 +116,7 @@ class UpsamplingBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, rate: int) -> None:
         super().__init__()
-        units = [ResidualUnit(outputs, dilation) for dilation in (1, 3, 9)]
+        units = [SnakeUnit(outputs, dilation) for dilation in (1, 3, 9)]
         self.block = nn.ModuleList(
             [SnakeBeta(inputs), CausalUpsampling(inputs, outputs, 2 * rate, rate), *units]
         )
@@ -159,10 +159,12 @@ class _Attention(nn.Module):
         if memory is not None:
             memory[self] = k[:, :, 1 - window :], v[:, :, 1 - window :]
         keys, queries = k.shape[2], q.shape[2]
-        behind = torch.arange(keys - queries, keys, device=q.device)[:, None] - torch.arange(keys, device=q.device)
+        behind = torch.arange(keys - queries, keys, device=q.device)[:, None] - torch.arange(
+            keys, device=q.device
+        )
         seen = (behind >= 0) & (behind < window)
         out = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
-        return self.o_proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
 class _FeedForward(nn.Module):
@@ -172,7 +174,7 @@ class _FeedForward(nn.Module):
         self.down_proj = nn.Linear(inner, size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class _Layer(nn.Module):
@@ -201,10 +203,11 @@ class _Transformer(nn.Module):
         if memory is not None:
             memory[self] = first + x_BTC.shape[1]
         for layer in self.layers:
+            assert isinstance(layer, _Layer)
             attended = layer.self_attn(layer.input_layernorm(x_BTC), first, self.window, self.theta, memory)
             x_BTC = x_BTC + layer.self_attn_layer_scale(attended)
             x_BTC = x_BTC + layer.mlp_layer_scale(layer.mlp(layer.post_attention_layernorm(x_BTC)))
-        return self.output_proj(self.norm(x_BTC))  # type: ignore[no-any-return]
+        return self.output_proj(self.norm(x_BTC))
 
 
 class _Codebook(nn.Module):
@@ -241,14 +244,14 @@ class _ProjectedQuantizer(nn.Module):
 
     @property
     def codebooks(self) -> list[_Codebook]:
-        return [layer._codebook for layer in self.vq.layers]
+        return [layer._codebook for layer in self.vq.layers if isinstance(layer, _QuantizerLayer)]
 
     def forward(self, codes_BKT: Tensor) -> Tensor:
         vectors = [
             functional.embedding(codes_BKT[:, book], codebook.vectors_VD)
             for book, codebook in enumerate(self.codebooks)
         ]
-        return self.output_proj(torch.stack(vectors).sum(dim=0).transpose(1, 2))  # type: ignore[no-any-return]
+        return self.output_proj(torch.stack(vectors).sum(dim=0).transpose(1, 2))
 
 
 class _Quantizer(nn.Module):
@@ -259,7 +262,7 @@ class _Quantizer(nn.Module):
         self.rvq_rest = _ProjectedQuantizer(data["num_quantizers"] - 1, codes, outer // 2, outer)
 
     def forward(self, codes_BKT: Tensor) -> Tensor:
-        return self.rvq_first(codes_BKT[:, :1]) + self.rvq_rest(codes_BKT[:, 1:])  # type: ignore[no-any-return]
+        return self.rvq_first(codes_BKT[:, :1]) + self.rvq_rest(codes_BKT[:, 1:])
 
 
 class Qwen3TTSDecoder(nn.Module):
@@ -274,15 +277,15 @@ class Qwen3TTSDecoder(nn.Module):
         latent, wide, rates = data["latent_dim"], data["decoder_dim"], list(data["upsample_rates"])
         self.pre_transformer = _Transformer(data)
         self.quantizer = _Quantizer(data)
-        self.pre_conv = CausalConv(data["codebook_dim"], latent, 3)
+        self.pre_conv = StreamedConv(data["codebook_dim"], latent, 3)
         self.upsample = nn.ModuleList(
-            nn.ModuleList([CausalUpsampling(latent, latent, factor, factor), ConvNeXtBlock(latent)])
+            nn.ModuleList([CausalUpsampling(latent, latent, factor, factor), StreamedConvNeXt(latent)])
             for factor in data["upsampling_ratios"]
         )
         blocks = [UpsamplingBlock(wide // 2**n, wide // 2 ** (n + 1), rate) for n, rate in enumerate(rates)]
         last = wide // 2 ** len(rates)
         self.decoder = nn.ModuleList(
-            [CausalConv(latent, wide, 7), *blocks, SnakeBeta(last), CausalConv(last, 1, 7)]
+            [StreamedConv(latent, wide, 7), *blocks, SnakeBeta(last), StreamedConv(last, 1, 7)]
         )
 
     def forward(self, codes_BKT: Tensor, memory: Memory | None = None) -> Tensor:
@@ -293,8 +296,10 @@ class Qwen3TTSDecoder(nn.Module):
         """
         hidden_BCT = self.pre_conv(self.quantizer(codes_BKT), memory)
         hidden_BCT = self.pre_transformer(hidden_BCT.transpose(1, 2), memory).transpose(1, 2)
-        for upsampling, block in self.upsample:  # type: ignore[misc]
-            hidden_BCT = block(upsampling(hidden_BCT, memory), memory)
+        for parts in self.upsample:
+            assert isinstance(parts, nn.ModuleList)
+            for part in parts:
+                hidden_BCT = part(hidden_BCT, memory)
         for part in self.decoder:
             hidden_BCT = part(hidden_BCT, memory)
         return hidden_BCT.clamp(-1, 1)

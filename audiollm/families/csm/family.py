@@ -17,7 +17,7 @@ class CsmFamily:
 
     def open(self, folder: Path) -> ModelFolder:
         """See `ModelFamily.open`."""
-        return TalkerFolder(folder, _kind_of)
+        return TalkerFolder(folder, _csm_kind)
 
     def write_new(self, folder: Path, shape: TalkerShape) -> int:
         """See `NewTalkerFamily.write_new`."""
@@ -26,7 +26,7 @@ class CsmFamily:
         return write_csm(folder, shape)
 
 
-def _kind_of(folder: Path) -> object:
+def _csm_kind(folder: Path) -> object:
     from audiollm.families.csm.kind import CsmKind
 
     return CsmKind(folder)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -35,7 +35,7 @@ class CsmKind(TalkerKind):
 
     model_type = "csm"
     depth_weight = 1.0
-    groups = {
+    groups: ClassVar[Mapping[str, str]] = {
         "backbone": r"backbone_model\.layers\..*",
         "depth_decoder": r"depth_decoder\.model\.layers\..*",
         "text_projection": r"depth_decoder\.model\.inputs_embeds_projector",
@@ -69,9 +69,13 @@ class CsmKind(TalkerKind):
     def prompt_rows(self, prompt: SpeechPrompt) -> PromptRows:
         """See `TalkerKind.prompt_rows`."""
         if prompt.instruction:
-            raise ValueError(f"an instruction ({prompt.instruction:.40}), and this model's prompt has no place for one")
+            raise ValueError(
+                f"an instruction ({prompt.instruction:.40}), and this model's prompt has no place for one"
+            )
         if prompt.reference_KT is not None:
-            raise ValueError("a reference without its words, and this model's prompt shows both: give the text too")
+            raise ValueError(
+                "a reference without its words, and this model's prompt shows both: give the text too"
+            )
         blocks = []
         for turn in prompt.before:
             end_K1 = torch.full((self.config["num_codebooks"], 1), self.end)

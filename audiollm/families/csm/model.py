@@ -39,8 +39,12 @@ class _Backbone(DecoderStack):
 class _DepthStack(DecoderStack):
     def __init__(self, data: Mapping[str, Any], where: str) -> None:
         super().__init__(stack_shape(data, where))
-        self.embed_tokens = nn.Embedding(data["num_codebooks"] * data["vocab_size"], data["backbone_hidden_size"])
-        self.inputs_embeds_projector = Linear(data["backbone_hidden_size"], self.shape.hidden_size, bias=False)
+        self.embed_tokens = nn.Embedding(
+            data["num_codebooks"] * data["vocab_size"], data["backbone_hidden_size"]
+        )
+        self.inputs_embeds_projector = Linear(
+            data["backbone_hidden_size"], self.shape.hidden_size, bias=False
+        )
 
 
 class _DepthHeads(nn.Module):
@@ -87,7 +91,9 @@ class CsmTalker(Talker):
 
     def tie_tables(self) -> None:
         """Make one tensor of the two names of the table of codes."""
-        self.backbone_model.embed_tokens.embed_audio_tokens.weight = self.depth_decoder.model.embed_tokens.weight
+        self.backbone_model.embed_tokens.embed_audio_tokens.weight = (
+            self.depth_decoder.model.embed_tokens.weight
+        )
 
     @property
     def backbone(self) -> DecoderStack:

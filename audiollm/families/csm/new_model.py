@@ -22,7 +22,7 @@ MARKED_CODES = 3
 def write_csm(folder: Path, shape: TalkerShape) -> int:
     """See `NewTalkerFamily.write_new`."""
     ids = write_byte_tokenizer(folder, MARKS, {"bos_token": MARKS[0], "eos_token": MARKS[1]})
-    write_json(folder / "config.json", _config(shape, ids))
+    write_json(folder / "config.json", _csm_config(shape, ids))
     torch.manual_seed(shape.seed)
     model = CsmTalker(CsmKind(folder).config, str(folder / "config.json"))
     model.tie_tables()
@@ -32,7 +32,7 @@ def write_csm(folder: Path, shape: TalkerShape) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _config(shape: TalkerShape, ids: dict[str, int]) -> dict[str, Any]:
+def _csm_config(shape: TalkerShape, ids: dict[str, int]) -> dict[str, Any]:
     entries = shape.codebook_size + MARKED_CODES
     decoder = {
         "num_codebooks": shape.num_codebooks, "vocab_size": entries, "rms_norm_eps": 1e-5,

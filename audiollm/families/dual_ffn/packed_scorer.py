@@ -19,10 +19,10 @@ from audiollm.families.logprobs.token_figures import (
     HeadRows,
     TokenFigures,
     TokenRequest,
+    keep_head_rows,
     linear_token_figures,
 )
 from audiollm.models.audio_encoder import AudioTower
-from audiollm.models.chunked_cross_entropy import HeadWeight, column_blocks, joined_weight
 from audiollm.models.dual_ffn import DualFFN, through_head
 
 
@@ -81,7 +81,7 @@ class PackedScorer(nn.Module):
                 text, _ = _uses(batch, request, reference, draw_T)
                 return _text_figures(batch, through_head(*heads[0], text))
             if request is None:
-                return TargetRows(*(through_head(head, rows, _kept_rows) for head, rows in heads))
+                return TargetRows(*(through_head(head, rows, keep_head_rows) for head, rows in heads))
             head_outputs = [
                 through_head(head, rows, use)
                 for (head, rows), use in zip(heads, _uses(batch, request, reference, draw_T), strict=True)
@@ -174,14 +174,6 @@ def _text_figures(batch: PackedAnswers, text: TokenFigures) -> TokenFigures:
     """Return the figures of text in the order of the answers' tokens, which have no codes."""
     ordered = [None if figure is None else figure.flatten()[batch.entry_T] for figure in text]
     return TokenFigures(*ordered)  # type: ignore[arg-type]
-
-
-def _kept_rows(hidden_XC: Tensor, weight_VC: HeadWeight) -> HeadRows:
-    """Keep a head's input and weight beyond the pass; on several ranks a copy, for strategies free what they gather."""
-    several = torch.distributed.is_available() and torch.distributed.is_initialized()
-    blocks = column_blocks(weight_VC)
-    weight = joined_weight(blocks, blocks[-1].dtype).detach()
-    return HeadRows(hidden_XC.detach(), weight.clone() if several else weight)
 
 
 def _switch_dropout_off(model: DualFFN) -> None:

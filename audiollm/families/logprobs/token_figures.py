@@ -104,6 +104,14 @@ class ForbiddenTargets(NamedTuple):
         logits_RKV.masked_fill_(self.mask_MKV.index_select(0, self.mask_X[rows]), -torch.inf)
 
 
+def keep_head_rows(hidden_XC: Tensor, weight_VC: HeadWeight) -> HeadRows:
+    """Keep a head's input and weight beyond the pass; on several ranks a copy, for strategies free what they gather."""
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    blocks = column_blocks(weight_VC)
+    weight = joined_weight(blocks, blocks[-1].dtype).detach()
+    return HeadRows(hidden_XC.detach(), weight.clone() if several else weight)
+
+
 def token_figures(
     logits_TV: Tensor,
     target_T: Tensor,

@@ -17,7 +17,7 @@ class Qwen3TTSFamily:
 
     def open(self, folder: Path) -> ModelFolder:
         """See `ModelFamily.open`."""
-        return TalkerFolder(folder, _kind_of)
+        return TalkerFolder(folder, _qwen3_tts_kind)
 
     def write_new(self, folder: Path, shape: TalkerShape) -> int:
         """See `NewTalkerFamily.write_new`."""
@@ -26,7 +26,7 @@ class Qwen3TTSFamily:
         return write_qwen3_tts(folder, shape)
 
 
-def _kind_of(folder: Path) -> object:
+def _qwen3_tts_kind(folder: Path) -> object:
     from audiollm.families.qwen3_tts.kind import Qwen3TTSKind
 
     return Qwen3TTSKind(folder)

@@ -4,8 +4,8 @@
     codes                                nothink think_bos think_eos (voice)  pad  |
 
 The form of the text is `whole` (all words beside the mark pad, then the frames beside the word pad; the default of
-named voices) or `interleaved` (word n beside frame n - 1; the default of cloning). With a language, the first three marks
-are think, think_bos, LANGUAGE, think_eos. A voice is a row of the table of codes, or the vector of the speaker encoder.
+named voices) or `interleaved` (word n beside frame n - 1; the default of cloning). With a language, the first marks are
+think, think_bos, LANGUAGE, think_eos. A voice is a row of the table of codes, or the vector of the speaker encoder.
 A recording with its words stands before the text, in either form; an instruction before all.
 
 Source: `Qwen3TTSForConditionalGeneration.generate` of the package `qwen-tts` 0.1.1.
@@ -18,20 +18,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from audiollm.audio import Waveform
-
 from audiollm.data.text.tokenizer import FILE_NAME, read_text_tokenizer
 from audiollm.errors import ConfigError, suggestion
 from audiollm.families.qwen3_tts.model import Qwen3TTSTalker
 from audiollm.families.talkers.kind import PromptRows, SpeakingText, TalkerKind, TalkerSampling
 from audiollm.families.talkers.rows import NONE, SpeechRows, frame_rows, join_rows, text_rows
 from audiollm.families.talkers.turns import SpeechPrompt
-from audiollm.files.json_files import read_json_file
+from audiollm.files.json_files import OFFLINE, read_json_file
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.models.generation_config import FILE_NAME as GENERATION_FILE
 from audiollm.train.settings import PromptMix
@@ -63,7 +62,7 @@ class Qwen3TTSKind(TalkerKind):
     model_type = "qwen3_tts"
     depth_weight = 0.3
     max_turns = 1
-    groups = {
+    groups: ClassVar[Mapping[str, str]] = {
         "talker": r"talker\.model\.layers\..*",
         "code_predictor": r"talker\.code_predictor\.model\.layers\..*",
         "text_projection": r"talker\.text_projection\..*",
@@ -88,9 +87,13 @@ class Qwen3TTSKind(TalkerKind):
         talker = self.config.get("talker_config")
         if not isinstance(talker, dict) or not isinstance(talker.get("code_predictor_config"), dict):
             raise ConfigError("talker_config: not given", self._where, "download config.json again")
-        lacking = [name for name in (*MARK_FIELDS, "vocab_size", "num_code_groups") if talker.get(name) is None]
+        lacking = [
+            name for name in (*MARK_FIELDS, "vocab_size", "num_code_groups") if talker.get(name) is None
+        ]
         if lacking:
-            raise ConfigError(f"talker_config.{lacking[0]}: not given", self._where, "download config.json again")
+            raise ConfigError(
+                f"talker_config.{lacking[0]}: not given", self._where, "download config.json again"
+            )
         self.talker_config: Mapping[str, Any] = talker
         self.end = int(talker["codec_eos_token_id"])
         codes = int(talker["code_predictor_config"]["vocab_size"])
@@ -110,19 +113,27 @@ class Qwen3TTSKind(TalkerKind):
     def prompt_rows(self, prompt: SpeechPrompt) -> PromptRows:
         """See `TalkerKind.prompt_rows`."""
         if prompt.reference_KT is not None and prompt.vector_C is None:
-            raise ValueError("a reference without its words: this model hears it through its speaker encoder, and has none")
+            raise ValueError(
+                "a reference without its words: this model hears it through its speaker encoder, and has none"
+            )
         if len(prompt.before) > 1:
             raise ValueError(f"{len(prompt.before)} turns before the text, and this model's prompt holds one")
-        head, words = self._head(prompt), self._turn_words(prompt.text)
+        head, words = self._prompt_head(prompt), self._turn_words(prompt.text)
         reference = prompt.before[0] if prompt.before else None
         if reference is not None:
             words = [*self._reference_words(reference.text), *words]
         form = prompt.form or ("interleaved" if self.is_base else "whole")
         codes_KT = None if reference is None else reference.codes_KT
-        behind = [*words, self._word("eos")]
-        return self._whole(head, behind, codes_KT) if form == "whole" else self._interleaved(head, behind, codes_KT)
+        behind = [*words, self._word_mark("eos")]
+        return (
+            self._lay_out_whole(head, behind, codes_KT)
+            if form == "whole"
+            else self._lay_out_interleaved(head, behind, codes_KT)
+        )
 
-    def complete(self, prompt: SpeechPrompt, vector_C: Tensor | None, mix: PromptMix | None, id: str) -> SpeechPrompt:
+    def complete(
+        self, prompt: SpeechPrompt, vector_C: Tensor | None, mix: PromptMix | None, id: str
+    ) -> SpeechPrompt:
         """See `TalkerKind.complete`. Without a name that the model knows, the voice is the vector."""
         mix, draws = mix or PromptMix(), _draw_shares(id)
         named = (prompt.speaker or "").lower() in (self.talker_config.get("spk_id") or {})
@@ -177,7 +188,7 @@ class Qwen3TTSKind(TalkerKind):
             return SpeakingText.of(read_text_tokenizer(self.folder))
         from transformers import AutoTokenizer  # of vocab.json and merges.txt, as published
 
-        return SpeakingText.of(AutoTokenizer.from_pretrained(str(self.folder), local_files_only=True)._tokenizer)
+        return SpeakingText.of(AutoTokenizer.from_pretrained(str(self.folder), **OFFLINE)._tokenizer)
 
     @property
     def marks(self) -> Mapping[int, str]:
@@ -190,41 +201,45 @@ class Qwen3TTSKind(TalkerKind):
     def _language_ids(self) -> dict[str, int]:
         return {name: int(row) for name, row in (self.talker_config.get("codec_language_id") or {}).items()}
 
-    def _head(self, prompt: SpeechPrompt) -> SpeechRows:
+    def _prompt_head(self, prompt: SpeechPrompt) -> SpeechRows:
         """Rows before the text: an instruction, the role, marks, language and voice."""
-        books, mark = int(self.talker_config["num_code_groups"]), self._mark
+        books, mark = int(self.talker_config["num_code_groups"]), self._code_mark
         language = self._language_row(prompt)
         before = [mark("nothink")] if language is None else [mark("think")]
         middle = [mark("think_bos"), *([] if language is None else [language]), mark("think_eos")]
         voice = self._voice_row(prompt)
         codes = [*before, *middle, *([] if voice is None else [voice]), mark("pad")]
-        words = [self._word("pad")] * (len(codes) - 1) + [self._word("bos")]
+        words = [self._word_mark("pad")] * (len(codes) - 1) + [self._word_mark("bos")]
         marks = text_rows(words, books)
-        vectors = ()
+        vectors: tuple[tuple[int, Tensor], ...] = ()
         if prompt.vector_C is not None:
             vectors = ((len(codes) - 2, prompt.vector_C),)
         marks = SpeechRows(marks.text_L, torch.tensor(codes), marks.rest_LJ, vectors)
-        blocks = [text_rows(self._marked("<|im_start|>assistant\n"), books), marks]
+        blocks = [text_rows(self._marked_ids("<|im_start|>assistant\n"), books), marks]
         if prompt.instruction:
             self.text.ids(prompt.instruction)
-            instruction = self._marked(f"<|im_start|>user\n{prompt.instruction}<|im_end|>\n")
+            instruction = self._marked_ids(f"<|im_start|>user\n{prompt.instruction}<|im_end|>\n")
             blocks.insert(0, text_rows(instruction, books))
         return join_rows(blocks)
 
-    def _whole(self, head: SpeechRows, words: list[int], codes_KT: Tensor | None) -> PromptRows:
+    def _lay_out_whole(self, head: SpeechRows, words: list[int], codes_KT: Tensor | None) -> PromptRows:
         """All words beside the mark pad, then the mark bos and the frames beside the word pad."""
-        books, pad = int(self.talker_config["num_code_groups"]), self._word("pad")
-        blocks = [head, text_rows(words, books, self._mark("pad")), text_rows([pad], books, self._mark("bos"))]
+        books, pad = int(self.talker_config["num_code_groups"]), self._word_mark("pad")
+        blocks = [
+            head,
+            text_rows(words, books, self._code_mark("pad")),
+            text_rows([pad], books, self._code_mark("bos")),
+        ]
         if codes_KT is not None:
             blocks.append(frame_rows(codes_KT, pad))
         return PromptRows(join_rows(blocks), after=pad)
 
-    def _interleaved(self, head: SpeechRows, words: list[int], codes_KT: Tensor | None) -> PromptRows:
+    def _lay_out_interleaved(self, head: SpeechRows, words: list[int], codes_KT: Tensor | None) -> PromptRows:
         """A word beside the mark bos and beside each frame, the word pad behind them."""
-        books, pad = int(self.talker_config["num_code_groups"]), self._word("pad")
+        books, pad = int(self.talker_config["num_code_groups"]), self._word_mark("pad")
         frames = 0 if codes_KT is None else codes_KT.shape[1]
         words_L = torch.tensor([*words, *[pad] * (1 + frames - len(words))])
-        blocks = [head, text_rows(words_L[:1], books, self._mark("bos"))]
+        blocks = [head, text_rows(words_L[:1], books, self._code_mark("bos"))]
         if codes_KT is not None:
             rows = frame_rows(codes_KT)
             blocks.append(SpeechRows(words_L[1 : 1 + frames], rows.first_L, rows.rest_LJ))
@@ -261,27 +276,33 @@ class Qwen3TTSKind(TalkerKind):
         rows = self.talker_config.get("spk_id") or {}
         name = prompt.speaker.lower()
         if name not in rows:
-            known = suggestion(name, rows) if rows else "the model has no named voices: add some by the stage add_voices"
+            known = (
+                suggestion(name, rows)
+                if rows
+                else "the model has no named voices: add some by the stage add_voices"
+            )
             raise ValueError(f"speaker {prompt.speaker!r}: {known}")
         return int(rows[name])
 
     def _turn_words(self, text: str) -> list[int]:
         self.text.ids(text)
-        turn = self._marked(f"<|im_start|>assistant\n{text}<|im_end|>\n<|im_start|>assistant\n")
+        turn = self._marked_ids(f"<|im_start|>assistant\n{text}<|im_end|>\n<|im_start|>assistant\n")
         return turn[HEAD_TOKENS:-TAIL_TOKENS]
 
     def _reference_words(self, text: str) -> list[int]:
         self.text.ids(text)
-        return self._marked(f"<|im_start|>assistant\n{text}<|im_end|>\n")[HEAD_TOKENS:-REFERENCE_TAIL]
+        return self._marked_ids(f"<|im_start|>assistant\n{text}<|im_end|>\n")[HEAD_TOKENS:-REFERENCE_TAIL]
 
-    def _marked(self, text: str) -> list[int]:
+    def _marked_ids(self, text: str) -> list[int]:
         return self.text.marked_ids(text)
 
-    def _mark(self, name: str) -> int:
+    def _code_mark(self, name: str) -> int:
         """Entry of a mark in the table of codes."""
-        return int(self.talker_config.get(f"codec_{name}_id", self.talker_config.get(f"codec_{name}_token_id")))
+        return int(
+            self.talker_config.get(f"codec_{name}_id", self.talker_config.get(f"codec_{name}_token_id"))
+        )
 
-    def _word(self, name: str) -> int:
+    def _word_mark(self, name: str) -> int:
         """Id of one of the words that stand for no text."""
         return int(self.config[f"tts_{name}_token_id"])
 

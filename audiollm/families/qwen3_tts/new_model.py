@@ -22,7 +22,7 @@ SUPPRESSED = 1024
 def write_qwen3_tts(folder: Path, shape: TalkerShape) -> int:
     """See `NewTalkerFamily.write_new`."""
     ids = write_byte_tokenizer(folder, MARKS, {"eos_token": MARKS[1]})
-    config = _config(shape, ids)
+    config = _qwen3_tts_config(shape, ids)
     write_json(folder / "config.json", config)
     torch.manual_seed(shape.seed)
     model = Qwen3TTSTalker(config["talker_config"], str(folder / "config.json"))
@@ -31,7 +31,7 @@ def write_qwen3_tts(folder: Path, shape: TalkerShape) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _config(shape: TalkerShape, ids: dict[str, int]) -> dict[str, Any]:
+def _qwen3_tts_config(shape: TalkerShape, ids: dict[str, int]) -> dict[str, Any]:
     codes = shape.codebook_size
     common = {"num_code_groups": shape.num_codebooks, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000}
     marks = {name: codes + 100 + place for place, name in enumerate(MARK_FIELDS)}

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import librosa
 import torch
+from librosa.filters import mel as mel_filters
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -36,7 +36,8 @@ class SpeakerEncoder(nn.Module):
         blocks: list[nn.Module] = [_TimeDelay(self.num_bands, channels[0], kernels[0], dilations[0])]
         blocks += [
             _Res2Block(
-                channels[n - 1], channels[n], data["enc_res2net_scale"], data["enc_se_channels"], kernels[n], dilations[n]
+                channels[n - 1], channels[n], data["enc_res2net_scale"], data["enc_se_channels"], kernels[n],
+                dilations[n],
             )
             for n in range(1, len(channels) - 1)
         ]  # fmt: skip
@@ -63,7 +64,9 @@ class SpeakerEncoder(nn.Module):
             ValueError: it is shorter than a window.
         """
         if samples_1N.shape[1] < WINDOW:
-            raise ValueError(f"a recording of {samples_1N.shape[1]} samples is too short for the speaker encoder")
+            raise ValueError(
+                f"a recording of {samples_1N.shape[1]} samples is too short for the speaker encoder"
+            )
         vector_1C: Tensor = self(log_mel(samples_1N.to(self.fc.weight), self.num_bands))
         return vector_1C[0]
 
@@ -96,7 +99,7 @@ def log_mel(samples_1N: Tensor, num_bands: int) -> Tensor:
 
 @cache
 def _mel_bands(count: int) -> Tensor:
-    filters = librosa.filters.mel(sr=SAMPLE_RATE, n_fft=WINDOW, n_mels=count, fmin=0, fmax=HIGHEST_HZ)
+    filters = mel_filters(sr=SAMPLE_RATE, n_fft=WINDOW, n_mels=count, fmin=0, fmax=HIGHEST_HZ)
     return torch.from_numpy(filters).float()
 
 
@@ -150,7 +153,7 @@ class _Res2Block(nn.Module):
 
     def forward(self, x_BCT: Tensor) -> Tensor:
         inner_BCT = self.tdnn2(self.res2net_block(self.tdnn1(x_BCT)))
-        return x_BCT + self.se_block(inner_BCT)  # type: ignore[no-any-return]
+        return x_BCT + self.se_block(inner_BCT)
 
 
 class _StatisticsPooling(nn.Module):

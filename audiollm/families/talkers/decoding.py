@@ -113,12 +113,13 @@ class TalkerDecoder:
             return []
         codes_RK, logprob_RK = self._draw_frames(answers)
         for answer, codes_K, logprob_K in zip(answers, codes_RK, logprob_RK, strict=True):
-            self._add(answer, codes_K, logprob_K)
+            self._take_frame(answer, codes_K, logprob_K)
         self._leave([row for row, answer in enumerate(answers) if answer.is_over])
         if self.speaking:
             self._make_room(max(self._cache.lengths[: len(self.speaking)]) + 2)
             blocks = [
-                answer.prompt.frames(answer.codes[-1][:, None], len(answer.codes) - 1) for answer in self.speaking
+                answer.prompt.frames(answer.codes[-1][:, None], len(answer.codes) - 1)
+                for answer in self.speaking
             ]
             inputs = join_inputs(blocks).to(self._device)
             self._hidden_RC = self._model.backbone.extend(self._model.embed_rows(inputs), self._cache)
@@ -137,7 +138,9 @@ class TalkerDecoder:
         ).to(self._device)
         logits_RV: Tensor = model.first_head(self._hidden_RC).float()
         self._leave_out(logits_RV, answers)
-        code_R, logprob_R = _draw(logits_RV, [answer.sampling.first for answer in answers], uniform_R2K[..., 0])
+        code_R, logprob_R = _draw_codes(
+            logits_RV, [answer.sampling.first for answer in answers], uniform_R2K[..., 0]
+        )
         codes, logprobs = [code_R], [logprob_R]
         self._depth_cache.lengths[:count] = [0] * count
         # an end without other codes draws them for nothing: its answer leaves its slot afterwards
@@ -149,7 +152,7 @@ class TalkerDecoder:
             logits_RV = model.through_rest_head(hidden_RC, book).float()
             if self._kind.suppressed_depth:
                 logits_RV[:, list(self._kind.suppressed_depth)] = -torch.inf
-            code_R, logprob_R = _draw(logits_RV, depths, uniform_R2K[..., book])
+            code_R, logprob_R = _draw_codes(logits_RV, depths, uniform_R2K[..., book])
             codes.append(code_R)
             logprobs.append(logprob_R)
         return torch.stack(codes, 1).cpu(), torch.stack(logprobs, 1).cpu()
@@ -169,7 +172,7 @@ class TalkerDecoder:
                     logits_RV[row, said] < 0, logits_RV[row, said] * penalty, logits_RV[row, said] / penalty
                 )
 
-    def _add(self, answer: Speaking, codes_K: Tensor, logprob_K: Tensor) -> None:
+    def _take_frame(self, answer: Speaking, codes_K: Tensor, logprob_K: Tensor) -> None:
         answer.has_ended = self._kind.is_end(codes_K)
         if not answer.has_ended:
             answer.codes.append(codes_K)
@@ -199,7 +202,7 @@ class TalkerDecoder:
         self._cache = self._cache.lengthened(self._model.backbone.shape, length)
 
 
-def speak_all(
+def speak_to_end(
     model: Talker, kind: TalkerKind, answers: Sequence[Speaking], slots: int | None = None
 ) -> None:
     """Speak answers to their ends, as many side by side as there are slots."""
@@ -216,7 +219,9 @@ def speak_all(
         model.train(training)
 
 
-def _draw(logits_RV: Tensor, configs: Sequence[SamplingConfig], uniform_R2: Tensor) -> tuple[Tensor, Tensor]:
+def _draw_codes(
+    logits_RV: Tensor, configs: Sequence[SamplingConfig], uniform_R2: Tensor
+) -> tuple[Tensor, Tensor]:
     """A code of each row, and its log-probability at the row's temperature, under all codes that are not -inf."""
     code_R = torch.zeros(len(logits_RV), dtype=torch.long, device=logits_RV.device)
     warm_RV = logits_RV.clone()

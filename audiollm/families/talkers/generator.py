@@ -19,13 +19,12 @@ from audiollm.errors import ConfigError
 from audiollm.families.talkers.decoding import MAX_SLOTS, Speaking, TalkerDecoder
 from audiollm.families.talkers.kind import TalkerKind
 from audiollm.families.talkers.talker import Talker
-from audiollm.families.talkers.turns import SpeechPrompt, speech_prompt
+from audiollm.families.talkers.turns import SpeechPrompt, read_speech_prompt
 from audiollm.generation.engine.defaults import read_defaults
 from audiollm.generation.engine.request import Answer, Event, Finished, Frames, Request
 from audiollm.generation.speaking.manner import Recording
 from audiollm.generation.speaking.speech_generator import SpeechGenerator
 from audiollm.generation.speaking.voice import Voice
-
 
 MARKS_A_MESSAGE = 8
 """Rows of a prompt beside its words and frames, at most, for each message."""
@@ -41,32 +40,35 @@ class TalkerGenerator(SpeechGenerator):
         self._model, self._kind, self._vectors = model, kind, dict[bytes, Tensor]()
         shapes = (model.num_codebooks, model.codebook_size), (codec.num_codebooks, codec.codebook_size)
         if shapes[0][0] != shapes[1][0] or shapes[0][1] < shapes[1][1]:
-            problem = f"the codec has {shapes[1][0]} codebooks of {shapes[1][1]} codes, the model {shapes[0][0]} of {shapes[0][1]}"
+            (books, codes), (codec_books, codec_codes) = shapes
+            problem = (
+                f"the codec has {codec_books} codebooks of {codec_codes} codes, the model {books} of {codes}"
+            )
             raise ConfigError(problem, "codec", "leave it out: the model's folder has its own")
 
     def voice(
         self, reference: Recording | Voice, text: str | None = None, language: str | None = None
     ) -> Voice:
-        """See `SpeechGenerator.voice`; where the model reads vectors, that of the recording is kept beside its codes."""
+        """See `SpeechGenerator.voice`; where the model reads vectors, the recording's is kept beside its codes."""
         voice = super().voice(reference, text, language)
         if self._kind.reads_vectors:
-            self._vectors[_key(voice.codes_KT)] = self._kind.vector_of(voice.waveform)
+            self._vectors[_codes_key(voice.codes_KT)] = self._kind.vector_of(voice.waveform)
         return voice
 
-    def speech_prompt(self, request: Request) -> SpeechPrompt:
+    def prompt_of_request(self, request: Request) -> SpeechPrompt:
         """The prompt of a request.
 
         Raises:
             ValueError: the model takes no such prompt.
         """
-        prompt = speech_prompt(request.messages, request.audio, request.language)
+        prompt = read_speech_prompt(request.messages, request.audio, request.language)
         prompt = replace(prompt, before=prompt.before[: self._kind.max_turns])
         reference_KT = prompt.reference_KT
         if reference_KT is None and prompt.before:
             reference_KT = prompt.before[0].codes_KT
         vector_C = None
         if reference_KT is not None and self._kind.reads_vectors:
-            key = _key(reference_KT)
+            key = _codes_key(reference_KT)
             if key not in self._vectors:  # speech of the model's own, which it goes on
                 sound = Waveform(self.codec.decode(reference_KT).cpu(), self.codec.sample_rate)
                 self._vectors[key] = self._kind.vector_of(sound)
@@ -75,11 +77,11 @@ class TalkerGenerator(SpeechGenerator):
 
     def engine(self, requests: Sequence[Request]) -> TalkerEngine:
         """See `SpeechGenerator.engine`."""
-        return TalkerEngine(self._model, self._kind, self.speech_prompt)
+        return TalkerEngine(self._model, self._kind, self.prompt_of_request)
 
     def check_messages(self, messages: Sequence[Message], num_recordings: int) -> None:
         """See `SpeechGenerator.check_messages`."""
-        for text in _texts(messages):
+        for text in _texts_to_say(messages):
             self._kind.check_text(text)
         if num_recordings and any(
             isinstance(part, AudioPart) for part in messages[-1].content if messages[-1].role == "user"
@@ -89,7 +91,11 @@ class TalkerGenerator(SpeechGenerator):
     def messages_length(self, messages: Sequence[Message], sizes: Sequence[PartSize]) -> int:
         """See `SpeechGenerator.messages_length`."""
         frames = sum(size if isinstance(size, int) else size.rows for size in sizes)
-        return frames + sum(self.num_tokens(text) for text in _texts(messages)) + MARKS_A_MESSAGE * len(messages)
+        return (
+            frames
+            + sum(self.num_tokens(text) for text in _texts_to_say(messages))
+            + MARKS_A_MESSAGE * len(messages)
+        )
 
     def num_tokens(self, text: str) -> int:
         """See `SpeechGenerator.num_tokens`."""
@@ -103,9 +109,7 @@ class TalkerEngine:
         prompt_of: reads the prompt of a request.
     """
 
-    def __init__(
-        self, model: Talker, kind: TalkerKind, prompt_of: Callable[[Request], SpeechPrompt]
-    ) -> None:
+    def __init__(self, model: Talker, kind: TalkerKind, prompt_of: Callable[[Request], SpeechPrompt]) -> None:
         self._model, self._kind, self._prompt_of = model, kind, prompt_of
 
     def run(
@@ -113,17 +117,17 @@ class TalkerEngine:
     ) -> list[Answer]:
         """See `GenerationEngine.run`."""
         answers: dict[int, Answer] = {}
-        for events in self._events(requests):
+        for events in self._run_steps(requests):
             on_step(events)
             answers |= {event.request: event.answer for event in events if isinstance(event, Finished)}
         return [answers[number] for number in range(len(requests))]
 
     def stream(self, request: Request) -> Iterator[Event]:
         """See `GenerationEngine.stream`."""
-        for events in self._events([request]):
+        for events in self._run_steps([request]):
             yield from events
 
-    def _events(self, requests: Sequence[Request]) -> Iterator[list[Event]]:
+    def _run_steps(self, requests: Sequence[Request]) -> Iterator[list[Event]]:
         begun, first_s = time.perf_counter(), dict[int, float]()
         waiting = [self._speaking(number, request) for number, request in enumerate(requests)][::-1]
         decoder = TalkerDecoder(self._model, self._kind, min(MAX_SLOTS, max(1, len(waiting))))
@@ -136,30 +140,34 @@ class TalkerEngine:
                     first_s.setdefault(answer.number, now)
                     events.append(Frames(answer.number, answer.codes[-1][:, None]))
                 if answer.is_over:
-                    events.append(self._finished(answer, first_s.get(answer.number), now))
+                    events.append(self._finish_answer(answer, first_s.get(answer.number), now))
             yield events
 
     def _speaking(self, number: int, request: Request) -> Speaking:
         if request.answer != "audio" or request.phrases:
-            raise ConfigError("this model answers in speech alone, text by text", "answer", "ask it to say a text")
+            raise ConfigError(
+                "this model answers in speech alone, text by text", "answer", "ask it to say a text"
+            )
         if request.sampling.text_guidance != 1 or request.sampling.speaker_guidance != 1:
             raise ConfigError(
-                "guidance: this model was never trained with its conditions hidden", "text_guidance", "leave it out"
+                "guidance: this model was never trained with its conditions hidden",
+                "text_guidance",
+                "leave it out",
             )
         rows = self._kind.prompt_rows(self._prompt_of(request))
         return Speaking(
             rows, self._kind.sampling(request.sampling), request.limits.max_frames, request.seed, number
         )
 
-    def _finished(self, answer: Speaking, first_s: float | None, seconds: float) -> Finished:
+    def _finish_answer(self, answer: Speaking, first_s: float | None, seconds: float) -> Finished:
         codes_KT = answer.codes_KT(self._model.num_codebooks)
         reason = "end" if answer.has_ended else "length"
         return Finished(answer.number, Answer((codes_KT,), codes_KT, reason, first_s, seconds))  # type: ignore[arg-type]
 
 
-def _key(codes_KT: Tensor) -> bytes:
+def _codes_key(codes_KT: Tensor) -> bytes:
     return bytes(codes_KT.cpu().numpy().tobytes())
 
 
-def _texts(messages: Sequence[Message]) -> list[str]:
+def _texts_to_say(messages: Sequence[Message]) -> list[str]:
     return [part.text for message in messages for part in message.content if isinstance(part, TextPart)]

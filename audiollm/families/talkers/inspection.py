@@ -19,7 +19,11 @@ def speech_rows(kind: TalkerKind, answer: SpeechRows) -> list[StreamRow]:
     vectors = {row for row, _ in answer.vectors}
     rows = []
     for position in range(answer.num_rows):
-        text, first, rest = int(answer.text_L[position]), int(answer.first_L[position]), answer.rest_LJ[position]
+        text, first, rest = (
+            int(answer.text_L[position]),
+            int(answer.first_L[position]),
+            answer.rest_LJ[position],
+        )
         is_frame = bool(rest[0] != NONE)
         word, mark = kind.readable(text, first)
         token = " + ".join(filter(None, [word, "" if is_frame else mark, "vector" * (position in vectors)]))

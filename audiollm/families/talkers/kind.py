@@ -8,15 +8,22 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from audiollm.audio import Waveform
-from audiollm.families.talkers.rows import NONE, SpeechRows, SpokenSpan, frame_rows, join_rows, with_targets
+from audiollm.families.talkers.rows import (
+    NONE,
+    SpeechRows,
+    SpeechTargets,
+    frame_rows,
+    join_rows,
+    with_targets,
+)
 from audiollm.families.talkers.talker import Talker
 from audiollm.families.talkers.turns import SpeechPrompt
 from audiollm.generation.engine.sampling import SamplingConfig
@@ -47,7 +54,7 @@ class PromptRows:
     """A prompt as rows, and the words that stand beside the frames behind it."""
 
     rows: SpeechRows
-    beside: Tensor = torch.zeros(0, dtype=torch.long)
+    beside: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     """Words of the frames' rows, one a frame from the first on."""
     after: int = NONE
     """The word beside every frame behind those."""
@@ -77,7 +84,7 @@ class TalkerKind(ABC):
     depth_weight: float
     """Weight of the depth decoder's mean loss beside the backbone's, as the authors have it."""
     default_targets: Sequence[str] = ("q_proj", "k_proj", "v_proj", "o_proj")
-    groups: Mapping[str, str]
+    groups: ClassVar[Mapping[str, str]]
     """Parts of the model by the names that `lora.target_modules` may give, and the module that holds each."""
     suppressed: Sequence[int] = ()
     """Entries of the first codebook that sampling leaves out."""
@@ -138,7 +145,9 @@ class TalkerKind(ABC):
         word = "" if text == NONE else json.dumps(self.text.decode(text), ensure_ascii=False)[1:-1]
         return word, "" if first == NONE else self.marks.get(first, str(first))
 
-    def complete(self, prompt: SpeechPrompt, vector_C: Tensor | None, mix: PromptMix | None, id: str) -> SpeechPrompt:
+    def complete(
+        self, prompt: SpeechPrompt, vector_C: Tensor | None, mix: PromptMix | None, id: str
+    ) -> SpeechPrompt:
         """Return a prompt as it is shown.
 
         Args:
@@ -187,7 +196,7 @@ class TalkerKind(ABC):
         laid_out = self.prompt_rows(prompt)
         rows = join_rows([laid_out.rows, laid_out.frames(codes_KT)])
         end = self.end if ended else None
-        span = SpokenSpan.of(laid_out.rows.num_rows, codes_KT, end, self.end_codes)
+        span = SpeechTargets.of(laid_out.rows.num_rows, codes_KT, end, self.end_codes)
         return with_targets(rows, [span], is_sampled)
 
     def is_end(self, codes_K: Tensor) -> bool:

@@ -1,6 +1,6 @@
 """The stage `new_talker`: a small talker of a published class with random weights, for a codec of one's own.
 
-It has the layout, the prompts and the objective of the published model, reads texts byte by byte, and learns from nothing.
+It has layout, prompts and objective of the published model, reads texts byte by byte, and learns from nothing.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def write_byte_tokenizer(folder: Path, marks: Sequence[str], config: Mapping[str
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
-    return {mark: tokenizer.token_to_id(mark) for mark in marks}
+    return {mark: int(tokenizer.token_to_id(mark) or 0) for mark in marks}
 
 
 def layer_fields(width: int, layers: int) -> dict[str, Any]:
@@ -99,8 +99,8 @@ def run_new_talker(config: NewTalkerConfig, context: Context) -> dict[str, Any]:
         StageError: the samples have no codes.
     """
     from audiollm.data.records.opening import open_source
-    from audiollm.families.talkers.turns import speakers_of
     from audiollm.families.registry import family_of
+    from audiollm.families.talkers.turns import speakers_of
 
     source = open_source(str(config.samples))
     codec = getattr(source, "facts", {}).get("codec") or {}
@@ -119,7 +119,7 @@ def run_new_talker(config: NewTalkerConfig, context: Context) -> dict[str, Any]:
     return {"parameters": parameters, "voices": len(speakers)}
 
 
-def _plan(config: NewTalkerConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+def _plan_talker(config: NewTalkerConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     layer = 4 + 9  # squares of the width: attention, and a feed-forward of three times the width
     parameters = layer * (config.layers * config.width**2 + config.depth_layers * config.depth_width**2)
     parameters += 2 * 8 * 1024 * config.width  # tables and heads of the default codec
@@ -132,5 +132,5 @@ STAGE = Stage(
     run=run_new_talker,
     artifacts={"checkpoint": "model"},
     help="a small talker with random weights in the layout of a published one (CSM, Qwen3-TTS)",
-    plan=_plan,
+    plan=_plan_talker,
 )

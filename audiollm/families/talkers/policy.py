@@ -26,14 +26,14 @@ from audiollm.families.logprobs.prompt_tokens import logprobs_of_figures
 from audiollm.families.logprobs.token_figures import HeadRows, TokenFigures, TokenRequest
 from audiollm.families.policy import OTHER_INPUTS, GreedyAnswer, GreedyRequest, Policy
 from audiollm.families.prompts import PromptedContents, prompted_contents
-from audiollm.families.talkers.decoding import Speaking, speak_all
+from audiollm.families.talkers.decoding import Speaking, speak_to_end
 from audiollm.families.talkers.kind import TalkerKind, TalkerSampling
 from audiollm.families.talkers.published_weights import check_stored, load_published, write_published
 from audiollm.families.talkers.rollouts import TalkerRollouts
 from audiollm.families.talkers.rows import SpeechBatch, SpeechRows, fold_ends, speech_batch
 from audiollm.families.talkers.scorer import SpeechScorer, offset_losses
 from audiollm.families.talkers.talker import Talker
-from audiollm.families.talkers.turns import SpeechPrompt, speech_prompt
+from audiollm.families.talkers.turns import SpeechPrompt, read_speech_prompt
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.models.frozen.shrink import check_whole
 from audiollm.train.settings import LoRASettings, PromptMix
@@ -114,7 +114,7 @@ class TalkerPolicy:
     def take_beside(
         self, prompt: LoadedSample, loaded: LoadedSample, answers: Sequence[int], place: str = ""
     ) -> PromptedContents:
-        """See `Policy.take_beside`. A voice is heard from the prompt's recording, else from that of the first answer."""
+        """See `Policy.take_beside`. A voice is heard from the prompt's recording, else the first answer's."""
         prompted = prompted_contents(prompt, loaded, answers, place)
         if not self._kind.reads_vectors:
             return prompted
@@ -150,7 +150,7 @@ class TalkerPolicy:
         """See `Policy.num_answer_tokens`."""
         if not encoded.is_sampled or self._kind.end_codes is None:
             return encoded.num_targets
-        return len(self._folded([encoded]).answer_T)
+        return len(self._pack_actions([encoded]).answer_T)
 
     def plan(self, groups: Sequence[Sequence[SpeechRows]], max_tokens: int) -> list[list[int]]:
         """See `Policy.plan`."""
@@ -159,7 +159,7 @@ class TalkerPolicy:
 
     def batch(self, encoded: Sequence[SpeechRows]) -> SpeechBatch:
         """See `Policy.batch`."""
-        return self._folded(encoded)
+        return self._pack_actions(encoded)
 
     def idle_batch(self) -> SpeechBatch:
         """See `Policy.idle_batch`."""
@@ -234,7 +234,7 @@ class TalkerPolicy:
         for request in requests:
             prompt = self._kind.prompt_rows(read_prompt(request.prompted, self._kind))
             speaking = Speaking(prompt, TalkerSampling.plain(0.0), request.limits.max_frames, 0)
-            speak_all(self._root.model, self._kind, [speaking], 1)
+            speak_to_end(self._root.model, self._kind, [speaking], 1)
             actions = speaking.tokens(self.num_codebooks, True).num_actions
             answers.append(GreedyAnswer("", actions, len(speaking.codes), speaking.has_ended))
         return answers
@@ -267,7 +267,7 @@ class TalkerPolicy:
                 raise BadSample(clips[0].place, loaded.sample.id, str(error), "short reference") from None
         return self._vectors[key]
 
-    def _folded(self, encoded: Sequence[SpeechRows]) -> SpeechBatch:
+    def _pack_actions(self, encoded: Sequence[SpeechRows]) -> SpeechBatch:
         batch = speech_batch(encoded)
         if self._kind.end_codes is None or not bool(batch.sampled_F.any()):
             return batch
@@ -288,16 +288,14 @@ class TalkerPolicy:
         return rows
 
 
-def read_prompt(
-    prompted: PromptedContents, kind: TalkerKind, mix: PromptMix | None = None
-) -> SpeechPrompt:
+def read_prompt(prompted: PromptedContents, kind: TalkerKind, mix: PromptMix | None = None) -> SpeechPrompt:
     """The prompt of a sample as it is shown.
 
     Raises:
         BadSample: no talker's prompt holds it.
     """
     try:
-        prompt = speech_prompt(prompted.prompt, prompted.audio, prompted.language)
+        prompt = read_speech_prompt(prompted.prompt, prompted.audio, prompted.language)
         return kind.complete(prompt, prompted.vector_C, mix, prompted.id)
     except ValueError as error:
         raise BadSample(prompted.place, prompted.id, str(error), "prompt") from None
@@ -318,7 +316,7 @@ def spoken_answers(
             reason = "an answer of this model is one stretch of speech, and nothing else"
             raise BadSample(prompted.place, prompted.id, reason, "no speech")
         codes_KT = answer.codes[0].long()
-        check_codes(codes_KT, model, prompted)
+        check_spoken_codes(codes_KT, model, prompted)
         try:
             encoded.append(kind.answer_rows(prompt, codes_KT))
         except ValueError as error:
@@ -326,7 +324,7 @@ def spoken_answers(
     return encoded
 
 
-def check_codes(codes_KT: Tensor, model: Talker, prompted: PromptedContents) -> None:
+def check_spoken_codes(codes_KT: Tensor, model: Talker, prompted: PromptedContents) -> None:
     """Check that codes are of the model's codec, as far as their numbers tell.
 
     Raises:
@@ -363,14 +361,21 @@ def expand_groups(model: nn.Module, lora: LoRASettings, kind: TalkerKind) -> LoR
             if isinstance(module, nn.Linear) and re.fullmatch(inside, name)
         ]
         if not layers:
-            raise ConfigError(f"lora.target_modules: {target} has no linear layer in this model", "", "leave it out")
+            raise ConfigError(
+                f"lora.target_modules: {target} has no linear layer in this model", "", "leave it out"
+            )
         names += layers
     return replace(lora, target_modules=tuple(dict.fromkeys(names)))
 
 
 def _same_shape(first: Talker, second: Talker) -> bool:
     sizes = [
-        (model.num_codebooks, model.codebook_size, model.first_entries, model.get_input_embeddings().weight.shape)
+        (
+            model.num_codebooks,
+            model.codebook_size,
+            model.first_entries,
+            model.get_input_embeddings().weight.shape,
+        )
         for model in (first, second)
     ]
     return type(first) is type(second) and sizes[0] == sizes[1]

@@ -41,7 +41,7 @@ def load_published(
             raise ConfigError(
                 f"{name} and {other} differ, and config.json says that they are one tensor",
                 where,
-                "config.json and the weights must be of one model; set the flag that ties them to false if two are meant",
+                "config.json and weights must be of one model; set the flag that ties them to false if two are meant",
             )
         present = name if name in names else other
         if present in names:

@@ -7,7 +7,8 @@ K codebooks, J = K - 1, T targets in reading order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,10 @@ from audiollm.families.talkers.talker import RowInputs
 
 NONE = -1
 """Stands for a row without a word, or without a code, and for a code that is no target."""
+
+
+def _no_targets() -> Tensor:
+    return torch.zeros(0, dtype=torch.long)
 
 
 @dataclass(frozen=True)
@@ -31,11 +36,11 @@ class SpeechRows:
     """int64: the other codes of a frame; `NONE` in rows that are no frame."""
     vectors: tuple[tuple[int, Tensor], ...] = ()
     """Rows with a vector `[C]`, which is added to what else they hold."""
-    source_F: Tensor = torch.zeros(0, dtype=torch.long)
+    source_F: Tensor = field(default_factory=_no_targets)
     """The row that chooses each frame, or the end."""
-    target_F: Tensor = torch.zeros(0, dtype=torch.long)
+    target_F: Tensor = field(default_factory=_no_targets)
     """The first code of the frame, or the end."""
-    target_FJ: Tensor = torch.zeros(0, 0, dtype=torch.long)
+    target_FJ: Tensor = field(default_factory=lambda: _no_targets()[:, None][:, :0])
     """The frame's other codes; `NONE` where they are no targets."""
     is_sampled: bool = False
     """Whether the model drew it: what sampling leaves out has no probability then, and an end is one action."""
@@ -48,7 +53,11 @@ class SpeechRows:
     @property
     def has_depth_F(self) -> Tensor:
         """bool: whether the other codes are targets."""
-        return self.target_FJ[:, 0] != NONE if self.target_FJ.shape[1] else torch.zeros_like(self.target_F).bool()
+        return (
+            self.target_FJ[:, 0] != NONE
+            if self.target_FJ.shape[1]
+            else torch.zeros_like(self.target_F).bool()
+        )
 
     @property
     def num_targets(self) -> int:
@@ -84,7 +93,7 @@ def join_rows(blocks: Sequence[SpeechRows]) -> SpeechRows:
     )
 
 
-def with_targets(rows: SpeechRows, spans: Sequence[SpokenSpan], is_sampled: bool = False) -> SpeechRows:
+def with_targets(rows: SpeechRows, spans: Sequence[SpeechTargets], is_sampled: bool = False) -> SpeechRows:
     """The rows with stretches of speech in them as targets."""
     return replace(
         rows,
@@ -96,7 +105,7 @@ def with_targets(rows: SpeechRows, spans: Sequence[SpokenSpan], is_sampled: bool
 
 
 @dataclass(frozen=True)
-class SpokenSpan:
+class SpeechTargets:
     """A stretch of speech among the rows: its frames, and its end where that is a target."""
 
     first_row: int
@@ -104,7 +113,9 @@ class SpokenSpan:
     target_FJ: Tensor
 
     @classmethod
-    def of(cls, first_row: int, codes_KT: Tensor, end: int | None, end_codes: Sequence[int] | None) -> SpokenSpan:
+    def of(
+        cls, first_row: int, codes_KT: Tensor, end: int | None, end_codes: Sequence[int] | None
+    ) -> SpeechTargets:
         """Make the targets of frames.
 
         Args:
@@ -152,7 +163,7 @@ class SpeechBatch:
 
     def to(self, device: torch.device) -> SpeechBatch:
         """Return the batch on a device."""
-        moved = {
+        moved: dict[str, Any] = {
             name: value.to(device)
             for name, value in vars(self).items()
             if isinstance(value, Tensor | SegmentLayout | RowInputs)

@@ -21,11 +21,12 @@ from audiollm.families.logprobs.token_figures import (
     HeadRows,
     TokenFigures,
     TokenRequest,
+    keep_head_rows,
     linear_token_figures,
 )
 from audiollm.families.talkers.rows import NONE, SpeechBatch
 from audiollm.families.talkers.talker import Talker
-from audiollm.models.chunked_cross_entropy import HeadWeight, column_blocks, joined_weight
+from audiollm.models.chunked_cross_entropy import HeadWeight
 from audiollm.models.dual_ffn import through_head
 
 DEPTH_FRAMES = 1024
@@ -76,7 +77,7 @@ class SpeechScorer(nn.Module):
         """
         with nullcontext() if adapter else adapter_off(self.adapted):
             hidden_FC = self.hidden_before(batch)
-            uses = self._uses(batch, request, reference, draw_T)
+            uses = self._codebook_uses(batch, request, reference, draw_T)
             first = through_head(self.model.first_head, hidden_FC, uses[0])
             others = self._through_depth(batch, hidden_FC[batch.depth_D], uses[1:])
         if request is None:
@@ -88,7 +89,7 @@ class SpeechScorer(nn.Module):
         self, batch: SpeechBatch, rows: Sequence[HeadRows], request: TokenRequest
     ) -> TokenFigures:
         """Compute figures `[T]` from the inputs of the heads of a pass that was made before."""
-        uses = self._uses(batch, request, None, None)
+        uses = self._codebook_uses(batch, request, None, None)
         first, *others = [use(*head_rows) for use, head_rows in zip(uses, rows, strict=True)]
         return _join_figures(batch, first, others)
 
@@ -99,9 +100,7 @@ class SpeechScorer(nn.Module):
         hidden_SC: Tensor = self.model.backbone(x_SC, batch.position_S, attend)
         return hidden_SC.index_select(0, batch.source_F)
 
-    def _through_depth(
-        self, batch: SpeechBatch, hidden_DC: Tensor, uses: Sequence[HeadUse]
-    ) -> list[Any]:
+    def _through_depth(self, batch: SpeechBatch, hidden_DC: Tensor, uses: Sequence[HeadUse]) -> list[Any]:
         """What each use makes of the hidden states of its codebook and the weight of its head."""
         codes_DK, parts = batch.codes_DK, []
         for first in range(0, max(1, len(codes_DK)), DEPTH_FRAMES):
@@ -119,7 +118,7 @@ class SpeechScorer(nn.Module):
     def _depth_hidden(self, hidden_DC: Tensor, codes_DK: Tensor) -> Tensor:
         return self.model.depth.over_frames(self.model.depth_rows(hidden_DC, codes_DK))
 
-    def _uses(
+    def _codebook_uses(
         self,
         batch: SpeechBatch,
         request: TokenRequest | None,
@@ -128,7 +127,7 @@ class SpeechScorer(nn.Module):
     ) -> list[HeadUse]:
         """What is made of each codebook's hidden states and head."""
         if request is None:
-            return [_kept_rows] * self.model.num_codebooks
+            return [keep_head_rows] * self.model.num_codebooks
         targets = [batch.target_F, *batch.target_DJ.unbind(1)]
         forbidden = self._forbidden(batch)
         draws: Sequence[Tensor | None] = [None] * len(targets)
@@ -224,11 +223,3 @@ def _join_figures(batch: SpeechBatch, first: TokenFigures, others: Sequence[Toke
         rest_DJ = torch.cat(of_others, dim=1) if of_others else of_first.new_zeros(0)
         joined.append(torch.cat([of_first.flatten(), rest_DJ.flatten()]).index_select(0, batch.order_T))
     return TokenFigures(*joined)  # type: ignore[arg-type]
-
-
-def _kept_rows(hidden_XC: Tensor, weight_VC: HeadWeight) -> HeadRows:
-    """Keep a head's input and weight beyond the pass; on several ranks a copy, for strategies free what they gather."""
-    several = torch.distributed.is_available() and torch.distributed.is_initialized()
-    blocks = column_blocks(weight_VC)
-    weight = joined_weight(blocks, blocks[-1].dtype).detach()
-    return HeadRows(hidden_XC.detach(), weight.clone() if several else weight)

@@ -134,9 +134,9 @@ class Talker(nn.Module, ABC):
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the table of words (Hugging Face's name for it)."""
-        return next(module for name, module in self._tables() if "text" in name)
+        return next(module for name, module in self._word_tables() if "text" in name)
 
-    def _tables(self) -> Iterator[tuple[str, nn.Module]]:
+    def _word_tables(self) -> Iterator[tuple[str, nn.Module]]:
         return ((name, module) for name, module in self.named_modules() if isinstance(module, nn.Embedding))
 
 

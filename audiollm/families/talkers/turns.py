@@ -58,7 +58,7 @@ class SpeechPrompt:
     """Where the text stands, in models that know several places; None: the model's own choice."""
 
 
-def speech_prompt(
+def read_speech_prompt(
     messages: Sequence[Message], audio: Sequence[PartAudio], language: str | None = None
 ) -> SpeechPrompt:
     """Read the messages before the speech to make.
@@ -71,7 +71,7 @@ def speech_prompt(
             voices' references, or an answer in words.
     """
     codes = _codes_of(audio)
-    speaker, instruction, reference_KT = None, [], None
+    speaker, instruction, reference_KT = None, list[str](), None
     turns, said, tag = list[SpokenTurn](), None, None
     for message in messages:
         texts = [part.text for part in message.content if isinstance(part, TextPart)]
@@ -84,7 +84,9 @@ def speech_prompt(
             speaker, instruction = named or speaker, [*instruction, *([rest] if rest else [])]
         elif message.role == "user":
             if recordings:
-                raise ValueError("a recording in what is to be said: this model speaks, and hears no questions")
+                raise ValueError(
+                    "a recording in what is to be said: this model speaks, and hears no questions"
+                )
             if said is not None:
                 raise ValueError("two texts one after the other, and no speech between them")
             tag, said = _read_tag("\n".join(texts).strip())

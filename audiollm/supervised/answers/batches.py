@@ -62,7 +62,6 @@ class AnswerBatchMaker:
         advance: Callable[[], None] = lambda: None,
     ) -> None:
         self._policy, self._sources, self._set_aside, self._ranks = policy, sources, set_aside, ranks
-        self._has_depth = isinstance(policy, DepthPolicy)
         self._batch_size, self._max_tokens = draws.batch_size, draws.max_tokens
 
         def check(sample: Sample, place: str) -> None:
@@ -106,7 +105,8 @@ class AnswerBatchMaker:
         plans = self._policy.plan([[answer] for answer in encoded], self._max_tokens) if encoded else []
         batches = [self._policy.batch([encoded[place] for place in plan]) for plan in plans]
         tokens = sum(self._policy.num_answer_tokens(answer) for answer in encoded)
-        parts = [self._policy.count_parts(answer) for answer in encoded] if self._has_depth else []
+        policy = self._policy
+        parts = [policy.count_parts(answer) for answer in encoded] if isinstance(policy, DepthPolicy) else []
         firsts, others = (sum(part[column] for part in parts) for column in (0, 1))
         gathered = self._ranks.gather((len(batches), len(encoded), tokens, firsts, others))
         batches += [self._policy.idle_batch()] * (max(row[0] for row in gathered) - len(batches))

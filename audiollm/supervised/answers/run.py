@@ -73,7 +73,9 @@ def check_no_talker(config: TrainConfig, where: str) -> None:
     """
     for name in ("depth_weight", "prompt_mix"):
         if getattr(config, name) is not None:
-            raise ConfigError(f"{name}: is for talkers (CSM, Qwen3-TTS), and this model is none", where, "leave it out")
+            raise ConfigError(
+                f"{name}: is for talkers (CSM, Qwen3-TTS), and this model is none", where, "leave it out"
+            )
 
 
 def plan_answers(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StagePlan:

@@ -1,1 +1,1 @@
-"""Guards of the objective of a model that speaks: does it leak, does speech end where it should, which frame is learned."""
+"""Guards of the objective of a model that speaks: does it leak, does speech end, which frame is learned."""

@@ -25,9 +25,12 @@ BATCH_ROWS = 4096
 def guard(
     model: Annotated[Path, typer.Argument(help="folder of a model that speaks", metavar="FOLDER")],
     data: Annotated[
-        Path | None, typer.Option(help="spoken samples with codes, for the table of offsets", metavar="SHARDS")
+        Path | None,
+        typer.Option(help="spoken samples with codes, for the table of offsets", metavar="SHARDS"),
     ] = None,
-    steps: Annotated[int, typer.Option(help="steps of each small training; 0: the table of offsets alone", min=0)] = 300,
+    steps: Annotated[
+        int, typer.Option(help="steps of each small training; 0: the table of offsets alone", min=0)
+    ] = 300,
     learning_rate: Annotated[float, typer.Option(help="rate of the small trainings", min=0.0)] = 3e-3,
     lora_rank: Annotated[
         int, typer.Option(help="train adapters of this rank in place of all weights; 0: all weights", min=0)
@@ -64,7 +67,11 @@ def guard(
         if not all(clip.is_whole for clip in stop.clips):
             failures.append(
                 f"stop test: clips by heart (loss {stop.loss:.3f}) do not come out whole"
-                + ("" if stop.loss < 0.1 else "; the loss is not small: give more --steps or another --learning-rate")
+                + (
+                    ""
+                    if stop.loss < 0.1
+                    else "; the loss is not small: give more --steps or another --learning-rate"
+                )
             )
     if data is not None:
         table = _offsets_of(model, data)
@@ -86,17 +93,19 @@ def _run_trials(
     from audiollm.supervised.guards.leak import test_leak
     from audiollm.supervised.guards.stop import test_stop
 
-    policy = _load(model, lora_rank)
+    policy = _load_guarded(model, lora_rank)
     if not policy.num_codebooks:
-        raise ConfigError("this model does not speak, and has no codes to guard", str(model), "give one that speaks")
+        raise ConfigError(
+            "this model does not speak, and has no codes to guard", str(model), "give one that speaks"
+        )
     with progress_bar(console, "leak test", settings.steps) as bar:
         leaks = test_leak(policy, settings, lambda: bar.advance(bar.task_ids[0]))
-    policy = _load(model, lora_rank)
+    policy = _load_guarded(model, lora_rank)
     with progress_bar(console, "stop test", settings.steps) as bar:
         return leaks, test_stop(policy, settings, advance=lambda: bar.advance(bar.task_ids[0]))
 
 
-def _load(model: Path, lora_rank: int) -> Policy[Any, Any, Any]:
+def _load_guarded(model: Path, lora_rank: int) -> Policy[Any, Any, Any]:
     from audiollm.devices import default_device
     from audiollm.families.policies import load_policy
     from audiollm.train.settings import LoRASettings
@@ -113,10 +122,12 @@ def _offsets_of(model: Path, data: Path) -> OffsetTable:
     from audiollm.families.prompts import with_last_message_as_answer
     from audiollm.supervised.guards.offsets import GivesOffsets, offset_table
 
-    policy = _load(model, 0)
+    policy = _load_guarded(model, 0)
     if not isinstance(policy, GivesOffsets):
         raise ConfigError(
-            "the table of offsets is made of talkers (CSM, Qwen3-TTS), and this model is none", str(model), "leave --data out"
+            "the table of offsets is made of talkers (CSM, Qwen3-TTS), and this model is none",
+            str(model),
+            "leave --data out",
         )
     source, encoded = open_source(str(data)), []
     for number in range(min(len(source), MOST_SAMPLES)):
@@ -125,7 +136,9 @@ def _offsets_of(model: Path, data: Path) -> OffsetTable:
         except BadSample:
             continue
     if not encoded:
-        raise ConfigError("no sample that the model can say", str(data), "tokenize with the codec in the model's folder")
+        raise ConfigError(
+            "no sample that the model can say", str(data), "tokenize with the codec in the model's folder"
+        )
     plans = policy.plan([[answer] for answer in encoded], BATCH_ROWS)
     device = next(policy.root.parameters()).device
     batches = (policy.batch([encoded[place] for place in plan]).to(device) for plan in plans)
@@ -160,7 +173,10 @@ def _offset_table(offsets: OffsetTable) -> Table:
 
     from audiollm.supervised.guards.offsets import PLACES
 
-    names = [f"frame {frame:+d}" if frame else f"codebook {book:+d}" if book else "its own" for frame, book in PLACES]
+    names = [
+        f"frame {frame:+d}" if frame else f"codebook {book:+d}" if book else "its own"
+        for frame, book in PLACES
+    ]
     table = Table("head", *names, title="table of offsets, nats")
     for head, losses in enumerate(offsets.loss_KP):
         table.add_row(str(head), *("" if loss is None else f"{loss:.3f}" for loss in losses))

@@ -71,12 +71,14 @@ def test_leak(
         if step < begin:
             continue
         frames += drawn[step]
-        codebook_T = torch.zeros_like(logprobs.answer_T) if logprobs.codebook_T is None else logprobs.codebook_T
+        codebook_T = (
+            torch.zeros_like(logprobs.answer_T) if logprobs.codebook_T is None else logprobs.codebook_T
+        )
         for book in range(books):
             losses[book].append(-logprobs.policy_T[codebook_T == book].detach().double().cpu())
     entropies = [_first_entropy(frames), *[math.log(VALUES) * sum(frames)] * (books - 1)]
     return [
-        _compare(book, torch.cat(values), entropy)
+        _compare_with_entropy(book, torch.cat(values), entropy)
         for book, (values, entropy) in enumerate(zip(losses, entropies, strict=True))
     ]
 
@@ -97,7 +99,9 @@ def _first_entropy(frames: Sequence[int]) -> float:
     return sum(math.log(VALUES) + later * min(count, MOST_FRAMES - 1) for count in frames)
 
 
-def _compare(book: int, loss_T: Tensor, entropy: float) -> CodebookLeak:
+def _compare_with_entropy(book: int, loss_T: Tensor, entropy: float) -> CodebookLeak:
     """Compare the losses of a codebook with the entropy of all of them; where ends have codes of their own, these are
     known from the first."""
-    return CodebookLeak(book, float(loss_T.mean()), entropy / len(loss_T), float(loss_T.std() / len(loss_T) ** 0.5))
+    return CodebookLeak(
+        book, float(loss_T.mean()), entropy / len(loss_T), float(loss_T.std() / len(loss_T) ** 0.5)
+    )

@@ -61,8 +61,8 @@ class OffsetTable:
         head, (frame, book) = next(iter(self.shifted.items()))
         place = f"frame {frame:+d}" if frame else f"codebook {book:+d}"
         return (
-            f"{len(self.shifted)} of {len(self.loss_KP)} heads predict the labels of another place better than their own: "
-            f"head {head} those of {place}. The model was trained with shifted labels, here or before"
+            f"{len(self.shifted)} of {len(self.loss_KP)} heads predict the labels of another place better than their "
+            f"own: head {head} those of {place}. The model was trained with shifted labels, here or before"
         )
 
 

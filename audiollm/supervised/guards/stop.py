@@ -23,7 +23,7 @@ VALUES = 16
 
 
 @dataclass(frozen=True)
-class SpokenClip:
+class RecitedClip:
     """A clip by heart, and what the model says with its likeliest codes."""
 
     frames: int
@@ -43,7 +43,7 @@ class SpokenClip:
 class StopTest:
     """The clips, and the loss with which the training ended, in nats a target."""
 
-    clips: Sequence[SpokenClip]
+    clips: Sequence[RecitedClip]
     loss: float
 
 
@@ -73,7 +73,7 @@ def test_stop(
     return StopTest(spoken, loss)
 
 
-def _compare_clip(codes_KT: Tensor, spoken_KT: Tensor, has_ended: bool) -> SpokenClip:
+def _compare_clip(codes_KT: Tensor, spoken_KT: Tensor, has_ended: bool) -> RecitedClip:
     common = min(codes_KT.shape[1], spoken_KT.shape[1])
     right = int((codes_KT[:, :common] == spoken_KT[:, :common]).sum())
-    return SpokenClip(codes_KT.shape[1], spoken_KT.shape[1], has_ended, right / codes_KT.numel())
+    return RecitedClip(codes_KT.shape[1], spoken_KT.shape[1], has_ended, right / codes_KT.numel())

@@ -25,7 +25,9 @@ def random_codes(books: int, size: int, frames: int, seed: int) -> Tensor:
     return torch.randint(1, size, (books, frames), generator=torch.Generator().manual_seed(seed))
 
 
-def write_clips(folder: Path, clips: Mapping[str, Sequence[Tensor]], books: int, size: int, held_out: int = 0) -> Path:
+def write_clips(
+    folder: Path, clips: Mapping[str, Sequence[Tensor]], books: int, size: int, held_out: int = 0
+) -> Path:
     """Write a sample per text; of several clips, the first is the best answer to it, of one it is what is said."""
     writer = ShardWriter(folder, samples_per_shard=64)
     for number, (text, takes) in enumerate(clips.items()):
@@ -35,7 +37,11 @@ def write_clips(folder: Path, clips: Mapping[str, Sequence[Tensor]], books: int,
         messages = [question] if len(takes) > 1 else [question, Message(role="assistant", content=speech[0])]
         split = {"split": "test" if number >= len(clips) - held_out else "train"}
         sample = Sample(
-            id=f"clip{number}", messages=messages, task="tts", metadata=split, answers=answers if len(takes) > 1 else []
+            id=f"clip{number}",
+            messages=messages,
+            task="tts",
+            metadata=split,
+            answers=answers if len(takes) > 1 else [],
         )
         writer.write(number, sample, [[codes_KT.numpy() for codes_KT in takes]])
     writer.close({"codec": {"num_codebooks": books, "codebook_size": size}})

@@ -20,10 +20,10 @@ from audiollm.families.family import PolicySettings
 from audiollm.families.logprobs.token_figures import TokenRequest
 from audiollm.families.prompts import AnswerContent, PromptedContents
 from audiollm.families.registry import open_model_folder
-from audiollm.families.talkers.decoding import Speaking, speak_all
+from audiollm.families.talkers.decoding import Speaking, speak_to_end
 from audiollm.families.talkers.kind import TalkerSampling
 from audiollm.families.talkers.policy import TalkerPolicy, load_talker
-from audiollm.families.talkers.turns import speech_prompt
+from audiollm.families.talkers.turns import read_speech_prompt
 from tests.audiollm.families.talkers.tiny_csm import BOOKS, CODES, write_tiny_csm
 
 SPEECH = AudioPart(path="speech.wav")
@@ -67,7 +67,10 @@ def theirs(folder: Path, clip: PromptedContents, dtype: torch.dtype) -> tuple[An
         frames = torch.cat([codes_KT.T, torch.zeros(1, BOOKS, dtype=torch.long)])
         ids += [torch.tensor(text_ids)[:, None].expand(-1, BOOKS), frames]
         learned = number == len(texts) - 1
-        labels += [torch.full((len(text_ids), BOOKS), -100), frames if learned else torch.full_like(frames, -100)]
+        labels += [
+            torch.full((len(text_ids), BOOKS), -100),
+            frames if learned else torch.full_like(frames, -100),
+        ]
     is_frame = torch.cat([torch.full((len(block),), number % 2) for number, block in enumerate(ids)]).bool()
     ids_LK, labels_LK = torch.cat(ids), torch.cat(labels)
     embeds = model.embed_text_tokens(ids_LK[:, 0].clamp_max(259))
@@ -103,7 +106,9 @@ def test_loss_and_gradients_are_those_of_transformers(folder: Path, clip: Prompt
         if not name.startswith("codec_model")
     ]
     assert len(pairs) == len(list(policy.root.model.parameters())) > 20
-    squared = [(float((mine - other).square().sum()), float(other.square().sum())) for _, mine, other in pairs]
+    squared = [
+        (float((mine - other).square().sum()), float(other.square().sum())) for _, mine, other in pairs
+    ]
     assert sum(error for error, _ in squared) ** 0.5 < 1e-6 * sum(size for _, size in squared) ** 0.5
     for (name, _, _), (error, size) in zip(pairs, squared, strict=True):
         assert error**0.5 < 1e-5 * size**0.5, name
@@ -123,10 +128,10 @@ def test_packed_is_as_alone(folder: Path) -> None:
 @pytest.mark.parametrize("clip", CLIPS)
 def test_greedy_speech_is_that_of_transformers(folder: Path, clip: PromptedContents) -> None:
     kind = CsmKind(folder)
-    prompt = kind.prompt_rows(speech_prompt(clip.prompt, clip.audio))
+    prompt = kind.prompt_rows(read_speech_prompt(clip.prompt, clip.audio))
     kind.suppressed = kind.suppressed_depth = ()  # as theirs, which also draws what is no sound
     answers = [Speaking(prompt, TalkerSampling.plain(0.0), 12, seed) for seed in range(2)]
-    speak_all(load_talker(kind), kind, answers)
+    speak_to_end(load_talker(kind), kind, answers)
     model, inputs = theirs(folder, clip, torch.float32)
     embeds = inputs["inputs_embeds"][:, : prompt.rows.num_rows]
     model.generation_config.max_length = None
@@ -188,7 +193,9 @@ def test_its_codec_is_that_of_transformers(folder: Path) -> None:
     assert codes_KT.shape == (BOOKS, 3)
     with torch.no_grad():
         torch.testing.assert_close(codes_KT, model.encode(samples_1N[None]).audio_codes[0])
-        torch.testing.assert_close(codec.decode(codes_KT), model.decode(codes_KT[None]).audio_values[0].clamp(-1, 1))
+        torch.testing.assert_close(
+            codec.decode(codes_KT), model.decode(codes_KT[None]).audio_values[0].clamp(-1, 1)
+        )
 
 
 @pytest.mark.parametrize(

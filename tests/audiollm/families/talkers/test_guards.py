@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 from torch import Tensor
+from typer.testing import CliRunner
 
 from audiollm.commands.cli import build_app
 from audiollm.families.family import PolicySettings
@@ -52,7 +52,9 @@ class HiddenOfTheFrame(SpeechScorer):
 
     def _through_depth(self, batch: SpeechBatch, hidden_DC: Tensor, uses: Any) -> list[Any]:
         x_SC = self.model.embed_rows(batch.inputs)
-        hidden_SC = self.model.backbone(x_SC, batch.position_S, self.model.backbone.attend_packed(x_SC, batch.layout))
+        hidden_SC = self.model.backbone(
+            x_SC, batch.position_S, self.model.backbone.attend_packed(x_SC, batch.layout)
+        )
         frame_D = (batch.source_F[batch.depth_D] + 1).clamp_max(len(hidden_SC) - 1)
         return super()._through_depth(batch, hidden_SC[frame_D], uses)
 
@@ -152,12 +154,25 @@ def test_the_command_tells_of_a_shifted_checkpoint(by_heart: Learned, tmp_path: 
     policy, _ = by_heart("talker")
     policy.save(tmp_path)
     generator = torch.Generator().manual_seed(0)
-    clips = {text: [torch.randint(1, 16, (4, frames), generator=generator)] for text, frames in zip(TEXTS, FRAMES, strict=False)}
+    clips = {
+        text: [torch.randint(1, 16, (4, frames), generator=generator)]
+        for text, frames in zip(TEXTS, FRAMES, strict=False)
+    }
     write_clips(tmp_path / "clips", clips, 4, 16, held_out=2)
-    result = CliRunner().invoke(build_app(), ["guard", str(tmp_path / "model"), "--data", str(tmp_path / "clips"), "--steps", "0"])
+    result = CliRunner().invoke(
+        build_app(), ["guard", str(tmp_path / "model"), "--data", str(tmp_path / "clips"), "--steps", "0"]
+    )
     assert result.exit_code == 1
     assert "head 0 those of frame +1" in " ".join(result.output.split())
-    run_stage(tmp_path, "sft", "train", start=str(tmp_path / "model"), samples=str(tmp_path / "clips"), steps=10, learning_rate=1e-5)
+    run_stage(
+        tmp_path,
+        "sft",
+        "train",
+        start=str(tmp_path / "model"),
+        samples=str(tmp_path / "clips"),
+        steps=10,
+        learning_rate=1e-5,
+    )
     assert "shifted labels" in (tmp_path / "sft" / "train" / "alarms.jsonl").read_text()
 
 

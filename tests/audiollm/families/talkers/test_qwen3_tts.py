@@ -15,7 +15,7 @@ from audiollm.data.packing import SegmentLayout
 from audiollm.errors import ConfigError
 from audiollm.families.qwen3_tts.kind import Qwen3TTSKind
 from audiollm.families.registry import open_model_folder
-from audiollm.families.talkers.decoding import Speaking, speak_all
+from audiollm.families.talkers.decoding import Speaking, speak_to_end
 from audiollm.families.talkers.kind import TalkerSampling
 from audiollm.families.talkers.policy import load_talker
 from audiollm.families.talkers.rows import SpeechRows, join_inputs
@@ -70,15 +70,20 @@ def check_prompts(folder: Path, prompts: Sequence[SpeechPrompt], place: Path) ->
         laid_out = kind.prompt_rows(prompt)
         with torch.no_grad():
             rows_SC = model.embed_rows(join_inputs([laid_out.rows]))
-            torch.testing.assert_close(rows_SC, seen["rows"], atol=1e-6, rtol=1e-5, msg=lambda text: f"{prompt}: {text}")
+            torch.testing.assert_close(rows_SC, seen["rows"], atol=1e-6, rtol=1e-5)
             beside = laid_out.beside if len(laid_out.beside) else torch.tensor([laid_out.after])
             torch.testing.assert_close(model.embed_text(beside), seen["beside"], atol=1e-6, rtol=1e-5)
-            position_S, layout = torch.arange(len(rows_SC)), SegmentLayout.in_order([len(rows_SC)], rows_SC.device)
+            position_S, layout = (
+                torch.arange(len(rows_SC)),
+                SegmentLayout.in_order([len(rows_SC)], rows_SC.device),
+            )
             hidden_SC = model.backbone(rows_SC, position_S, model.backbone.attend_packed(rows_SC, layout))
             torch.testing.assert_close(hidden_SC, seen["hidden"], atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(model.first_head(hidden_SC), seen["logits"], atol=1e-5, rtol=1e-5)
             depth_FKC = model.depth.over_frames(model.depth_rows(hidden_SC[-1:], seen["codes"][:1]))
-            depth_JV = torch.cat([model.through_rest_head(depth_FKC[:, book], book) for book in range(1, BOOKS)])
+            depth_JV = torch.cat(
+                [model.through_rest_head(depth_FKC[:, book], book) for book in range(1, BOOKS)]
+            )
             torch.testing.assert_close(depth_JV, seen["depth"], atol=1e-5, rtol=1e-5)
 
 
@@ -95,7 +100,7 @@ def test_greedy_speech_is_that_of_the_published_class(named: Path, tmp_path: Pat
     kind, greedy = Qwen3TTSKind(named), TalkerSampling.plain(0.0)
     sampling = TalkerSampling(greedy.first, greedy.depth, 1.05, min_frames=2)
     answers = [Speaking(kind.prompt_rows(prompt), sampling, 20, 0) for prompt in prompts]
-    speak_all(load_talker(kind), kind, answers)
+    speak_to_end(load_talker(kind), kind, answers)
     for answer, theirs in zip(answers, ask_published(named, prompts, 21, tmp_path), strict=True):
         codes_TK = answer.codes_KT(BOOKS).T
         assert len(theirs["codes"]) >= 2
@@ -145,7 +150,9 @@ def test_a_folder_of_another_kind_is_refused(tmp_path: Path, change: dict[str, A
         (SpeechPrompt("one <|im_end|>"), "a mark of the model's own"),
     ],
 )
-def test_a_prompt_that_the_model_does_not_know_is_refused(base: Path, prompt: SpeechPrompt, words: str) -> None:
+def test_a_prompt_that_the_model_does_not_know_is_refused(
+    base: Path, prompt: SpeechPrompt, words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         Qwen3TTSKind(base).prompt_rows(prompt)
 
@@ -169,7 +176,10 @@ def test_the_mix_shows_prompts_in_other_forms(base: Path) -> None:
     shares = [
         sum(map(bool, values)) / 400
         for values in zip(
-            *((one.form == "interleaved", one.language is None, not one.instruction, one.vector_C is None) for one in shown),
+            *(
+                (one.form == "interleaved", one.language is None, not one.instruction, one.vector_C is None)
+                for one in shown
+            ),
             strict=True,
         )
     ]

@@ -16,7 +16,7 @@ from audiollm.families.policies import load_policy
 from audiollm.families.prompts import with_last_message_as_answer
 from audiollm.families.registry import open_model_folder
 from audiollm.families.rollout import RolloutSettings
-from audiollm.families.talkers.decoding import Speaking, speak_all
+from audiollm.families.talkers.decoding import Speaking, speak_to_end
 from audiollm.families.talkers.kind import TalkerSampling
 from audiollm.families.talkers.turns import SpeechPrompt
 from audiollm.rl.rewards.batch import RewardBatch
@@ -74,7 +74,7 @@ def greedy(model: Path, texts: list[str], limit: int = 60) -> list[Speaking]:
     answers = [
         Speaking(kind.prompt_rows(SpeechPrompt(text)), TalkerSampling.plain(0.0), limit, 0) for text in texts
     ]
-    speak_all(policy.root.model, kind, answers)
+    speak_to_end(policy.root.model, kind, answers)
     return answers
 
 
@@ -107,7 +107,9 @@ def test_the_public_class_speaks_from_the_folder(folder: Path, by_heart: Path, t
     model = CsmForConditionalGeneration.from_pretrained(by_heart).eval()
     model.generation_config.max_length = None
     for frames in FRAMES:
-        ids = torch.tensor(CsmKind(by_heart).text.marked_ids(f"<|begin_of_text|>[0]{frames} clip<|end_of_text|>"))
+        ids = torch.tensor(
+            CsmKind(by_heart).text.marked_ids(f"<|begin_of_text|>[0]{frames} clip<|end_of_text|>")
+        )
         with torch.no_grad():
             made_BTK = model.generate(
                 input_ids=ids[None], attention_mask=torch.ones(1, len(ids), dtype=torch.long), max_new_tokens=60,
@@ -128,7 +130,11 @@ def test_an_adapter_learns_by_heart(folder: Path) -> None:
     assert losses[-1] < 0.8 * losses[0]
     assert (folder / "lora" / "train" / "adapter" / "adapter_model.safetensors").is_file()
     merged = load_policy(folder / "lora" / "train" / "model")
-    adapted = load_policy(folder / "model", "adapter", LoRASettings(rank=8, alpha=16, target_modules=(GROUPS[family_of(folder)][0],)))
+    adapted = load_policy(
+        folder / "model",
+        "adapter",
+        LoRASettings(rank=8, alpha=16, target_modules=(GROUPS[family_of(folder)][0],)),
+    )
     assert {name for name, _ in merged.root.named_parameters()} < {
         name.replace(".base_layer", "") for name, _ in adapted.root.named_parameters()
     }
@@ -146,11 +152,16 @@ def test_preferences_are_learned(folder: Path, trained: str) -> None:
 
 
 @pytest.mark.parametrize("trained", ["all", "adapter"])
-def test_rollouts_have_the_log_probabilities_of_the_policy(folder: Path, by_heart: Path, trained: Any) -> None:
+def test_rollouts_have_the_log_probabilities_of_the_policy(
+    folder: Path, by_heart: Path, trained: Any
+) -> None:
     policy = load_policy(
         by_heart, trained, LoRASettings(target_modules=(GROUPS[family_of(folder)][1],)), needs_reference=True
     )
-    loaded = [with_last_message_as_answer(sample) for sample in map(open_source(str(folder / "clips")).__getitem__, range(2))]
+    loaded = [
+        with_last_message_as_answer(sample)
+        for sample in map(open_source(str(folder / "clips")).__getitem__, range(2))
+    ]
     prompts = [policy.take(sample, []) for sample in loaded]
     settings = RolloutSettings(seed=1, step=0, temperature=1.3, answer="audio", max_frames=12)
     engine = policy.rollout_engine()

@@ -34,7 +34,8 @@ def tiny_config(**changes: Any) -> CsmConfig:
     )  # fmt: skip
     fields: dict[str, Any] = {
         **sizes, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "text_vocab_size": 260,
-        "codebook_pad_token_id": CODES - 1, "codebook_eos_token_id": 0, "audio_token_id": 258, "audio_eos_token_id": 259,
+        "codebook_pad_token_id": CODES - 1, "codebook_eos_token_id": 0, "audio_token_id": 258,
+        "audio_eos_token_id": 259,
         "bos_token_id": 256, "pad_token_id": 258,
         "depth_decoder_config": {
             **sizes, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "backbone_hidden_size": 48,
@@ -45,7 +46,9 @@ def tiny_config(**changes: Any) -> CsmConfig:
     return CsmConfig(**fields)
 
 
-def write_tiny_csm(folder: Path, seed: int = 0, spread: float = 0.2, dtype: torch.dtype = torch.float32) -> Path:
+def write_tiny_csm(
+    folder: Path, seed: int = 0, spread: float = 0.2, dtype: torch.dtype = torch.float32
+) -> Path:
     """Write a model with a tokenizer that reads bytes."""
     torch.manual_seed(seed)
     config = tiny_config()

@@ -1,4 +1,4 @@
-"""A Qwen3-TTS of random weights in its published files, small enough for tests; and the published class, where it is."""
+"""A small Qwen3-TTS of random weights in its published files; and the published class, where it is at hand."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def ask_published(
 ) -> list[dict[str, Tensor]]:
     """What the published class gives its talker for prompts, and the codes that it says, greedily.
 
-    Of samples it gives the speaker encoder's vector, and nothing else. It runs in a process and an environment of its own; the test is skipped where that is not at hand.
+    Of samples it gives the speaker encoder's vector, and nothing else. It runs in a process and an environment of its
+    own; the test is skipped where that is not at hand.
     """
     if not ORACLE.is_dir():
         pytest.skip(f"no {ORACLE}: `make -C benchmarks oracles` fetches the published package")
@@ -103,7 +104,9 @@ def ask_published(
         jobs.append(
             {
                 "text": marked(f"<|im_start|>assistant\n{prompt.text}<|im_end|>\n<|im_start|>assistant\n"),
-                "instruct": marked(f"<|im_start|>user\n{prompt.instruction}<|im_end|>\n") if prompt.instruction else None,
+                "instruct": marked(f"<|im_start|>user\n{prompt.instruction}<|im_end|>\n")
+                if prompt.instruction
+                else None,
                 "reference": None
                 if reference is None
                 else marked(f"<|im_start|>assistant\n{reference.text}<|im_end|>\n"),
