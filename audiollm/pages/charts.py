@@ -222,7 +222,9 @@ def scatter_chart(
         steps: corners of a line of steps behind the points.
         is_log: x has a logarithmic axis.
     """
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
+    places = [x for points in groups.values() for x, _ in points]
 
     def draw(axes: Axes) -> None:
         if steps:
@@ -236,8 +238,10 @@ def scatter_chart(
         axes.set_xlabel(x_label)
         if is_log:
             axes.set_xscale("log")
-        elif not any(isinstance(x, str) for points in groups.values() for x, _ in points):
-            axes.xaxis.set_major_locator(MaxNLocator(5))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
+            axes.xaxis.set_minor_formatter(NullFormatter())
+        elif not any(isinstance(x, str) for x in places):
+            axes.xaxis.set_major_locator(MaxNLocator(5, integer=all(float(x).is_integer() for x in places)))
         axes.tick_params(length=3, width=0.6)
 
     return _drawn((3.3, 2.2), draw, title, DISTINCT_COLOURS)

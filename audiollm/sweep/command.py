@@ -138,7 +138,7 @@ def sweep(
         return
     if not options.has_final:
         console.print(NO_HELD_OUT, style="yellow", highlight=False)
-    page = Sweep(recipes, options, console).run(write_sweep_page)
+    page = Sweep(recipes, options, console, write_sweep_page).run()
     console.print(f"[bold green]report:[/bold green] {page}", highlight=False, soft_wrap=True)
 
 

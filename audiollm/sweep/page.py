@@ -15,7 +15,6 @@ from audiollm.pages.blocks import (
     Content,
     bold,
     charts,
-    definitions,
     element,
     facts,
     heading,
@@ -23,6 +22,7 @@ from audiollm.pages.blocks import (
     note,
     notice,
     paragraph,
+    scrolled,
     share_bar,
     small,
     table,
@@ -88,7 +88,9 @@ def repeat_command(sweep: Sweep) -> str:
     runs = recipes.base.folder.parent
     options = [] if runs == Path("runs") else ["--runs", str(runs)]
     best = str(recipes.folder / BEST)
-    return shlex.join(["audiollm", "run", best, "--name", f"{recipes.base.name}-best", *options])
+    return shlex.join(
+        ["audiollm", "run", best, "--name", f"{recipes.base.name}-{recipes.folder.name}-best", *options]
+    )
 
 
 def show_parameter(value: Parameter) -> str:
@@ -124,7 +126,7 @@ def _best_section(sweep: Sweep, winner: Trial | None) -> Section:
         _spread(sweep, winner),
         _final(sweep),
         heading("To repeat it"),
-        element("pre", without_home(f"{repeat_command(sweep)}\n{again} {overrides}")),
+        scrolled(element("pre", without_home(f"{repeat_command(sweep)}\n{again} {overrides}"))),
         note(f"{BEST} beside this page is the whole recipe with these settings."),
     )
     return Section("best", "Best", content, "The best settings")
@@ -183,7 +185,7 @@ def _trials_section(sweep: Sweep) -> Section:
         numbers = ["–" if value is None else f"{value:.5g}" for value in figures]
         rows.append(
             [
-                [bold(trial.number), " ★"] if trial.number in best else trial.number,
+                bold(f"{trial.number}\N{NO-BREAK SPACE}★") if trial.number in best else trial.number,
                 *([bold(number) for number in numbers] if trial.number in best else numbers),
                 *(show_parameter(trial.parameters[space.key]) for space in spaces),
                 [trial.state, trial.error and [" ", small(without_home(trial.error.splitlines()[0]))]],
@@ -256,9 +258,9 @@ def _importance(sweep: Sweep, figure: Figure, count: int) -> Markup:
     if not shares:
         return notice(f"The importance of parameters needs {MIN_IMPORTANCE_TRIALS} trials that differ in it.")
     rows = [(key, [share_bar(100 * share), f" {share:.2f}"]) for key, share in shares.items()]
-    remark = "Share of the figure's variance over these spaces, by optuna's fANOVA."
+    remark = "How much a parameter decides whether a trial is among the best tenth, by optuna's PED-ANOVA."
     rough = f" {count} trials give a rough estimate." if count < FEW_IMPORTANCE_TRIALS else ""
-    return join(table(("parameter", "importance"), rows), note(remark + rough))
+    return join(table(("parameter", "importance"), rows, "stages"), note(remark + rough))
 
 
 def _slice(space: Space, figure: Figure, done: Sequence[Trial]) -> Chart:
@@ -268,7 +270,7 @@ def _slice(space: Space, figure: Figure, done: Sequence[Trial]) -> Chart:
     if space.kind == CHOICES:
         points.sort(key=lambda point: order[str(point[0])])
     title = f"{figure} over {space.key}"
-    return Chart(space.key, scatter_chart({"trials": points}, space.key, title, is_log=space.kind == "log"))
+    return Chart(space.key, scatter_chart({"trials": points}, "", title, is_log=space.kind == "log"))
 
 
 # ------------------------------------------------------------------------------------------- the sweep
@@ -286,4 +288,4 @@ def _sweep_section(sweep: Sweep) -> Section:
         "stages of each trial": ", ".join(recipes.trial_stages),
         "not run by trials": ", ".join(recipes.idle_stages) or "–",
     }
-    return Section("sweep", "Sweep", definitions(pairs.items()), "The sweep")
+    return Section("sweep", "Sweep", table(("", ""), pairs.items(), "list"), "The sweep")

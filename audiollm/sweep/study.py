@@ -30,6 +30,8 @@ RANDOM_TRIALS = 10
 """Trials before TPE learns from those before it."""
 UNPRUNED_TRIALS = 4
 """Finished trials before the median prunes."""
+FIRST_PRUNED_EVALUATION = 2
+"""Evaluation from which on the median prunes: the first one says little."""
 MIN_IMPORTANCE_TRIALS = 4
 """Finished trials from which on the importance of parameters is estimated."""
 
@@ -155,9 +157,12 @@ class SweepStudy:
             self._study.tell(self._trials[trial.number], state=state)
 
     def importance(self, figure: Figure) -> dict[str, float]:
-        """The share of a figure's variance that each parameter explains, by fANOVA; empty for too few trials.
+        """How much each parameter decides whether a trial is among the best tenth, as shares of 1.
 
-        Source: Hutter, Hoos, Leyton-Brown: An Efficient Approach for Assessing Hyperparameter Importance (ICML 2014).
+        Empty where there are too few trials.
+
+        Source: Watanabe, Bansal, Hutter: PED-ANOVA: Efficiently Quantifying Hyperparameter Importance in Arbitrary
+        Subspaces (IJCAI 2023), as optuna has it.
         """
         complete = [trial for trial in self._study.trials if trial.state.name == "COMPLETE"]
         place = self._figures.index(figure)
@@ -165,11 +170,13 @@ class SweepStudy:
         if len(complete) < MIN_IMPORTANCE_TRIALS or len(values) < 2:
             return {}
         importance = self._optuna.importance
-        shares = importance.get_param_importances(
-            self._study,
-            evaluator=importance.FanovaImportanceEvaluator(seed=0),
-            target=lambda trial: trial.values[place],
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that smaller values of the target are better
+            shares = importance.get_param_importances(
+                self._study,
+                evaluator=importance.PedAnovaImportanceEvaluator(),
+                target=lambda trial: figure.sign * trial.values[place],
+            )
         return {key: float(share) for key, share in shares.items()}
 
     def _distribution(self, space: Space) -> optuna.distributions.BaseDistribution:
@@ -183,7 +190,9 @@ class SweepStudy:
     def _pruner(self, pruning: Pruning) -> optuna.pruners.BasePruner:
         pruners = self._optuna.pruners
         if pruning == "median":
-            return pruners.MedianPruner(n_startup_trials=UNPRUNED_TRIALS, n_warmup_steps=1)
+            return pruners.MedianPruner(
+                n_startup_trials=UNPRUNED_TRIALS, n_warmup_steps=FIRST_PRUNED_EVALUATION
+            )
         if pruning == "halving":
             return pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2)
         return pruners.NopPruner()

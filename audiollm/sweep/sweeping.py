@@ -1,4 +1,4 @@
-"""A sweep from its first trial to its page: trials on workers, further seeds, the final run. It can be killed anywhere."""
+"""A sweep from its first trial to its page: trials, further seeds, the final run. It can be killed at any moment."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from audiollm.sweep.workers import POLL_SECONDS, ActiveRun, RunEnd, RunProcess, 
 LEDGER, LOG, OUTCOME = "ledger.jsonl", "log.txt", "outcome.json"
 LOCK_SECONDS = 10.0
 """Longest wait for the processes of a sweep that was killed."""
+PAGE_SECONDS = 60.0
+"""Shortest time between two pages of a sweep that goes on."""
 MAX_FIRST_FAILURES = 3
 """Failed trials after which a sweep without a success ends."""
 
@@ -73,14 +75,17 @@ class Sweep:
         recipes: of its runs.
         options: what it does.
         console: receives a line for each trial.
+        write_page: writes the page of what is done so far.
     """
 
     recipes: SweepRecipes
     options: SweepOptions
     console: Console
+    write_page: Callable[[Sweep], Path]
     ledger: SweepLedger = field(init=False)
     study: SweepStudy = field(init=False)
     _lock: int = field(init=False, default=-1)
+    _page_time: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         self.ledger = SweepLedger(self.recipes.folder / LEDGER)
@@ -88,16 +93,17 @@ class Sweep:
 
     # ------------------------------------------------------------------------------------- its phases
 
-    def run(self, write_page: Callable[[Sweep], Path]) -> Path:
+    def run(self) -> Path:
         """Do all that is not done.
 
-        Args:
-            write_page: writes the page of what is done so far.
+        Returns:
+            The page.
 
         Raises:
             ConfigError: another sweep is in this folder, or the final run was done and the command wants more trials.
             StageError: from a shared stage; no trial succeeds; a figure is none of its stage's.
         """
+        self._page_time = time.monotonic()
         with self._locked():
             self.ledger = SweepLedger(self.recipes.folder / LEDGER)
             self.ledger.begin(self._header())
@@ -115,7 +121,7 @@ class Sweep:
                     self._confirm(self.winner)
                     self._score(self.winner)
             finally:
-                page = write_page(self)
+                page = self.write_page(self)
         return page
 
     @property
@@ -332,6 +338,9 @@ class Sweep:
         trial = self.ledger.record.trials[number]
         self.study.end(trial)
         self._say(self._trial_line(trial))
+        if time.monotonic() - self._page_time > PAGE_SECONDS:
+            self.write_page(self)
+            self._page_time = time.monotonic()
 
     def _trial_line(self, trial: Trial) -> str:
         values = " ".join(space.override(trial.parameters[space.key]) for space in self.recipes.spaces)
