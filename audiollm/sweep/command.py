@@ -105,10 +105,10 @@ def sweep(
     --confirm 3 measures how much, and --final STAGE scores data that no trial has seen, once.
 
     Examples: audiollm sweep recipes/align/tiny.yaml --minimize train_preference.evaluation/loss
-    train_preference.learning_rate=log(1e-5,1e-3) objective=[dpo,simpo] --dry-run
+    'train_preference.learning_rate=log(1e-5,1e-3)' 'objective=[dpo,simpo]' --dry-run
 
-    audiollm sweep my.yaml --maximize evaluate.words_right train.dropout=uniform(0,0.3) --prune-by train.evaluation/loss
-    --trials 40 --workers 2 --confirm 3 --final evaluate_test
+    audiollm sweep my.yaml --maximize evaluate.words_right 'train.dropout=uniform(0,0.3)' --prune-by
+    train.evaluation/loss --trials 40 --workers 2 --confirm 3 --final evaluate_test
     """
     require_optuna()
     console = Console()

@@ -77,6 +77,9 @@ def read_figure(figure: Figure, folder: Path) -> float:
     Args:
         folder: the stage's.
 
+    Returns:
+        NaN where the stage has the figure and no value of it.
+
     Raises:
         StageError: the stage has no such figure, with the nearest that it has.
     """
@@ -84,6 +87,8 @@ def read_figure(figure: Figure, folder: Path) -> float:
     figures = dict(scalar_figures(result.figures)) if result else {}
     if figure.name in figures:
         return figures[figure.name]
+    if result and _is_empty(result.figures, figure.name):
+        return math.nan
     if rows := evaluations(figure, folder):
         return rows[-1][1]
     names = {*figures, *_column_names(folder)}
@@ -100,8 +105,8 @@ def evaluations(figure: Figure, folder: Path) -> list[tuple[int, float]]:
     path = folder / METRICS
     if not path.is_file():
         return []
-    rows = read_whole_lines(path).rows
-    return [(int(row["step"]), float(row[figure.name])) for row in rows if _is_number(row.get(figure.name))]
+    rows = [row for row in read_whole_lines(path).rows if _is_number(row.get(figure.name))]
+    return [(int(row.get("step", place)), float(row[figure.name])) for place, row in enumerate(rows)]
 
 
 def scalar_figures(figures: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -116,6 +121,14 @@ def scalar_figures(figures: Mapping[str, Any], prefix: str = "") -> Iterator[tup
 def is_finite(values: Mapping[str, float]) -> bool:
     """Whether all of these figures are numbers by which trials can be compared."""
     return all(math.isfinite(value) for value in values.values())
+
+
+def _is_empty(figures: Mapping[str, Any], name: str) -> bool:
+    """Whether the stage has the figure without a value: nothing could be counted."""
+    if name in figures:
+        return figures[name] is None
+    group, _, inner = name.partition(".")
+    return isinstance(figures.get(group), Mapping) and _is_empty(figures[group], inner)
 
 
 def _column_names(folder: Path) -> set[str]:

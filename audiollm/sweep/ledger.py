@@ -91,10 +91,15 @@ class SweepLedger:
     def __init__(self, path: Path) -> None:
         self.path, self.record = path, SweepRecord()
         self.events: list[Event] = []
+        self._whole_bytes: int | None = None
         if not path.is_file():
             return
-        self._cut_unfinished_line()
         content = read_whole_lines(path, {"event": str})
+        text = path.read_bytes()
+        if not text.endswith(b"\n"):  # a kill cut this line short: nothing followed from it
+            self._whole_bytes = text.rfind(b"\n") + 1
+            is_broken = content.broken[-1:] == [text.count(b"\n") + 1]
+            (content.broken if is_broken else content.rows).pop()
         if content.broken:
             raise DamagedFile(
                 path, f"{line_numbers(content.broken)}: no event of a sweep", "remove that line"
@@ -107,6 +112,9 @@ class SweepLedger:
         row = {"event": event, **values}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps(row, ensure_ascii=False) + "\n"
+        if self._whole_bytes is not None:
+            os.truncate(self.path, self._whole_bytes)
+            self._whole_bytes = None
         with open(self.path, "ab", buffering=0) as file:
             file.write(line.encode())
             os.fsync(file.fileno())
@@ -132,13 +140,6 @@ class SweepLedger:
     def _take(self, event: Event) -> None:
         self.events.append(event)
         self.record.apply(event)
-
-    def _cut_unfinished_line(self) -> None:
-        """Remove what a kill left of a line: nothing followed from it, and the next one would be written behind it."""
-        content = self.path.read_bytes()
-        if not content.endswith(b"\n"):
-            with open(self.path, "r+b") as file:
-                file.truncate(content.rfind(b"\n") + 1)
 
 
 def _difference(key: str, value: Any, before: Any) -> str:

@@ -48,16 +48,16 @@ class Space:
         """`key=value`, as `audiollm run` takes it."""
         return f"{self.key}={value if isinstance(value, str) else yaml_text(value)}"
 
-    def grid(self) -> list[Parameter]:
+    def grid(self) -> Sequence[Parameter]:
         """All values.
 
         Raises:
             ConfigError: it is a range of real numbers.
         """
         if self.kind == CHOICES:
-            return list(self.choices)
+            return self.choices
         if self.kind == "int":
-            return list(range(int(self.low), int(self.high) + 1))
+            return range(int(self.low), int(self.high) + 1)
         remedy = f"name the values: {self.key}=[{yaml_text(self.low)},{yaml_text(self.high)}]"
         raise ConfigError(f"{self.key}: a grid has no values of {self.text}", _WHERE, remedy)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import random
 import warnings
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,8 @@ Pruning = Literal["none", "median", "halving"]
 SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
 PRUNINGS: tuple[Pruning, ...] = get_args(Pruning)
 REMEDY = "pip install 'audiollm[sweep]'"
+MAX_GRID = 100_000
+"""Most combinations of a grid."""
 RANDOM_TRIALS = 10
 """Trials before TPE learns from those before it."""
 UNPRUNED_TRIALS = 4
@@ -54,8 +57,12 @@ def grid_of(spaces: Sequence[Space], seed: int) -> list[dict[str, Parameter]]:
     """Every combination of the spaces' values, shuffled by the seed: a part of a grid covers all of its spaces.
 
     Raises:
-        ConfigError: a space is a range of real numbers.
+        ConfigError: a space is a range of real numbers, or there are too many combinations.
     """
+    size = math.prod(len(space.grid()) for space in spaces)
+    if size > MAX_GRID:
+        problem = f"a grid of {size:,} combinations, more than {MAX_GRID:,}"
+        raise ConfigError(problem, "command line", "give choices in place of ranges, or --sampler random")
     combinations = [
         dict(zip([space.key for space in spaces], values, strict=True))
         for values in itertools.product(*(space.grid() for space in spaces))
@@ -87,6 +94,11 @@ class SweepStudy:
         self._study = self._optuna.create_study(directions=directions, pruner=self._pruner(pruning))
         self._trials: dict[int, optuna.Trial] = {}
         self._reported: dict[int, int] = {}
+
+    @property
+    def grid_size(self) -> int:
+        """Combinations of the grid; 0 for another sampler."""
+        return len(self._grid)
 
     def replay(
         self, record: SweepRecord, events: Sequence[Mapping[str, Any]], prune_by: Figure | None

@@ -18,7 +18,7 @@ from audiollm.progress import ProgressLog
 from audiollm.recipe.runner import read_result
 from audiollm.sweep.figures import Figure, evaluations, is_finite, read_figure, scalar_figures
 from audiollm.sweep.ledger import STAGES, SweepLedger, Trial
-from audiollm.sweep.study import Pruning, Sampler, SweepStudy, front, grid_of
+from audiollm.sweep.study import Pruning, Sampler, SweepStudy, front
 from audiollm.sweep.trial_process import RunOrder
 from audiollm.sweep.trial_recipes import Donors, SweepRecipes
 from audiollm.sweep.workers import POLL_SECONDS, ActiveRun, RunEnd, RunProcess, work
@@ -271,7 +271,7 @@ class Sweep:
 
     def _trial_limit(self) -> int | None:
         if self.options.sampler == "grid":
-            size = len(grid_of(self.recipes.spaces, self.options.seed))
+            size = self.study.grid_size
             return size if self.options.trials is None else min(size, self.options.trials)
         return self.options.trials
 

@@ -6,15 +6,11 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from rich.console import Console
 
-from audiollm.errors import ConfigError, StageError
 from audiollm.sweep import sweeping
-from audiollm.sweep.trial_process import RunOrder, run_order
-from audiollm.sweep.workers import RunEnd
+from tests.audiollm.sweep.inline_run import InlineRun
 
 RECIPE = """\
 name: toy
@@ -49,25 +45,6 @@ def stage_starts(toy: Path) -> Callable[[], Counter[str]]:
         return Counter(path.read_text().split() if path.exists() else [])
 
     return count
-
-
-class InlineRun:
-    """A run in the process of the tests, in place of `RunProcess`: its stages take milliseconds, a process a second."""
-
-    def __init__(self, order: RunOrder, *_: Any) -> None:
-        self._end = RunEnd()
-        try:
-            run_order(order, Console(quiet=True))
-        except (ConfigError, StageError) as error:
-            self._end = RunEnd(str(error))
-
-    def poll(self) -> RunEnd:
-        return self._end
-
-    wait = poll
-
-    def kill(self) -> None:
-        pass
 
 
 @pytest.fixture

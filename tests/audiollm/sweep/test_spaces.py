@@ -96,6 +96,7 @@ RATE = "fit.learning_rate=log(1e-5,1e-1)"
         (["--minimize", "data.size", RATE], "changes no stage that the figures depend on"),
         ([*LOSS, "--maximize", "data.size", RATE], "no space changes the stage data"),
         ([*LOSS, RATE, "--sampler", "grid"], "fit.learning_rate: a grid has no values"),
+        ([*LOSS, "fit.width=int(1,1000000)", "--sampler", "grid"], "1,000,000 combinations"),
         ([*LOSS, RATE, "--sampler", "tpee"], "did you mean 'tpe'"),
         ([*LOSS, RATE, "--final", "fit"], "every trial runs it"),
         ([*LOSS, RATE, "--final", "score_tets"], "did you mean 'score_test'"),

