@@ -195,7 +195,7 @@ def stage_plans(recipe: Recipe, devices: int, speed: MachineSpeed) -> dict[str, 
     return {name: timed(plan, recipe.size, devices, speed) for name, plan in untimed_plans(recipe).items()}
 
 
-def planned_seconds(recipe: Recipe) -> dict[str, float | None]:
+def stage_seconds(recipe: Recipe) -> dict[str, float | None]:
     """Seconds of each stage on this machine, by its plan; None: not known."""
     with hub_access(config_alone=True, may_lack=True):
         plans = untimed_plans(recipe)

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from audiollm.commands.cluster import format_duration
-from audiollm.commands.run import Name, Overrides, RecipeArgument, Runs, planned_seconds, require_recipe
+from audiollm.commands.run import Name, Overrides, RecipeArgument, Runs, require_recipe, stage_seconds
 from audiollm.errors import ConfigError, suggestion
 from audiollm.hub_models.options import Download
 from audiollm.processes import available_cpus
@@ -107,8 +107,8 @@ def sweep(
     Examples: audiollm sweep recipes/align/tiny.yaml --minimize train_preference.evaluation/loss
     'train_preference.learning_rate=log(1e-5,1e-3)' 'objective=[dpo,simpo]' --dry-run
 
-    audiollm sweep my.yaml --maximize evaluate.words_right 'train.dropout=uniform(0,0.3)' --prune-by
-    train.evaluation/loss --trials 40 --workers 2 --confirm 3 --final evaluate_test
+    audiollm sweep my.yaml --maximize evaluate.words_right 'train.dropout=uniform(0,0.3)'
+    --prune-by train.evaluation/loss --trials 40 --workers 2 --confirm 3 --final evaluate_test
     """
     require_optuna()
     console = Console()
@@ -116,7 +116,7 @@ def sweep(
     pruning, pruned_by = _pruning(prune, prune_by, figures)
     options = SweepOptions(
         figures=figures,
-        sampler=_choice(sampler, SAMPLERS, "--sampler"),
+        sampler=_require_choice(sampler, SAMPLERS, "--sampler"),
         pruning=pruning,
         prune_by=pruned_by,
         seed=seed,
@@ -132,7 +132,7 @@ def sweep(
     )
     read = (*figures, *([pruned_by] if pruned_by else []))
     recipes = plan_recipes(require_recipe(recipe), overrides or [], read, name, runs, sweep_name)
-    _refuse(recipes, options)
+    _refuse_options(recipes, options)
     if dry_run:
         print_sweep_plan(recipes, options, console)
         return
@@ -144,18 +144,20 @@ def sweep(
 
 def print_sweep_plan(recipes: SweepRecipes, options: SweepOptions, console: Console) -> None:
     """Say which stages run once and which in each trial, how many trials there are, and how long they take."""
-    seconds = planned_seconds(recipes.base)
+    seconds = stage_seconds(recipes.base)
     shared, trial_stages = list(recipes.shared), recipes.trial_stages
     lines = [f"space: {space.key}={space.text}" for space in recipes.spaces]
     lines += [
-        f"shared stages, once, in {recipes.base.folder}: {_timed(shared, seconds)}",
-        f"stages of each trial, in {recipes.folder}: {_timed(trial_stages, seconds)}",
+        f"shared stages, once, in {recipes.base.folder}: {_list_stages(shared, seconds)}",
+        f"stages of each trial, in {recipes.folder}: {_list_stages(trial_stages, seconds)}",
     ]
     final = upstream_closure(recipes.base, options.final_stages)
     idle = [stage for stage in recipes.idle_stages if stage not in final]
     if options.has_final:
         stages = [stage for stage in final if stage in recipes.idle_stages] or trial_stages
-        lines.append(f"for the winner alone: {_timed(stages, seconds)} {' '.join(options.final_overrides)}")
+        lines.append(
+            f"for the winner alone: {_list_stages(stages, seconds)} {' '.join(options.final_overrides)}"
+        )
     if idle:
         lines.append(f"not run, no figure depends on them: {', '.join(idle)}")
     lines.append(_estimate(recipes, options, sum(seconds[stage] or 0.0 for stage in trial_stages)))
@@ -184,7 +186,7 @@ def _estimate(recipes: SweepRecipes, options: SweepOptions, trial_seconds: float
     return f"{text} of {format_duration(trial_seconds)} on {available_cpus()} CPUs a trial"
 
 
-def _timed(stages: Sequence[str], seconds: Mapping[str, float | None]) -> str:
+def _list_stages(stages: Sequence[str], seconds: Mapping[str, float | None]) -> str:
     times = [value for stage in stages if (value := seconds[stage]) is not None]
     return f"{', '.join(stages) or 'none'}{f', about {format_duration(sum(times))}' if times else ''}"
 
@@ -206,7 +208,7 @@ def _pruning(
 ) -> tuple[Pruning, Figure | None]:
     """How trials are pruned, and by which evaluations."""
     evaluation = parse_evaluation(prune_by, "--prune-by") if prune_by else None
-    pruning = _choice(prune or ("median" if evaluation else "none"), PRUNINGS, "--prune")
+    pruning = _require_choice(prune or ("median" if evaluation else "none"), PRUNINGS, "--prune")
     if pruning == "none":
         if evaluation is not None:
             raise ConfigError("goes with median or halving", "--prune-by", "leave --prune none out")
@@ -216,7 +218,7 @@ def _pruning(
     return pruning, evaluation or figures[0]
 
 
-def _refuse(recipes: SweepRecipes, options: SweepOptions) -> None:
+def _refuse_options(recipes: SweepRecipes, options: SweepOptions) -> None:
     """
     Raises:
         ConfigError: options that the recipe cannot follow.
@@ -244,7 +246,7 @@ def _refuse(recipes: SweepRecipes, options: SweepOptions) -> None:
         load_recipe(recipes.path, overrides, recipes.base.name, recipes.base.folder.parent)
 
 
-def _choice(word: str, words: Sequence[Choice], option: str) -> Choice:
+def _require_choice(word: str, words: Sequence[Choice], option: str) -> Choice:
     for candidate in words:
         if candidate == word:
             return candidate

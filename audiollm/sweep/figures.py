@@ -87,7 +87,7 @@ def read_figure(figure: Figure, folder: Path) -> float:
     figures = dict(scalar_figures(result.figures)) if result else {}
     if figure.name in figures:
         return figures[figure.name]
-    if result and _is_empty(result.figures, figure.name):
+    if result and _is_without_value(result.figures, figure.name):
         return math.nan
     if rows := evaluations(figure, folder):
         return rows[-1][1]
@@ -105,7 +105,7 @@ def evaluations(figure: Figure, folder: Path) -> list[tuple[int, float]]:
     path = folder / METRICS
     if not path.is_file():
         return []
-    rows = [row for row in read_whole_lines(path).rows if _is_number(row.get(figure.name))]
+    rows = [row for row in read_whole_lines(path).rows if _is_real(row.get(figure.name))]
     return [(int(row.get("step", place)), float(row[figure.name])) for place, row in enumerate(rows)]
 
 
@@ -114,28 +114,28 @@ def scalar_figures(figures: Mapping[str, Any], prefix: str = "") -> Iterator[tup
     for key, value in figures.items():
         if isinstance(value, Mapping):
             yield from scalar_figures(value, f"{prefix}{key}.")
-        elif _is_number(value):
+        elif _is_real(value):
             yield f"{prefix}{key}", float(value)
 
 
-def is_finite(values: Mapping[str, float]) -> bool:
+def are_finite(values: Mapping[str, float]) -> bool:
     """Whether all of these figures are numbers by which trials can be compared."""
     return all(math.isfinite(value) for value in values.values())
 
 
-def _is_empty(figures: Mapping[str, Any], name: str) -> bool:
+def _is_without_value(figures: Mapping[str, Any], name: str) -> bool:
     """Whether the stage has the figure without a value: nothing could be counted."""
     if name in figures:
         return figures[name] is None
     group, _, inner = name.partition(".")
-    return isinstance(figures.get(group), Mapping) and _is_empty(figures[group], inner)
+    return isinstance(figures.get(group), Mapping) and _is_without_value(figures[group], inner)
 
 
 def _column_names(folder: Path) -> set[str]:
     path = folder / METRICS
     rows = read_whole_lines(path).rows if path.is_file() else []
-    return {key for row in rows for key, value in row.items() if key != "step" and _is_number(value)}
+    return {key for row in rows for key, value in row.items() if key != "step" and _is_real(value)}
 
 
-def _is_number(value: object) -> bool:
+def _is_real(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

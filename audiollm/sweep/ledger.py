@@ -135,14 +135,14 @@ class SweepLedger:
             before = self.record.header.get(key)
             if before != value:
                 remedy = "--sweep-name begins another sweep beside it"
-                raise ConfigError(_difference(key, value, before), str(self.path), remedy)
+                raise ConfigError(_describe_change(key, value, before), str(self.path), remedy)
 
     def _take(self, event: Event) -> None:
         self.events.append(event)
         self.record.apply(event)
 
 
-def _difference(key: str, value: Any, before: Any) -> str:
+def _describe_change(key: str, value: Any, before: Any) -> str:
     """What is another one than when the sweep began."""
     if key == STAGES and isinstance(before, dict):
         names = [name for name in {**before, **value} if before.get(name) != value.get(name)]

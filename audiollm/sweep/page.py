@@ -123,7 +123,7 @@ def _best_section(sweep: Sweep, winner: Trial | None) -> Section:
     content = join(
         paragraph(f"Trial {winner.number} of {len(sweep.ledger.record.trials)}."),
         facts(pairs),
-        _spread(sweep, winner),
+        _seed_spread(sweep, winner),
         _final(sweep),
         heading("To repeat it"),
         scrolled(element("pre", without_home(f"{repeat_command(sweep)}\n{again} {overrides}"))),
@@ -132,7 +132,7 @@ def _best_section(sweep: Sweep, winner: Trial | None) -> Section:
     return Section("best", "Best", content, "The best settings")
 
 
-def _spread(sweep: Sweep, winner: Trial) -> Markup:
+def _seed_spread(sweep: Sweep, winner: Trial) -> Markup:
     """The winner's figures with further seeds."""
     runs = sweep.ledger.record.confirmations.get(winner.number, {})
     title = heading("With further seeds", "of the stages that the trials run")

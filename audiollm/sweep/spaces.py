@@ -127,13 +127,13 @@ def _read_choices(key: str, text: str) -> tuple[str, ...]:
         values = None
     if not isinstance(values, list) or not values:
         raise _malformed(key, text, "choices are a list in YAML")
-    choices = tuple(yaml_text(_as_float(value)) for value in values)
+    choices = tuple(yaml_text(_read_exponent(value)) for value in values)
     if len(set(choices)) < len(choices):
         raise _malformed(key, text, "a choice is there twice")
     return choices
 
 
-def _as_float(value: object) -> object:
+def _read_exponent(value: object) -> object:
     """YAML reads `1e-4` as a text, for want of a point."""
     number = _read_number(value) if isinstance(value, str) else None
     return value if number is None else number

@@ -16,7 +16,7 @@ from rich.console import Console
 from audiollm.errors import ConfigError, StageError
 from audiollm.progress import ProgressLog
 from audiollm.recipe.runner import read_result
-from audiollm.sweep.figures import Figure, evaluations, is_finite, read_figure, scalar_figures
+from audiollm.sweep.figures import Figure, are_finite, evaluations, read_figure, scalar_figures
 from audiollm.sweep.ledger import STAGES, SweepLedger, Trial
 from audiollm.sweep.study import Pruning, Sampler, SweepStudy, front
 from audiollm.sweep.trial_process import RunOrder
@@ -309,7 +309,7 @@ class Sweep:
             self._refuse_without_success()
             return
         figures = self._figures_in(folder)
-        if is_finite(figures):
+        if are_finite(figures):
             self._write_end(number, "done", folder, rows, figures)
             return
         self._write_end(number, "failed", folder, rows, error=f"not a number: {_listed(figures)}")

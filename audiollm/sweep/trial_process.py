@@ -65,7 +65,7 @@ def run_order(order: RunOrder, console: Console) -> None:
     run_recipe(of_stages(recipe, names), console)
 
 
-def main() -> None:
+def run_ordered() -> None:
     """Carry out the order in the first argument; the second is the id of the sweep's process."""
     end_with_parent()
     if os.getppid() != int(sys.argv[2]):  # it ended before this process could ask to end with it
@@ -83,4 +83,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_ordered()
