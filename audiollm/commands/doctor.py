@@ -193,6 +193,7 @@ PACKAGES: tuple[Package, ...] = (
     Package("ai-edge-litert", "ai_edge_litert", "sound events", False, "pip install 'audiollm[events]'"),
     Package("faster-whisper", "faster_whisper", "a recognizer", False, "pip install 'audiollm[whisper]'"),
     Package("hibari-tts", "hibari", "spoken corpora", False, "pip install 'audiollm[voices]'"),
+    Package("optuna", "optuna", "sweeps", False, "pip install 'audiollm[sweep]'"),
     Package("pesq", "pesq", "a metric", False, "with a C compiler: pip install 'audiollm[metrics]'"),
 )
 # fmt: on

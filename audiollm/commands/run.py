@@ -90,7 +90,7 @@ def run(
     if dry_run:
         plan(recipe, overrides, name, runs, processes or 1, None, download)
         return
-    loaded = load_recipe(_require_recipe(recipe), overrides or [], name, runs)
+    loaded = load_recipe(require_recipe(recipe), overrides or [], name, runs)
     if processes and processes > 1:
         arguments = sys.argv[1:]
         raise typer.Exit(launch(processes, "audiollm.commands.cli", without_option(arguments, "--launch")))
@@ -130,7 +130,7 @@ def plan(
     absent: list[Path] = []
     console = Console()
     with hub_access(config_alone=True, may_lack=True):
-        loaded = load_recipe(_require_recipe(recipe), overrides or [], name, runs, absent)
+        loaded = load_recipe(require_recipe(recipe), overrides or [], name, runs, absent)
         untimed = untimed_plans(loaded)
     speed = _speed(loaded, untimed, devices, tflops)
     plans = {name: timed(plan, loaded.size, devices, speed) for name, plan in untimed.items()}
@@ -193,6 +193,14 @@ def _speed(
 def stage_plans(recipe: Recipe, devices: int, speed: MachineSpeed) -> dict[str, StagePlan]:
     """Plan the stages, by name, with memory and time on so many devices that train together."""
     return {name: timed(plan, recipe.size, devices, speed) for name, plan in untimed_plans(recipe).items()}
+
+
+def stage_seconds(recipe: Recipe) -> dict[str, float | None]:
+    """Seconds of each stage on this machine, by its plan; None: not known."""
+    with hub_access(config_alone=True, may_lack=True):
+        plans = untimed_plans(recipe)
+    speed = _speed(recipe, plans, 1, None)
+    return {name: timed(plan, recipe.size, 1, speed).seconds for name, plan in plans.items()}
 
 
 def untimed_plans(recipe: Recipe) -> dict[str, StagePlan]:
@@ -287,12 +295,17 @@ def _join_launched_ranks() -> Ranks:
         raise ConfigError(str(error), "environment", "start it with --launch, torchrun or srun") from None
 
 
-def _require_recipe(recipe: Path | None) -> Path:
+def require_recipe(recipe: Path | None) -> Path:
+    """The recipe's file; outside of a checkout, that which was installed with the package.
+
+    Raises:
+        ConfigError: there is none.
+    """
     if recipe is None:
         raise ConfigError("no recipe given", "command line", "example: audiollm run recipes/quickstart.yaml")
     if not recipe.exists() and recipe.parts[0] == "recipes":
         installed = files("recipes").joinpath(*recipe.parts[1:])
-        if installed.is_file():  # outside of a checkout: the recipe that was installed with the package
+        if installed.is_file():
             return Path(str(installed))
     return recipe
 

@@ -207,6 +207,46 @@ def line_chart(
     return _drawn((3.3, 2.2), draw, title, DISTINCT_COLOURS)
 
 
+def scatter_chart(
+    groups: Mapping[str, Sequence[tuple[float | str, float]]],
+    x_label: str,
+    title: str,
+    *,
+    steps: Sequence[tuple[float, float]] = (),
+    is_log: bool = False,
+) -> Markup:
+    """Points (x, y): a colour of `DISTINCT_COLOURS` for each group, with a legend where there are several.
+
+    Args:
+        groups: x is a number, or a text that has a place of its own on the axis.
+        steps: corners of a line of steps behind the points.
+        is_log: x has a logarithmic axis.
+    """
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
+    places = [x for points in groups.values() for x, _ in points]
+
+    def draw(axes: Axes) -> None:
+        if steps:
+            axes.step(*zip(*steps, strict=True), where="post", color=_SERIES[0], linewidth=1.2, alpha=0.6)
+        for index, (name, points) in enumerate(groups.items()):
+            if points:
+                colour = _SERIES[index % len(DISTINCT_COLOURS)]
+                axes.scatter(*zip(*points, strict=True), color=colour, s=14, label=name)
+        if len(groups) > 1:
+            axes.legend(frameon=False, fontsize=8)
+        axes.set_xlabel(x_label)
+        if is_log:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
+            axes.xaxis.set_minor_formatter(NullFormatter())
+        elif not any(isinstance(x, str) for x in places):
+            axes.xaxis.set_major_locator(MaxNLocator(5, integer=all(float(x).is_integer() for x in places)))
+        axes.tick_params(length=3, width=0.6)
+
+    return _drawn((3.3, 2.2), draw, title, DISTINCT_COLOURS)
+
+
 def _drawn(
     size: tuple[float, float], draw: Callable[[Axes], None], title: str, colours: Sequence[str]
 ) -> Markup:

@@ -246,6 +246,16 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class SharedStages:
+    """Stages of a recipe whose folders are those of another run: a trial of a sweep has most of its stages so."""
+
+    folders: Mapping[str, Path]
+    """The folder of each such stage, by its name."""
+    root: Path
+    """Fingerprints name paths as seen from here."""
+
+
+@dataclass(frozen=True)
 class RecipeStage:
     """A stage in its place in a recipe, settings typed and references resolved."""
 
@@ -257,6 +267,8 @@ class RecipeStage:
     inputs: tuple[Path, ...]
     source: str = ""
     """`module:name` of a user's own stage, whose source the fingerprint depends on; empty: it is an installed one."""
+    shared: SharedStages | None = None
+    """Stages of its recipe that are those of another run."""
 
     @property
     def artifacts(self) -> dict[str, Path]:
@@ -292,6 +304,8 @@ class RecipeStage:
         """The settings that matter as JSON, with inputs and earlier stages' artifacts as `_from_root` names them."""
         settings = self.config.model_dump_json(exclude=set(self.config.incidental))
         spellings = [re.escape(_in_json(str(path))) for path in self.inputs]
+        elsewhere = self.shared.folders.values() if self.shared else ()
+        spellings += [rf'{re.escape(_in_json(str(folder)))}(?:/[^"]*)?' for folder in elsewhere]
         spellings += [re.escape(_in_json(str(self.folder.parent))) + r'/[^"]*', SNAPSHOT_PATTERN]
         return re.sub(
             f'"({"|".join(spellings)})"',
@@ -300,14 +314,15 @@ class RecipeStage:
         )
 
     def _from_root(self, path: Path) -> str:
-        """The path as seen from the folder that holds the folder of all runs; one outside of it is absolute.
+        """The path as seen from the folder that holds the folder of all runs; a path outside of it is absolute.
 
         Links count as they are named: their targets may differ between machines. A snapshot in the hub's cache is known
         by model and commit.
         """
         if (name := snapshot_name(path)) is not None:
             return name
-        root, place = (Path(os.path.normpath(p.absolute())) for p in (self.folder / "../../..", path))
+        top = self.shared.root if self.shared else self.folder / "../../.."
+        root, place = (Path(os.path.normpath(p.absolute())) for p in (top, path))
         return str(place.relative_to(root) if place.is_relative_to(root) else place)
 
 
@@ -360,6 +375,7 @@ def load_recipe(
     name: str | None = None,
     runs: Path = Path("runs"),
     absent: list[Path] | None = None,
+    shared: SharedStages | None = None,
 ) -> Recipe:
     """Read, override, resolve and type a whole recipe.
 
@@ -370,22 +386,12 @@ def load_recipe(
         name: the run's name in place of the recipe's.
         runs: the folder of all runs.
         absent: receives the inputs that do not exist (for a plan, which reads none); None: they are an error.
+        shared: stages that stay in the folders of another run.
 
     Raises:
         ConfigError: anything at all that is wrong with it.
     """
-    document = lay_method(load_document(path), overrides)
-    if HERE in document.data:
-        raise ConfigError(f"{HERE}: is the recipe's folder", document.where((HERE,)), "call it otherwise")
-    document.data[HERE] = str(path.parent)
-    # an override may replace the only setting that refers to a key: the recipe is right all the same
-    replaced = referenced_keys(document.data) - {_head(text) for text in overrides}
-    targets = override_targets(document)
-    early = [text for text in overrides if _head(text) in targets or _head(text) in document.data]
-    apply_overrides(document, early, targets)
-    expand(document)
-    _stage_entries(document)  # what an override cannot name is told first
-    apply_overrides(document, [text for text in overrides if text not in early], override_targets(document))
+    document, replaced = overridden_document(path, overrides)
     used = {METHOD}
     top = resolve(document, used)
     recipe_name = _read_text_key(top, "name", path.stem) if name is None else name
@@ -400,10 +406,35 @@ def load_recipe(
     defaults = {"size": size, "seed": seed}
     is_plan = None if absent is None else True
     with hub_access(_read_download(top), config_alone=is_plan, may_lack=is_plan):
-        stages = _build_stages(document, _stage_entries(document), folder, defaults, used, absent)
+        stages = _build_stages(document, folder, defaults, used, absent, shared)
     _refuse_unused(document, used | replaced)
     parameters = {key: value for key, value in top.data.items() if key not in ("stages", HERE)}
     return Recipe(recipe_name, path, size, seed, folder, tuple(stages), parameters)
+
+
+def overridden_document(path: Path, overrides: Sequence[str]) -> tuple[Document, set[str]]:
+    """Read a recipe and override it; its references stand as they are.
+
+    Returns:
+        The document, with the recipe's folder below `HERE`, and the top-level keys that it refers to and no override
+        names.
+
+    Raises:
+        ConfigError: as `load_recipe`, from the file and the keys of the overrides.
+    """
+    document = lay_method(load_document(path), overrides)
+    if HERE in document.data:
+        raise ConfigError(f"{HERE}: is the recipe's folder", document.where((HERE,)), "call it otherwise")
+    document.data[HERE] = str(path.parent)
+    # an override may replace the only setting that refers to a key: the recipe is right all the same
+    replaced = referenced_keys(document.data) - {_head(text) for text in overrides}
+    targets = override_targets(document)
+    early = [text for text in overrides if _head(text) in targets or _head(text) in document.data]
+    apply_overrides(document, early, targets)
+    expand(document)
+    _stage_entries(document)  # what an override cannot name is told first
+    apply_overrides(document, [text for text in overrides if text not in early], override_targets(document))
+    return document, replaced
 
 
 # --------------------------------------------------------------------------------------------- top level
@@ -486,15 +517,16 @@ def _refuse_unused(document: Document, used: set[str]) -> None:
 
 def _build_stages(
     document: Document,
-    entries: Sequence[tuple[str, str, dict[str, Any]]],
     folder: Path,
     recipe_defaults: Mapping[str, Any],
     used: set[str],
     absent: list[Path] | None,
+    shared: SharedStages | None,
 ) -> list[RecipeStage]:
     stages: list[RecipeStage] = []
     artifacts_by_stage: dict[str, dict[str, str]] = {}
-    for index, (name, kind, settings) in enumerate(entries):
+    elsewhere = shared.folders if shared else {}
+    for index, (name, kind, settings) in enumerate(_stage_entries(document)):
         path: KeyPath = ("stages", index, kind)
         stage = find_stage(kind)
         referred: set[str] = set()
@@ -508,7 +540,8 @@ def _build_stages(
             stage.facts(config)  # a user's function that is not there ends a run before its first stage
         upstream = tuple(s.name for s in stages if stage.reads_run or s.name in referred)
         source = kind if is_import_path(kind) else ""
-        stages.append(RecipeStage(name, stage, config, folder / name, upstream, tuple(inputs), source))
+        place = elsewhere.get(name, folder / name)
+        stages.append(RecipeStage(name, stage, config, place, upstream, tuple(inputs), source, shared))
         artifacts_by_stage[name] = {artifact: str(where) for artifact, where in stages[-1].artifacts.items()}
     return stages
 
