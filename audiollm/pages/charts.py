@@ -232,7 +232,8 @@ def scatter_chart(
         for index, (name, points) in enumerate(groups.items()):
             if points:
                 colour = _SERIES[index % len(DISTINCT_COLOURS)]
-                axes.scatter(*zip(*points, strict=True), color=colour, s=14, label=name)
+                xs, ys = zip(*points, strict=True)
+                axes.scatter(xs, ys, color=colour, s=14, label=name)
         if len(groups) > 1:
             axes.legend(frameon=False, fontsize=8)
         axes.set_xlabel(x_label)

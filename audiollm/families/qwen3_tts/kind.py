@@ -96,8 +96,11 @@ class Qwen3TTSKind(TalkerKind):
             )
         self.talker_config: Mapping[str, Any] = talker
         self.end = int(talker["codec_eos_token_id"])
-        codes = int(talker["code_predictor_config"]["vocab_size"])
-        self.suppressed = [entry for entry in range(codes, int(talker["vocab_size"])) if entry != self.end]
+        self.num_codes = int(talker["code_predictor_config"]["vocab_size"])
+        """Codes of a codebook; entries of the first table from here on are marks and voices."""
+        self.suppressed = [
+            entry for entry in range(self.num_codes, int(talker["vocab_size"])) if entry != self.end
+        ]
         self.reads_vectors = self.is_base
         self.speakers = sorted(talker.get("spk_id") or {})
 

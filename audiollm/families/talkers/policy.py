@@ -73,7 +73,10 @@ class TalkerPolicy:
             folder = settings.reference or kind.folder
             reference = load_talker(kind if folder == kind.folder else type(kind)(folder))
             self._reference = SpeechScorer(reference.requires_grad_(False), suppressed=suppressed)
-        lora = None if settings.lora is None else expand_groups(model, settings.lora, kind)
+        lora = None
+        if settings.lora is not None:
+            check_ties(settings.lora, kind)
+            lora = expand_groups(model, settings.lora, kind)
         adapted = adapt_model(model, settings.trained, lora)
         self._root = SpeechScorer(model, adapted if self._has_adapter else None, suppressed)
 
@@ -341,6 +344,23 @@ def check_spoken_codes(codes_KT: Tensor, model: Talker, prompted: PromptedConten
     if problem:
         remedy = "encode the recordings with the codec in the model's own folder (`tokenize`, `codec`: that folder)"
         raise BadSample(prompted.place, prompted.id, f"{problem}: {remedy}", "another codec")
+
+
+def check_ties(lora: LoRASettings, kind: TalkerKind) -> None:
+    """Refuse to train one end of a tied table beside an adapter: PEFT would copy it, and so untie it.
+
+    Raises:
+        ConfigError: `lora.trained_beside` names a module of a tied weight.
+    """
+    for weight in {*kind.tied(), *kind.tied().values()}:
+        module = weight.rpartition(".")[0]
+        for name in lora.trained_beside:
+            if f".{module}".endswith(f".{name}") or f".{module}.".startswith(f".{name}."):
+                raise ConfigError(
+                    f"lora.trained_beside: {name} is one end of a table that two decoders read, and would be copied",
+                    str(kind.folder),
+                    "leave it out; or train all weights, where it stays one tensor",
+                )
 
 
 def expand_groups(model: nn.Module, lora: LoRASettings, kind: TalkerKind) -> LoRASettings:

@@ -292,6 +292,7 @@ def as_reward_models(run: Run, *names: str) -> None:
     run.recipe = replace(run.recipe, stages=stages)
 
 
+@pytest.mark.slow
 def test_a_reward_model_has_its_ranking_and_its_reliability(compared: Run) -> None:
     as_reward_models(compared, "plain")
     bins = [{"confidence": 0.05 + 0.1 * n, "accuracy": 0.1 * n, "count": 10 * (n % 4)} for n in range(5, 10)]

@@ -48,9 +48,11 @@ def write_clips(
     return folder
 
 
-def run_stage(folder: Path, name: str, stage: str, **settings: Any) -> dict[str, Any]:
+def run_stage(
+    folder: Path, name: str, stage: str, fast: Mapping[str, Any] = FAST, **settings: Any
+) -> dict[str, Any]:
     """Run a recipe of one stage; return its figures."""
-    recipe = {"name": "any", "size": "tiny", "seed": 1, "stages": [{stage: {**FAST, **settings}}]}
+    recipe = {"name": "any", "size": "tiny", "seed": 1, "stages": [{stage: {**fast, **settings}}]}
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(recipe))
     run_recipe(load_recipe(path, name=name, runs=folder), Console(quiet=True))

@@ -24,6 +24,7 @@ from audiollm.families.talkers.decoding import Speaking, speak_to_end
 from audiollm.families.talkers.kind import TalkerSampling
 from audiollm.families.talkers.policy import TalkerPolicy, load_talker
 from audiollm.families.talkers.turns import read_speech_prompt
+from audiollm.train.settings import LoRASettings
 from tests.audiollm.families.talkers.tiny_csm import BOOKS, CODES, write_tiny_csm
 
 SPEECH = AudioPart(path="speech.wav")
@@ -222,3 +223,10 @@ def test_tied_tables_that_differ_are_refused(folder: Path, tmp_path: Path) -> No
     save_file({**weights, lacking: weights[present] + 1}, path, metadata={"format": "pt"})
     with pytest.raises(ConfigError, match="one tensor"):
         load_talker(CsmKind(tmp_path / "lies"))
+
+
+@pytest.mark.parametrize("name", ["embed_audio_tokens", "model.embed_tokens", "backbone_model.embed_tokens"])
+def test_one_end_of_the_tied_table_is_not_trained_beside_an_adapter(folder: Path, name: str) -> None:
+    lora = LoRASettings(trained_beside=(name,))
+    with pytest.raises(ConfigError, match="two decoders read"):
+        open_model_folder(folder).policy(PolicySettings(trained="adapter", lora=lora))

@@ -176,6 +176,14 @@ def test_the_command_tells_of_a_shifted_checkpoint(by_heart: Learned, tmp_path: 
     assert "shifted labels" in (tmp_path / "sft" / "train" / "alarms.jsonl").read_text()
 
 
+def test_offsets_stay_within_their_answer(folder: Path) -> None:
+    policy = policy_of(folder)
+    clips = [policy.encode(spoken_prompt(text, random_codes(4, 16, 1, 7)))[0] for text in TEXTS[:2]]
+    table = offset_table(policy, policy.root, [policy.batch(clips)])
+    assert table.loss_KP[0][0] is None  # of one frame there is none before it
+    assert table.loss_KP[0][1] is not None
+
+
 def test_places_of_offsets(folder: Path) -> None:
     """Against labels of the same place the table is the loss."""
     policy = policy_of(folder)

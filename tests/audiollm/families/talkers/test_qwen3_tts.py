@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from audiollm.audio import Waveform
+from audiollm.audio import Waveform, load, save
 from audiollm.data.packing import SegmentLayout
-from audiollm.errors import ConfigError
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
+from audiollm.errors import ConfigError, StageError
 from audiollm.families.qwen3_tts.kind import Qwen3TTSKind
 from audiollm.families.registry import open_model_folder
 from audiollm.families.talkers.decoding import Speaking, speak_to_end
@@ -21,7 +23,7 @@ from audiollm.families.talkers.policy import load_talker
 from audiollm.families.talkers.rows import SpeechRows, join_inputs
 from audiollm.families.talkers.turns import PromptForm, SpeechPrompt, SpokenTurn
 from audiollm.train.settings import PromptMix
-from tests.audiollm.families.talkers.talker_runs import random_codes
+from tests.audiollm.families.talkers.talker_runs import random_codes, run_stage
 from tests.audiollm.families.talkers.tiny_qwen3_tts import (
     BOOKS,
     CODES,
@@ -185,3 +187,42 @@ def test_the_mix_shows_prompts_in_other_forms(base: Path) -> None:
     ]
     assert shares == pytest.approx([0.5, 0.25, 1.0, 0.5], abs=0.07)
     assert kind.complete(prompt, VECTOR, mix, "sample 3") == shown[3]
+
+
+def test_voices_are_added_to_a_base_model(base: Path, tmp_path: Path) -> None:
+    names = ["Ann", "Bob", "Ann"]
+    samples = []
+    for number, name in enumerate(names):
+        sound = 0.2 * torch.randn(1, 24_000, generator=torch.Generator().manual_seed(number))
+        save(tmp_path / f"{number}.wav", sound, 24_000)
+        messages = [
+            Message(
+                role="system",
+                content=[TextPart(text=f"Generate audio following instruction.\n\nSpeaker: {name}")],
+            ),
+            Message(role="user", content=[TextPart(text="one")]),
+            Message(role="assistant", content=[AudioPart(path=f"{number}.wav")]),
+        ]
+        samples.append(Sample(id=str(number), messages=messages, task="tts"))
+    write_samples(tmp_path / "samples.jsonl", samples)
+    run_stage(tmp_path, "voices", "add_voices", {}, start=str(base), samples=str(tmp_path / "samples.jsonl"))
+    kind = Qwen3TTSKind(tmp_path / "voices" / "add_voices" / "model")
+    assert kind.speakers == ["ann", "bob"] and kind.is_base
+    rows = kind.talker_config["spk_id"]
+    before, after = (load_file(folder / "model.safetensors") for folder in (base, kind.folder))
+    table = "talker.model.codec_embedding.weight"
+    changed = (before[table] != after[table]).any(dim=1).nonzero()[:, 0].tolist()
+    assert sorted(changed) == sorted(rows.values())
+    assert all(torch.equal(before[name], after[name]) for name in before if name != table)
+    vectors = [kind.vector_of(load(tmp_path / f"{number}.wav")) for number in (0, 2)]
+    torch.testing.assert_close(after[table][rows["ann"]], torch.stack(vectors).mean(0), atol=1e-6, rtol=1e-5)
+    prompt = kind.prompt_rows(SpeechPrompt(TEXT, "ANN"))
+    assert int(rows["ann"]) in prompt.rows.first_L.tolist()
+    doubled = [sample.model_copy(update={"id": f"{sample.id}b"}) for sample in samples[:1]]
+    text = doubled[0].messages[0].content[0].text.replace("Ann", "ANN")  # type: ignore[union-attr]
+    shout = doubled[0].model_copy(
+        update={"messages": [Message(role="system", content=[TextPart(text=text)]), *doubled[0].messages[1:]]}
+    )
+    write_samples(tmp_path / "case.jsonl", [*samples, shout])
+    with pytest.raises(StageError, match="differ in case alone"):
+        run_stage(tmp_path, "case", "add_voices", {}, start=str(base), samples=str(tmp_path / "case.jsonl"))

@@ -26,6 +26,7 @@ def cluster() -> Iterator[Any]:
     ray.shutdown()
 
 
+@pytest.mark.slow
 def test_work_of_a_dead_actor_is_done_once(cluster: Any, tmp_path: Path) -> None:
     told: list[str] = []
     pool = ActorPool(cluster, "rollout", SMALL, 2, Host, [str(tmp_path)], told.append)

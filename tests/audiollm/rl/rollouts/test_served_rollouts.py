@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(made)
 
 
-@pytest.fixture(scope="module", params=["all", "adapter"])
+@pytest.fixture(scope="module", params=["all", pytest.param("adapter", marks=pytest.mark.slow)])
 def policy(request: pytest.FixtureRequest, folder: Path) -> ListenerPolicy:
     torch.manual_seed(0)
     policy = ListenerPolicy.load(folder, request.param, LoRASettings(rank=2), needs_reference=False)
