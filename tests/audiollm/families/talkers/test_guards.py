@@ -180,8 +180,11 @@ def test_offsets_stay_within_their_answer(folder: Path) -> None:
     policy = policy_of(folder)
     clips = [policy.encode(spoken_prompt(text, random_codes(4, 16, 1, 7)))[0] for text in TEXTS[:2]]
     table = offset_table(policy, policy.root, [policy.batch(clips)])
-    assert table.loss_KP[0][0] is None  # of one frame there is none before it
     assert table.loss_KP[0][1] is not None
+    if policy._kind.end_codes is None:  # else the end is a frame behind it
+        assert (
+            table.loss_KP[0][2] is None
+        )  # behind the one frame there is none: the next one is another answer's
 
 
 def test_places_of_offsets(folder: Path) -> None:
