@@ -119,8 +119,9 @@ class TokenizeConfig(StageConfig):
     codes_from: InputPath | None = Field(None, exclude_if=lambda value: value is None)
     """Shards that `tokenize` has made with the same codec: a recording that is in them, at the same span and not
     written since, has its codes from there. For streams of the same talks with another lag or another translation."""
-    sound: bool = False
-    """Keep the sound of what is heard, too, for a `train` with `audio_in: features`; it is not varied."""
+    sound: bool | Literal["all"] = False
+    """Keep the sound of what is heard, too, for a `train` with `audio_in: features`; it is not varied. `all`: also of
+    what is said, for models that hear a voice through an encoder of their own (Qwen3-TTS Base)."""
     samples_per_shard: int = Field(512, ge=1)
     """Most samples of a shard."""
     seed: int = 0

@@ -60,7 +60,9 @@ class SampleEncoder:
         index, sample = task
         try:
             encodings = _encode_sample(self.codec, sample, self.config, index, self._earlier)
-            kept, sound = _with_sound(sample) if self.config.sound else (sample, None)
+            kept, sound = (
+                _with_sound(sample, self.config.sound == "all") if self.config.sound else (sample, None)
+            )
         except (AudioError, BadSample, ValueError) as error:
             return _refused(sample, error)
         return EncodedSample(kept, encodings, sound)
@@ -177,8 +179,11 @@ def _encode_sample(
     return result
 
 
-def _with_sound(sample: Sample) -> tuple[Sample, dict[str, bytes]]:
+def _with_sound(sample: Sample, has_speech: bool) -> tuple[Sample, dict[str, bytes]]:
     """The sample with what is heard as members of its own, and their content.
+
+    Args:
+        has_speech: what is said is among them, too.
 
     Raises:
         AudioError: a recording cannot be read.
@@ -195,7 +200,7 @@ def _with_sound(sample: Sample) -> tuple[Sample, dict[str, bytes]]:
 
     messages = [
         message
-        if message.role == "assistant"
+        if message.role == "assistant" and not has_speech
         else message.model_copy(update={"content": [named(content_part) for content_part in message.content]})
         for message in sample.messages
     ]

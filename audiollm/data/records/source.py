@@ -53,7 +53,7 @@ class AudioClip:
         try:
             if self.content is None:
                 raise self._bad(
-                    "there are codes of it, and no sound (`tokenize` keeps it with sound: true)",
+                    "there are codes of it, and no sound (`tokenize` keeps it with sound: true, of speech with all)",
                     "missing audio",
                 )
             if isinstance(self.content, str) and not is_url(self.content):

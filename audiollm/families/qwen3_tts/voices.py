@@ -31,7 +31,7 @@ class AddVoicesConfig(StageConfig):
     start: InputModel
     """The folder of a Base model."""
     samples: InputPath
-    """Shards with the sound of spoken samples (`tokenize` with `sound: true`), or a manifest; with speakers' names."""
+    """Shards with the sound of spoken samples (`tokenize` with `sound: all`), or a manifest; with speakers' names."""
 
 
 def run_add_voices(config: AddVoicesConfig, context: Context) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _mean_vectors(kind: Qwen3TTSKind, source: Any, advance: Any) -> dict[str, Te
     if not sums:
         raise StageError(
             "no sample has a speaker's name and sound",
-            "give samples of the task tts with speakers, tokenized with `sound: true`",
+            "give samples of the task tts with speakers, tokenized with `sound: all`",
             2,
         )
     return {name: (total / count).float() for name, (total, count) in sorted(sums.items())}

@@ -96,6 +96,11 @@ class TalkerPolicy:
         return self._root.model.num_codebooks
 
     @property
+    def codebook_size(self) -> int:
+        """See `guards.offsets.GivesOffsets.codebook_size`."""
+        return self._root.model.codebook_size
+
+    @property
     def depth_weight(self) -> float:
         """See `DepthPolicy.depth_weight`."""
         return self._kind.depth_weight

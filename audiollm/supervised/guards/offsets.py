@@ -8,6 +8,7 @@ Shapes: F first codes, D frames with other codes, K codebooks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -20,12 +21,17 @@ BOOK_OFFSETS = (-1, 1)
 PLACES = (*((frame, 0) for frame in FRAME_OFFSETS), *((0, book) for book in BOOK_OFFSETS))
 """Places of labels: frames behind and codebooks behind those of the training."""
 LEAST_GAIN = 0.05
-"""Nats by which another place must be better to be told."""
+"""Nats by which another place must be better to be told: better than the head's own, and than any code as likely as
+another. The heads of an untrained model are right nowhere."""
 
 
 @runtime_checkable
 class GivesOffsets(Protocol):
     """A policy whose heads can be compared with labels of other places."""
+
+    @property
+    def codebook_size(self) -> int:
+        """Codes of each codebook."""
 
     def offset_losses(self, root: Any, batch: Any, places: Any) -> tuple[Tensor, Tensor]:
         """Sum the cross entropies of each head `[K, P]` against labels of each place, and count them.
@@ -41,16 +47,17 @@ class OffsetTable:
     """Mean cross entropies in nats, by head and place; None where no label was."""
 
     loss_KP: tuple[tuple[float | None, ...], ...]
+    codebook_size: int
 
     @property
     def shifted(self) -> Mapping[int, tuple[int, int]]:
         """Heads that predict the labels of another place better, and the place."""
-        worse = {}
+        worse, unlearned = {}, math.log(self.codebook_size)
         trained = PLACES.index((0, 0))
         for head, losses in enumerate(self.loss_KP):
             own = losses[trained]
             known = [(loss, place) for loss, place in zip(losses, PLACES, strict=True) if loss is not None]
-            if own is not None and known and min(known)[0] < own - LEAST_GAIN:
+            if own is not None and known and min(known)[0] < min(own, unlearned) - LEAST_GAIN:
                 worse[head] = min(known)[1]
         return worse
 
@@ -78,4 +85,4 @@ def offset_table(policy: GivesOffsets, root: Any, batches: Iterable[Any]) -> Off
         tuple(float(total / count) if count else None for total, count in zip(*row, strict=True))
         for row in zip(sums, counts, strict=True)
     ]
-    return OffsetTable(tuple(rows))
+    return OffsetTable(tuple(rows), policy.codebook_size)

@@ -176,6 +176,14 @@ def test_the_command_tells_of_a_shifted_checkpoint(by_heart: Learned, tmp_path: 
     assert "shifted labels" in (tmp_path / "sft" / "train" / "alarms.jsonl").read_text()
 
 
+def test_an_untrained_model_raises_no_alarm(folder: Path) -> None:
+    policy = policy_of(folder)
+    for parameter in policy.root.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)  # sure of itself, and wrong everywhere
+    clips = [policy.encode(spoken_prompt(text, random_codes(4, 16, 9, 7)))[0] for text in TEXTS]
+    assert not offset_table(policy, policy.root, [policy.batch(clips)]).shifted
+
+
 def test_offsets_stay_within_their_answer(folder: Path) -> None:
     policy = policy_of(folder)
     clips = [policy.encode(spoken_prompt(text, random_codes(4, 16, 1, 7)))[0] for text in TEXTS[:2]]
