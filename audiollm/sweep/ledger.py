@@ -61,7 +61,9 @@ class SweepRecord:
     def apply(self, event: Event) -> None:
         """Take in a line of the ledger."""
         kind = event["event"]
-        if kind == "sweep":  # the first line, or a later one before any trial ended: a figure's name was wrong
+        if (
+            kind == "sweep"
+        ):  # the first line, or a later one before any trial ended: a figure's name was wrong
             self.header = event
             self.trials.clear()
         elif kind == "final":
