@@ -232,8 +232,7 @@ def scatter_chart(
         for index, (name, points) in enumerate(groups.items()):
             if points:
                 colour = _SERIES[index % len(DISTINCT_COLOURS)]
-                xs, ys = zip(*points, strict=True)
-                axes.scatter(xs, ys, color=colour, s=14, label=name)
+                axes.scatter([x for x, _ in points], [y for _, y in points], color=colour, s=14, label=name)
         if len(groups) > 1:
             axes.legend(frameon=False, fontsize=8)
         axes.set_xlabel(x_label)

@@ -61,8 +61,11 @@ class SweepRecord:
     def apply(self, event: Event) -> None:
         """Take in a line of the ledger."""
         kind = event["event"]
-        if kind == "sweep":
+        if (
+            kind == "sweep"
+        ):  # the first line, or a later one before any trial ended: a figure's name was wrong
             self.header = event
+            self.trials.clear()
         elif kind == "final":
             self.final = event
         elif kind == "confirmation":
@@ -125,6 +128,8 @@ class SweepLedger:
     def begin(self, header: Mapping[str, Any]) -> None:
         """Write the header of a new sweep, or compare it with that of the sweep that is in the file.
 
+        A sweep of which no trial has ended gives way to the new one.
+
         Raises:
             ConfigError: the sweep in the file is another one.
         """
@@ -133,12 +138,15 @@ class SweepLedger:
             return
         for key, value in json.loads(json.dumps(header)).items():
             before = self.record.header.get(key)
+            if before != value and not self.record.in_state("done", "pruned", "failed"):
+                self.write("sweep", **header)
+                return
             if before != value:
                 remedy = "--sweep-name begins another sweep beside it"
                 raise ConfigError(_describe_change(key, value, before), str(self.path), remedy)
 
     def _take(self, event: Event) -> None:
-        self.events.append(event)
+        self.events = [event] if event["event"] == "sweep" else [*self.events, event]
         self.record.apply(event)
 
 

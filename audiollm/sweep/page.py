@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
@@ -118,10 +119,12 @@ def _best_section(sweep: Sweep, winner: Trial | None) -> Section:
         return Section("best", "Best", notice("No trial has finished."), "The best settings")
     spaces = sweep.recipes.spaces
     pairs = [(space.key, show_parameter(winner.parameters[space.key])) for space in spaces]
+    equals = [trial for trial in sweep.ledger.record.in_state("done") if trial.figures == winner.figures]
+    tie = f" {len(equals)} trials have the same figures: the first is taken." if len(equals) > 1 else ""
     overrides = " ".join(map(shlex.quote, sweep.recipes.overrides(winner.parameters)))
     again = shlex.join(["audiollm", "run", str(sweep.recipes.path)])
     content = join(
-        paragraph(f"Trial {winner.number} of {len(sweep.ledger.record.trials)}."),
+        paragraph(f"Trial {winner.number} of {len(sweep.ledger.record.trials)}.{tie}"),
         facts(pairs),
         _seed_spread(sweep, winner),
         _final(sweep),
@@ -217,7 +220,7 @@ def _curve(figure: Figure, done: Sequence[Trial]) -> Chart:
         best_so_far.append((number, value if figure.sign * value < figure.sign * best else best))
     svg = scatter_chart({"trials": points}, "trial", f"{figure} over the trials", steps=best_so_far)
     better = "larger is better" if figure.is_larger_better else "smaller is better"
-    return Chart(str(figure), svg, f"Line: the best so far; {better}.")
+    return Chart(_breakable(str(figure)), svg, f"Line: the best so far; {better}.")
 
 
 def _front_chart(sweep: Sweep, done: Sequence[Trial]) -> Chart:
@@ -238,7 +241,9 @@ def _evaluations_chart(prune_by: Figure, trials: Sequence[Trial]) -> Chart:
         name: [row for trial in trials if (trial.state == "pruned") == is_pruned for row in trial.evaluations]
         for name, is_pruned in (("finished", False), ("pruned", True))
     }
-    return Chart(str(prune_by), scatter_chart(groups, "training step", f"evaluations: {prune_by}"))
+    return Chart(
+        _breakable(str(prune_by)), scatter_chart(groups, "training step", f"evaluations: {prune_by}")
+    )
 
 
 # -------------------------------------------------------------------------------------- the parameters
@@ -251,6 +256,11 @@ def _parameters_section(sweep: Sweep) -> Section:
         drawn = [_slice(space, figure, done) for space in sweep.recipes.spaces if done]
         content.append(join(heading(str(figure)), _importance(sweep, figure, len(done)), charts(drawn)))
     return Section("parameters", "Parameters", join(content), "Which parameters mattered")
+
+
+def _breakable(key: str) -> str:
+    """A key that may go on in the next line after a dot or an underscore."""
+    return re.sub(r"([._/])", "\\1\N{ZERO WIDTH SPACE}", key)
 
 
 def _importance(sweep: Sweep, figure: Figure, count: int) -> Markup:
@@ -270,7 +280,9 @@ def _slice(space: Space, figure: Figure, done: Sequence[Trial]) -> Chart:
     if space.kind == CHOICES:
         points.sort(key=lambda point: order[str(point[0])])
     title = f"{figure} over {space.key}"
-    return Chart(space.key, scatter_chart({"trials": points}, "", title, is_log=space.kind == "log"))
+    return Chart(
+        _breakable(space.key), scatter_chart({"trials": points}, "", title, is_log=space.kind == "log")
+    )
 
 
 # ------------------------------------------------------------------------------------------- the sweep
