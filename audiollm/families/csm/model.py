@@ -6,7 +6,7 @@ of the depth decoder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.nn import functional
 from audiollm.families.talkers.stack import DecoderStack, stack_shape
 from audiollm.families.talkers.talker import Talker
 from audiollm.models.dual_ffn import Head
-from audiollm.products import Linear, linear
+from audiollm.products import Linear
 
 TIED = {"backbone_model.embed_tokens.embed_audio_tokens.weight": "depth_decoder.model.embed_tokens.weight"}
 """The one table of codes, which both decoders read."""
@@ -54,11 +54,9 @@ class _DepthHeads(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(others, size, codes))
 
-    def forward(
-        self, hidden_FD: Tensor, head: int, use: Callable[[Tensor, Tensor], Any] | None = None
-    ) -> Any:
-        weight_VD = self.weight[head].T.contiguous()
-        return linear(hidden_FD, weight_VD) if use is None else use(hidden_FD, weight_VD)
+    def forward(self, use: Callable[[Tensor], Any]) -> Any:
+        """What `use` makes of the heads `[J, D, V]`; a call of the module, so that strategies gather its shards."""
+        return use(self.weight)
 
 
 class _DepthDecoder(nn.Module):
@@ -131,13 +129,35 @@ class CsmTalker(Talker):
         embedded: Tensor = self.depth_decoder.model.embed_tokens(code_F + codebook * self.entries)
         return embedded
 
+    def embed_codes(self, codes_FJ: Tensor) -> Tensor:
+        """See `Talker.embed_codes`: one look-up, whose gradient is one table."""
+        offset_J = torch.arange(codes_FJ.shape[1], device=codes_FJ.device) * self.entries
+        embedded: Tensor = self.depth_decoder.model.embed_tokens(codes_FJ + offset_J)
+        return embedded
+
     def project_depth(self, x: Tensor) -> Tensor:
         """See `Talker.project_depth`."""
         projected: Tensor = self.depth_decoder.model.inputs_embeds_projector(x)
         return projected
 
-    def through_rest_head(
-        self, hidden_FC: Tensor, codebook: int, use: Callable[[Tensor, Any], Any] | None = None
-    ) -> Any:
+    def through_rest_head(self, hidden_FC: Tensor, codebook: int) -> Tensor:
         """See `Talker.through_rest_head`."""
-        return self.depth_decoder.codebooks_head(hidden_FC, codebook - 1, use)
+        logits: Tensor = self.depth_decoder.codebooks_head(
+            lambda weight_JDV: hidden_FC @ weight_JDV[codebook - 1]
+        )
+        return logits
+
+    def through_rest_heads(
+        self, hidden_JFC: Sequence[Tensor], uses: Sequence[Callable[[Tensor, Any], Any]]
+    ) -> list[Any]:
+        """See `Talker.through_rest_heads`."""
+
+        def use_all(weight_JDV: Tensor) -> list[Any]:
+            # one copy and one gradient: a slice for each head would write the gradient of all heads each time
+            heads = weight_JDV.transpose(1, 2).contiguous().unbind()
+            return [
+                use(hidden_FC, head) for hidden_FC, head, use in zip(hidden_JFC, heads, uses, strict=True)
+            ]
+
+        results: list[Any] = self.depth_decoder.codebooks_head(use_all)
+        return results

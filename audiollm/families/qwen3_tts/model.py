@@ -5,7 +5,7 @@ Shapes: X, Y, Z rows, F frames, K codebooks, J = K - 1, C and D hidden sizes of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -123,9 +123,17 @@ class Qwen3TTSTalker(Talker):
         projected: Tensor = self.talker.code_predictor.small_to_mtp_projection(x)
         return projected
 
-    def through_rest_head(
-        self, hidden_FC: Tensor, codebook: int, use: Callable[[Tensor, Any], Any] | None = None
-    ) -> Any:
+    def through_rest_head(self, hidden_FC: Tensor, codebook: int) -> Tensor:
         """See `Talker.through_rest_head`."""
-        head = self.talker.code_predictor.lm_head[codebook - 1]
-        return head(hidden_FC) if use is None else through_head(head, hidden_FC, use)
+        logits: Tensor = self.talker.code_predictor.lm_head[codebook - 1](hidden_FC)
+        return logits
+
+    def through_rest_heads(
+        self, hidden_JFC: Sequence[Tensor], uses: Sequence[Callable[[Tensor, Any], Any]]
+    ) -> list[Any]:
+        """See `Talker.through_rest_heads`."""
+        heads = self.talker.code_predictor.lm_head
+        return [
+            through_head(head, hidden_FC, use)
+            for head, hidden_FC, use in zip(heads, hidden_JFC, uses, strict=True)
+        ]

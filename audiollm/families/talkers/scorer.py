@@ -110,10 +110,9 @@ class SpeechScorer(nn.Module):
                 parts.append(checkpoint(self._depth_hidden, *rows, use_reentrant=False))
             else:
                 parts.append(self._depth_hidden(*rows))
-        hidden_DKC = torch.cat(parts)
-        return [
-            self.model.through_rest_head(hidden_DKC[:, book], book, use) for book, use in enumerate(uses, 1)
-        ]
+        # the gradient of `unbind` is one copy, that of a slice for each codebook writes all of them each time
+        _, *hidden_JDC = torch.cat(parts).unbind(1)
+        return self.model.through_rest_heads(hidden_JDC, uses)
 
     def _depth_hidden(self, hidden_DC: Tensor, codes_DK: Tensor) -> Tensor:
         return self.model.depth.over_frames(self.model.depth_rows(hidden_DC, codes_DK))

@@ -87,15 +87,25 @@ class Talker(nn.Module, ABC):
     def embed_code(self, code_F: Tensor, codebook: int) -> Tensor:
         """The embeddings `[F, C]` of codes of a codebook, counted from 0, as the depth decoder reads them."""
 
+    def embed_codes(self, codes_FJ: Tensor) -> Tensor:
+        """The embeddings `[F, J, C]` of a frame's codes but the last, as the depth decoder reads them."""
+        return torch.stack(
+            [self.embed_code(code_F, book) for book, code_F in enumerate(codes_FJ.unbind(1))], dim=1
+        )
+
     @abstractmethod
     def project_depth(self, x: Tensor) -> Tensor:
         """Rows of the backbone's size `[..., C]` as rows of the depth decoder."""
 
     @abstractmethod
-    def through_rest_head(
-        self, hidden_FC: Tensor, codebook: int, use: Callable[[Tensor, Any], Any] | None = None
-    ) -> Any:
-        """The logits `[F, V]` of a codebook from 1 on, or what `use` makes of hidden states and weight."""
+    def through_rest_head(self, hidden_FC: Tensor, codebook: int) -> Tensor:
+        """The logits `[F, V]` of a codebook from 1 on."""
+
+    @abstractmethod
+    def through_rest_heads(
+        self, hidden_JFC: Sequence[Tensor], uses: Sequence[Callable[[Tensor, Any], Any]]
+    ) -> list[Any]:
+        """What each use makes of the hidden states of a codebook from 1 on, and of the weight of its head."""
 
     def embed_rows(self, inputs: RowInputs) -> Tensor:
         """Rows for the first layer, `[S, C]`."""
@@ -117,8 +127,8 @@ class Talker(nn.Module, ABC):
         Args:
             hidden_FC: of the row before each frame, which knows none of its codes.
         """
-        codes = [self.embed_code(codes_FK[:, k], k) for k in range(self.num_codebooks - 1)]
-        return self.project_depth(torch.stack([hidden_FC.to(codes[0].dtype), *codes], dim=1))
+        codes_FJC = self.embed_codes(codes_FK[:, :-1])
+        return self.project_depth(torch.cat([hidden_FC.to(codes_FJC.dtype)[:, None], codes_FJC], dim=1))
 
     def gradient_checkpointing_enable(self) -> None:
         """Compute the layers' activations again in the backward pass (Hugging Face's name for it)."""

@@ -179,7 +179,9 @@ def test_a_figure_that_the_stage_lacks_ends_the_sweep_at_once(toy: Path, stage_s
     with pytest.raises(StageError, match=r"did you mean 'loss'"):
         run_sweep("--minimize", "fit.los", RATE, "--trials", "3")
     assert stage_starts().total() == 2
-    run_sweep("--minimize", "fit.loss", RATE, "--trials", "3")  # the name is mended, and the same folder serves
+    run_sweep(
+        "--minimize", "fit.loss", RATE, "--trials", "3"
+    )  # the name is mended, and the same folder serves
     assert len(record_of().in_state("done")) == 3 and stage_starts().total() == 4
 
 
