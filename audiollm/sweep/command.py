@@ -104,10 +104,10 @@ def sweep(
     The same command goes on after a kill, and with more --trials. The best of many trials is partly luck:
     --confirm 3 measures how much, and --final STAGE scores data that no trial has seen, once.
 
-    Examples: audiollm sweep recipes/align/tiny.yaml --minimize train_preference.evaluation/loss
+    Example: audiollm sweep recipes/align/tiny.yaml --minimize train_preference.evaluation/loss
     'train_preference.learning_rate=log(1e-5,1e-3)' 'objective=[dpo,simpo]' --dry-run
 
-    audiollm sweep my.yaml --maximize evaluate.words_right 'train.dropout=uniform(0,0.3)'
+    Example: audiollm sweep my.yaml --maximize evaluate.words_right 'train.dropout=uniform(0,0.3)'
     --prune-by train.evaluation/loss --trials 40 --workers 2 --confirm 3 --final evaluate_test
     """
     require_optuna()
