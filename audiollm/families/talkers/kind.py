@@ -166,9 +166,9 @@ class TalkerKind(ABC):
         """Compute the vector `[C]` of a recording of a voice.
 
         Raises:
-            ValueError: it is too short.
+            ValueError: it is too short, or the model reads no vectors.
         """
-        raise NotImplementedError("a family whose models read vectors gives it")
+        raise ValueError(f"models of {self.model_type} read no vectors of voices")
 
     def check_text(self, text: str) -> None:
         """Check that a text can be said.

@@ -213,9 +213,7 @@ class TalkerPolicy:
         logprobs = logprobs_of_figures(batch, folded, reference_T, draw_T, request)
         return replace(logprobs, codebook_T=batch.codebook_T)
 
-    def offset_losses(
-        self, root: nn.Module, batch: SpeechBatch, places: Sequence[tuple[int, int]]
-    ) -> tuple[Tensor, Tensor]:
+    def offset_losses(self, root: nn.Module, batch: SpeechBatch, places: Sequence[tuple[int, int]]) -> Tensor:
         """See `guards.offsets.GivesOffsets.offset_losses`."""
         rows = root(batch, None)
         assert isinstance(rows, list)

@@ -158,10 +158,8 @@ class SpeechScorer(nn.Module):
         ]
 
 
-def offset_losses(
-    batch: SpeechBatch, rows: Sequence[HeadRows], places: Sequence[tuple[int, int]]
-) -> tuple[Tensor, Tensor]:
-    """Sums of the cross entropies of heads against codes of other places, and their numbers: `[K, P]` each.
+def offset_losses(batch: SpeechBatch, rows: Sequence[HeadRows], places: Sequence[tuple[int, int]]) -> Tensor:
+    """Numbers, sums and sums of squares of the cross entropies of heads against codes of other places, `[3, K, P]`.
 
     Args:
         rows: the input of each head, as `SpeechScorer` gives it without a request.
@@ -170,7 +168,7 @@ def offset_losses(
     books, frames = len(rows), len(batch.target_F)
     codes_FK = torch.full((frames, books), NONE, device=batch.target_F.device)
     codes_FK[batch.depth_D] = batch.codes_DK
-    sums, counts = torch.zeros(books, len(places)), torch.zeros(books, len(places))
+    moments = torch.zeros(3, books, len(places), dtype=torch.float64)
     frame_F = torch.arange(frames, device=codes_FK.device)
     answer_F = batch.answer_T[batch.codebook_T == 0]
     for number, (frame, book) in enumerate(places):
@@ -184,9 +182,10 @@ def offset_losses(
         for head, head_rows in enumerate(rows):
             labels_X = shifted_FK[:, 0] if head == 0 else shifted_FK[batch.depth_D, head]
             request = TokenRequest(reference=False)
-            logprob = linear_token_figures(*head_rows, labels_X[:, None], request).logprob_T
-            sums[head, number], counts[head, number] = -logprob.sum(), (labels_X != NONE).sum()
-    return sums, counts
+            loss_X = -linear_token_figures(*head_rows, labels_X[:, None], request).logprob_T.double()
+            moments[0, head, number] = (labels_X != NONE).sum()
+            moments[1, head, number], moments[2, head, number] = loss_X.sum(), loss_X.square().sum()
+    return moments
 
 
 def _drawn_mask(suppressed: Sequence[int], entries: int, is_sampled_X: Tensor) -> ForbiddenTargets | None:

@@ -23,6 +23,8 @@ PLACES = (*((frame, 0) for frame in FRAME_OFFSETS), *((0, book) for book in BOOK
 LEAST_GAIN = 0.05
 """Nats by which another place must be better to be told: better than the head's own, and than any code as likely as
 another. The heads of an untrained model are right nowhere."""
+SURE_ERRORS = 4.0
+"""Standard errors of the difference by which it must be better beside that: a table has dozens of places."""
 
 
 @runtime_checkable
@@ -33,8 +35,8 @@ class GivesOffsets(Protocol):
     def codebook_size(self) -> int:
         """Codes of each codebook."""
 
-    def offset_losses(self, root: Any, batch: Any, places: Any) -> tuple[Tensor, Tensor]:
-        """Sum the cross entropies of each head `[K, P]` against labels of each place, and count them.
+    def offset_losses(self, root: Any, batch: Any, places: Any) -> Tensor:
+        """Numbers, sums and sums of squares `[3, K, P]` of each head's cross entropies against labels of each place.
 
         Args:
             root: the policy's, as the strategy wrapped it.
@@ -47,6 +49,8 @@ class OffsetTable:
     """Mean cross entropies in nats, by head and place; None where no label was."""
 
     loss_KP: tuple[tuple[float | None, ...], ...]
+    error_KP: tuple[tuple[float, ...], ...]
+    """Standard errors of the means; infinite where a mean has fewer than two labels."""
     codebook_size: int
 
     @property
@@ -54,11 +58,15 @@ class OffsetTable:
         """Heads that predict the labels of another place better, and the place."""
         worse, unlearned = {}, math.log(self.codebook_size)
         trained = PLACES.index((0, 0))
-        for head, losses in enumerate(self.loss_KP):
+        for head, (losses, errors) in enumerate(zip(self.loss_KP, self.error_KP, strict=True)):
             own = losses[trained]
-            known = [(loss, place) for loss, place in zip(losses, PLACES, strict=True) if loss is not None]
-            if own is not None and known and min(known)[0] < min(own, unlearned) - LEAST_GAIN:
-                worse[head] = min(known)[1]
+            known = [row for row in zip(losses, errors, PLACES, strict=True) if row[0] is not None]
+            if own is None:
+                continue
+            best, error, place = min(known)
+            margin = LEAST_GAIN + SURE_ERRORS * math.hypot(error, errors[trained])
+            if best is not None and best < min(own, unlearned) - margin:
+                worse[head] = place
         return worse
 
     def sentence(self) -> str:
@@ -75,14 +83,15 @@ class OffsetTable:
 
 def offset_table(policy: GivesOffsets, root: Any, batches: Iterable[Any]) -> OffsetTable:
     """The table over batches of held-out speech, without gradient."""
-    sums, counts = torch.zeros(0), torch.zeros(0)
     with torch.no_grad():
-        for batch in batches:
-            part, number = policy.offset_losses(root, batch, PLACES)
-            sums = part.double().cpu() if not len(sums) else sums + part.double().cpu()
-            counts = number.double().cpu() if not len(counts) else counts + number.double().cpu()
-    rows = [
-        tuple(float(total / count) if count else None for total, count in zip(*row, strict=True))
-        for row in zip(sums, counts, strict=True)
+        moments = sum(policy.offset_losses(root, batch, PLACES).double().cpu() for batch in batches)
+    assert isinstance(moments, Tensor)
+    count_KP, sum_KP, square_KP = moments
+    mean_KP = sum_KP / count_KP
+    variance_KP = (square_KP - count_KP * mean_KP.square()).clamp_min(0) / (count_KP - 1)
+    error_KP = torch.where(count_KP > 1, (variance_KP / count_KP).sqrt(), torch.inf)
+    losses = [
+        tuple(mean if count else None for mean, count in zip(*row, strict=True))
+        for row in zip(mean_KP.tolist(), count_KP.tolist(), strict=True)
     ]
-    return OffsetTable(tuple(rows), policy.codebook_size)
+    return OffsetTable(tuple(losses), tuple(map(tuple, error_KP.tolist())), policy.codebook_size)
