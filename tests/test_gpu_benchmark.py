@@ -115,6 +115,7 @@ def test_a_case_that_takes_too_long_is_ended_with_what_it_printed(
         assert words in said.err
 
 
+@pytest.mark.slow
 def test_the_command_runs_a_case_in_a_process_of_its_own() -> None:
     command = [sys.executable, "-W", "ignore", str(SCRIPT), "--tiny", "--only", "flow"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=240)

@@ -133,6 +133,7 @@ def convergence(made_N: Tensor, wanted_MT: Tensor, model: MelPCA) -> float:
     return float((found_XT - wanted_MT).norm() / wanted_MT.norm())
 
 
+@pytest.mark.slow
 def test_phases_are_as_good_as_those_of_a_whole_recording() -> None:
     """librosa's fast Griffin-Lim sees all frames at once; ours sees blocks, and may be little worse."""
     config = MelPCAConfig(num_mels=64, latent_dim=160)

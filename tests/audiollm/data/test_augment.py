@@ -248,6 +248,7 @@ def test_a_run_that_is_cut_short_ends_as_one_that_is_not(
     assert plain["text_loss"] != whole["text_loss"]
 
 
+@pytest.mark.slow
 def test_two_tones_are_told_apart_through_the_2d_stem(tmp_path: Path) -> None:
     manifest = str(write_source(tmp_path, 26))
     figures = run_stage(tmp_path / "run", manifest, **understanding(steps=100))

@@ -144,6 +144,7 @@ def test_a_killed_worker_is_started_again(toy: Path) -> None:
     assert Path("log.txt").read_text().split().count("trial_0000/fit") == 2
 
 
+@pytest.mark.slow
 def test_a_trial_that_falls_behind_is_ended_while_it_runs(toy: Path) -> None:
     """Two trials, one after the other: the second of `halving` has to be as good at its first evaluation."""
     arguments = ("fit.learning_rate=[1e-3,1e-1]", "--sampler", "grid", "--minimize", "fit.loss")

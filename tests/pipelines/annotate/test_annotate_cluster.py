@@ -74,6 +74,7 @@ def test_four_machines_give_what_one_gives(tmp_path: Path) -> None:
     assert "shards/000000.tar" in here
 
 
+@pytest.mark.slow
 def test_more_workers_than_the_cluster_has_room_for_are_refused(tmp_path: Path) -> None:
     ray = pytest.importorskip("ray")
     source = tmp_path / "in"

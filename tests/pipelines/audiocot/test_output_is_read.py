@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import pytest
+
 from audiollm.flow.sound_model import SoundModel
 from audiollm.flow.stages import ENCODE_LATENTS, TRAIN_FLOW
 from tests.audiollm.flow.toy import context_of, encode_config, train_config
@@ -13,6 +15,7 @@ from tests.audiollm.supervised.train_samples import run_stage
 from tests.pipelines.audiocot.cot_run import compose, rows, think
 
 
+@pytest.mark.slow
 def test_sound_models_and_models_that_hear_are_trained_on_the_output(tmp_path: Path) -> None:
     run = tmp_path / "run"
     think(run, compose(tmp_path), steps={"objects": {}}, samples_per_shard=3)

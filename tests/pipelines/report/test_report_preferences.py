@@ -315,6 +315,7 @@ def test_a_reward_model_has_its_ranking_and_its_reliability(compared: Run) -> No
     assert "as often right as sure" not in page.text
 
 
+@pytest.mark.slow
 def test_reward_models_are_compared(compared: Run) -> None:
     as_reward_models(compared, "plain", "short")
     write_json(compared.folder("short") / "reliability.json", {"bins": [], "error": 0.125})

@@ -108,6 +108,7 @@ def two_ranks(folder: Path, ranks: Ranks) -> None:
         one_step(folder, ranks, "llm", settings, 100, f"two-{case}")
 
 
+@pytest.mark.slow
 def test_two_ranks_are_one(folder: Path) -> None:
     on_two_ranks(two_ranks, folder)
     for case, settings in CASES.items():

@@ -86,6 +86,7 @@ def two_ranks(folder: Path, ranks: Ranks) -> None:
         one_step(folder, ranks, "llm", settings_of(case, folder), 100, f"two-{case}", moved_by(case))
 
 
+@pytest.mark.slow
 def test_two_ranks_are_one(folder: Path) -> None:
     on_two_ranks(two_ranks, folder)
     for case in CASES:

@@ -28,6 +28,8 @@ from tests.audiollm.rl.rollouts.server_stand_ins import save_served, use_stand_i
 
 SETTINGS = RolloutSettings(seed=1, step=2, max_text_tokens=12)
 SERVERS = ("vllm", "sglang")
+FIRST_SERVER = ("vllm", pytest.param("sglang", marks=pytest.mark.slow))
+"""The other one answers the quick tests in the same way."""
 
 
 def choice_of(server: str, **settings: Any) -> EngineChoice:
@@ -139,7 +141,7 @@ def test_pushed_weights_are_those_that_answer(engine: ServedRollouts, policy: Li
     assert ids_of(engine.sample(sampled_prompts, numbers, greedy)) == learned
 
 
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("server", FIRST_SERVER)
 def test_prompts_that_do_not_fit_are_set_aside(
     server: str, folder: Path, start: ListenerPolicy, monkeypatch: Any
 ) -> None:
@@ -159,7 +161,7 @@ def test_prompts_that_do_not_fit_are_set_aside(
     engine.close()
 
 
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("server", FIRST_SERVER)
 def test_what_a_server_reads_otherwise_ends_the_run(
     server: str, folder: Path, start: ListenerPolicy, monkeypatch: Any
 ) -> None:
@@ -171,7 +173,7 @@ def test_what_a_server_reads_otherwise_ends_the_run(
     engine.close()
 
 
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("server", FIRST_SERVER)
 def test_a_model_that_a_server_does_not_open(
     server: str, tmp_path: Path, start: ListenerPolicy, monkeypatch: Any
 ) -> None:
@@ -277,7 +279,7 @@ def test_gpus_are_the_rank_s_own_or_behind_the_ranks(monkeypatch: pytest.MonkeyP
         gpu_environment(3)
 
 
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("server", FIRST_SERVER)
 def test_an_environment_without_the_server_is_told(server: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"pip install '{server}"):
         server_version(server, None)
