@@ -75,8 +75,8 @@ class Case:
     must_gain: bool = False
     seeded: bool = False
     """Whether it is run with every seed, or with the first alone."""
-    on_recordings: Sequence[str] = ()
-    """Overrides that the recipe's README gives for recordings of people."""
+    on_recordings: str = ""
+    """Recipe that the README gives for recordings of people; empty: the same."""
 
 
 CASES = {
@@ -96,7 +96,7 @@ CASES = {
         right_words,
         must_gain=True,
         seeded=True,
-        on_recordings=("start_steps=1200", "steps=300"),
+        on_recordings="tts_grpo/recordings.yaml",
     ),
     "interpret": Case(
         "interpret/tiny.yaml", "after", "before", translation_quality, must_gain=True, seeded=True
@@ -167,13 +167,13 @@ def _outcome(case: Case, seed: int, run: str, place: str, options: argparse.Name
     """Run a recipe by its command; stages that are done are not done again."""
     folder = (options.runs / run).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "audiollm.commands.cli", "run", str(RECIPES / case.recipe)]
+    recipe = case.on_recordings if place == "digits" and case.on_recordings else case.recipe
+    command = [sys.executable, "-m", "audiollm.commands.cli", "run", str(RECIPES / recipe)]
     command += ["--name", run, "--runs", str(options.runs), f"seed={seed}"]
     if place == "digits":
         command += [
             f"{key}={value}" for key, value in {**DIGITS, "audio": str(_find_digits(options))}.items()
         ]
-        command += case.on_recordings
         command += ["phrases=" + str(_phrases(options.runs))] if case.recipe.startswith("interpret") else []
     print(f"{time.strftime('%H:%M')} {run}", file=sys.stderr, flush=True)
     with (options.runs / f"{run}.log").open("w") as log:

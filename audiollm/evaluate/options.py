@@ -57,7 +57,7 @@ RecognizerOption = Annotated[
     str | None,
     source_option(
         "Judge of words, as annotate takes it: pocketsphinx, transformers=FOLDER, faster_whisper=FOLDER, the "
-        "folder alone, or module:factory.",
+        "folder alone, or module:factory; model=FOLDER: a model that was trained to transcribe.",
         name="--recognizer",
     ),
 ]

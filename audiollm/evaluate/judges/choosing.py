@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from audiollm.data.records.text_origin import DIGEST_CHARACTERS
 from audiollm.evaluate.judges.judging import Recognizer, VoiceJudge
+from audiollm.evaluate.judges.listening_model import ListeningModelRecognizer
 from audiollm.evaluate.judges.pretrained import (
     ClassifierSpeakerJudge,
     PretrainedEmotionJudge,
@@ -16,11 +17,14 @@ from audiollm.evaluate.judges.pretrained import (
 )
 from audiollm.evaluate.judges.recognizers import PocketsphinxRecognizer
 from audiollm.evaluate.subjects.loading import plug_in
+from audiollm.families.registry import open_model_folder
 from audiollm.files.atomic import folder_digest
 from audiollm.models.recognition.recognizer import folder_recognizer
 from audiollm.recipe.plug_ins import is_import_path
 
 POCKETSPHINX = "pocketsphinx"
+LISTENING_MODEL = "model="
+"""Before the folder of a model that hears, where a recognizer is named."""
 Judge = TypeVar("Judge", covariant=True)
 
 
@@ -33,10 +37,11 @@ class ChosenJudge(Generic[Judge]):
 
 
 def choose_recognizer(spec: str | None, language: str | None = None) -> ChosenJudge[Recognizer] | None:
-    """`pocketsphinx` (English, open vocabulary), the folder of a recognizer, or an import path.
+    """`pocketsphinx` (English, open vocabulary), the folder of a recognizer, a model that hears, or an import path.
 
     Args:
-        spec: a folder as `annotate` takes it: `transformers=FOLDER`, `faster_whisper=FOLDER`, or the folder alone.
+        spec: a folder as `annotate` takes it: `transformers=FOLDER`, `faster_whisper=FOLDER`, or the folder alone;
+            `model=FOLDER`: a model of any family that was trained on the task `asr`.
         language: of the speech; None: a multilingual Whisper detects it.
 
     Raises:
@@ -48,6 +53,9 @@ def choose_recognizer(spec: str | None, language: str | None = None) -> ChosenJu
         return ChosenJudge(PocketsphinxRecognizer(), POCKETSPHINX)
     if is_import_path(spec):
         return _plug_in_judge(spec, Recognizer, "name and recognize(samples_CN, sample_rate)")
+    if spec.startswith(LISTENING_MODEL):
+        listener = ListeningModelRecognizer(spec.removeprefix(LISTENING_MODEL))
+        return ChosenJudge(listener, f"{folder_digest(listener.folder)} {language}")
     judge = PretrainedRecognizer(spec, language)
     return ChosenJudge(judge, f"{folder_digest(judge.folder)} {language}")
 
@@ -63,7 +71,11 @@ def recognizer_digest(spec: str) -> str | None:
     """
     if spec == POCKETSPHINX or is_import_path(spec):
         return None
-    return folder_digest(folder_recognizer(spec)[1])[:DIGEST_CHARACTERS]
+    if spec.startswith(LISTENING_MODEL):
+        folder = open_model_folder(Path(spec.removeprefix(LISTENING_MODEL))).path
+    else:
+        folder = folder_recognizer(spec)[1]
+    return folder_digest(folder)[:DIGEST_CHARACTERS]
 
 
 def choose_speaker_judge(spec: str | None) -> ChosenJudge[VoiceJudge] | None:

@@ -342,7 +342,10 @@ def load_sampling(
 def _record_reward_recognizers(config: PolicyTrainingConfig, path: Path) -> None:
     """Write down which recognizers gave rewards, so that reports can say that they judge their own pupil."""
     recognizers = [
-        term.settings.recognizer for term in config.reward_terms if isinstance(term.settings, WordsSettings)
+        recognizer
+        for term in config.reward_terms
+        if isinstance(term.settings, WordsSettings)
+        for recognizer in term.settings.recognizers
     ]
     digests = [digest for digest in map(recognizer_digest, recognizers) if digest is not None]
     if not digests:

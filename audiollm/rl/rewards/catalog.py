@@ -128,16 +128,26 @@ def with_checked_folders(rewards: Mapping[str, Any], context: Mapping[str, Any])
     checked = dict(rewards)
     for name, reward_settings in rewards.items():
         setting = CATALOG[name].folder if name in CATALOG else ""
-        folder = reward_settings.get(setting) if isinstance(reward_settings, Mapping) else None
-        if folder is None or folder == s.POCKETSPHINX or is_import_path(str(folder)):
+        folders = reward_settings.get(setting) if isinstance(reward_settings, Mapping) else None
+        if folders is None:
             continue
         try:
-            kind, equals, place = hub_source(str(folder), "recognizer").rpartition("=")
-            checked_folder = f"{kind}{equals}{checked_path(Path(place), context)}"
-            checked[name] = {**reward_settings, setting: checked_folder}
+            checked_folders = (
+                [_check_folder(str(folder), context) for folder in folders]
+                if isinstance(folders, list)
+                else _check_folder(str(folders), context)
+            )
+            checked[name] = {**reward_settings, setting: checked_folders}
         except ValueError as error:
             raise ValueError(f"{name}.{setting}: {error}") from None
     return checked
+
+
+def _check_folder(folder: str, context: Mapping[str, Any]) -> str:
+    if folder == s.POCKETSPHINX or is_import_path(folder):
+        return folder
+    kind, equals, place = hub_source(folder, "recognizer").rpartition("=")
+    return f"{kind}{equals}{checked_path(Path(place), context)}"
 
 
 def import_reward(path: str) -> Any:

@@ -168,8 +168,10 @@ POCKETSPHINX = "pocketsphinx"
 class WordsSettings(RewardSettings):
     """Settings of `words`."""
 
-    recognizer: str = POCKETSPHINX
-    """`pocketsphinx`, a recognizer's folder as `annotate` takes it (`faster_whisper=FOLDER`), or an import path."""
+    recognizer: str | list[str] = POCKETSPHINX
+    """`pocketsphinx`, a recognizer's folder as `annotate` takes it (`faster_whisper=FOLDER`), an import path, or
+    `model=FOLDER`: a model that was trained on the task `asr`. A list: the mean of what they score, which is harder to
+    please than one of them."""
     language: str = "en"
     """Language of the recognizer, and of samples that name none (`metadata.language`)."""
     form: str = "whisper"
@@ -177,6 +179,18 @@ class WordsSettings(RewardSettings):
     texts: Path | None = None
     """A .jsonl of samples, for `pocketsphinx`: where their texts are few, it chooses among these, which is faster and
     surer; null: any words of its language model."""
+
+    @field_validator("recognizer")
+    @classmethod
+    def _check_recognizers(cls, recognizer: str | list[str]) -> str | list[str]:
+        if isinstance(recognizer, list) and len(set(recognizer)) < max(1, len(recognizer)):
+            raise ValueError("give each recognizer once, and at least one")
+        return recognizer
+
+    @property
+    def recognizers(self) -> list[str]:
+        """All of them."""
+        return [self.recognizer] if isinstance(self.recognizer, str) else self.recognizer
 
 
 class VoiceSettings(RewardSettings):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import util
 from pathlib import Path
+from statistics import mean
 
 from audiollm.audio import Waveform
 from audiollm.data.records.manifest import read_samples
@@ -42,7 +43,13 @@ def words_reward(settings: s.WordsSettings) -> Callable[[SampledAnswer], float |
     Raises:
         ConfigError: no recognizer there, or no samples where their texts are to be read.
     """
-    recognizer = _choose_words_recognizer(settings)
+    if settings.texts is not None and s.POCKETSPHINX not in settings.recognizers:
+        raise ConfigError(
+            "words.texts: a grammar is for pocketsphinx alone",
+            ", ".join(settings.recognizers),
+            "leave out texts, or recognizer",
+        )
+    recognizers = [_choose_words_recognizer(spec, settings) for spec in settings.recognizers]
     choose_form(settings.form, settings.language)  # refuses a wrong name before anything is sampled
 
     def score(answer: SampledAnswer) -> float | None:
@@ -50,23 +57,20 @@ def words_reward(settings: s.WordsSettings) -> Callable[[SampledAnswer], float |
             return None
         if not answer.recording.num_samples:
             return 0.0
-        form = choose_form(settings.form, answer.sample.language or settings.language)
-        return words_score(recognizer, form, answer.recording, text_to_say(answer))[0]
+        form, text = (
+            choose_form(settings.form, answer.sample.language or settings.language),
+            text_to_say(answer),
+        )
+        return mean(words_score(recognizer, form, answer.recording, text)[0] for recognizer in recognizers)
 
     return score
 
 
-def _choose_words_recognizer(settings: s.WordsSettings) -> Recognizer:
-    if settings.texts is None:
-        choice = choose_recognizer(settings.recognizer, settings.language)
+def _choose_words_recognizer(spec: str, settings: s.WordsSettings) -> Recognizer:
+    if settings.texts is None or spec != s.POCKETSPHINX:
+        choice = choose_recognizer(spec, settings.language)
         assert choice is not None
         return choice.judge
-    if settings.recognizer != s.POCKETSPHINX:
-        raise ConfigError(
-            "words.texts: a grammar is for pocketsphinx alone",
-            settings.recognizer,
-            "leave out texts, or recognizer",
-        )
     samples, _ = read_samples(settings.texts)
     texts = {
         comparison_form(requested_text(sample), sample.language or settings.language) for sample in samples

@@ -392,6 +392,9 @@ def test_words_and_voice_by_plugged_judges(tmp_path: Path, monkeypatch: pytest.M
         "class Ear:\n"
         "    name = 'ear'\n"
         "    def recognize(self, samples_CN, sample_rate): return 'the old'\n"
+        "class Deaf:\n"
+        "    name = 'deaf'\n"
+        "    def recognize(self, samples_CN, sample_rate): return ''\n"
         "class Voice:\n"
         "    name = 'voice'\n"
         "    def embed(self, samples_1N, sample_rate): return torch.tensor([1.0, float(samples_1N.mean() > 0.2)])\n"
@@ -409,6 +412,10 @@ def test_words_and_voice_by_plugged_judges(tmp_path: Path, monkeypatch: pytest.M
         answer("", sample, recording=Waveform(torch.full((1, 1600), level), 16_000)) for level in (0.0, 0.5)
     ]
     assert values_of({"words": {"recognizer": "plugged_ears:Ear"}}, spoken[0]) == [0.5]
+    both = {"words": {"recognizer": ["plugged_ears:Ear", "plugged_ears:Deaf"]}}
+    assert values_of(both, spoken[0]) == [0.25], "the mean of what two recognizers score"
+    with pytest.raises(ConfigError, match="each recognizer once"):
+        reward_terms({"words": {"recognizer": []}})
     found = values_of({"voice": {"judge": "plugged_ears:Voice"}}, *spoken, answer("x", sample))
     assert found[2] is None
     assert found[:2] == pytest.approx([1.0, math.sqrt(0.5)])
