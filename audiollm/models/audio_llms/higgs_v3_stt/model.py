@@ -95,6 +95,15 @@ class HiggsAudio3Model(Qwen3Model, GenerationMixin):
         self.audio_decoder_proj = nn.ModuleDict({"text_lm_head": head})
         self.post_init()
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """See `PreTrainedModel.from_pretrained`. Weights of another shape are told in the loading info, by name."""
+        has_info = bool(kwargs.get("output_loading_info"))
+        loaded = super().from_pretrained(*args, **kwargs, ignore_mismatched_sizes=has_info)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        model.audio_tower.embed_positions.requires_grad_(False)  # loading makes constants trainable
+        return loaded
+
     def get_output_embeddings(self) -> nn.Module:
         """See `PreTrainedModel.get_output_embeddings`."""
         return self.audio_decoder_proj["text_lm_head"]
