@@ -23,7 +23,9 @@ STEPS = 12
 
 def main(folder: Path, prompt: Path, chunks: Path, out: Path) -> None:
     """Run all recordings on the model of a folder."""
-    model = Model(ModelConfig.from_dict({**json.loads((folder / "config.json").read_text()), "vad_cut": False}))
+    model = Model(
+        ModelConfig.from_dict({**json.loads((folder / "config.json").read_text()), "vad_cut": False})
+    )
     weights: dict[str, Any] = {}
     for path in sorted(folder.glob("*.safetensors")):
         weights |= mx.load(str(path))

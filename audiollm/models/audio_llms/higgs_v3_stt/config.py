@@ -49,7 +49,7 @@ class HiggsAudio3Config(Qwen3Config):
         Raises:
             ValueError: a setting of a model that is computed in another way.
         """
-        return super().from_dict(_flatten(config_dict), **kwargs)
+        return super().from_dict(_flat_settings(config_dict), **kwargs)
 
     @property
     def audio_token_id(self) -> int:
@@ -59,7 +59,10 @@ class HiggsAudio3Config(Qwen3Config):
     @property
     def encoder(self) -> WhisperConfig:
         """The encoder's sizes, for transformers' layers; it has no dropout."""
-        settings = {**_ENCODER, **{key: self.audio_encoder_config.get(key, value) for key, value in _ENCODER.items()}}
+        settings = {
+            **_ENCODER,
+            **{key: self.audio_encoder_config.get(key, value) for key, value in _ENCODER.items()},
+        }
         activation = self.audio_encoder_config.get("activation_function", "gelu")
         config = WhisperConfig(**settings, activation_function=activation)
         config._attn_implementation = "sdpa"
@@ -71,7 +74,7 @@ class HiggsAudio3Config(Qwen3Config):
         return int(self.chunk_size_seconds * SAMPLE_RATE)
 
 
-def _flatten(data: Mapping[str, Any]) -> dict[str, Any]:
+def _flat_settings(data: Mapping[str, Any]) -> dict[str, Any]:
     text = data.get("text_config")
     if not isinstance(text, Mapping):
         raise ValueError("config.json of a higgs_audio_3 has no text_config")
@@ -81,12 +84,18 @@ def _flatten(data: Mapping[str, Any]) -> dict[str, Any]:
         if key in data and data[key] not in allowed:
             raise ValueError(f"{key}: {data[key]!r} is not known here, only {allowed[0]!r}")
     nested = {key: value for key, value in text.items() if value is not None and key != "model_type"}
-    outer = {key: value for key, value in data.items() if value is not None and key not in ("text_config", "auto_map")}
+    outer = {
+        key: value
+        for key, value in data.items()
+        if value is not None and key not in ("text_config", "auto_map")
+    }
     encoder = dict(data.get("audio_encoder_config") or {})
     flat = {**nested, **outer, "audio_encoder_config": encoder, "tie_word_embeddings": False}
     chunk_s = float(flat.get("chunk_size_seconds", HiggsAudio3Config.chunk_size_seconds))
     positions = int(encoder.get("max_source_positions", _ENCODER["max_source_positions"]))
     longest_s = positions * MELS_PER_POSITION / MELS_PER_SECOND
     if not 0 < chunk_s <= longest_s:
-        raise ValueError(f"chunk_size_seconds: {chunk_s:g} is outside of what the encoder takes, 0 to {longest_s:g}")
+        raise ValueError(
+            f"chunk_size_seconds: {chunk_s:g} is outside of what the encoder takes, 0 to {longest_s:g}"
+        )
     return {**flat, "chunk_size_seconds": chunk_s}

@@ -51,15 +51,19 @@ class HiggsAudioTower(nn.Module):
         hidden_REF = functional.gelu(self.conv1(input_features * mask_R1F)) * mask_R1F
         hidden_RPE = functional.gelu(self.conv2(hidden_REF)).transpose(1, 2)
         hidden_RPE = hidden_RPE + self.embed_positions.weight[: hidden_RPE.shape[1]]
-        is_heard_RP = _first(_positions(input_features_mask.sum(dim=1)), hidden_RPE.shape[1])
+        is_heard_RP = _leading_mask(_num_positions(input_features_mask.sum(dim=1)), hidden_RPE.shape[1])
         lowest = torch.finfo(hidden_RPE.dtype).min
-        bias_R11P = torch.zeros_like(is_heard_RP, dtype=hidden_RPE.dtype).masked_fill(~is_heard_RP, lowest)[:, None, None]
+        bias_R11P = torch.zeros_like(is_heard_RP, dtype=hidden_RPE.dtype).masked_fill(~is_heard_RP, lowest)[
+            :, None, None
+        ]
         for layer in self.layers:
             output = layer(hidden_RPE, bias_R11P)
-            hidden_RPE = output[0] if isinstance(output, tuple) else output  # as earlier versions of transformers
+            hidden_RPE = (
+                output[0] if isinstance(output, tuple) else output
+            )  # as earlier versions of transformers
         pairs = hidden_RPE.shape[1] // 2
         pooled_RPE = hidden_RPE[:, : 2 * pairs].unflatten(1, (pairs, 2)).mean(dim=2)
-        is_row_RP = _first(pooled_lengths(input_features_mask), pairs)
+        is_row_RP = _leading_mask(pooled_lengths(input_features_mask), pairs)
         return BaseModelOutput(last_hidden_state=self.layer_norm(pooled_RPE) * is_row_RP[..., None])
 
 
@@ -150,7 +154,7 @@ class HiggsAudio3Model(Qwen3Model, GenerationMixin):
         encoded_RPE = self.audio_tower(input_features, input_features_mask).last_hidden_state
         rows_RPD = self.audio_encoder_proj(encoded_RPE)
         lengths_R = (pooled_lengths(input_features_mask) + 1) // 2
-        return rows_RPD[_first(lengths_R, rows_RPD.shape[1])]  # type: ignore[no-any-return]
+        return rows_RPD[_leading_mask(lengths_R, rows_RPD.shape[1])]  # type: ignore[no-any-return]
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """See `GenerationMixin.prepare_inputs_for_generation`: recordings are read with the prompt alone."""
@@ -163,14 +167,14 @@ class HiggsAudio3Model(Qwen3Model, GenerationMixin):
 
 def pooled_lengths(input_features_mask: Tensor) -> Tensor:
     """Rows `[R]` that the tower makes of chunks, by the mask `[R, F]` of their frames."""
-    return _positions(input_features_mask.sum(dim=1)) // 2
+    return _num_positions(input_features_mask.sum(dim=1)) // 2
 
 
-def _positions(frames_R: Tensor) -> Tensor:
+def _num_positions(frames_R: Tensor) -> Tensor:
     return (frames_R + 1) // 2
 
 
-def _first(lengths_R: Tensor, size: int) -> Tensor:
+def _leading_mask(lengths_R: Tensor, size: int) -> Tensor:
     """True at the first places of each row, `[R, size]`."""
     return torch.arange(size, device=lengths_R.device) < lengths_R[:, None]
 

@@ -18,6 +18,9 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 
+from audiollm.files.json_files import OFFLINE
+from audiollm.files.json_files import OFFLINE
+from audiollm.files.json_files import OFFLINE
 from audiollm.models.audio_llms.higgs_v3_stt.config import SAMPLE_RATE, HiggsAudio3Config
 
 DEFAULT_PROMPT = "Transcribe the speech. Output only the spoken words in lowercase with no punctuation."
@@ -72,12 +75,13 @@ class HiggsAudio3Processor(ProcessorMixin):
         Raises:
             ValueError: the tokenizer lacks a mark of the model, or has another id for it than config.json.
         """
-        offline = {key: options[key] for key in ("local_files_only", "trust_remote_code") if key in options}
-        config = AutoConfig.from_pretrained(folder, **offline)
-        tokenizer = AutoTokenizer.from_pretrained(folder, **offline)
+        config = AutoConfig.from_pretrained(folder, **OFFLINE)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **OFFLINE)
         _check_marks(tokenizer, config)
         template = _TEMPLATE.replace("{{ THINK }}", EMPTY_THINK if config.answer_after_think else "")
-        extractor = WhisperFeatureExtractor(feature_size=config.encoder.num_mel_bins, sampling_rate=SAMPLE_RATE)
+        extractor = WhisperFeatureExtractor(
+            feature_size=config.encoder.num_mel_bins, sampling_rate=SAMPLE_RATE
+        )
         return cls(extractor, tokenizer, template.replace("{{ PROMPT }}", DEFAULT_PROMPT), config)
 
     def __call__(
@@ -144,7 +148,9 @@ def _pad(mels: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def _check_marks(tokenizer: PreTrainedTokenizerBase, config: HiggsAudio3Config) -> None:
     vocabulary = tokenizer.get_vocab()
-    absent = [mark for mark in (AUDIO_BOS, AUDIO, AUDIO_EOS, "<|im_start|>", TURN_END) if mark not in vocabulary]
+    absent = [
+        mark for mark in (AUDIO_BOS, AUDIO, AUDIO_EOS, "<|im_start|>", TURN_END) if mark not in vocabulary
+    ]
     if absent:
         raise ValueError(f"the tokenizer has no {absent[0]}: it is that of another model")
     if vocabulary[AUDIO] != config.audio_token_id:

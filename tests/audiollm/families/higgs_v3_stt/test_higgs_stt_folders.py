@@ -16,7 +16,7 @@ from audiollm.families.listener.answering import ListenerAnswers
 from audiollm.families.model_sizes import planned_parameters
 from audiollm.families.policy import PromptedAnswers
 from audiollm.families.registry import open_model_folder
-from audiollm.models.audio_llms.higgs_v3_stt.new_model import (
+from audiollm.models.audio_llms.new_transcriber import (
     NewTranscriberConfig,
     planned_transcriber_size,
     write_transcriber,
@@ -43,7 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("trained", ["all", "adapter"])
-def test_saved_without_a_step_every_file_is_as_it_was(tmp_path: Path, dtype: torch.dtype, trained: str) -> None:
+def test_saved_without_a_step_every_file_is_as_it_was(
+    tmp_path: Path, dtype: torch.dtype, trained: str
+) -> None:
     start = write_tiny_higgs_stt(tmp_path / "start", dtype)
     policy = open_model_folder(start).policy(PolicySettings(trained=trained, lora=LoRASettings(rank=2)))
     policy.save(tmp_path / "out")
@@ -54,7 +56,9 @@ def test_saved_without_a_step_every_file_is_as_it_was(tmp_path: Path, dtype: tor
     for path in start.iterdir():
         written = tmp_path / "out" / "model" / path.name
         assert written.is_file() and (path.suffix != ".json" or written.read_bytes() == path.read_bytes())
-    answer = ListenerAnswers(tmp_path / "out" / "model").answer([AnswerRequest([("user", [noise(0.5)])], max_tokens=4)])
+    answer = ListenerAnswers(tmp_path / "out" / "model").answer(
+        [AnswerRequest([("user", [noise(0.5)])], max_tokens=4)]
+    )
     assert answer[0].tokens > 4
 
 
@@ -64,19 +68,27 @@ def test_the_head_is_a_matrix_of_its_own_though_the_config_ties_it(folder: Path)
     model = policy.root.model
     head, words = model.get_output_embeddings().weight, model.get_input_embeddings().weight
     assert head is not words and not torch.equal(head, words)
-    assert head.requires_grad and words.requires_grad and not model.audio_tower.embed_positions.weight.requires_grad
+    assert (
+        head.requires_grad
+        and words.requires_grad
+        and not model.audio_tower.embed_positions.weight.requires_grad
+    )
 
 
 def test_sizes_are_told_without_the_weights(folder: Path, tmp_path: Path) -> None:
-    parameters = sum(value.numel() for name, value in stored_weights(folder).items() if name != GENERATION_ONLY)
+    parameters = sum(
+        value.numel() for name, value in stored_weights(folder).items() if name != GENERATION_ONLY
+    )
     assert parameters_of_config(folder) == parameters
     assert planned_parameters(folder, {}) == pytest.approx(parameters, rel=0.01)
-    config = NewTranscriberConfig.model_construct(**{
-        name: field.default for name, field in NewTranscriberConfig.model_fields.items()
-    })
+    config = NewTranscriberConfig.model_construct(
+        **{name: field.default for name, field in NewTranscriberConfig.model_fields.items()}
+    )
     made = write_transcriber(tmp_path, config, [f"{n} word{'abcdefgh'[n % 8]}" for n in range(300)])
     words = config.vocabulary - made["vocabulary"]
-    assert planned_transcriber_size(config) - 2 * words * config.width == pytest.approx(made["parameters"], rel=0.1)
+    assert planned_transcriber_size(config) - 2 * words * config.width == pytest.approx(
+        made["parameters"], rel=0.1
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,7 +119,11 @@ def test_a_missing_part_is_refused_by_name(tmp_path: Path, lost: str) -> None:
 
     write_tiny_higgs_stt(tmp_path)
     for path in tmp_path.glob("*.safetensors"):
-        save_file({n: v for n, v in load_file(path).items() if not n.startswith(lost)}, path, metadata={"format": "pt"})
+        save_file(
+            {n: v for n, v in load_file(path).items() if not n.startswith(lost)},
+            path,
+            metadata={"format": "pt"},
+        )
     with pytest.raises(ConfigError, match=lost):
         load_audio_llm(tmp_path)
 
@@ -141,7 +157,9 @@ def test_prompts_have_the_published_form(folder: Path, tmp_path: Path) -> None:
         return processor.tokenizer.decode(ids).replace("<|AUDIO|>" * 6, "ROWS")
 
     clip = noise(0.48)
-    published = f"<|im_start|>user\n{DEFAULT_PROMPT}<|audio_bos|>ROWS<|audio_eos|><|im_end|>\n<|im_start|>assistant\n"
+    published = (
+        f"<|im_start|>user\n{DEFAULT_PROMPT}<|audio_bos|>ROWS<|audio_eos|><|im_end|>\n<|im_start|>assistant\n"
+    )
     assert text([("user", [clip])]) == text([("user", [clip, DEFAULT_PROMPT])]) == published
     two = text([("user", ["a", clip, "b", clip]), ("assistant", ["one"])], False)
     rows = "<|audio_bos|>ROWS<|audio_eos|>"

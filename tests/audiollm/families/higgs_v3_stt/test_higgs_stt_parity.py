@@ -39,7 +39,9 @@ def test_prompts_rows_logits_and_answers_are_those_of_mlx_audio(
     folder, (model, processor) = opened
     all_inputs = [inputs_of(opened[1], clip) for clip in CLIPS]
     answers = set()
-    for inputs, published in zip(all_inputs, ask_mlx(folder, all_inputs, DEFAULT_PROMPT, tmp_path), strict=True):
+    for inputs, published in zip(
+        all_inputs, ask_mlx(folder, all_inputs, DEFAULT_PROMPT, tmp_path), strict=True
+    ):
         ids_L, stand_in = inputs["input_ids"][0], model.config.audio_token_id
         # a placeholder of mlx-audio stands for a whole chunk
         texts = [[id for id in ids.tolist() if id != stand_in] for ids in (ids_L, published["ids"])]
@@ -47,7 +49,9 @@ def test_prompts_rows_logits_and_answers_are_those_of_mlx_audio(
         rows_ND = model.audio_rows(inputs["input_features"], inputs["input_features_mask"])
         torch.testing.assert_close(rows_ND, torch.cat(chunk_rows(published)), atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(model(**inputs).logits[0], published["logits"], atol=1e-4, rtol=1e-4)
-        answer = model.generate(**inputs, max_new_tokens=12, do_sample=False, eos_token_id=[])[0, len(ids_L) :]
+        answer = model.generate(**inputs, max_new_tokens=12, do_sample=False, eos_token_id=[])[
+            0, len(ids_L) :
+        ]
         assert answer.tolist() == published["greedy"].tolist()
         answers.add(tuple(answer.tolist()))
     assert len(answers) > 1

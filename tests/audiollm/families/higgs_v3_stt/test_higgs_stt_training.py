@@ -27,7 +27,10 @@ from tests.audiollm.families.higgs_v3_stt.tiny_higgs_stt import (
 )
 from tests.audiollm.families.talkers.talker_runs import curve_of, run_stage
 
-CLIPS = {text: tone(seconds, hertz) for text, seconds, hertz in zip(TEXTS, (0.6, 1.3, 0.43), (300, 900, 2500), strict=True)}
+CLIPS = {
+    text: tone(seconds, hertz)
+    for text, seconds, hertz in zip(TEXTS, (0.6, 1.3, 0.43), (300, 900, 2500), strict=True)
+}
 PARTS = {
     "encoder": (["audio_tower.*"], "audio_tower."), "projector": (["audio_encoder_proj.*"], "audio_encoder_proj."),
     "decoder": (["layers.*", "norm.*"], ("layers.", "norm.")),
@@ -77,7 +80,11 @@ def test_clips_by_heart_are_answered_and_end(folder: Path, by_heart: Path) -> No
     start, trained = stored_weights(folder / "model"), stored_weights(by_heart)
     assert set(start) == set(trained)
     changed = {name for name in start if not torch.equal(start[name], trained[name])}
-    assert {"embed_tokens.weight", "audio_decoder_proj.text_lm_head.weight", "audio_tower.conv1.weight"} < changed
+    assert {
+        "embed_tokens.weight",
+        "audio_decoder_proj.text_lm_head.weight",
+        "audio_tower.conv1.weight",
+    } < changed
     unchanged = {"audio_tower.embed_positions.weight", "audio_codebook_embeddings.weight"}
     assert set(start) - changed == unchanged
 
@@ -113,7 +120,9 @@ def test_a_batch_has_the_log_probabilities_of_its_samples_alone(folder: Path) ->
     checkpoint_activations({"policy": policy.root})
     policy.root.train()
     scores(encoded).sum().backward()
-    for parameter, gradient in zip([p for p in policy.root.parameters() if p.requires_grad], plain, strict=True):
+    for parameter, gradient in zip(
+        [p for p in policy.root.parameters() if p.requires_grad], plain, strict=True
+    ):
         torch.testing.assert_close(parameter.grad, gradient, atol=1e-3, rtol=1e-3)
 
 
@@ -154,7 +163,9 @@ def test_half_precision_is_trained_in_float32_and_written_as_it_was(
     folder: Path, tmp_path: Path, dtype: torch.dtype
 ) -> None:
     start = write_tiny_higgs_stt(tmp_path / "model", dtype, spread=1.5)
-    change_config(start, dtype=str(dtype).removeprefix("torch."), answer_after_think=True, chunk_size_seconds=1.0)
+    change_config(
+        start, dtype=str(dtype).removeprefix("torch."), answer_after_think=True, chunk_size_seconds=1.0
+    )
     model = learn(folder, f"half_{dtype}".replace(".", "_"), start=str(start), steps=50, learning_rate=5e-3)
     assert {value.dtype for value in stored_weights(model).values()} == {dtype}
     assert asked(model) == list(TEXTS)

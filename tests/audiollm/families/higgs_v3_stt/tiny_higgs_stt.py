@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from audiollm.audio import Waveform
-from audiollm.models.audio_llms.higgs_v3_stt.new_model import NewTranscriberConfig, write_transcriber
+from audiollm.models.audio_llms.new_transcriber import NewTranscriberConfig, write_transcriber
 
 TEXTS = ("one two", "seven", "three four five")
 ORACLE = Path(os.environ.get("AUDIOLLM_MLX_AUDIO", Path(__file__).parents[4] / ".oracles" / "mlx-audio"))
@@ -66,7 +66,11 @@ def change_config(folder: Path, **changes: Any) -> None:
 
 def stored_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of a folder by name."""
-    return {name: value for path in sorted(folder.glob("*.safetensors")) for name, value in load_file(path).items()}
+    return {
+        name: value
+        for path in sorted(folder.glob("*.safetensors"))
+        for name, value in load_file(path).items()
+    }
 
 
 def noise(seconds: float, seed: int = 0) -> Waveform:
@@ -77,10 +81,14 @@ def noise(seconds: float, seed: int = 0) -> Waveform:
 
 def tone(seconds: float, hertz: float) -> Waveform:
     """A tone at 16 kHz."""
-    return Waveform(0.3 * torch.sin(2 * torch.pi * hertz * torch.arange(round(16_000 * seconds)) / 16_000)[None], 16_000)
+    return Waveform(
+        0.3 * torch.sin(2 * torch.pi * hertz * torch.arange(round(16_000 * seconds)) / 16_000)[None], 16_000
+    )
 
 
-def ask_mlx(folder: Path, inputs: Sequence[Mapping[str, Tensor]], prompt: str, place: Path) -> list[dict[str, Tensor]]:
+def ask_mlx(
+    folder: Path, inputs: Sequence[Mapping[str, Tensor]], prompt: str, place: Path
+) -> list[dict[str, Tensor]]:
     """Give what `mlx-audio` makes of recordings: rows of each chunk, prompt ids, logits of the prompt, greedy ids.
 
     It runs in a process of its own; the test is skipped where the package is not at hand.
@@ -93,7 +101,9 @@ def ask_mlx(folder: Path, inputs: Sequence[Mapping[str, Tensor]], prompt: str, p
     mels = {
         f"{number}.{chunk:03}": mel_MF[:, mask_F.bool()].contiguous()
         for number, made in enumerate(inputs)
-        for chunk, (mel_MF, mask_F) in enumerate(zip(made["input_features"], made["input_features_mask"], strict=True))
+        for chunk, (mel_MF, mask_F) in enumerate(
+            zip(made["input_features"], made["input_features_mask"], strict=True)
+        )
     }
     save_file(mels, place / "in.safetensors")
     (place / "prompt.txt").write_text(prompt)

@@ -71,7 +71,10 @@ def write_transcriber(
     words = train_vocabulary([*texts, DEFAULT_PROMPT, "user\nassistant\n"], config.vocabulary, _MARKS)
     words.add_tokens(list(_THOUGHTS))
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token=_MARKS[0], eos_token=_MARKS[0], extra_special_tokens=list(_MARKS[1:])
+        tokenizer_object=words,
+        pad_token=_MARKS[0],
+        eos_token=_MARKS[0],
+        extra_special_tokens=list(_MARKS[1:]),
     )
     tokenizer.save_pretrained(str(folder))
     ids = {mark: int(tokenizer.convert_tokens_to_ids(mark)) for mark in _MARKS}
@@ -121,7 +124,9 @@ STAGE = Stage(
 # Private
 
 
-def _published_config(config: NewTranscriberConfig, ids: Mapping[str, int], vocabulary: int) -> dict[str, Any]:
+def _published_config(
+    config: NewTranscriberConfig, ids: Mapping[str, int], vocabulary: int
+) -> dict[str, Any]:
     """config.json with the settings of the published one, and sizes of its own."""
     heads = config.width // _HEAD_DIM
     text = {
