@@ -2,8 +2,9 @@
 
     python mlx_higgs_stt.py MODEL PROMPT.txt CHUNKS.safetensors OUT.safetensors
 
-A recording comes as the mel frames of its chunks: mlx-audio's window is symmetric, that of whisper-large-v3's extractor,
-which the published model uses, is periodic. Chunks are of 4 s, without voice detection, whose weights are elsewhere.
+A recording comes as the mel frames of its chunks: mlx-audio's window is symmetric, that of whisper-large-v3's
+extractor, which the published model uses, is periodic. Chunks are of 4 s, without voice
+detection, whose weights are elsewhere.
 """
 
 from __future__ import annotations

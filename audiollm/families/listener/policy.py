@@ -300,8 +300,8 @@ class ListenerPolicy:
         """Write the whole model with its processor to `folder/model`, and an adapter alone to `folder/adapter`.
 
         The adapter is added into the weights of `folder/model`, which loads with transformers' own classes. The root
-        must hold its weights whole: after a run on several ranks, load them into a policy made anew. A model whose class
-        is not transformers' is written into files like those that it began from.
+        must hold its weights whole: after a run on several ranks, load them into a policy made anew. A model of a
+        class that is not transformers' is written into files like those that it began from.
         """
         target, model = folder / "model", self._root.model
         check_whole(model)

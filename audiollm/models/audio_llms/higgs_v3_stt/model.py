@@ -1,14 +1,14 @@
 """Higgs Audio v3 STT over transformers' Whisper layers and Qwen3, under its published names.
 
-The remote code beside the published weights runs on transformers 4.51 alone. A chunk's rows are those that it has alone:
-what pads it beside longer ones is masked in the convolutions and in the attention.
+The remote code beside the published weights runs on transformers 4.51 alone. A chunk's rows are those that it has
+alone: what pads it beside longer ones is masked in the convolutions and in the attention.
 
 Shapes: A conversations, L tokens, R chunks, M mel bands, F mel frames, P positions of the encoder, D, E hidden sizes.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -52,15 +52,8 @@ class HiggsAudioTower(nn.Module):
         hidden_RPE = functional.gelu(self.conv2(hidden_REF)).transpose(1, 2)
         hidden_RPE = hidden_RPE + self.embed_positions.weight[: hidden_RPE.shape[1]]
         is_heard_RP = _leading_mask(_num_positions(input_features_mask.sum(dim=1)), hidden_RPE.shape[1])
-        lowest = torch.finfo(hidden_RPE.dtype).min
-        bias_R11P = torch.zeros_like(is_heard_RP, dtype=hidden_RPE.dtype).masked_fill(~is_heard_RP, lowest)[
-            :, None, None
-        ]
         for layer in self.layers:
-            output = layer(hidden_RPE, bias_R11P)
-            hidden_RPE = (
-                output[0] if isinstance(output, tuple) else output
-            )  # as earlier versions of transformers
+            hidden_RPE = layer(hidden_RPE, is_heard_RP[:, None, None])
         pairs = hidden_RPE.shape[1] // 2
         pooled_RPE = hidden_RPE[:, : 2 * pairs].unflatten(1, (pairs, 2)).mean(dim=2)
         is_row_RP = _leading_mask(pooled_lengths(input_features_mask), pairs)
@@ -80,14 +73,14 @@ class HiggsAudioProjector(nn.Module):
     def forward(self, encoded_RPE: Tensor) -> Tensor:
         """Map `[R, P, E]` to `[R, ceil(P / 2), D]`."""
         halved_RPE = self.temporal(encoded_RPE.transpose(1, 2)).transpose(1, 2)
-        return self.linear2(functional.relu(self.linear1(halved_RPE)))  # type: ignore[no-any-return]
+        return self.linear2(functional.relu(self.linear1(halved_RPE)))
 
 
 class HiggsAudio3Model(Qwen3Model, GenerationMixin):
     """Writes what is said in a recording; its text head is a matrix of its own, whatever config.json says of a tie."""
 
     config_class = HiggsAudio3Config
-    _keys_to_ignore_on_load_unexpected = _GENERATION_ONLY
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [*_GENERATION_ONLY]
     writes_published_files = True
     """Saved into files like those that it was loaded from, tensor by tensor."""
 
@@ -154,7 +147,7 @@ class HiggsAudio3Model(Qwen3Model, GenerationMixin):
         encoded_RPE = self.audio_tower(input_features, input_features_mask).last_hidden_state
         rows_RPD = self.audio_encoder_proj(encoded_RPE)
         lengths_R = (pooled_lengths(input_features_mask) + 1) // 2
-        return rows_RPD[_leading_mask(lengths_R, rows_RPD.shape[1])]  # type: ignore[no-any-return]
+        return rows_RPD[_leading_mask(lengths_R, rows_RPD.shape[1])]
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """See `GenerationMixin.prepare_inputs_for_generation`: recordings are read with the prompt alone."""

@@ -19,8 +19,6 @@ from transformers import (
 )
 
 from audiollm.files.json_files import OFFLINE
-from audiollm.files.json_files import OFFLINE
-from audiollm.files.json_files import OFFLINE
 from audiollm.models.audio_llms.higgs_v3_stt.config import SAMPLE_RATE, HiggsAudio3Config
 
 DEFAULT_PROMPT = "Transcribe the speech. Output only the spoken words in lowercase with no punctuation."
@@ -60,16 +58,14 @@ class HiggsAudio3Processor(ProcessorMixin):
     ) -> None:
         super().__init__(feature_extractor, tokenizer, chat_template=chat_template)
         assert config is not None
-        self.audio_token = AUDIO
+        self.audio_token, self.audio_kwargs = AUDIO, {"truncation": False}
         self.turn_end_id = int(tokenizer.convert_tokens_to_ids(TURN_END))
         """The token that ends a turn: the folder's generation_config.json may name another one alone."""
         self.max_audio_len = config.max_position_embeddings / ROWS_PER_SECOND
         self._chunk_samples, self._max_positions = config.chunk_samples, config.max_position_embeddings
 
-    audio_kwargs = {"truncation": False}
-
     @classmethod
-    def from_pretrained(cls, folder: Any, **options: Any) -> HiggsAudio3Processor:  # type: ignore[override]
+    def from_pretrained(cls, folder: Any, **options: Any) -> HiggsAudio3Processor:
         """Open a folder's tokenizer and config.json.
 
         Raises:

@@ -13,17 +13,18 @@ from audiollm.errors import BadSample, ConfigError
 from audiollm.families.answering import AnswerRequest
 from audiollm.families.family import PolicySettings
 from audiollm.families.listener.answering import ListenerAnswers
+from audiollm.families.listener.policy import ListenerPolicy
 from audiollm.families.model_sizes import planned_parameters
 from audiollm.families.policy import PromptedAnswers
 from audiollm.families.registry import open_model_folder
+from audiollm.models.audio_llms.higgs_v3_stt.processor import DEFAULT_PROMPT, EMPTY_THINK
+from audiollm.models.audio_llms.inputs import InputsError, Turn, processor_inputs
+from audiollm.models.audio_llms.loading import load_audio_llm, load_inputs, parameters_of_config
 from audiollm.models.audio_llms.new_transcriber import (
     NewTranscriberConfig,
     planned_transcriber_size,
     write_transcriber,
 )
-from audiollm.models.audio_llms.higgs_v3_stt.processor import DEFAULT_PROMPT, EMPTY_THINK
-from audiollm.models.audio_llms.inputs import InputsError, Turn, processor_inputs
-from audiollm.models.audio_llms.loading import load_audio_llm, load_inputs, parameters_of_config
 from audiollm.train.settings import LoRASettings
 from tests.audiollm.families.higgs_v3_stt.tiny_higgs_stt import (
     GENERATION_ONLY,
@@ -65,7 +66,7 @@ def test_saved_without_a_step_every_file_is_as_it_was(
 def test_the_head_is_a_matrix_of_its_own_though_the_config_ties_it(folder: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["text_config"]["tie_word_embeddings"] is True
     policy = open_model_folder(folder).policy(PolicySettings())
-    model = policy.root.model
+    model: Any = policy.root.model
     head, words = model.get_output_embeddings().weight, model.get_input_embeddings().weight
     assert head is not words and not torch.equal(head, words)
     assert (
@@ -177,6 +178,7 @@ def test_targets_are_the_answer_and_its_end_alone(folder: Path, tmp_path: Path) 
     change_config(tmp_path, answer_after_think=True)
     for place in (folder, tmp_path):
         policy = open_model_folder(place).policy(PolicySettings())
+        assert isinstance(policy, ListenerPolicy)
         (encoded,) = policy.encode(PromptedAnswers("s", [("user", [noise(1.0)])], ["three four"]))
         targets = encoded.tokens["input_ids"][-encoded.num_answer_tokens :]
         assert policy.processor.tokenizer.decode(targets) == "three four<|im_end|>"

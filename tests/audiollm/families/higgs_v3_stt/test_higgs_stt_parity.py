@@ -36,7 +36,7 @@ def chunk_rows(published: dict[str, Tensor]) -> list[Tensor]:
 def test_prompts_rows_logits_and_answers_are_those_of_mlx_audio(
     opened: tuple[Path, AudioLLM], tmp_path: Path
 ) -> None:
-    folder, (model, processor) = opened
+    folder, (model, _) = opened
     all_inputs = [inputs_of(opened[1], clip) for clip in CLIPS]
     answers = set()
     for inputs, published in zip(

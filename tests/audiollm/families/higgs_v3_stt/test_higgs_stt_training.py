@@ -7,14 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from torch import Tensor
+from typer.testing import CliRunner
 
 from audiollm.audio import save
+from audiollm.commands.ask import ask
+from audiollm.data.records.opening import open_source
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.families.answering import AnswerRequest
 from audiollm.families.family import PolicySettings
 from audiollm.families.logprobs.token_figures import TokenRequest
 from audiollm.families.policy import PromptedAnswers
+from audiollm.families.prompts import with_last_message_as_answer
 from audiollm.families.registry import open_model_folder
 from audiollm.families.rollout import RolloutSettings
 from audiollm.train.loop.modules import checkpoint_activations
@@ -31,8 +36,10 @@ CLIPS = {
     text: tone(seconds, hertz)
     for text, seconds, hertz in zip(TEXTS, (0.6, 1.3, 0.43), (300, 900, 2500), strict=True)
 }
-PARTS = {
-    "encoder": (["audio_tower.*"], "audio_tower."), "projector": (["audio_encoder_proj.*"], "audio_encoder_proj."),
+DECODER = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+PARTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "encoder": (["audio_tower.*"], ("audio_tower.",)),
+    "projector": (["audio_encoder_proj.*"], ("audio_encoder_proj.",)),
     "decoder": (["layers.*", "norm.*"], ("layers.", "norm.")),
 }  # fmt: skip
 
@@ -89,6 +96,17 @@ def test_clips_by_heart_are_answered_and_end(folder: Path, by_heart: Path) -> No
     assert set(start) - changed == unchanged
 
 
+def test_the_command_asks_and_a_sample_is_shown_row_by_row(folder: Path, by_heart: Path) -> None:
+    app = typer.Typer()
+    app.command()(ask)
+    shown = CliRunner().invoke(app, [str(folder / "1.wav"), "Transcribe.", "--model", str(by_heart)])
+    assert shown.exit_code == 0 and shown.output.splitlines()[-1] == TEXTS[1]
+    prompt = with_last_message_as_answer(open_source(str(folder / "asr.jsonl"))[1])
+    (rows,) = open_model_folder(by_heart).sample_rows(prompt, [0], "")
+    assert sum(row.kind == "features" for row in rows) == 13 + 4  # a chunk of 1 s, and one of 0.3 s
+    assert "".join(row.token for row in rows if row.is_target[0]) == f"{TEXTS[1]}<|im_end|>"
+
+
 def test_answers_side_by_side_are_those_alone(by_heart: Path) -> None:
     policy = open_model_folder(by_heart).policy(PolicySettings())
     prompts = [PromptedAnswers(text, [("user", [CLIPS[text], "Transcribe."])], []) for text in TEXTS]
@@ -138,7 +156,7 @@ def test_a_part_is_trained_and_the_others_stay(folder: Path, part: str) -> None:
 @pytest.mark.parametrize(
     ("name", "targets", "excluded", "names"),
     [
-        ("lora", ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], ["audio_tower"], "layers."),
+        ("lora", DECODER, ["audio_tower"], "layers."),
         ("lora_encoder", ["fc1", "fc2", "out_proj"], [], "audio_tower."),
         ("lora_projector", ["linear1", "linear2"], [], "audio_encoder_proj."),
         ("lora_head", ["text_lm_head"], [], "audio_decoder_proj.text_lm_head."),
@@ -166,6 +184,13 @@ def test_half_precision_is_trained_in_float32_and_written_as_it_was(
     change_config(
         start, dtype=str(dtype).removeprefix("torch."), answer_after_think=True, chunk_size_seconds=1.0
     )
-    model = learn(folder, f"half_{dtype}".replace(".", "_"), start=str(start), steps=50, learning_rate=5e-3)
+    model = learn(
+        folder,
+        f"half_{dtype}".replace(".", "_"),
+        start=str(start),
+        steps=50,
+        precision="bf16" if dtype == torch.bfloat16 else "fp32",
+        learning_rate=5e-3,
+    )
     assert {value.dtype for value in stored_weights(model).values()} == {dtype}
     assert asked(model) == list(TEXTS)
