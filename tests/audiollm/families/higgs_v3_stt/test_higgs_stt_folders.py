@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from audiollm.errors import BadSample, ConfigError
 from audiollm.families.answering import AnswerRequest
@@ -90,6 +91,20 @@ def test_sizes_are_told_without_the_weights(folder: Path, tmp_path: Path) -> Non
     assert planned_transcriber_size(config) - 2 * words * config.width == pytest.approx(
         made["parameters"], rel=0.1
     )
+
+
+def test_the_published_sizes_have_the_published_number_of_parameters(tmp_path: Path) -> None:
+    """2.68 B by the model card of higgs-audio-v3-stt: Whisper-large-v3's encoder, Qwen3-1.7B with a head of its own."""
+    text = {
+        "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144,
+        "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 32768, "rope_theta": None, "tie_word_embeddings": True,
+    }  # fmt: skip
+    data = {"model_type": "higgs_audio_3", "text_config": text, "audio_encoder_config": {"model_type": "any"}}
+    (tmp_path / "config.json").write_text(json.dumps(data))
+    assert round(parameters_of_config(tmp_path) / 1e9, 2) == 2.68
+    config = AutoConfig.from_pretrained(str(tmp_path))
+    assert config.rope_parameters["rope_theta"] == 1e6 and config.chunk_samples == 64_000
 
 
 @pytest.mark.parametrize(
