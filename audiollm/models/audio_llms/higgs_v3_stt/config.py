@@ -78,8 +78,13 @@ def _flat_settings(data: Mapping[str, Any]) -> dict[str, Any]:
     text = data.get("text_config")
     if not isinstance(text, Mapping):
         raise ValueError("config.json of a higgs_audio_3 has no text_config")
-    if text.get("model_type", "qwen3") != "qwen3":
-        raise ValueError(f"text_config.model_type is {text['model_type']!r}, and only qwen3 is known here")
+    encoder = dict(data.get("audio_encoder_config") or {})
+    parts = (("text_config", text, "qwen3"), ("audio_encoder_config", encoder, "higgs_audio_encoder"))
+    for name, settings, known_type in parts:
+        if settings.get("model_type", known_type) != known_type:
+            raise ValueError(
+                f"{name}.model_type is {settings['model_type']!r}, and only {known_type} is known here"
+            )
     for key, allowed in _ONLY.items():
         if key in data and data[key] not in allowed:
             raise ValueError(f"{key}: {data[key]!r} is not known here, only {allowed[0]!r}")
@@ -89,7 +94,6 @@ def _flat_settings(data: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in data.items()
         if value is not None and key not in ("text_config", "auto_map")
     }
-    encoder = dict(data.get("audio_encoder_config") or {})
     flat = {**nested, **outer, "audio_encoder_config": encoder, "tie_word_embeddings": False}
     chunk_s = float(flat.get("chunk_size_seconds", HiggsAudio3Config.chunk_size_seconds))
     positions = int(encoder.get("max_source_positions", _ENCODER["max_source_positions"]))

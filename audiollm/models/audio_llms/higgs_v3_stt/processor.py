@@ -23,7 +23,7 @@ from audiollm.models.audio_llms.higgs_v3_stt.config import SAMPLE_RATE, HiggsAud
 
 DEFAULT_PROMPT = "Transcribe the speech. Output only the spoken words in lowercase with no punctuation."
 AUDIO_BOS, AUDIO, AUDIO_EOS = "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>"
-TURN_END, THINK_END = "<|im_end|>", "</think>"
+TURN_END = "<|im_end|>"
 EMPTY_THINK = "<think>\n\n</think>\n"
 ROWS_PER_SECOND = 12.5
 _MIN_SAMPLES = 480
@@ -50,14 +50,9 @@ class HiggsAudio3Processor(ProcessorMixin):
     """
 
     def __init__(
-        self,
-        feature_extractor: Any,
-        tokenizer: Any,
-        chat_template: str | None = None,
-        config: HiggsAudio3Config | None = None,
+        self, feature_extractor: Any, tokenizer: Any, chat_template: str, config: HiggsAudio3Config
     ) -> None:
         super().__init__(feature_extractor, tokenizer, chat_template=chat_template)
-        assert config is not None
         self.audio_token, self.audio_kwargs = AUDIO, {"truncation": False}
         self.turn_end_id = int(tokenizer.convert_tokens_to_ids(TURN_END))
         """The token that ends a turn: the folder's generation_config.json may name another one alone."""

@@ -100,7 +100,7 @@ def test_the_published_sizes_have_the_published_number_of_parameters(tmp_path: P
         "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
         "max_position_embeddings": 32768, "rope_theta": None, "tie_word_embeddings": True,
     }  # fmt: skip
-    data = {"model_type": "higgs_audio_3", "text_config": text, "audio_encoder_config": {"model_type": "any"}}
+    data = {"model_type": "higgs_audio_3", "text_config": text, "audio_encoder_config": {}}
     (tmp_path / "config.json").write_text(json.dumps(data))
     assert round(parameters_of_config(tmp_path) / 1e9, 2) == 2.68
     config = AutoConfig.from_pretrained(str(tmp_path))
@@ -117,6 +117,10 @@ def test_the_published_sizes_have_the_published_number_of_parameters(tmp_path: P
         ({"skip_audio_tower": True}, "skip_audio_tower"),
         ({"chunk_size_seconds": 31}, "chunk_size_seconds"),
         ({"text_config": {"model_type": "llama"}}, "text_config.model_type"),
+        (
+            {"audio_encoder_config": {"model_type": "higgs_audio_encoder_xcodec"}},
+            "audio_encoder_config.model_type",
+        ),
         ({"text_config": {"hidden_size": 96}}, "of another shape"),
         ({"audio_encoder_config": {"encoder_layers": 3}}, "audio_tower.layers.2"),
         ({"audio_in_token_idx": 4}, "audio_in_token_idx"),

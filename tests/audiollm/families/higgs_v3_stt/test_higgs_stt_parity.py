@@ -62,9 +62,15 @@ def test_a_last_chunk_that_is_shorter_has_the_rows_that_it_has_alone(
     opened: tuple[Path, AudioLLM], tmp_path: Path
 ) -> None:
     folder, (model, _) = opened
-    for seconds, frames in ((5.331, 133), (4.05, 5), (4.001, 3)):
-        inputs = inputs_of(opened[1], noise(seconds, 3))
-        first_ND, last_ND = chunk_rows(ask_mlx(folder, [inputs], DEFAULT_PROMPT, tmp_path)[0])
+    lengths = {
+        5.331: 133,
+        4.05: 5,
+        4.001: 3,
+    }  # seconds to mel frames of the last chunk; less than 3 are filled up
+    all_inputs = [inputs_of(opened[1], noise(seconds, 3)) for seconds in lengths]
+    results = ask_mlx(folder, all_inputs, DEFAULT_PROMPT, tmp_path)
+    for inputs, published, frames in zip(all_inputs, results, lengths.values(), strict=True):
+        first_ND, last_ND = chunk_rows(published)
         rows_ND = model.audio_rows(inputs["input_features"], inputs["input_features_mask"])
         assert (len(first_ND), len(last_ND)) == (50, rows_of_frames(frames))
         torch.testing.assert_close(rows_ND, torch.cat([first_ND, last_ND]), atol=1e-5, rtol=1e-4)
