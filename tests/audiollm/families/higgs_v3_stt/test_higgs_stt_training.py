@@ -144,6 +144,16 @@ def test_a_batch_has_the_log_probabilities_of_its_samples_alone(folder: Path) ->
         torch.testing.assert_close(parameter.grad, gradient, atol=1e-3, rtol=1e-3)
 
 
+def test_a_batch_without_recordings_leaves_the_encoder_in_the_step(folder: Path) -> None:
+    policy = open_model_folder(folder / "model").policy(PolicySettings())
+    encoded = policy.encode(PromptedAnswers("s", [("user", ["Hello."])], ["one two"]))
+    figures = policy.answer_logprobs(policy.root, policy.batch(encoded), TokenRequest(reference=False))
+    figures.policy_T.sum().backward()
+    gradients = {name: p.grad for name, p in policy.root.named_parameters() if p.requires_grad}
+    assert all(gradient is not None for gradient in gradients.values())
+    assert not any(gradient.any() for name, gradient in gradients.items() if "audio_tower" in name)
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_is_trained_and_the_others_stay(folder: Path, part: str) -> None:
     patterns, names = PARTS[part]
