@@ -111,7 +111,7 @@ class ListenerAnswers:
             except Exception as error:
                 reason = " ".join(str(error).split())[:200]
                 raise AnswerError(f"failed: {type(error).__name__}: {reason}", "failed") from error
-        text: str = self._processor.tokenizer.decode(ids_1N[0], skip_special_tokens=True)
+        text: str = self._processor.decode(ids_1N[0], skip_special_tokens=True)
         return WrittenAnswer(text.strip(), inputs["input_ids"].shape[1] + ids_1N.shape[1])
 
 

@@ -42,6 +42,7 @@ from audiollm.families.logprobs.text_places import actions_at, pieces_of
 from audiollm.families.logprobs.token_figures import TokenFigures, TokenRequest, token_figures
 from audiollm.families.policies import plain_model
 from audiollm.families.policy import OTHER_INPUTS, GreedyAnswer, GreedyRequest, Policy, PromptedAnswers
+from audiollm.families.talkers.published_weights import check_stored, write_published
 from audiollm.families.target_logits import MAX_TARGETS, Logits
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.models.audio_llms.inputs import (
@@ -299,17 +300,22 @@ class ListenerPolicy:
         """Write the whole model with its processor to `folder/model`, and an adapter alone to `folder/adapter`.
 
         The adapter is added into the weights of `folder/model`, which loads with transformers' own classes. The root
-        must hold its weights whole: after a run on several ranks, load them into a policy made anew.
+        must hold its weights whole: after a run on several ranks, load them into a policy made anew. A model of a
+        class that is not transformers' is written into files like those that it began from.
         """
         target, model = folder / "model", self._root.model
         check_whole(model)
         target.mkdir(parents=True, exist_ok=True)
+        plain = model.get_base_model() if self._has_adapter else model
         if self._has_adapter:
             save_adapter(model, folder / "adapter")
-            model.get_base_model().save_pretrained(str(target), state_dict=merged_weights(model))
+        weights = merged_weights(model) if self._has_adapter else model.state_dict()
+        if getattr(plain, "writes_published_files", False):
+            check_stored(self._folder, weights, tied={})
+            write_published(self._folder, target, weights)
         else:
-            model.save_pretrained(str(target))
-        _copy_processor(self._folder, target)
+            plain.save_pretrained(str(target), state_dict=weights)
+            _copy_processor(self._folder, target)
         if self._pictures is not None:
             self._pictures.settings.save(target)
 
@@ -325,7 +331,7 @@ class ListenerPolicy:
             pad_token_id=ends[0],
         )
         ids = ids_1N[0].tolist()
-        text: str = self._processor.tokenizer.decode(ids, skip_special_tokens=True)
+        text: str = self._processor.decode(ids, skip_special_tokens=True)
         return GreedyAnswer(text.strip(), len(ids), 0, bool(ids) and ids[-1] in self._ends)
 
     @cached_property

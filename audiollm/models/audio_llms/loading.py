@@ -71,6 +71,7 @@ def load_inputs(folder: Path) -> AudioLLMInputs:
     """
     from transformers import AutoConfig, GenerationConfig
 
+    _register_classes()
     with opening(folder, "audio LLM"):
         config = AutoConfig.from_pretrained(str(folder), **OFFLINE)
         config = getattr(config, "thinker_config", config)
@@ -78,7 +79,9 @@ def load_inputs(folder: Path) -> AudioLLMInputs:
             generation = GenerationConfig.from_pretrained(str(folder), **OFFLINE)
         else:
             generation = GenerationConfig.from_model_config(config)
-        return AudioLLMInputs(config, generation, _load_processor(folder))
+        processor = _load_processor(folder)
+    _end_at_turns(generation, processor)
+    return AudioLLMInputs(config, generation, processor)
 
 
 def load_audio_llm(folder: Path, dtype: torch.dtype | None = None) -> AudioLLM:
@@ -92,6 +95,7 @@ def load_audio_llm(folder: Path, dtype: torch.dtype | None = None) -> AudioLLM:
     """
     from transformers import AutoConfig
 
+    _register_classes()
     with opening(folder, "audio LLM"):
         processor = _load_processor(folder)
         config = AutoConfig.from_pretrained(str(folder), **OFFLINE)
@@ -99,6 +103,7 @@ def load_audio_llm(folder: Path, dtype: torch.dtype | None = None) -> AudioLLM:
     for module in model.modules():
         if type(module) is nn.Conv3d and module.groups == 1 and not any(module.padding):
             module.__class__ = PatchProduct
+    _end_at_turns(model.generation_config, processor)
     return AudioLLM(model, processor)
 
 
@@ -110,12 +115,35 @@ def parameters_of_config(folder: Path) -> int:
     """
     from transformers import AutoConfig
 
+    _register_classes()
     with opening(folder, "model that answers in words"):
         config = AutoConfig.from_pretrained(str(folder), **OFFLINE)
         model_class = _model_class(config)
         with torch.device("meta"):
             model = model_class(getattr(config, "thinker_config", config))
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _register_classes() -> None:
+    """Name classes that are not of transformers by the `model_type` of their config.json."""
+    from transformers import AutoConfig, AutoModelForMultimodalLM, AutoProcessor
+
+    from audiollm.models.audio_llms.higgs_v3_stt.config import MODEL_TYPE, HiggsAudio3Config
+    from audiollm.models.audio_llms.higgs_v3_stt.model import HiggsAudio3Model
+    from audiollm.models.audio_llms.higgs_v3_stt.processor import HiggsAudio3Processor
+
+    AutoConfig.register(MODEL_TYPE, HiggsAudio3Config, exist_ok=True)
+    AutoModelForMultimodalLM.register(HiggsAudio3Config, HiggsAudio3Model, exist_ok=True)
+    AutoProcessor.register(HiggsAudio3Config, HiggsAudio3Processor, exist_ok=True)
+
+
+def _end_at_turns(generation_config: Any, processor: Any) -> None:
+    """Let answers end with their turn, where the processor names the token and the folder's settings leave it out."""
+    turn_end = getattr(processor, "turn_end_id", None)
+    if turn_end is not None:
+        named = generation_config.eos_token_id
+        ids = named if isinstance(named, list | tuple) else [named]
+        generation_config.eos_token_id = sorted({turn_end, *(id for id in ids if id is not None)})
 
 
 def _load_processor(folder: Path) -> Any:

@@ -6,7 +6,7 @@ It hears, sees and writes, is of transformers' own class, and is trained as any 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,11 +81,27 @@ def run_new_thinker(config: NewThinkerConfig, context: Context) -> dict[str, Any
     Raises:
         StageError: no sample has a text.
     """
+    texts = texts_of_samples(config.samples, "new_thinker")
+    figures = write_thinker(context.folder / "model", config, texts)
+    context.say(f"{figures['parameters']:,} parameters, {figures['vocabulary']} tokens")
+    return figures
+
+
+def texts_of_samples(path: Path, stage: str) -> list[str]:
+    """Read all texts of samples.
+
+    Args:
+        path: a .jsonl.
+        stage: for the error.
+
+    Raises:
+        StageError: no sample has a text.
+    """
     from audiollm.data.records.manifest import read_samples
     from audiollm.data.records.sample import TextPart
     from audiollm.errors import StageError
 
-    samples, _ = read_samples(config.samples)
+    samples, _ = read_samples(path)
     texts = [
         content_part.text
         for s in samples
@@ -94,12 +110,8 @@ def run_new_thinker(config: NewThinkerConfig, context: Context) -> dict[str, Any
         if isinstance(content_part, TextPart)
     ]
     if not texts:
-        raise StageError(
-            f"new_thinker: no sample of {config.samples} has a text", "give samples that are read", 2
-        )
-    figures = write_thinker(context.folder / "model", config, texts)
-    context.say(f"{figures['parameters']:,} parameters, {figures['vocabulary']} tokens")
-    return figures
+        raise StageError(f"{stage}: no sample of {path} has a text", "give samples that are read", 2)
+    return texts
 
 
 def write_thinker(folder: Path, config: NewThinkerConfig, texts: Iterable[str]) -> dict[str, Any]:
@@ -110,7 +122,7 @@ def write_thinker(folder: Path, config: NewThinkerConfig, texts: Iterable[str]) 
     from audiollm.models.audio_llms.loading import without_vision
 
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=_train_vocabulary(texts, config.vocabulary),
+        tokenizer_object=train_vocabulary(texts, config.vocabulary, [*_ENDS, *_PLACES.values()]),
         pad_token=_ENDS[0],
         eos_token=_ENDS[2],
         extra_special_tokens={"turn_token": _ENDS[1], **_PLACES},
@@ -162,10 +174,13 @@ STAGE = Stage(
 )
 
 
-# Private
+def train_vocabulary(texts: Iterable[str], size: int, marks: Sequence[str]) -> Tokenizer:
+    """Learn a byte-level vocabulary of texts; words, single digits and beginnings of JSON values are pieces.
 
-
-def _train_vocabulary(texts: Iterable[str], size: int) -> Tokenizer:
+    Args:
+        size: tokens at most.
+        marks: special tokens, which come first.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -178,12 +193,15 @@ def _train_vocabulary(texts: Iterable[str], size: int) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size,
-        special_tokens=[*_ENDS, *_PLACES.values()],
+        special_tokens=list(marks),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
+
+
+# Private
 
 
 def _thinker_config(config: NewThinkerConfig, tokenizer: Any) -> Any:
