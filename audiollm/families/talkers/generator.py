@@ -157,7 +157,10 @@ class TalkerEngine:
                 "text_guidance",
                 "leave it out",
             )
-        rows = self._kind.prompt_rows(self._prompt_of(request))
+        try:
+            rows = self._kind.prompt_rows(self._prompt_of(request))
+        except ValueError as error:
+            raise ConfigError(str(error), "prompt", "ask for the speech in another way") from None
         return Speaking(
             rows, self._kind.sampling(request.sampling), request.limits.max_frames, request.seed, number
         )

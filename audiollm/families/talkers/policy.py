@@ -263,7 +263,8 @@ class TalkerPolicy:
             save_adapter(self._root.adapted, folder / "adapter")
             weights = merged_weights(self._root.adapted)
         tied = self._kind.tied()
-        weights |= {name: weights[other] for name, other in tied.items() if name not in weights}
+        # a file cannot hold one tensor under two names
+        weights |= {name: weights[other].clone() for name, other in tied.items() if name not in weights}
         check_stored(self._kind.folder, weights, tied)
         write_published(self._kind.folder, folder / "model", weights)
 
