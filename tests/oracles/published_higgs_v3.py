@@ -2,8 +2,8 @@
 
     python published_higgs_v3.py MODEL JOBS.json TENSORS.safetensors OUT.safetensors
 
-A job is a text, with references or without. Out: the rows of its prompt, its logits for the clip behind it, and the rows
-that it said, greedily, with as many frames as the sampler lets through.
+A job is a text, with references or without. Out: the rows of its prompt and the clip behind it, their logits, and the
+rows that it said, greedily.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A Higgs Audio v3 TTS of random weights in its published layout, small enough for tests, and mlx-audio's class of it."""
+"""A Higgs Audio v3 TTS of random weights in its published layout, small enough for tests, and mlx-audio's class."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CODEC_WEIGHT = "tied.embedding.modality_embeddings.0.model.fc2.weight"
 def write_tiny_higgs_v3(
     folder: Path, spread: float = 0.2, heads: bool = True, dtype: torch.dtype = torch.float32
 ) -> Path:
-    """Write a model with a tokenizer that reads bytes, a weight of a codec, and an index that lacks the heads' copies."""
+    """Write a model with a tokenizer that reads bytes, a weight of a codec, and an index without the heads' copies."""
     write_higgs_v3(folder, TalkerShape(BOOKS, CODES, 64, 2, 0, 0))
     weights = load_file(folder / "model.safetensors")
     generator = torch.Generator().manual_seed(0)
