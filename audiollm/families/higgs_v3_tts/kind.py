@@ -51,6 +51,7 @@ class HiggsV3Kind(DelayedKind):
 
     model_type = MODEL_TYPE
     max_turns = 1
+    has_tied_heads = True
     groups: ClassVar[Mapping[str, str]] = {
         "backbone": r"body\.layers\..*",
         "attention": r"body\.layers\.\d+\.self_attn\..*",

@@ -15,7 +15,7 @@ def speech_rows(kind: TalkerKind, answer: SpeechRows) -> list[StreamRow]:
 
     The weight of a target is its share in the mean of its decoder's loss, that of the depth decoder times its weight.
     """
-    weights, learned = _weights(kind, answer), _learned_places(kind, answer)
+    weights, learned = _target_weights(kind, answer), _learned_places(kind, answer)
     vectors = {row for row, _ in answer.vectors}
     rows = []
     for position in range(answer.num_rows):
@@ -51,7 +51,7 @@ def speech_rows(kind: TalkerKind, answer: SpeechRows) -> list[StreamRow]:
     return rows
 
 
-def _weights(kind: TalkerKind, answer: SpeechRows) -> tuple[float, float]:
+def _target_weights(kind: TalkerKind, answer: SpeechRows) -> tuple[float, float]:
     """The weight of a target of the first codebook, and of another."""
     firsts = len(answer.target_F)
     if kind.depth_weight is None:

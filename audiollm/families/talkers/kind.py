@@ -99,6 +99,8 @@ class TalkerKind(ABC):
     """The other codes of the end, where it is a frame; None: the first code alone ends it."""
     speakers: Sequence[str] = ()
     """Names of voices that the model knows; none: any name, or none at all."""
+    has_tied_heads: bool = False
+    """Whether the heads are the tables by which codes are read."""
     reads_vectors: bool = False
     """Whether a voice can be given as a vector of a recording."""
     max_turns: int | None = None

@@ -110,6 +110,11 @@ class TalkerPolicy:
         return self._root.model.codebook_size
 
     @property
+    def has_tied_heads(self) -> bool:
+        """See `guards.offsets.GivesOffsets.has_tied_heads`."""
+        return self._kind.has_tied_heads
+
+    @property
     def depth_weight(self) -> float | None:
         """See `DepthPolicy.depth_weight`."""
         return self._kind.depth_weight

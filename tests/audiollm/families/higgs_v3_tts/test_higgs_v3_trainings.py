@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,16 @@ def test_the_table_of_offsets_is_that_of_the_trained_places(folder: Path, by_hea
         trained, *rest = losses[1], losses[0], *losses[2:]
         assert trained is not None and trained < 0.1
         assert all(loss is None or loss > 1 for loss in rest)
+
+
+def test_an_untrained_model_raises_no_alarm(folder: Path) -> None:
+    """Whose heads are its embeddings, and so predict the codes that the row holds."""
+    policy = policy_of(folder / "model")
+    torch.nn.init.normal_(policy.root.model.get_parameter(CODE_TABLE), std=0.5)
+    clips = [policy.encode(spoken_prompt(text, random_codes(BOOKS, CODES, 9, 7)))[0] for text in TEXTS]
+    table = offset_table(policy, policy.root, [policy.batch(clips)])
+    assert not table.shifted
+    assert set(replace(table, has_tied_heads=False).shifted.values()) == {(-1, 0)}
 
 
 def test_rollouts_have_the_log_probabilities_of_the_policy(folder: Path) -> None:
