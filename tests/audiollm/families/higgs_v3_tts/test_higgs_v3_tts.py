@@ -14,7 +14,7 @@ from audiollm.codec import load_codec
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.errors import BadSample, ConfigError
 from audiollm.families.family import PolicySettings
-from audiollm.families.higgs_v3_tts.kind import HiggsV3Kind
+from audiollm.families.higgs_v3_tts.kind import MODEL_TYPE, HiggsV3Kind
 from audiollm.families.higgs_v3_tts.model import CODE_HEAD, CODE_TABLE, TEXT_HEAD, TEXT_TABLE
 from audiollm.families.logprobs.token_figures import TokenRequest
 from audiollm.families.prompts import AnswerContent, PromptedContents
@@ -23,6 +23,7 @@ from audiollm.families.talkers.decoding import speak_to_end
 from audiollm.families.talkers.drawing import Speaking
 from audiollm.families.talkers.inspection import speech_rows
 from audiollm.families.talkers.kind import TalkerSampling
+from audiollm.families.talkers.new_talker import NewTalkerConfig
 from audiollm.families.talkers.policy import TalkerPolicy, load_talker
 from audiollm.families.talkers.rows import NONE, SpeechRows, join_inputs
 from audiollm.families.talkers.turns import SpeechPrompt, SpokenTurn
@@ -167,6 +168,24 @@ def test_one_table_takes_the_gradients_of_both_ends(folder: Path) -> None:
     # the begin mark of the last codebook is read, and no target: as a head it only takes what a softmax spreads
     assert bool((gradient != 0).any(dim=1).all())
     assert len(dict(model.named_parameters())) == len(model.state_dict())
+
+
+def test_the_published_shape_has_the_published_weights(folder: Path, tmp_path: Path) -> None:
+    """4,022 M and the table of codes, in 399 tensors (927 of the published index are 399 and the codec's 528)."""
+    shutil.copytree(folder, tmp_path / "model")
+    change_config(
+        tmp_path / "model", "text_config", hidden_size=2560, num_hidden_layers=36, intermediate_size=9728,
+        num_attention_heads=32, num_key_value_heads=8, head_dim=128, vocab_size=151_936,
+    )  # fmt: skip
+    change_config(tmp_path / "model", "audio_encoder_config", out_dim=2560, vocab_size=1026)
+    with torch.device("meta"):
+        sizes = [value.numel() for value in HiggsV3Kind(tmp_path / "model").new_talker().parameters()]
+    assert len(sizes) == 399 and sum(sizes) // 10**6 == 4_022 + 21
+
+
+def test_a_small_one_has_no_decoder_over_a_frame(folder: Path) -> None:
+    with pytest.raises(ValueError, match="depth_layers: higgs_multimodal_qwen3 has no decoder over a frame"):
+        NewTalkerConfig(model_type=MODEL_TYPE, samples=folder, depth_layers=2)
 
 
 @pytest.mark.parametrize("theta", [None, 1e6, {"rope_parameters": {"rope_theta": 1e6}}])
