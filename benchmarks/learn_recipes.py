@@ -104,6 +104,7 @@ CASES = {
     "tts": Case("tts/tiny.yaml", "evaluate", None, right_words),
     "finetune_qwen3_tts": Case("finetune_qwen3_tts/tiny.yaml", "evaluate", None, right_words),
     "finetune_csm": Case("finetune_csm/tiny.yaml", "evaluate", None, right_words),
+    "finetune_higgs_v3": Case("finetune_higgs_v3/tiny.yaml", "evaluate", None, right_words),
     "understanding": Case("understanding/tiny.yaml", "evaluate_listening", None),
     "mutual": Case("mutual/tiny.yaml", "score_after", "score_before"),
     "audioverse": Case("audioverse/tiny.yaml", "second_score", "first_score"),

@@ -45,7 +45,7 @@ from torch.nn import functional
 
 from audiollm.data.packing import plan_step
 from audiollm.families.logprobs.token_figures import TokenRequest
-from audiollm.families.talkers.rows import SpeechBatch
+from audiollm.families.talkers.rows import NONE, SpeechBatch
 from audiollm.train.loop.optim import build_optimizer
 
 TOLERANCE = 1e-4
@@ -125,7 +125,7 @@ class Step:
         policy = load_policy(folder)
         model = policy.root.model.train()
         self.samples = random_samples(policy, long_tail(samples, MAXIMUM_FRAMES))
-        self.frames = sum(int(sample.has_depth_F.sum()) for sample in self.samples)
+        self.frames = sum(int((sample.target_FJ != NONE).any(dim=1).sum()) for sample in self.samples)
         self._ends = sum(len(sample.target_F) for sample in self.samples)
         rows = [sample.num_rows for sample in self.samples]
         if "peer" in sides:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -267,11 +267,17 @@ class DepthPolicy(Protocol):
     """A policy whose frames are chosen by two decoders: supervised training takes a mean over the targets of each."""
 
     @property
-    def depth_weight(self) -> float:
-        """Weight of the mean over the depth decoder's targets, where none is set."""
+    def depth_weight(self) -> float | None:
+        """Weight of the mean over the depth decoder's targets, where none is set; None: one decoder chooses all codes,
+        and there is one mean."""
 
     def count_parts(self, encoded: Any) -> tuple[int, int]:
         """Return the targets of the first codebook (ends included), and those of the others, of an encoded answer."""
+
+
+def has_depth(policy: object) -> TypeGuard[DepthPolicy]:
+    """Whether two decoders choose the codes of a frame."""
+    return isinstance(policy, DepthPolicy) and policy.depth_weight is not None
 
 
 @runtime_checkable

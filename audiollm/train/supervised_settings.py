@@ -214,8 +214,8 @@ class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
     audio_weight: float = Field(1.0, ge=0)
     """Weight of the loss of codes."""
     depth_weight: float | None = Field(None, ge=0, exclude_if=lambda value: value is None)
-    """Weight of the depth decoder's mean loss beside that of the first codebook, for talkers (CSM, Qwen3-TTS); None: as
-    their authors have it (1, 0.3)."""
+    """Weight of the depth decoder's mean loss beside that of the first codebook, for talkers that have one (CSM,
+    Qwen3-TTS); None: as their authors have it (1, 0.3)."""
     prompt_mix: PromptMix | None = Field(None, exclude_if=lambda value: value is None)
     """How often prompts are shown in another form, for talkers that know several (Qwen3-TTS)."""
     max_codes_mb: float = Field(64, gt=0, exclude_if=lambda value: value == 64)

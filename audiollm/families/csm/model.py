@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from audiollm.families.talkers.stack import DecoderStack, stack_shape
-from audiollm.families.talkers.talker import Talker
+from audiollm.families.talkers.talker import DepthTalker
 from audiollm.models.dual_ffn import Head
 from audiollm.products import Linear
 
@@ -68,7 +68,7 @@ class _DepthDecoder(nn.Module):
         )
 
 
-class CsmTalker(Talker):
+class CsmTalker(DepthTalker):
     """The backbone reads words and whole frames; an end is a frame whose codes are all 0."""
 
     def __init__(self, data: Mapping[str, Any], where: str) -> None:
@@ -100,12 +100,12 @@ class CsmTalker(Talker):
 
     @property
     def depth(self) -> DecoderStack:
-        """See `Talker.depth`."""
+        """See `DepthTalker.depth`."""
         return self.depth_decoder.model
 
     @property
     def first_head(self) -> nn.Module:
-        """See `Talker.first_head`."""
+        """See `DepthTalker.first_head`."""
         return self.lm_head
 
     def embed_text(self, text_X: Tensor) -> Tensor:
@@ -125,23 +125,23 @@ class CsmTalker(Talker):
         return functional.embedding_bag(rest_ZJ + offset_J, table, mode="sum")
 
     def embed_code(self, code_F: Tensor, codebook: int) -> Tensor:
-        """See `Talker.embed_code`."""
+        """See `DepthTalker.embed_code`."""
         embedded: Tensor = self.depth_decoder.model.embed_tokens(code_F + codebook * self.entries)
         return embedded
 
     def embed_codes(self, codes_FJ: Tensor) -> Tensor:
-        """See `Talker.embed_codes`: one look-up, whose gradient is one table."""
+        """See `DepthTalker.embed_codes`: one look-up, whose gradient is one table."""
         offset_J = torch.arange(codes_FJ.shape[1], device=codes_FJ.device) * self.entries
         embedded: Tensor = self.depth_decoder.model.embed_tokens(codes_FJ + offset_J)
         return embedded
 
     def project_depth(self, x: Tensor) -> Tensor:
-        """See `Talker.project_depth`."""
+        """See `DepthTalker.project_depth`."""
         projected: Tensor = self.depth_decoder.model.inputs_embeds_projector(x)
         return projected
 
     def through_rest_head(self, hidden_FC: Tensor, codebook: int) -> Tensor:
-        """See `Talker.through_rest_head`."""
+        """See `DepthTalker.through_rest_head`."""
         logits: Tensor = self.depth_decoder.codebooks_head(
             lambda weight_JDV: hidden_FC @ weight_JDV[codebook - 1]
         )
@@ -150,7 +150,7 @@ class CsmTalker(Talker):
     def through_rest_heads(
         self, hidden_JFC: Sequence[Tensor], uses: Sequence[Callable[[Tensor, Any], Any]]
     ) -> list[Any]:
-        """See `Talker.through_rest_heads`."""
+        """See `DepthTalker.through_rest_heads`."""
 
         def use_all(weight_JDV: Tensor) -> list[Any]:
             # one copy and one gradient: a slice for each head would write the gradient of all heads each time

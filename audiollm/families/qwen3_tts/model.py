@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from audiollm.families.talkers.stack import DecoderStack, stack_shape
-from audiollm.families.talkers.talker import Talker
+from audiollm.families.talkers.talker import DepthTalker
 from audiollm.models.dual_ffn import Head, through_head
 from audiollm.products import Linear
 
@@ -65,7 +65,7 @@ class _TalkerParts(nn.Module):
         )
 
 
-class Qwen3TTSTalker(Talker):
+class Qwen3TTSTalker(DepthTalker):
     """The talker reads words through a projection, codes and marks from one table, and the other codes of a frame from
     the code predictor's tables."""
 
@@ -87,12 +87,12 @@ class Qwen3TTSTalker(Talker):
 
     @property
     def depth(self) -> DecoderStack:
-        """See `Talker.depth`."""
+        """See `DepthTalker.depth`."""
         return self.talker.code_predictor.model
 
     @property
     def first_head(self) -> nn.Module:
-        """See `Talker.first_head`."""
+        """See `DepthTalker.first_head`."""
         return self.talker.codec_head
 
     def embed_text(self, text_X: Tensor) -> Tensor:
@@ -112,26 +112,26 @@ class Qwen3TTSTalker(Talker):
         return torch.stack(embedded).sum(dim=0)
 
     def embed_code(self, code_F: Tensor, codebook: int) -> Tensor:
-        """See `Talker.embed_code`."""
+        """See `DepthTalker.embed_code`."""
         tables = self.talker.code_predictor.model.codec_embedding
         table = self.talker.model.codec_embedding if codebook == 0 else tables[codebook - 1]
         embedded: Tensor = table(code_F)
         return embedded
 
     def project_depth(self, x: Tensor) -> Tensor:
-        """See `Talker.project_depth`."""
+        """See `DepthTalker.project_depth`."""
         projected: Tensor = self.talker.code_predictor.small_to_mtp_projection(x)
         return projected
 
     def through_rest_head(self, hidden_FC: Tensor, codebook: int) -> Tensor:
-        """See `Talker.through_rest_head`."""
+        """See `DepthTalker.through_rest_head`."""
         logits: Tensor = self.talker.code_predictor.lm_head[codebook - 1](hidden_FC)
         return logits
 
     def through_rest_heads(
         self, hidden_JFC: Sequence[Tensor], uses: Sequence[Callable[[Tensor, Any], Any]]
     ) -> list[Any]:
-        """See `Talker.through_rest_heads`."""
+        """See `DepthTalker.through_rest_heads`."""
         heads = self.talker.code_predictor.lm_head
         return [
             through_head(head, hidden_FC, use)

@@ -2,22 +2,19 @@
 
 What is drawn for an answer depends on its prompt and its seed alone, up to rounding.
 
-Shapes: R answers that go on, K codebooks, T frames, C hidden size, V entries of a codebook.
+Shapes: R answers that go on, C hidden size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
-from audiollm.families.talkers.kind import PromptRows, TalkerKind, TalkerSampling
+from audiollm.families.talkers.drawing import Speaking, new_drawer
+from audiollm.families.talkers.kind import TalkerKind
 from audiollm.families.talkers.rows import join_inputs
 from audiollm.families.talkers.talker import Talker
-from audiollm.generation.engine.request import SampledTokens
-from audiollm.generation.engine.sampling import SamplingConfig, sample_codes
 
 MAX_SLOTS = 64
 """Most answers side by side."""
@@ -25,46 +22,8 @@ FEWEST_PLACES, MOST_PLACES = 64, 8192
 """The cache grows by doubling from the first number of places a row."""
 
 
-@dataclass(eq=False)
-class Speaking:
-    """An answer while it is spoken."""
-
-    prompt: PromptRows
-    sampling: TalkerSampling
-    max_frames: int
-    seed: int
-    number: int = 0
-    """Of the request, for whoever asked."""
-    codes: list[Tensor] = field(default_factory=list)
-    """Codes `[K]` of each frame."""
-    logprobs: list[Tensor] = field(default_factory=list)
-    """Of each action: the codes of each frame, and the end."""
-    has_ended: bool = False
-
-    def __post_init__(self) -> None:
-        self.generator = torch.Generator().manual_seed(self.seed)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is to be drawn any more."""
-        return self.has_ended or len(self.codes) >= self.max_frames
-
-    def codes_KT(self, num_codebooks: int) -> Tensor:
-        """Codes of all frames."""
-        if not self.codes:
-            return torch.zeros(num_codebooks, 0, dtype=torch.long)
-        return torch.stack(self.codes, dim=1)
-
-    def tokens(self, num_codebooks: int, is_greedy: bool) -> SampledTokens:
-        """The answer as policies encode it: one stretch of speech, without drawn text."""
-        no_text = torch.zeros(0, dtype=torch.long)
-        logprob_A = None if is_greedy else torch.cat([torch.zeros(0), *self.logprobs])
-        codes = (self.codes_KT(num_codebooks),)
-        return SampledTokens("audio", no_text, no_text.bool(), codes, (self.has_ended,), logprob_A)
-
-
 class TalkerDecoder:
-    """Goes on with answers by a frame at a time.
+    """Goes on with answers by a row at a time.
 
     Args:
         model: in eval mode; its present weights are read.
@@ -72,10 +31,10 @@ class TalkerDecoder:
     """
 
     def __init__(self, model: Talker, kind: TalkerKind, slots: int = MAX_SLOTS) -> None:
-        self._model, self._kind, self._slots = model, kind, slots
+        self._model, self._slots = model, slots
         self._device = model.backbone.norm.weight.device
         self._cache = model.backbone.new_cache(slots, FEWEST_PLACES)
-        self._depth_cache = model.depth.new_cache(slots, model.num_codebooks)
+        self._drawer = new_drawer(model, kind, slots)
         self.speaking: list[Speaking] = []
         """Answers that go on, in the order of the cache's rows."""
         self._hidden_RC = torch.zeros(0, model.backbone.shape.hidden_size)
@@ -107,18 +66,16 @@ class TalkerDecoder:
 
     @torch.no_grad()
     def step(self) -> list[Speaking]:
-        """Draw a frame of each answer, or its end; return them all. Answers that are over leave their slots."""
+        """Draw a row of each answer, or its end; return them all. Answers that are over leave their slots."""
         answers = list(self.speaking)
         if not answers:
             return []
-        codes_RK, logprob_RK = self._draw_frames(answers)
-        for answer, codes_K, logprob_K in zip(answers, codes_RK, logprob_RK, strict=True):
-            self._take_frame(answer, codes_K, logprob_K)
+        self._drawer.draw(answers, self._hidden_RC)
         self._leave([row for row, answer in enumerate(answers) if answer.is_over])
         if self.speaking:
             self._make_room(max(self._cache.lengths[: len(self.speaking)]) + 2)
             blocks = [
-                answer.prompt.frames(answer.codes[-1][:, None], len(answer.codes) - 1)
+                answer.prompt.frames(answer.rows[-1][:, None], len(answer.rows) - 1)
                 for answer in self.speaking
             ]
             inputs = join_inputs(blocks).to(self._device)
@@ -129,57 +86,6 @@ class TalkerDecoder:
         """Leave an answer unfinished."""
         if answer in self.speaking:
             self._leave([self.speaking.index(answer)])
-
-    def _draw_frames(self, answers: Sequence[Speaking]) -> tuple[Tensor, Tensor]:
-        """Codes and their log-probabilities, `[R, K]` on the CPU."""
-        model, count = self._model, len(answers)
-        uniform_R2K = torch.stack(
-            [torch.rand(2, model.num_codebooks, generator=answer.generator) for answer in answers]
-        ).to(self._device)
-        logits_RV: Tensor = model.first_head(self._hidden_RC).float()
-        self._leave_out(logits_RV, answers)
-        code_R, logprob_R = _draw_codes(
-            logits_RV, [answer.sampling.first for answer in answers], uniform_R2K[..., 0]
-        )
-        codes, logprobs = [code_R], [logprob_R]
-        self._depth_cache.lengths[:count] = [0] * count
-        # an end without other codes draws them for nothing: its answer leaves its slot afterwards
-        model.depth.extend(model.project_depth(self._hidden_RC), self._depth_cache)
-        depths = [answer.sampling.depth for answer in answers]
-        for book in range(1, model.num_codebooks):
-            x_RC = model.project_depth(model.embed_code(code_R, book - 1))
-            hidden_RC = model.depth.extend(x_RC, self._depth_cache)
-            logits_RV = model.through_rest_head(hidden_RC, book).float()
-            if self._kind.suppressed_depth:
-                logits_RV[:, list(self._kind.suppressed_depth)] = -torch.inf
-            code_R, logprob_R = _draw_codes(logits_RV, depths, uniform_R2K[..., book])
-            codes.append(code_R)
-            logprobs.append(logprob_R)
-        return torch.stack(codes, 1).cpu(), torch.stack(logprobs, 1).cpu()
-
-    def _leave_out(self, logits_RV: Tensor, answers: Sequence[Speaking]) -> None:
-        """Take from the first codebook what is never drawn, in place."""
-        kind = self._kind
-        if kind.suppressed:
-            logits_RV[:, list(kind.suppressed)] = -torch.inf
-        for row, answer in enumerate(answers):
-            if len(answer.codes) < answer.sampling.min_frames:
-                logits_RV[row, kind.end] = -torch.inf
-            penalty = answer.sampling.repetition_penalty
-            if penalty != 1.0 and answer.codes:
-                said = torch.stack(answer.codes)[:, 0].unique().to(self._device)
-                logits_RV[row, said] = torch.where(
-                    logits_RV[row, said] < 0, logits_RV[row, said] * penalty, logits_RV[row, said] / penalty
-                )
-
-    def _take_frame(self, answer: Speaking, codes_K: Tensor, logprob_K: Tensor) -> None:
-        answer.has_ended = self._kind.is_end(codes_K)
-        if not answer.has_ended:
-            answer.codes.append(codes_K)
-            answer.logprobs.append(logprob_K)
-        else:
-            parts = logprob_K[:1] if self._kind.end_codes is None else logprob_K
-            answer.logprobs.append(parts.sum()[None])
 
     def _leave(self, rows: Sequence[int]) -> None:
         """Free rows of the cache; the last ones take their places."""
@@ -217,17 +123,3 @@ def speak_to_end(
             decoder.step()
     finally:
         model.train(training)
-
-
-def _draw_codes(
-    logits_RV: Tensor, configs: Sequence[SamplingConfig], uniform_R2: Tensor
-) -> tuple[Tensor, Tensor]:
-    """A code of each row, and its log-probability at the row's temperature, under all codes that are not -inf."""
-    code_R = torch.zeros(len(logits_RV), dtype=torch.long, device=logits_RV.device)
-    warm_RV = logits_RV.clone()
-    for config in dict.fromkeys(configs):
-        rows = torch.tensor([row for row, other in enumerate(configs) if other == config])
-        drawn = sample_codes(logits_RV[rows, None], config, uniform_R2[rows][..., None])
-        code_R[rows] = drawn[:, 0].to(code_R.device)
-        warm_RV[rows] = logits_RV[rows] / (config.temperature or 1.0)
-    return code_R, warm_RV.log_softmax(1).gather(1, code_R[:, None])[:, 0]

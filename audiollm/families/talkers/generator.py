@@ -6,6 +6,7 @@ Shapes: K codebooks, T frames.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -16,7 +17,8 @@ from audiollm.codec import Codec
 from audiollm.data.hearing.features import PartSize
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.errors import ConfigError
-from audiollm.families.talkers.decoding import MAX_SLOTS, Speaking, TalkerDecoder
+from audiollm.families.talkers.decoding import MAX_SLOTS, TalkerDecoder
+from audiollm.families.talkers.drawing import Speaking
 from audiollm.families.talkers.kind import TalkerKind
 from audiollm.families.talkers.talker import Talker
 from audiollm.families.talkers.turns import SpeechPrompt, read_speech_prompt
@@ -128,7 +130,7 @@ class TalkerEngine:
             yield from events
 
     def _run_steps(self, requests: Sequence[Request]) -> Iterator[list[Event]]:
-        begun, first_s = time.perf_counter(), dict[int, float]()
+        begun, first_s, sent = time.perf_counter(), dict[int, float](), Counter[int]()
         waiting = [self._speaking(number, request) for number, request in enumerate(requests)][::-1]
         decoder = TalkerDecoder(self._model, self._kind, min(MAX_SLOTS, max(1, len(waiting))))
         while waiting or decoder.speaking:
@@ -136,9 +138,10 @@ class TalkerEngine:
             events: list[Event] = []
             for answer in decoder.step():
                 now = time.perf_counter() - begun
-                if not answer.has_ended:
+                for codes_K in answer.codes[sent[answer.number] :]:
                     first_s.setdefault(answer.number, now)
-                    events.append(Frames(answer.number, answer.codes[-1][:, None]))
+                    events.append(Frames(answer.number, codes_K[:, None]))
+                sent[answer.number] = len(answer.codes)
                 if answer.is_over:
                     events.append(self._finish_answer(answer, first_s.get(answer.number), now))
             yield events
@@ -154,7 +157,10 @@ class TalkerEngine:
                 "text_guidance",
                 "leave it out",
             )
-        rows = self._kind.prompt_rows(self._prompt_of(request))
+        try:
+            rows = self._kind.prompt_rows(self._prompt_of(request))
+        except ValueError as error:
+            raise ConfigError(str(error), "prompt", "ask for the speech in another way") from None
         return Speaking(
             rows, self._kind.sampling(request.sampling), request.limits.max_frames, request.seed, number
         )

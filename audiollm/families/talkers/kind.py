@@ -81,8 +81,11 @@ class TalkerKind(ABC):
     """
 
     model_type: str
-    depth_weight: float
-    """Weight of the depth decoder's mean loss beside the backbone's, as the authors have it."""
+    depth_weight: float | None
+    """Weight of the depth decoder's mean loss beside the backbone's, as the authors have it; None: there is none, and
+    the loss is one mean over all targets."""
+    delay: int = 0
+    """Rows by which a code of a frame stands behind that of the codebook before."""
     default_targets: Sequence[str] = ("q_proj", "k_proj", "v_proj", "o_proj")
     groups: ClassVar[Mapping[str, str]]
     """Parts of the model by the names that `lora.target_modules` may give, and the module that holds each."""
@@ -96,6 +99,8 @@ class TalkerKind(ABC):
     """The other codes of the end, where it is a frame; None: the first code alone ends it."""
     speakers: Sequence[str] = ()
     """Names of voices that the model knows; none: any name, or none at all."""
+    has_tied_heads: bool = False
+    """Whether the heads are the tables by which codes are read."""
     reads_vectors: bool = False
     """Whether a voice can be given as a vector of a recording."""
     max_turns: int | None = None
@@ -179,8 +184,13 @@ class TalkerKind(ABC):
         self.text.ids(text)
 
     def tied(self) -> Mapping[str, str]:
-        """Names of weights that are the same tensor as others: name -> the other's name."""
+        """Names of weights that are the same tensor as others: name -> the other's name. The model has both, or the
+        other alone."""
         return {}
+
+    def unknown_weights(self, names: Sequence[str]) -> Sequence[str]:
+        """Names, among those of all stored weights, of what would be neither read nor right to carry on unchanged."""
+        return ()
 
     def answer_rows(
         self, prompt: SpeechPrompt, codes_KT: Tensor, ended: bool = True, is_sampled: bool = False

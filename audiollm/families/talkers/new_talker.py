@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from audiollm.errors import ConfigError, StageError
 from audiollm.recipe.runner import Context
@@ -19,13 +19,15 @@ from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
 
 HEAD_DIM = 32
 """Size of a head; hidden sizes are multiples of it."""
+WITHOUT_DEPTH = ("higgs_multimodal_qwen3",)
+"""Models without a decoder over the codebooks of a frame."""
 
 
 class NewTalkerConfig(StageConfig):
     """Settings of the stage `new_talker`."""
 
-    model_type: Literal["csm", "qwen3_tts"]
-    """Whose layout: that of CSM, or of Qwen3-TTS."""
+    model_type: Literal["csm", "qwen3_tts", "higgs_multimodal_qwen3"]
+    """Whose layout: that of CSM, of Qwen3-TTS, or of Higgs Audio v3 TTS."""
     samples: InputPath
     """Shards of spoken samples: their codec's codebooks, and the names of their speakers."""
     width: int = Field(192, ge=32, multiple_of=HEAD_DIM)
@@ -33,11 +35,19 @@ class NewTalkerConfig(StageConfig):
     layers: int = Field(6, ge=1)
     """Its layers."""
     depth_width: int = Field(128, ge=32, multiple_of=HEAD_DIM)
-    """Hidden size of the decoder over the codebooks of a frame."""
+    """Hidden size of the decoder over the codebooks of a frame; Higgs Audio v3 TTS has none."""
     depth_layers: int = Field(3, ge=1)
     """Its layers."""
     seed: int = 0
     """Seed of the random weights."""
+
+    @model_validator(mode="after")
+    def _check_depth(self) -> NewTalkerConfig:
+        if self.model_type in WITHOUT_DEPTH:
+            for name in ("depth_width", "depth_layers"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name}: {self.model_type} has no decoder over a frame; leave it out")
+        return self
 
 
 @dataclass(frozen=True)
@@ -113,7 +123,11 @@ def run_new_talker(config: NewTalkerConfig, context: Context) -> dict[str, Any]:
     )  # fmt: skip
     family = family_of(config.model_type, Path("new_talker.model_type"))
     if not isinstance(family, NewTalkerFamily):
-        raise ConfigError(f"model_type: {config.model_type} has no small form", "", "take csm or qwen3_tts")
+        raise ConfigError(
+            f"model_type: {config.model_type} has no small form",
+            "",
+            "take csm, qwen3_tts or higgs_multimodal_qwen3",
+        )
     parameters = family.write_new(context.folder / "model", shape)
     context.say(f"{parameters:,} parameters, {len(speakers)} voices")
     return {"parameters": parameters, "voices": len(speakers)}
@@ -121,7 +135,9 @@ def run_new_talker(config: NewTalkerConfig, context: Context) -> dict[str, Any]:
 
 def _plan_talker(config: NewTalkerConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     layer = 4 + 9  # squares of the width: attention, and a feed-forward of three times the width
-    parameters = layer * (config.layers * config.width**2 + config.depth_layers * config.depth_width**2)
+    parameters = layer * config.layers * config.width**2
+    if config.model_type not in WITHOUT_DEPTH:
+        parameters += layer * config.depth_layers * config.depth_width**2
     parameters += 2 * 8 * 1024 * config.width  # tables and heads of the default codec
     return StagePlan(parameters=parameters, disk_mb=4 * parameters / 1e6, seconds=2.0)
 
@@ -131,6 +147,6 @@ STAGE = Stage(
     config=NewTalkerConfig,
     run=run_new_talker,
     artifacts={"checkpoint": "model"},
-    help="a small talker with random weights in the layout of a published one (CSM, Qwen3-TTS)",
+    help="a small talker with random weights in the layout of a published one (CSM, Qwen3-TTS, Higgs v3)",
     plan=_plan_talker,
 )

@@ -26,7 +26,8 @@ from audiollm.families.logprobs.prompt_tokens import logprobs_of_figures
 from audiollm.families.logprobs.token_figures import HeadRows, TokenFigures, TokenRequest
 from audiollm.families.policy import OTHER_INPUTS, GreedyAnswer, GreedyRequest, Policy
 from audiollm.families.prompts import PromptedContents, prompted_contents
-from audiollm.families.talkers.decoding import Speaking, speak_to_end
+from audiollm.families.talkers.decoding import speak_to_end
+from audiollm.families.talkers.drawing import Speaking
 from audiollm.families.talkers.kind import TalkerKind, TalkerSampling
 from audiollm.families.talkers.published_weights import check_stored, load_published, write_published
 from audiollm.families.talkers.rollouts import TalkerRollouts
@@ -36,6 +37,7 @@ from audiollm.families.talkers.talker import Talker
 from audiollm.families.talkers.turns import SpeechPrompt, read_speech_prompt
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.models.frozen.shrink import check_whole
+from audiollm.models.pretrained import StoredWeights
 from audiollm.train.settings import LoRASettings, PromptMix
 
 
@@ -43,8 +45,15 @@ def load_talker(kind: TalkerKind, dtype: torch.dtype = torch.float32) -> Talker:
     """Load the model of a folder, on the CPU.
 
     Raises:
-        ConfigError: the weights are not those of config.json.
+        ConfigError: the weights are not those of config.json, or of no model of this kind.
     """
+    unknown = kind.unknown_weights(StoredWeights(kind.folder).names)
+    if unknown:
+        raise ConfigError(
+            f"{unknown[0]}: a weight that models of {kind.model_type} do not have",
+            str(kind.folder),
+            "give the folder as it was published",
+        )
     with torch.device("meta"):
         model = kind.new_talker()
     load_published(model, kind.folder, kind.tied(), dtype)
@@ -101,7 +110,12 @@ class TalkerPolicy:
         return self._root.model.codebook_size
 
     @property
-    def depth_weight(self) -> float:
+    def has_tied_heads(self) -> bool:
+        """See `guards.offsets.GivesOffsets.has_tied_heads`."""
+        return self._kind.has_tied_heads
+
+    @property
+    def depth_weight(self) -> float | None:
         """See `DepthPolicy.depth_weight`."""
         return self._kind.depth_weight
 
@@ -217,7 +231,7 @@ class TalkerPolicy:
         """See `guards.offsets.GivesOffsets.offset_losses`."""
         rows = root(batch, None)
         assert isinstance(rows, list)
-        return offset_losses(batch, rows, places)
+        return offset_losses(batch, rows, places, self.codebook_size)
 
     def prompt_lengths(self, batch: SpeechBatch) -> Tensor:
         """See `Policy.prompt_lengths`: no token of a prompt has a likelihood."""
@@ -253,7 +267,10 @@ class TalkerPolicy:
         if self._has_adapter:
             save_adapter(self._root.adapted, folder / "adapter")
             weights = merged_weights(self._root.adapted)
-        check_stored(self._kind.folder, weights, self._kind.tied())
+        tied = self._kind.tied()
+        # a file cannot hold one tensor under two names
+        weights |= {name: weights[other].clone() for name, other in tied.items() if name not in weights}
+        check_stored(self._kind.folder, weights, tied)
         write_published(self._kind.folder, folder / "model", weights)
 
     def _voice_vector(
@@ -358,9 +375,9 @@ def check_ties(lora: LoRASettings, kind: TalkerKind) -> None:
     for weight in {*kind.tied(), *kind.tied().values()}:
         module = weight.rpartition(".")[0]
         for name in lora.trained_beside:
-            if f".{module}".endswith(f".{name}") or f".{module}.".startswith(f".{name}."):
+            if f".{name}." in f".{module}.":
                 raise ConfigError(
-                    f"lora.trained_beside: {name} is one end of a table that two decoders read, and would be copied",
+                    f"lora.trained_beside: {name} is one end of a tied table, and would be copied",
                     str(kind.folder),
                     "leave it out; or train all weights, where it stays one tensor",
                 )

@@ -27,14 +27,15 @@ def load_published(
 
     Args:
         tied: names of weights that are the same tensor as others, by name -> the other's name; the files may have
-            either, or both.
+            either, or both, and the model both, or the other.
 
     Raises:
         ConfigError: weights are missing or of other shapes, or tied ones differ.
     """
     weights = StoredWeights(folder)
     names = set(weights.names)
-    sources = {name: [name] for name in model.state_dict() if name in names}
+    expected = model.state_dict().keys()
+    sources = {name: [name] for name in expected if name in names}
     where = str(folder)
     for name, other in tied.items():
         if name in names and other in names and not torch.equal(weights.read(name), weights.read(other)):
@@ -45,9 +46,11 @@ def load_published(
             )
         present = name if name in names else other
         if present in names:
-            sources |= {name: [present], other: [present]}
+            sources |= {end: [present] for end in (name, other) if end in expected}
     fill(model, sources, weights, dtype, where)
     for name, other in tied.items():
+        if name not in expected:
+            continue
         _owner(model, name).register_parameter(name.rpartition(".")[2], model.get_parameter(other))
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from audiollm.errors import BadSample, ConfigError
 from audiollm.families.prompts import PromptedContents
 from audiollm.families.rollout import Rollout, RolloutSettings
-from audiollm.families.talkers.decoding import Speaking, speak_to_end
+from audiollm.families.talkers.decoding import speak_to_end
+from audiollm.families.talkers.drawing import Speaking
 from audiollm.families.talkers.kind import TalkerKind, TalkerSampling
 from audiollm.families.talkers.talker import Talker
 from audiollm.families.talkers.turns import read_speech_prompt

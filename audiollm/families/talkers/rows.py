@@ -51,18 +51,9 @@ class SpeechRows:
         return len(self.text_L)
 
     @property
-    def has_depth_F(self) -> Tensor:
-        """bool: whether the other codes are targets."""
-        return (
-            self.target_FJ[:, 0] != NONE
-            if self.target_FJ.shape[1]
-            else torch.zeros_like(self.target_F).bool()
-        )
-
-    @property
     def num_targets(self) -> int:
-        """Targets of both decoders."""
-        return len(self.target_F) + int(self.has_depth_F.sum()) * self.target_FJ.shape[1]
+        """Targets of all codebooks."""
+        return len(self.target_F) + int((self.target_FJ != NONE).sum())
 
 
 def text_rows(ids: Sequence[int] | Tensor, num_codebooks: int, mark: int = NONE) -> SpeechRows:
@@ -145,6 +136,7 @@ class SpeechBatch:
     depth_D: Tensor
     """int64: which of the F have other codes as targets."""
     target_DJ: Tensor
+    """The frame's other codes; `NONE` where one is no target."""
     sampled_F: Tensor
     """bool: whether the answer was sampled."""
     order_T: Tensor
@@ -193,10 +185,10 @@ def speech_batch(answers: Sequence[SpeechRows]) -> SpeechBatch:
     starts = torch.tensor([0, *lengths]).cumsum(0)[:-1].tolist()
     firsts = [len(answer.target_F) for answer in answers]
     target_FJ = torch.cat([answer.target_FJ for answer in answers])
-    has_depth_F = torch.cat([answer.has_depth_F for answer in answers])
+    has_depth_F = (target_FJ != NONE).any(dim=1)
     answer_F = torch.repeat_interleave(torch.arange(len(answers)), torch.tensor(firsts))
     sampled_A = torch.tensor([answer.is_sampled for answer in answers])
-    order_T, answer_T, codebook_T = _reading_order(has_depth_F, answer_F, target_FJ.shape[1])
+    order_T, answer_T, codebook_T = _reading_order(target_FJ != NONE, answer_F)
     batch = SpeechBatch(
         join_inputs(answers),
         SegmentLayout.in_order(lengths, torch.device("cpu")),
@@ -251,13 +243,12 @@ def join_inputs(answers: Sequence[SpeechRows]) -> RowInputs:
     )  # fmt: skip
 
 
-def _reading_order(has_depth_F: Tensor, answer_F: Tensor, others: int) -> tuple[Tensor, Tensor, Tensor]:
+def _reading_order(is_target_FJ: Tensor, answer_F: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of each target, frame after frame: its place among first codes then others, its answer, its codebook."""
-    frames, sizes_F = len(has_depth_F), 1 + has_depth_F.long() * others
-    frame_T = torch.repeat_interleave(torch.arange(frames), sizes_F)
-    begin_F = sizes_F.cumsum(0) - sizes_F
-    codebook_T = torch.arange(len(frame_T)) - begin_F[frame_T]
-    rank_F = has_depth_F.long().cumsum(0) - 1
-    among_others_T = frames + rank_F[frame_T] * others + codebook_T - 1
-    order_T = torch.where(codebook_T == 0, frame_T, among_others_T)
-    return order_T, answer_F[frame_T], codebook_T
+    frames, others = is_target_FJ.shape
+    rank_F = is_target_FJ.any(dim=1).long().cumsum(0) - 1
+    place_FJ = frames + rank_F[:, None] * others + torch.arange(others)
+    place_FK = torch.cat([torch.arange(frames)[:, None], place_FJ], dim=1)
+    is_target_FK = torch.cat([torch.ones(frames, 1, dtype=torch.bool), is_target_FJ], dim=1)
+    frame_T, codebook_T = is_target_FK.nonzero(as_tuple=True)
+    return place_FK[is_target_FK], answer_F[frame_T], codebook_T

@@ -25,7 +25,7 @@ from audiollm.families.logprobs.token_figures import (
     linear_token_figures,
 )
 from audiollm.families.talkers.rows import NONE, SpeechBatch
-from audiollm.families.talkers.talker import Talker
+from audiollm.families.talkers.talker import DelayedTalker, DepthTalker, Talker
 from audiollm.models.chunked_cross_entropy import HeadWeight
 from audiollm.models.dual_ffn import through_head
 
@@ -76,10 +76,10 @@ class SpeechScorer(nn.Module):
             draw_T: a random number per target, for `contrast_k`.
         """
         with nullcontext() if adapter else adapter_off(self.adapted):
-            hidden_FC = self.hidden_before(batch)
-            uses = self._codebook_uses(batch, request, reference, draw_T)
-            first = through_head(self.model.first_head, hidden_FC, uses[0])
-            others = self._through_depth(batch, hidden_FC[batch.depth_D], uses[1:])
+            hidden_SC = self._hidden_rows(batch)
+            first, *others = self._through_heads(
+                batch, hidden_SC, self._codebook_uses(batch, request, reference, draw_T)
+            )
         if request is None:
             return [first, *others]
         return _join_figures(batch, first, others)
@@ -93,15 +93,26 @@ class SpeechScorer(nn.Module):
         first, *others = [use(*head_rows) for use, head_rows in zip(uses, rows, strict=True)]
         return _join_figures(batch, first, others)
 
-    def hidden_before(self, batch: SpeechBatch) -> Tensor:
-        """Compute the hidden state `[F, C]` of the row that chooses each first code."""
+    def _hidden_rows(self, batch: SpeechBatch) -> Tensor:
+        """The hidden states `[S, C]` of all rows."""
         x_SC = self.model.embed_rows(batch.inputs)
         attend = self.model.backbone.attend_packed(x_SC, batch.layout)
         hidden_SC: Tensor = self.model.backbone(x_SC, batch.position_S, attend)
-        return hidden_SC.index_select(0, batch.source_F)
+        return hidden_SC
+
+    def _through_heads(self, batch: SpeechBatch, hidden_SC: Tensor, uses: Sequence[HeadUse]) -> list[Any]:
+        """What each use makes of the hidden states of its codebook and the weight of its head."""
+        hidden_FC = hidden_SC.index_select(0, batch.source_F)
+        if isinstance(self.model, DelayedTalker):
+            return self.model.through_heads([hidden_FC, *_delayed_hidden(batch, hidden_SC)], uses)
+        assert isinstance(self.model, DepthTalker)
+        first = through_head(self.model.first_head, hidden_FC, uses[0])
+        return [first, *self._through_depth(batch, hidden_FC[batch.depth_D], uses[1:])]
 
     def _through_depth(self, batch: SpeechBatch, hidden_DC: Tensor, uses: Sequence[HeadUse]) -> list[Any]:
-        """What each use makes of the hidden states of its codebook and the weight of its head."""
+        """What each use makes of the hidden states of the depth decoder, codebook by codebook."""
+        model = self.model
+        assert isinstance(model, DepthTalker)
         codes_DK, parts = batch.codes_DK, []
         for first in range(0, max(1, len(codes_DK)), DEPTH_FRAMES):
             some = slice(first, first + DEPTH_FRAMES)
@@ -112,9 +123,10 @@ class SpeechScorer(nn.Module):
                 parts.append(self._depth_hidden(*rows))
         # the gradient of `unbind` is one copy, that of a slice for each codebook writes all of them each time
         _, *hidden_JDC = torch.cat(parts).unbind(1)
-        return self.model.through_rest_heads(hidden_JDC, uses)
+        return model.through_rest_heads(hidden_JDC, uses)
 
     def _depth_hidden(self, hidden_DC: Tensor, codes_DK: Tensor) -> Tensor:
+        assert isinstance(self.model, DepthTalker)
         return self.model.depth.over_frames(self.model.depth_rows(hidden_DC, codes_DK))
 
     def _codebook_uses(
@@ -131,7 +143,9 @@ class SpeechScorer(nn.Module):
         forbidden = self._forbidden(batch)
         draws: Sequence[Tensor | None] = [None] * len(targets)
         if draw_T is not None:
-            flat_T = torch.empty_like(draw_T).index_copy(0, batch.order_T, draw_T)
+            # places without a target get some number: their figures are left out
+            places = len(batch.target_F) + batch.target_DJ.numel()
+            flat_T = draw_T.new_zeros(places).index_copy(0, batch.order_T, draw_T)
             first_F, rest = flat_T[: len(batch.target_F)], flat_T[len(batch.target_F) :]
             draws = [first_F, *rest.view(-1, len(targets) - 1).unbind(1)]
         return [
@@ -158,16 +172,20 @@ class SpeechScorer(nn.Module):
         ]
 
 
-def offset_losses(batch: SpeechBatch, rows: Sequence[HeadRows], places: Sequence[tuple[int, int]]) -> Tensor:
+def offset_losses(
+    batch: SpeechBatch, rows: Sequence[HeadRows], places: Sequence[tuple[int, int]], codebook_size: int
+) -> Tensor:
     """Numbers, sums and sums of squares of the cross entropies of heads against codes of other places, `[3, K, P]`.
 
     Args:
         rows: the input of each head, as `SpeechScorer` gives it without a request.
         places: frames, and codebooks, behind the trained one. Ends are no labels of any.
+        codebook_size: codes of a codebook; what is beyond them is no label either.
     """
     books, frames = len(rows), len(batch.target_F)
     codes_FK = torch.full((frames, books), NONE, device=batch.target_F.device)
     codes_FK[batch.depth_D] = batch.codes_DK
+    codes_FK[codes_FK >= codebook_size] = NONE
     moments = torch.zeros(3, books, len(places), dtype=torch.float64)
     frame_F = torch.arange(frames, device=codes_FK.device)
     answer_F = batch.answer_T[batch.codebook_T == 0]
@@ -186,6 +204,16 @@ def offset_losses(batch: SpeechBatch, rows: Sequence[HeadRows], places: Sequence
             moments[0, head, number] = (labels_X != NONE).sum()
             moments[1, head, number], moments[2, head, number] = loss_X.sum(), loss_X.square().sum()
     return moments
+
+
+def _delayed_hidden(batch: SpeechBatch, hidden_SC: Tensor) -> list[Tensor]:
+    """The hidden states `[D, C]` that choose the codes of each codebook from 1 on: its row is as many rows later."""
+    row_D, last = batch.source_F[batch.depth_D], len(hidden_SC) - 1
+    # behind the last row there are no targets
+    return [
+        hidden_SC.index_select(0, (row_D + book).clamp_max(last))
+        for book in range(1, 1 + batch.target_DJ.shape[1])
+    ]
 
 
 def _drawn_mask(suppressed: Sequence[int], entries: int, is_sampled_X: Tensor) -> ForbiddenTargets | None:

@@ -14,7 +14,7 @@ from audiollm.data.records.sample import Sample, check_without_video
 from audiollm.data.records.source import Source
 from audiollm.data.records.step_records import RecordPlace, StepPlaces, UsableRecords, find_usable, name_of
 from audiollm.errors import BadSample, StageError
-from audiollm.families.policy import DepthPolicy, Policy
+from audiollm.families.policy import Policy, has_depth
 from audiollm.families.prompts import with_last_message_as_answer
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import Ranks
@@ -106,7 +106,7 @@ class AnswerBatchMaker:
         batches = [self._policy.batch([encoded[place] for place in plan]) for plan in plans]
         tokens = sum(self._policy.num_answer_tokens(answer) for answer in encoded)
         policy = self._policy
-        parts = [policy.count_parts(answer) for answer in encoded] if isinstance(policy, DepthPolicy) else []
+        parts = [policy.count_parts(answer) for answer in encoded] if has_depth(policy) else []
         firsts, others = (sum(part[column] for part in parts) for column in (0, 1))
         gathered = self._ranks.gather((len(batches), len(encoded), tokens, firsts, others))
         batches += [self._policy.idle_batch()] * (max(row[0] for row in gathered) - len(batches))

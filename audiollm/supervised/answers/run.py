@@ -17,7 +17,7 @@ from audiollm.errors import ConfigError, StageError
 from audiollm.families.frozen_weights import FrozenWeights
 from audiollm.families.model_sizes import frozen_bytes, num_records, planned_parameters
 from audiollm.families.policies import load_policy
-from audiollm.families.policy import DepthPolicy
+from audiollm.families.policy import has_depth
 from audiollm.families.target_logits import COMPARED_SAMPLES
 from audiollm.models.frozen.shrink import load_trained
 from audiollm.models.pretrained import model_folder
@@ -66,7 +66,7 @@ def check_settings(config: TrainConfig) -> None:
 
 
 def check_no_talker(config: TrainConfig, where: str) -> None:
-    """Refuse settings that only talkers read.
+    """Refuse settings that only talkers with two decoders read.
 
     Raises:
         ConfigError: one is set.
@@ -74,7 +74,9 @@ def check_no_talker(config: TrainConfig, where: str) -> None:
     for name in ("depth_weight", "prompt_mix"):
         if getattr(config, name) is not None:
             raise ConfigError(
-                f"{name}: is for talkers (CSM, Qwen3-TTS), and this model is none", where, "leave it out"
+                f"{name}: is for talkers with two decoders (CSM, Qwen3-TTS), and this model is none",
+                where,
+                "leave it out",
             )
 
 
@@ -120,7 +122,7 @@ def train_on_answers(config: TrainConfig, context: Context) -> dict[str, Any]:
     torch.manual_seed(config.seed)  # an adapter begins at random
     pictures = PictureSettings.beside(model_folder(start))
     policy = load_policy(start, config.trained, config.lora, pictures=pictures, prompt_mix=config.prompt_mix)
-    if not isinstance(policy, DepthPolicy):
+    if not has_depth(policy):
         check_no_talker(config, str(start))
     sources = [open_source(source.path) for source in config.samples]
     set_aside = set_aside_of(context.folder, "train", ranks, config.strict)

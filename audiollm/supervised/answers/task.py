@@ -1,7 +1,7 @@
 """Cross entropy on the answers of conversations: a `Task` of the training loop, for a policy of any family.
 
 The loss is `text_loss`; of models that answer in speech, `audio_loss`. Where two decoders choose the codes of a frame
-(`DepthPolicy`), it is `first_codebook_loss` plus `depth_loss` times its weight, each a mean over its own targets.
+(`has_depth`), it is `first_codebook_loss` plus `depth_loss` times its weight, each a mean over its own targets.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from audiollm.families.logprobs.answers import AnswerLogprobs, sum_by_index
 from audiollm.families.logprobs.token_figures import TokenRequest
-from audiollm.families.policy import DepthPolicy, Policy
+from audiollm.families.policy import Policy, has_depth
 from audiollm.recipe.ranks import ALONE, Ranks
+from audiollm.recipe.stages import required
 from audiollm.supervised.answers.batches import AnswerBatches, AnswerBatchMaker
 from audiollm.supervised.guards.offsets import GivesOffsets, OffsetTable, offset_table
 from audiollm.train.loop.task import Update
@@ -43,8 +44,8 @@ class AnswerTask:
     ) -> None:
         self._policy, self._batches, self._normalization, self._ranks = policy, batches, normalization, ranks
         self._depth_weight = 0.0
-        if isinstance(policy, DepthPolicy):
-            self._depth_weight = policy.depth_weight if depth_weight is None else depth_weight
+        if has_depth(policy):
+            self._depth_weight = required(policy.depth_weight if depth_weight is None else depth_weight)
         self._root: nn.Module = policy.root
         self._figure = loss_figure(policy)
         self._offsets: OffsetTable | None = None
@@ -115,7 +116,7 @@ class AnswerTask:
 
     @property
     def _has_depth(self) -> bool:
-        return isinstance(self._policy, DepthPolicy)
+        return has_depth(self._policy)
 
     @property
     def _loss_names(self) -> list[str]:

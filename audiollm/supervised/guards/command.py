@@ -125,7 +125,7 @@ def _offsets_of(model: Path, data: Path) -> OffsetTable:
     policy = _load_guarded(model, 0)
     if not isinstance(policy, GivesOffsets):
         raise ConfigError(
-            "the table of offsets is made of talkers (CSM, Qwen3-TTS), and this model is none",
+            "the table of offsets is made of talkers (CSM, Qwen3-TTS, Higgs v3), and this model is none",
             str(model),
             "leave --data out",
         )

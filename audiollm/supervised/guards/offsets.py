@@ -35,6 +35,10 @@ class GivesOffsets(Protocol):
     def codebook_size(self) -> int:
         """Codes of each codebook."""
 
+    @property
+    def has_tied_heads(self) -> bool:
+        """Whether heads are the embeddings of codes: with random weights they predict the codes that a row holds."""
+
     def offset_losses(self, root: Any, batch: Any, places: Any) -> Tensor:
         """Numbers, sums and sums of squares `[3, K, P]` of each head's cross entropies against labels of each place.
 
@@ -52,6 +56,8 @@ class OffsetTable:
     error_KP: tuple[tuple[float, ...], ...]
     """Standard errors of the means; infinite where a mean has fewer than two labels."""
     codebook_size: int
+    has_tied_heads: bool = False
+    """Whether the place of the frame before, whose codes the row holds, says nothing of the labels of a training."""
 
     @property
     def shifted(self) -> Mapping[int, tuple[int, int]]:
@@ -60,7 +66,8 @@ class OffsetTable:
         trained = PLACES.index((0, 0))
         for head, (losses, errors) in enumerate(zip(self.loss_KP, self.error_KP, strict=True)):
             own = losses[trained]
-            known = [row for row in zip(losses, errors, PLACES, strict=True) if row[0] is not None]
+            places = zip(losses, errors, PLACES, strict=True)
+            known = [row for row in places if row[0] is not None and row[2] not in self._copied_places]
             if own is None:
                 continue
             best, error, place = min(known)
@@ -68,6 +75,10 @@ class OffsetTable:
             if best is not None and best < min(own, unlearned) - margin:
                 worse[head] = place
         return worse
+
+    @property
+    def _copied_places(self) -> tuple[tuple[int, int], ...]:
+        return ((-1, 0),) if self.has_tied_heads else ()
 
     def sentence(self) -> str:
         """What the table says of heads that predict another place; empty where none does."""
@@ -94,4 +105,5 @@ def offset_table(policy: GivesOffsets, root: Any, batches: Iterable[Any]) -> Off
         tuple(mean if count else None for mean, count in zip(*row, strict=True))
         for row in zip(mean_KP.tolist(), count_KP.tolist(), strict=True)
     ]
-    return OffsetTable(tuple(losses), tuple(map(tuple, error_KP.tolist())), policy.codebook_size)
+    errors = tuple(map(tuple, error_KP.tolist()))
+    return OffsetTable(tuple(losses), errors, policy.codebook_size, policy.has_tied_heads)

@@ -15,7 +15,7 @@ from torch import Tensor
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.families.logprobs.answers import AnswerLogprobs
 from audiollm.families.logprobs.token_figures import TokenRequest
-from audiollm.families.policy import DepthPolicy, Policy
+from audiollm.families.policy import Policy, has_depth
 from audiollm.families.prompts import AnswerContent, PromptedContents
 
 TEXTS = tuple(f"{letter} clip" for letter in "ABCDEFGHIJ")
@@ -71,7 +71,7 @@ def train_trial(
 
 def trial_loss(policy: Policy[Any, Any, Any], logprobs: AnswerLogprobs) -> Tensor:
     """The mean cross entropy of all targets; of two decoders, the sum of their means."""
-    if not isinstance(policy, DepthPolicy) or logprobs.codebook_T is None:
+    if not has_depth(policy) or logprobs.codebook_T is None:
         return -logprobs.policy_T.mean()
     is_first_T = logprobs.codebook_T == 0
     return -logprobs.policy_T[is_first_T].mean() - logprobs.policy_T[~is_first_T].mean()

@@ -20,7 +20,8 @@ from audiollm.families.family import PolicySettings
 from audiollm.families.logprobs.token_figures import TokenRequest
 from audiollm.families.prompts import AnswerContent, PromptedContents
 from audiollm.families.registry import open_model_folder
-from audiollm.families.talkers.decoding import Speaking, speak_to_end
+from audiollm.families.talkers.decoding import speak_to_end
+from audiollm.families.talkers.drawing import Speaking
 from audiollm.families.talkers.kind import TalkerSampling
 from audiollm.families.talkers.policy import TalkerPolicy, load_talker
 from audiollm.families.talkers.turns import read_speech_prompt
@@ -228,5 +229,5 @@ def test_tied_tables_that_differ_are_refused(folder: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["embed_audio_tokens", "model.embed_tokens", "backbone_model.embed_tokens"])
 def test_one_end_of_the_tied_table_is_not_trained_beside_an_adapter(folder: Path, name: str) -> None:
     lora = LoRASettings(trained_beside=(name,))
-    with pytest.raises(ConfigError, match="two decoders read"):
+    with pytest.raises(ConfigError, match="one end of a tied table"):
         open_model_folder(folder).policy(PolicySettings(trained="adapter", lora=lora))

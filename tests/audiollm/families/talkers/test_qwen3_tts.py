@@ -17,7 +17,8 @@ from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, w
 from audiollm.errors import ConfigError, StageError
 from audiollm.families.qwen3_tts.kind import Qwen3TTSKind
 from audiollm.families.registry import open_model_folder
-from audiollm.families.talkers.decoding import Speaking, speak_to_end
+from audiollm.families.talkers.decoding import speak_to_end
+from audiollm.families.talkers.drawing import Speaking
 from audiollm.families.talkers.kind import TalkerSampling
 from audiollm.families.talkers.policy import load_talker
 from audiollm.families.talkers.rows import SpeechRows, join_inputs

@@ -16,7 +16,8 @@ from audiollm.families.policies import load_policy
 from audiollm.families.prompts import with_last_message_as_answer
 from audiollm.families.registry import open_model_folder
 from audiollm.families.rollout import RolloutSettings
-from audiollm.families.talkers.decoding import Speaking, speak_to_end
+from audiollm.families.talkers.decoding import speak_to_end
+from audiollm.families.talkers.drawing import Speaking
 from audiollm.families.talkers.kind import TalkerSampling
 from audiollm.families.talkers.turns import SpeechPrompt
 from audiollm.rl.rewards.batch import RewardBatch

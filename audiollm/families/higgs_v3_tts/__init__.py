@@ -1,0 +1,1 @@
+"""The family of Higgs Audio v3 TTS in its published files."""

@@ -1,0 +1,229 @@
+"""Codes of a frame, drawn for answers side by side: by a depth decoder, or by the backbone alone, row after row.
+
+Shapes: R answers that go on, K codebooks, T frames, C hidden size, V entries of a codebook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from audiollm.families.talkers.kind import PromptRows, TalkerKind, TalkerSampling
+from audiollm.families.talkers.talker import DelayedTalker, DepthTalker, Talker
+from audiollm.generation.engine.request import SampledTokens
+from audiollm.generation.engine.sampling import SamplingConfig, sample_codes
+
+
+@dataclass(eq=False)
+class Speaking:
+    """An answer while it is spoken."""
+
+    prompt: PromptRows
+    sampling: TalkerSampling
+    max_frames: int
+    seed: int
+    number: int = 0
+    """Of the request, for whoever asked."""
+    codes: list[Tensor] = field(default_factory=list)
+    """Codes `[K]` of each frame."""
+    rows: list[Tensor] = field(default_factory=list)
+    """Codes `[K]` of each row behind the prompt: those of a frame, or of K frames one behind the other."""
+    logprobs: list[Tensor] = field(default_factory=list)
+    """Of each action: the codes of each frame, and the end."""
+    row_logprobs: list[Tensor] = field(default_factory=list)
+    """Log-probabilities `[K]` of the codes of each row."""
+    num_frames: int | None = None
+    """Frames that the speech will have, once that is decided while codes of some are still to be drawn."""
+    has_ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(self.seed)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is to be drawn any more."""
+        return self.has_ended or len(self.codes) >= self.max_frames
+
+    def codes_KT(self, num_codebooks: int) -> Tensor:
+        """Codes of all frames."""
+        if not self.codes:
+            return torch.zeros(num_codebooks, 0, dtype=torch.long)
+        return torch.stack(self.codes, dim=1)
+
+    def tokens(self, num_codebooks: int, is_greedy: bool) -> SampledTokens:
+        """The answer as policies encode it: one stretch of speech, without drawn text."""
+        no_text = torch.zeros(0, dtype=torch.long)
+        logprob_A = None if is_greedy else torch.cat([torch.zeros(0), *self.logprobs])
+        codes = (self.codes_KT(num_codebooks),)
+        return SampledTokens("audio", no_text, no_text.bool(), codes, (self.has_ended,), logprob_A)
+
+
+class FrameDrawer(Protocol):
+    """Draws the next codes of answers."""
+
+    def draw(self, answers: Sequence[Speaking], hidden_RC: Tensor) -> None:
+        """Give each answer its next row, or its end.
+
+        Args:
+            hidden_RC: of the last row of each, on the model's device.
+        """
+
+
+class DepthDrawer:
+    """A `FrameDrawer` of frames whose codes a depth decoder chooses one after the other.
+
+    Args:
+        slots: most answers side by side.
+    """
+
+    def __init__(self, model: DepthTalker, kind: TalkerKind, slots: int) -> None:
+        self._model, self._kind = model, kind
+        self._cache = model.depth.new_cache(slots, model.num_codebooks)
+
+    def draw(self, answers: Sequence[Speaking], hidden_RC: Tensor) -> None:
+        """See `FrameDrawer.draw`."""
+        codes_RK, logprob_RK = self._draw_frames(answers, hidden_RC)
+        for answer, codes_K, logprob_K in zip(answers, codes_RK, logprob_RK, strict=True):
+            self._take_frame(answer, codes_K, logprob_K)
+
+    def _draw_frames(self, answers: Sequence[Speaking], hidden_RC: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes and their log-probabilities, `[R, K]` on the CPU."""
+        model, count = self._model, len(answers)
+        uniform_R2K = _draw_uniform(answers, model)
+        logits_RV: Tensor = model.first_head(hidden_RC).float()
+        _leave_out(logits_RV, answers, self._kind)
+        code_R, logprob_R = _draw_codes(
+            logits_RV, [answer.sampling.first for answer in answers], uniform_R2K[..., 0]
+        )
+        codes, logprobs = [code_R], [logprob_R]
+        self._cache.lengths[:count] = [0] * count
+        # an end without other codes draws them for nothing: its answer leaves its slot afterwards
+        model.depth.extend(model.project_depth(hidden_RC), self._cache)
+        depths = [answer.sampling.depth for answer in answers]
+        for book in range(1, model.num_codebooks):
+            x_RC = model.project_depth(model.embed_code(code_R, book - 1))
+            hidden_RC = model.depth.extend(x_RC, self._cache)
+            logits_RV = model.through_rest_head(hidden_RC, book).float()
+            if self._kind.suppressed_depth:
+                logits_RV[:, list(self._kind.suppressed_depth)] = -torch.inf
+            code_R, logprob_R = _draw_codes(logits_RV, depths, uniform_R2K[..., book])
+            codes.append(code_R)
+            logprobs.append(logprob_R)
+        return torch.stack(codes, 1).cpu(), torch.stack(logprobs, 1).cpu()
+
+    def _take_frame(self, answer: Speaking, codes_K: Tensor, logprob_K: Tensor) -> None:
+        answer.has_ended = self._kind.is_end(codes_K)
+        if not answer.has_ended:
+            answer.codes.append(codes_K)
+            answer.rows.append(codes_K)
+            answer.logprobs.append(logprob_K)
+        else:
+            parts = logprob_K[:1] if self._kind.end_codes is None else logprob_K
+            answer.logprobs.append(parts.sum()[None])
+
+
+class DelayDrawer:
+    """A `FrameDrawer` of frames whose codes the backbone chooses, codebook k in the row k behind that of codebook 0.
+
+    The end is drawn in codebook 0 alone, in the place of any frame. From then on, as from the limit of frames on, only
+    the codes that the last frames lack are drawn; all else is what the layout says of a clip of so many frames.
+    """
+
+    def __init__(self, model: DelayedTalker, kind: TalkerKind) -> None:
+        self._model, self._kind = model, kind
+
+    def draw(self, answers: Sequence[Speaking], hidden_RC: Tensor) -> None:
+        """See `FrameDrawer.draw`."""
+        logits_RKV = self._model.logits(hidden_RC).float()
+        first_RV, others_RJV = logits_RKV[:, 0], logits_RKV[:, 1:]
+        _leave_out(first_RV, answers, self._kind)
+        if self._kind.suppressed_depth:
+            others_RJV[..., list(self._kind.suppressed_depth)] = -torch.inf
+        uniform_R2K = _draw_uniform(answers, self._model)
+        codes, logprobs = [], []
+        for book, logits_RV in enumerate(logits_RKV.unbind(1)):
+            configs = [answer.sampling.first if book == 0 else answer.sampling.depth for answer in answers]
+            code_R, logprob_R = _draw_codes(logits_RV, configs, uniform_R2K[..., book])
+            codes.append(code_R)
+            logprobs.append(logprob_R)
+        codes_RK, logprob_RK = torch.stack(codes, 1).cpu(), torch.stack(logprobs, 1).cpu()
+        for answer, codes_K, logprob_K in zip(answers, codes_RK, logprob_RK, strict=True):
+            self._take_row(answer, codes_K, logprob_K)
+
+    def _take_row(self, answer: Speaking, codes_K: Tensor, logprob_K: Tensor) -> None:
+        """Put what is no frame's code into its place, and complete the frame whose last code this row has."""
+        row, end = len(answer.rows), self._kind.end
+        is_drawn_end = answer.num_frames is None and row < answer.max_frames and int(codes_K[0]) == end
+        if is_drawn_end or (answer.num_frames is None and row == answer.max_frames):
+            answer.num_frames = row
+        frame_K = row - torch.arange(len(codes_K))
+        codes_K = codes_K.masked_fill(frame_K < 0, self._model.begin)
+        if answer.num_frames is not None:
+            codes_K = codes_K.masked_fill(frame_K >= answer.num_frames, end)
+        answer.rows.append(codes_K)
+        answer.row_logprobs.append(logprob_K)
+        frame = int(frame_K[-1])
+        if frame >= 0 and (answer.num_frames is None or frame < answer.num_frames):
+            answer.codes.append(_diagonal(answer.rows, frame))
+            answer.logprobs.append(_diagonal(answer.row_logprobs, frame))
+        if answer.num_frames == len(answer.codes) and answer.num_frames < answer.max_frames:
+            answer.logprobs.append(answer.row_logprobs[answer.num_frames][:1])
+            answer.has_ended = True
+
+
+def new_drawer(model: Talker, kind: TalkerKind, slots: int) -> FrameDrawer:
+    """Return what draws the frames of a model.
+
+    Args:
+        slots: most answers side by side.
+    """
+    if isinstance(model, DelayedTalker):
+        return DelayDrawer(model, kind)
+    assert isinstance(model, DepthTalker)
+    return DepthDrawer(model, kind, slots)
+
+
+def _diagonal(rows: Sequence[Tensor], frame: int) -> Tensor:
+    """What the rows from a frame's own on hold of it, a codebook each."""
+    return torch.stack([row_K[book] for book, row_K in enumerate(rows[frame:])])
+
+
+def _draw_uniform(answers: Sequence[Speaking], model: Talker) -> Tensor:
+    """Two numbers `[R, 2, K]` of each answer's own generator for each code."""
+    drawn = [torch.rand(2, model.num_codebooks, generator=answer.generator) for answer in answers]
+    return torch.stack(drawn).to(model.backbone.norm.weight.device)
+
+
+def _leave_out(logits_RV: Tensor, answers: Sequence[Speaking], kind: TalkerKind) -> None:
+    """Take from the first codebook what is never drawn, in place."""
+    if kind.suppressed:
+        logits_RV[:, list(kind.suppressed)] = -torch.inf
+    for row, answer in enumerate(answers):
+        if len(answer.rows) < answer.sampling.min_frames:
+            logits_RV[row, kind.end] = -torch.inf
+        penalty = answer.sampling.repetition_penalty
+        if penalty != 1.0 and answer.rows:
+            repeated = torch.stack(answer.rows)[:, 0].unique().to(logits_RV.device)
+            logits_RV[row, repeated] = torch.where(
+                logits_RV[row, repeated] < 0,
+                logits_RV[row, repeated] * penalty,
+                logits_RV[row, repeated] / penalty,
+            )
+
+
+def _draw_codes(
+    logits_RV: Tensor, configs: Sequence[SamplingConfig], uniform_R2: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A code of each row, and its log-probability at the row's temperature, under all codes that are not -inf."""
+    code_R = torch.zeros(len(logits_RV), dtype=torch.long, device=logits_RV.device)
+    warm_RV = logits_RV.clone()
+    for config in dict.fromkeys(configs):
+        rows = torch.tensor([row for row, other in enumerate(configs) if other == config])
+        drawn = sample_codes(logits_RV[rows, None], config, uniform_R2[rows][..., None])
+        code_R[rows] = drawn[:, 0].to(code_R.device)
+        warm_RV[rows] = logits_RV[rows] / (config.temperature or 1.0)
+    return code_R, warm_RV.log_softmax(1).gather(1, code_R[:, None])[:, 0]
