@@ -159,6 +159,7 @@ def test_missing_and_broken_clips_count_as_wrong_and_are_named(corpus: Path) -> 
     assert row["problem"] and row["correct"] == {"classifier": False, "speaker": False, "pocketsphinx": False}
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_ends_the_same(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A judge that is there is not trained again; one that is not, is, to the same weights bit for bit."""
     fork(corpus, "resumed_run")

@@ -77,7 +77,7 @@ leave(ranks)
     ("fails", "code", "noted"),
     [
         ("none", 0, {"prepare/0.txt": "1", "train/0.txt": "3", "train/1.txt": "3", "report/0.txt": "1"}),
-        ("train", 3, {"prepare/0.txt": "1", "report/0.txt": "1"}),
+        pytest.param("train", 3, {"prepare/0.txt": "1", "report/0.txt": "1"}, marks=pytest.mark.slow),
         pytest.param("prepare", 3, {"report/0.txt": "1"}, marks=pytest.mark.slow),
     ],
 )

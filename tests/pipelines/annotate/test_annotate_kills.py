@@ -92,6 +92,7 @@ def _is_alive(process: psutil.Process) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_workers_end_with_the_command_that_is_killed(tmp_path: Path, spoken: Path) -> None:
     """In the midst of native code too (recognition, voice activity), within 0.2 s."""
     seconds = []

@@ -177,13 +177,13 @@ def train_steps(folder: Path, ranks: Ranks, strategy: StrategyName, trained: str
     [
         ("ddp", "all", "pairs", 1e-9),
         ("ddp", "adapter", "lists", 1e-9),
-        ("ddp", "all", "singles", 1e-9),
-        ("fsdp2", "all", "pairs", 1e-9),
+        pytest.param("ddp", "all", "singles", 1e-9, marks=pytest.mark.slow),
+        pytest.param("fsdp2", "all", "pairs", 1e-9, marks=pytest.mark.slow),
         ("fsdp2", "adapter", "lists", 1e-9),
         # DeepSpeed updates in float32
         pytest.param("zero2", "adapter", "pairs", 1e-6, marks=pytest.mark.slow),
         ("zero3", "all", "singles", 1e-6),
-        ("zero3", "adapter", "pairs", 1e-6),
+        pytest.param("zero3", "adapter", "pairs", 1e-6, marks=pytest.mark.slow),
     ],
 )
 def test_two_ranks_train_as_one(

@@ -95,8 +95,8 @@ def train_and_copy(folder: Path, ranks: Ranks, strategy: StrategyName, trained: 
     ("trained", "strategy"),
     [
         ("all", "ddp"),
-        ("adapter", "ddp"),
-        ("all", "fsdp2"),
+        pytest.param("adapter", "ddp", marks=pytest.mark.slow),
+        pytest.param("all", "fsdp2", marks=pytest.mark.slow),
         ("adapter", "fsdp2"),
         ("adapter", "zero2"),
         ("all", "zero3"),

@@ -186,7 +186,7 @@ def test_an_adapter_learns_in_its_part(
         assert asked(model) == list(TEXTS)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float16, marks=pytest.mark.slow), torch.bfloat16])
 def test_half_precision_is_trained_in_float32_and_written_as_it_was(
     folder: Path, tmp_path: Path, dtype: torch.dtype
 ) -> None:

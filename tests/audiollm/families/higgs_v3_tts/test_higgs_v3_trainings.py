@@ -97,6 +97,7 @@ def test_mlx_speaks_from_the_folder(by_heart: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(rows_LK[: expected.num_rows, 1:], expected.rest_LJ)
 
 
+@pytest.mark.slow
 def test_the_guard_passes(folder: Path) -> None:
     call = ["guard", str(folder / "model"), "--steps", "150", "--learning-rate", "1e-2"]
     result = CliRunner().invoke(build_app(), call)

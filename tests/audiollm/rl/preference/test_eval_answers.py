@@ -196,7 +196,9 @@ def trained_on_ranks(folder: Path, ranks: Ranks, strategy: str, trained: str, na
     run(folder, name, ranks, eval_answers=3, strategy=strategy, trained=trained, start=model, **settings)
 
 
-@pytest.mark.parametrize(("strategy", "trained"), [("fsdp2", "adapter"), ("zero3", "all")])
+@pytest.mark.parametrize(
+    ("strategy", "trained"), [("fsdp2", "adapter"), pytest.param("zero3", "all", marks=pytest.mark.slow)]
+)
 def test_answers_are_given_where_no_rank_has_the_model(place: Path, strategy: str, trained: str) -> None:
     """By a copy of the weights: the last ones are those of the model that is saved, adapter merged."""
     if not (place / "dual").exists():

@@ -138,6 +138,7 @@ def two_ranks(folder: Path, ranks: Ranks) -> None:
         gradients(folder, ranks, name, 100, f"two-{name}.json")
 
 
+@pytest.mark.slow
 def test_two_ranks_are_one(folder: Path) -> None:
     on_two_ranks(partial(two_ranks), folder)
     for name in OBJECTIVES:

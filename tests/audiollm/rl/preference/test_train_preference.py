@@ -114,6 +114,7 @@ def test_every_objective_trains(place: Path, name: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_dro_trains_a_value_of_every_prompt(place: Path) -> None:
     dro = {"name": "dro", "tau": 0.3}
     start = run(place, "dro-start", objective=dro, steps=10, learning_rate=1e-9)
