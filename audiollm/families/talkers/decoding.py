@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from audiollm.families.talkers.kind import PromptRows, TalkerKind, TalkerSampling
+from audiollm.families.talkers.packed_steps import TalkerSteps
 from audiollm.families.talkers.rows import join_inputs
 from audiollm.families.talkers.talker import Talker
 from audiollm.generation.engine.request import SampledTokens
@@ -69,13 +70,17 @@ class TalkerDecoder:
     Args:
         model: in eval mode; its present weights are read.
         slots: most answers side by side.
+        steps: the model's, from before; None: they are made of its present weights.
     """
 
-    def __init__(self, model: Talker, kind: TalkerKind, slots: int = MAX_SLOTS) -> None:
+    def __init__(
+        self, model: Talker, kind: TalkerKind, slots: int = MAX_SLOTS, steps: TalkerSteps | None = None
+    ) -> None:
         self._model, self._kind, self._slots = model, kind, slots
+        self._steps = steps or TalkerSteps(model)
         self._device = model.backbone.norm.weight.device
         self._cache = model.backbone.new_cache(slots, FEWEST_PLACES)
-        self._depth_cache = model.depth.new_cache(slots, model.num_codebooks)
+        self._depth = self._steps.depth_passes(model.depth.new_cache(slots, model.num_codebooks))
         self.speaking: list[Speaking] = []
         """Answers that go on, in the order of the cache's rows."""
         self._hidden_RC = torch.zeros(0, model.backbone.shape.hidden_size)
@@ -122,7 +127,7 @@ class TalkerDecoder:
                 for answer in self.speaking
             ]
             inputs = join_inputs(blocks).to(self._device)
-            self._hidden_RC = self._model.backbone.extend(self._model.embed_rows(inputs), self._cache)
+            self._hidden_RC = self._steps.extend_backbone(self._model.embed_rows(inputs), self._cache)
         return answers
 
     def drop(self, answer: Speaking) -> None:
@@ -132,30 +137,30 @@ class TalkerDecoder:
 
     def _draw_frames(self, answers: Sequence[Speaking]) -> tuple[Tensor, Tensor]:
         """Codes and their log-probabilities, `[R, K]` on the CPU."""
-        model, count = self._model, len(answers)
+        model = self._model
         uniform_R2K = torch.stack(
             [torch.rand(2, model.num_codebooks, generator=answer.generator) for answer in answers]
         ).to(self._device)
-        logits_RV: Tensor = model.first_head(self._hidden_RC).float()
-        self._leave_out(logits_RV, answers)
-        code_R, logprob_R = _draw_codes(
-            logits_RV, [answer.sampling.first for answer in answers], uniform_R2K[..., 0]
+        first_RV: Tensor = model.first_head(self._hidden_RC).float()
+        self._leave_out(first_RV, answers)
+        firsts, depths = (
+            [getattr(answer.sampling, name) for answer in answers] for name in ("first", "depth")
         )
-        codes, logprobs = [code_R], [logprob_R]
-        self._depth_cache.lengths[:count] = [0] * count
+        codes, rest = [_draw_codes(first_RV, firsts, uniform_R2K[..., 0])], list[Tensor]()
         # an end without other codes draws them for nothing: its answer leaves its slot afterwards
-        model.depth.extend(model.project_depth(self._hidden_RC), self._depth_cache)
-        depths = [answer.sampling.depth for answer in answers]
+        self._depth.extend(model.project_depth(self._hidden_RC), 0)
         for book in range(1, model.num_codebooks):
-            x_RC = model.project_depth(model.embed_code(code_R, book - 1))
-            hidden_RC = model.depth.extend(x_RC, self._depth_cache)
+            hidden_RC = self._depth.extend(model.project_depth(model.embed_code(codes[-1], book - 1)), book)
             logits_RV = model.through_rest_head(hidden_RC, book).float()
             if self._kind.suppressed_depth:
                 logits_RV[:, list(self._kind.suppressed_depth)] = -torch.inf
-            code_R, logprob_R = _draw_codes(logits_RV, depths, uniform_R2K[..., book])
-            codes.append(code_R)
-            logprobs.append(logprob_R)
-        return torch.stack(codes, 1).cpu(), torch.stack(logprobs, 1).cpu()
+            codes.append(_draw_codes(logits_RV, depths, uniform_R2K[..., book]))
+            rest.append(logits_RV)
+        codes_RK = torch.stack(codes, 1)
+        logprobs = [_logprobs_of(first_RV[:, None], codes_RK[:, :1], firsts)]
+        if rest:
+            logprobs.append(_logprobs_of(torch.stack(rest, 1), codes_RK[:, 1:], depths))
+        return codes_RK.cpu(), torch.cat(logprobs, 1).cpu()
 
     def _leave_out(self, logits_RV: Tensor, answers: Sequence[Speaking]) -> None:
         """Take from the first codebook what is never drawn, in place."""
@@ -219,15 +224,20 @@ def speak_to_end(
         model.train(training)
 
 
-def _draw_codes(
-    logits_RV: Tensor, configs: Sequence[SamplingConfig], uniform_R2: Tensor
-) -> tuple[Tensor, Tensor]:
-    """A code of each row, and its log-probability at the row's temperature, under all codes that are not -inf."""
+def _draw_codes(logits_RV: Tensor, configs: Sequence[SamplingConfig], uniform_R2: Tensor) -> Tensor:
+    """A code of each row."""
+    different = dict.fromkeys(configs)
+    if len(different) == 1:
+        return sample_codes(logits_RV[:, None], configs[0], uniform_R2[..., None])[:, 0]
     code_R = torch.zeros(len(logits_RV), dtype=torch.long, device=logits_RV.device)
-    warm_RV = logits_RV.clone()
-    for config in dict.fromkeys(configs):
+    for config in different:
         rows = torch.tensor([row for row, other in enumerate(configs) if other == config])
-        drawn = sample_codes(logits_RV[rows, None], config, uniform_R2[rows][..., None])
-        code_R[rows] = drawn[:, 0].to(code_R.device)
-        warm_RV[rows] = logits_RV[rows] / (config.temperature or 1.0)
-    return code_R, warm_RV.log_softmax(1).gather(1, code_R[:, None])[:, 0]
+        code_R[rows] = sample_codes(logits_RV[rows, None], config, uniform_R2[rows][..., None])[:, 0].to(code_R.device)
+    return code_R
+
+
+def _logprobs_of(logits_RKV: Tensor, codes_RK: Tensor, configs: Sequence[SamplingConfig]) -> Tensor:
+    """Log-probabilities of codes at the row's temperature, under all codes that are not -inf."""
+    heat_R = torch.tensor([config.temperature or 1.0 for config in configs], device=logits_RKV.device)
+    warm_RKV = logits_RKV / heat_R[:, None, None]
+    return warm_RKV.log_softmax(2).gather(2, codes_RK[..., None])[..., 0]
