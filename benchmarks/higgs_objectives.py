@@ -18,7 +18,7 @@ import torch
 import transformers
 from llm_generate import request, transformers_model
 from llm_train import padded_inputs
-from public_objectives import BOOKS, CODES, SPREAD, TEXT, Losses
+from objective_subjects import BOOKS, CODES, SPREAD, TEXT, Losses
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.modeling_utils import PreTrainedModel
@@ -40,14 +40,17 @@ def subjects(folder: Path) -> list[Callable[[], BuiltLabels]]:
     return [partial(BuiltLabels, "transformers' label builder"), partial(OurLabels, "ours")]
 
 
-class CodesOfClips(transformers.HiggsAudioV2TokenizerModel):  # type: ignore[misc]
+class CodesOfClips(transformers.HiggsAudioV2TokenizerModel):
     """The codec under the processor: it gives the codes of clips that are laid out, one after the other."""
 
     def __init__(self, clips: Sequence[Tensor]) -> None:
         config = transformers.HiggsAudioV2TokenizerConfig(target_bandwidths=[0.1], codebook_size=CODES)
         config.target_bandwidths = [BOOKS * config.frame_rate * config.codebook_nbits / 1000]
         PreTrainedModel.__init__(self, config)  # the codec's own layers would not be used
-        self._clips, self.place = list(clips), nn.Parameter(torch.zeros(1))  # the processor asks for its device
+        self._clips, self.place = (
+            list(clips),
+            nn.Parameter(torch.zeros(1)),
+        )  # the processor asks for its device
 
     def encode(self, input_values: Tensor, **options: Any) -> SimpleNamespace:
         """Codes `[1, K, T]`."""
@@ -88,13 +91,17 @@ class BuiltLabels:
         output = self._peer.train()(**self._built_inputs(clips), use_cache=False)
         codes_FK = torch.cat([clip_KT.T for clip_KT in clips])
         logits_FKV = self._frames_of(output.logits, clips[0].shape[1]).flatten(0, 1)
-        return Losses(output.loss, functional.cross_entropy(logits_FKV.flatten(0, 1), codes_FK.flatten()).detach())
+        return Losses(
+            output.loss, functional.cross_entropy(logits_FKV.flatten(0, 1), codes_FK.flatten()).detach()
+        )
 
     def frame_logits(self, clip_KT: Tensor, as_generated: bool) -> Tensor:
         """See `Subject.frame_logits`: generation computes the same."""
         inputs = padded_inputs([self._stream(clip_KT)], self._template, CPU)
         labels = ("labels", "audio_labels")
-        output = self._peer(**{key: value for key, value in inputs.items() if key not in labels}, use_cache=False)
+        output = self._peer(
+            **{key: value for key, value in inputs.items() if key not in labels}, use_cache=False
+        )
         return self._frames_of(output.logits, clip_KT.shape[1])[0]
 
     def speak(self, limit: int) -> Tensor:
@@ -124,7 +131,9 @@ class BuiltLabels:
         processor = transformers.HiggsAudioV2Processor(
             transformers.DacFeatureExtractor(sampling_rate=24_000, hop_length=1),
             transformers.PreTrainedTokenizerFast(
-                tokenizer_object=self._template.tokenizer, bos_token=tokens.BEGIN_OF_TEXT, pad_token=tokens.PAD
+                tokenizer_object=self._template.tokenizer,
+                bos_token=tokens.BEGIN_OF_TEXT,
+                pad_token=tokens.PAD,
             ),
             CodesOfClips(clips),
             audio_delay_token=tokens.AUDIO_IN,
@@ -135,7 +144,11 @@ class BuiltLabels:
         text = f"{prompt}{tokens.AUDIO_OUT}{tokens.AUDIO_EOS}{tokens.END_OF_TURN}"
         sounds = [numpy.zeros(clip_KT.shape[1] * SAMPLES_OF_A_FRAME, numpy.float32) for clip_KT in clips]
         inputs = processor(
-            text=[text] * len(clips), audio=sounds, output_labels=True, add_special_tokens=False, return_tensors="pt"
+            text=[text] * len(clips),
+            audio=sounds,
+            output_labels=True,
+            add_special_tokens=False,
+            return_tensors="pt",
         )
         assert torch.equal(inputs["input_ids"][0, : len(self._prompt_S)], self._prompt_S)
         return dict(inputs)

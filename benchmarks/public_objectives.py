@@ -21,17 +21,18 @@ table for reading and predicting codes is what they tear apart; their labels are
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from measure import bench_parser
+from objective_subjects import BOOKS, CODES, Losses, Subject
 from published_models import ORACLE, in_its_environment
 from torch import Tensor, nn
 from torch.nn import functional
@@ -40,49 +41,14 @@ from audiollm.supervised.guards.leak import VALUES as LEAK_VALUES
 from audiollm.supervised.guards.offsets import PLACES
 
 FAMILIES = ("qwen3_tts", "higgs_audio_v2")
-BOOKS, CODES, FRAMES, LIMIT = 4, 16, 12, 39
-TEXT = "a clip"
-LEARNING_RATE, SPREAD = 1e-3, 0.1
-"""Chosen so that a model learns to use a leak within the steps, where there is one: wilder steps do not."""
+FRAMES, LIMIT = 12, 39
+LEARNING_RATE = 1e-3
+"""Chosen, with the spread of the random weights, so that a model learns to use a leak within the steps, where there is
+one: wilder steps do not."""
 CLIPS_PER_STEP = 8
 """Of the leak test; by heart, one clip is learned."""
 HELD_OUT_CLIPS = 64
 COLUMNS = ("class", "objective", "talker", "predictor", "offset", "leak", "frames", "right")
-
-
-@dataclass(frozen=True)
-class Losses:
-    """Losses of clips: the one that is trained, and its parts as the objective counts them."""
-
-    total: Tensor
-    first: Tensor
-    """Of the first codebook; of a model with one decoder, of all codebooks."""
-    rest: Tensor | None = None
-    """Of the predictor; None: the model has none."""
-
-
-class Subject(Protocol):
-    """A model of random weights under an objective. Clips are codes `[K, T]`."""
-
-    name: str
-    objective: str
-
-    @property
-    def parameters(self) -> Sequence[nn.Parameter]:
-        """The trained weights."""
-
-    def losses(self, clips: Sequence[Tensor]) -> Losses:
-        """The losses of clips that all belong to one text."""
-
-    def frame_logits(self, clip_KT: Tensor, as_generated: bool) -> Tensor:
-        """Logits `[T, K, V]` of the heads that say each code, with all codes before it as inputs.
-
-        Args:
-            as_generated: with the inputs that `generate` uses; else with the objective's own.
-        """
-
-    def speak(self, limit: int) -> Tensor:
-        """Codes `[K, T]` by the class's own greedy `generate`."""
 
 
 def main() -> None:
@@ -101,7 +67,9 @@ def main() -> None:
         for family in arguments.families.split(","):
             if family == "qwen3_tts" and not ORACLE.is_dir():
                 reason = f"no {ORACLE}: `make -C benchmarks oracles` fetches the published package"
-                print(json.dumps({"bench": "public_objectives", "case": family, "skipped": reason}), flush=True)
+                print(
+                    json.dumps({"bench": "public_objectives", "case": family, "skipped": reason}), flush=True
+                )
                 continue
             options = ["--steps", str(arguments.steps), "--lines", str(lines)]
             in_its_environment(__file__, family, options)
@@ -111,10 +79,10 @@ def main() -> None:
 def measure(arguments: argparse.Namespace) -> None:
     """Measure and print the objectives of one family."""
     torch.set_num_threads(1)
-    if arguments.family == "qwen3_tts":
-        from qwen3_tts_objectives import subjects
-    else:
-        from higgs_objectives import subjects
+    module = {"qwen3_tts": "qwen3_tts_objectives", "higgs_audio_v2": "higgs_objectives"}[arguments.family]
+    subjects = importlib.import_module(
+        module
+    ).subjects  # the packages of one family are not there for the other
     with tempfile.TemporaryDirectory() as folder, arguments.lines.open("a") as file:
         for new_subject in subjects(Path(folder)):
             line = json.dumps(measure_objective(new_subject, arguments.steps))
@@ -127,7 +95,7 @@ def measure_objective(new_subject: Callable[[], Subject], steps: int) -> dict[st
     subject = new_subject()
     clip_KT = torch.randint(1, CODES, (BOOKS, FRAMES), generator=torch.Generator().manual_seed(0))
     losses = train(subject, lambda step: [clip_KT], steps)
-    line = {"bench": "public_objectives", "case": f"{subject.name}, {subject.objective}"}
+    line: dict[str, Any] = {"bench": "public_objectives", "case": f"{subject.name}, {subject.objective}"}
     line |= {"class": subject.name, "objective": subject.objective}
     line |= {"talker": round(float(losses.first), 5)}
     line |= {"predictor": None if losses.rest is None else round(float(losses.rest), 5)}
@@ -201,7 +169,10 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
     rows = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for line in lines:
         own, generated = line["leak"], line["leak as generated"]
-        cells = {**line, "leak": f"{own:.3f}" if abs(own - generated) < 0.02 else f"{own:.3f} / {generated:.3f}"}
+        cells = {
+            **line,
+            "leak": f"{own:.3f}" if abs(own - generated) < 0.02 else f"{own:.3f} / {generated:.3f}",
+        }
         cells["right"] = f"{line['right']:.0%}"
         for name in ("talker", "predictor"):
             cells[name] = "" if line[name] is None else f"{line[name]:.2g}"

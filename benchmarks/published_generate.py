@@ -29,6 +29,7 @@ from audiollm.data.records.sample import Message, TextPart
 from audiollm.families.talkers.decoding import Speaking, speak_to_end
 from audiollm.families.talkers.generator import TalkerEngine
 from audiollm.families.talkers.kind import TalkerKind, TalkerSampling
+from audiollm.families.talkers.packed_steps import TalkerSteps
 from audiollm.families.talkers.policy import TalkerPolicy
 from audiollm.families.talkers.turns import SpeechPrompt
 from audiollm.generation.engine.request import Limits, Request
@@ -117,7 +118,8 @@ def speak_qwen3_tts(peer: Any, policy: TalkerPolicy, texts: Sequence[str], frame
     """Codes `[K, T]` of each text by the published `generate`, whose last step gives no frame."""
     ids = kind_of(policy).text.marked_ids
     prompts = [
-        torch.tensor([ids(f"<|im_start|>assistant\n{text}<|im_end|>\n<|im_start|>assistant\n")]) for text in texts
+        torch.tensor([ids(f"<|im_start|>assistant\n{text}<|im_end|>\n<|im_start|>assistant\n")])
+        for text in texts
     ]
     codes, _ = peer.generate(
         input_ids=prompts, languages=["auto"] * len(texts), non_streaming_mode=True, max_new_tokens=frames + 1,
@@ -146,7 +148,7 @@ def first_sound(policy: TalkerPolicy, rounds: int) -> float:
     model = policy.root.model.eval()
     shape = TokenizerConfig(num_codebooks=model.num_codebooks, codebook_size=model.codebook_size)
     codec = AudioTokenizer(shape).eval()
-    engine = TalkerEngine(model, kind_of(policy), lambda request: SpeechPrompt(TEXTS[0]))
+    engine = TalkerEngine(model, kind_of(policy), lambda request: SpeechPrompt(TEXTS[0]), TalkerSteps(model))
     message = Message(role="user", content=[TextPart(text=TEXTS[0])])
     request = Request([message], sampling=GREEDY, limits=Limits(max_frames=8))
     firsts = []

@@ -1,9 +1,10 @@
 """What the benchmarks of published speech models share: random weights in published files, and the published classes.
 
 Two families of one size (`BENCH_SIZE`, unless a script gives another): a backbone of width 256 and 6 layers over rows,
-a decoder of width 128 and 3 layers over the 16 codebooks of 2,048 of a frame. transformers has the class of CSM. That of Qwen3-TTS is in the package `qwen-tts-hf`
-and runs under another version of transformers: `in_its_environment` starts this program anew for it, with those
-packages in front (`make -C benchmarks oracles` fetches them); both sides then run in that one process.
+a decoder of width 128 and 3 layers over the 16 codebooks of 2,048 of a frame. transformers has the class of CSM. That
+of Qwen3-TTS is in the package `qwen-tts-hf` and runs under another version of transformers: `in_its_environment` starts
+this program anew for it, with those packages in front (`make -C benchmarks oracles` fetches them); both sides then run
+in that one process.
 
 Shapes: B samples of a batch, S rows of the longest, K codebooks, F frames, T frames of a clip, C hidden size.
 """
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
@@ -107,26 +108,32 @@ def load_policy(folder: Path) -> TalkerPolicy:
     return policy
 
 
-def published_class(family: str, folder: Path, model: Talker | None = None) -> Any:
-    """The published class, with the tensors of ours, or with random weights where there are none."""
-    data = json.loads((folder / "config.json").read_text())
+def import_class(family: str) -> tuple[Any, Any]:
+    """The published class and that of its config."""
     if family == "csm":
         from transformers import CsmConfig, CsmForConditionalGeneration
 
-        peer = CsmForConditionalGeneration(CsmConfig(**data))
-    else:
-        sys.modules.setdefault("sox", types.ModuleType("sox"))  # of a tokenizer that is not used here
-        from qwen_tts.core.models.configuration_qwen3_tts import Qwen3TTSConfig  # type: ignore[import-not-found]
-        from qwen_tts.core.models.modeling_qwen3_tts import (  # type: ignore[import-not-found]
-            Qwen3TTSForConditionalGeneration,
-        )
+        return CsmForConditionalGeneration, CsmConfig
+    sys.modules.setdefault("sox", types.ModuleType("sox"))  # of a tokenizer that is not used here
+    from qwen_tts.core.models.configuration_qwen3_tts import Qwen3TTSConfig  # type: ignore[import-not-found]
+    from qwen_tts.core.models.modeling_qwen3_tts import (  # type: ignore[import-not-found]
+        Qwen3TTSForConditionalGeneration,
+    )
 
-        peer = Qwen3TTSForConditionalGeneration(Qwen3TTSConfig(**data))
-    if model is not None:
+    return Qwen3TTSForConditionalGeneration, Qwen3TTSConfig
+
+
+def published_class(family: str, folder: Path, model: Talker | None = None) -> Any:
+    """The published class, with the tensors of ours, or with those of the folder where there are none."""
+    model_class, config_class = import_class(family)
+    peer = model_class(config_class(**json.loads((folder / "config.json").read_text())))
+    if model is None:
+        unfilled = peer.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+    else:
         unfilled = peer.load_state_dict(model.state_dict(keep_vars=True), strict=False, assign=True)
-        besides = ("codec_model.", "speaker_encoder.")
-        if unfilled.unexpected_keys or not all(name.startswith(besides) for name in unfilled.missing_keys):
-            raise SystemExit(f"{family}: the weights are not those of the published class: {unfilled}")
+    besides = ("codec_model.", "speaker_encoder.")
+    if unfilled.unexpected_keys or not all(name.startswith(besides) for name in unfilled.missing_keys):
+        raise SystemExit(f"{family}: the weights are not those of the published class: {unfilled}")
     return peer
 
 
@@ -220,8 +227,8 @@ def _new_csm(folder: Path, size: ModelSize) -> Talker:
     }  # fmt: skip
     shared = {"num_codebooks": size.books, "vocab_size": size.codes + 3, "rope_parameters": rope}
     codec = MimiConfig(
-        hidden_size=32, num_filters=4, codebook_size=size.codes, codebook_dim=16, num_quantizers=size.books, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=2, head_dim=16, intermediate_size=32,
+        hidden_size=32, num_filters=4, codebook_size=size.codes, codebook_dim=16, num_quantizers=size.books,
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=16, intermediate_size=32,
         vector_quantization_hidden_dimension=16, upsample_groups=32,
     )  # fmt: skip
     config = CsmConfig(
@@ -229,7 +236,8 @@ def _new_csm(folder: Path, size: ModelSize) -> Talker:
         codebook_eos_token_id=0, audio_token_id=TEXT_ENTRIES - 1, audio_eos_token_id=TEXT_ENTRIES - 2, bos_token_id=256,
         pad_token_id=TEXT_ENTRIES - 1, max_position_embeddings=4096, codec_config=codec.to_dict(),
         depth_decoder_config={
-            **_sizes(size.depth_width, size.depth_layers), **shared, "backbone_hidden_size": size.width, "max_position_embeddings": size.books + 1,
+            **_sizes(size.depth_width, size.depth_layers), **shared, "backbone_hidden_size": size.width,
+            "max_position_embeddings": size.books + 1,
         },
     )  # fmt: skip
     config.architectures = ["CsmForConditionalGeneration"]
@@ -252,8 +260,8 @@ def _new_qwen3_tts(folder: Path, size: ModelSize) -> Talker:
     rotary = {"interleaved": True, "mrope_section": [6, 5, 5], "rope_type": "default", "type": "default"}
     marks = ("eos_token", "think", "nothink", "think_bos", "think_eos", "pad", "bos")
     talker = {
-        **_sizes(size.width, size.layers), **shared, "vocab_size": size.codes + 1024, "rope_scaling": rotary, "text_hidden_size": size.width,
-        "text_vocab_size": TEXT_ENTRIES,
+        **_sizes(size.width, size.layers), **shared, "vocab_size": size.codes + 1024, "rope_scaling": rotary,
+        "text_hidden_size": size.width, "text_vocab_size": TEXT_ENTRIES,
         **{f"codec_{name}_id": size.codes + 100 + place for place, name in enumerate(marks)},
         "codec_language_id": {"english": size.codes + 2}, "spk_id": {}, "spk_is_dialect": {},
         "code_predictor_config": {

@@ -15,8 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from public_objectives import BOOKS, CODES, SPREAD, TEXT, Losses
-from published_models import ModelSize, embed_qwen3_tts, load_policy, padded_rows, published_class, write_model
+from objective_subjects import BOOKS, CODES, SPREAD, TEXT, Losses
+from published_models import (
+    ModelSize,
+    embed_qwen3_tts,
+    load_policy,
+    padded_rows,
+    published_class,
+    write_model,
+)
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -59,7 +66,8 @@ def subjects(folder: Path) -> list[Callable[[], PublishedTalker]]:
     """The objectives in the order of the table, each over the same random weights."""
     model = write_model("qwen3_tts", folder / "model", SIZE)
     return [
-        partial(OurTalker if objective is RIGHT else PublishedTalker, model, objective) for objective in OBJECTIVES
+        partial(OurTalker if objective is RIGHT else PublishedTalker, model, objective)
+        for objective in OBJECTIVES
     ]
 
 
@@ -124,7 +132,9 @@ class PublishedTalker:
             labels=labels_BS, output_hidden_states=True, use_cache=False,
         )  # fmt: skip
 
-    def _through_predictor(self, rows: dict[str, Tensor], output: Any, reads_frame: bool) -> tuple[Tensor, Tensor]:
+    def _through_predictor(
+        self, rows: dict[str, Tensor], output: Any, reads_frame: bool
+    ) -> tuple[Tensor, Tensor]:
         """Logits `[F, J, V]`, and the loss that the class makes of them."""
         is_frame_BS = rows["labels"][..., 1] != IGNORED
         hidden_BSC = output.hidden_states[0][-1]

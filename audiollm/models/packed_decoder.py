@@ -171,7 +171,7 @@ def packed_decoder(model: DualFFN) -> PackedDecoder | None:
 
 
 def can_pack(weights: Sequence[Tensor]) -> bool:
-    """Return whether these weights can have a packed copy: parameters in float32 on a CPU, of at most 2 GB, and oneDNN."""
+    """Return whether these weights can have a packed copy: float32 on a CPU with oneDNN, at most 2 GB in all."""
     is_plain = all(
         type(weight) is nn.Parameter
         and weight.device.type == "cpu"

@@ -208,14 +208,22 @@ class TalkerDecoder:
 
 
 def speak_to_end(
-    model: Talker, kind: TalkerKind, answers: Sequence[Speaking], slots: int | None = None
+    model: Talker,
+    kind: TalkerKind,
+    answers: Sequence[Speaking],
+    slots: int | None = None,
+    steps: TalkerSteps | None = None,
 ) -> None:
-    """Speak answers to their ends, as many side by side as there are slots."""
+    """Speak answers to their ends, as many side by side as there are slots.
+
+    Args:
+        steps: the model's, from before; None: they are made of its present weights.
+    """
     waiting = list(answers)[::-1]
     training = model.training
     model.eval()
     try:
-        decoder = TalkerDecoder(model, kind, min(slots or MAX_SLOTS, max(1, len(waiting))))
+        decoder = TalkerDecoder(model, kind, min(slots or MAX_SLOTS, max(1, len(waiting))), steps)
         while waiting or decoder.speaking:
             count = min(decoder.free_slots, len(waiting))
             decoder.begin([waiting.pop() for _ in range(count)])
@@ -232,7 +240,9 @@ def _draw_codes(logits_RV: Tensor, configs: Sequence[SamplingConfig], uniform_R2
     code_R = torch.zeros(len(logits_RV), dtype=torch.long, device=logits_RV.device)
     for config in different:
         rows = torch.tensor([row for row, other in enumerate(configs) if other == config])
-        code_R[rows] = sample_codes(logits_RV[rows, None], config, uniform_R2[rows][..., None])[:, 0].to(code_R.device)
+        code_R[rows] = sample_codes(logits_RV[rows, None], config, uniform_R2[rows][..., None])[:, 0].to(
+            code_R.device
+        )
     return code_R
 
 

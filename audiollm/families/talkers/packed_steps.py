@@ -64,7 +64,7 @@ class DepthPasses:
         self._rows = 0
 
     def extend(self, x_RC: Tensor, place: int) -> Tensor:
-        """Compute the hidden states `[R, C]` of the rows at a place of their frames, whose rows before were computed."""
+        """Compute the hidden states `[R, C]` at a place of each frame, behind the places before it."""
         rows = len(x_RC)
         if rows != self._rows:
             self._cache.lengths[:rows] = [0] * rows
