@@ -56,9 +56,9 @@ def main() -> None:
                       "packs": {name: len(packs) for name, packs in steps.items()}}))  # fmt: skip
 
 
-def long_tail(count: int, maximum: int = MAXIMUM) -> list[int]:
+def long_tail(count: int, maximum: int = MAXIMUM, seed: int = 0) -> list[int]:
     """Positions of each sample: a log-normal body with median 120, every tenth between 0.6 and 1 of the maximum."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     short = (0.7 * torch.randn(count, generator=generator)).exp().mul(120).clamp(24, maximum)
     long = (0.6 + 0.4 * torch.rand(count, generator=generator)) * maximum
     is_long = torch.randperm(count, generator=generator) < max(1, count // 10)

@@ -1,6 +1,6 @@
 """A training step of published speech models: ours on packs, against the published classes on padded batches.
 
-    OMP_NUM_THREADS=1 python benchmarks/published_train.py [--full] [--samples 12] [--rounds 2] [--families csm]
+    OMP_NUM_THREADS=1 python benchmarks/published_train.py [--full] [--samples 12] [--rounds 2] [--seeds 0,1,2]
 
 The same weights (one set of tensors, which both sides train in turn with one AdamW and one clipping), the same samples
 and the right labels for both. CSM: transformers' `labels`. Qwen3-TTS: the published talker, whose loss takes labels as
@@ -8,13 +8,14 @@ they are (`shift_labels`), and its code predictor behind the hidden state of the
 taken of its logits, for the one that is built in shifts the labels a codebook too far. The loss is the first
 codebook's mean plus the others' mean, weighted as each family's authors have it (1; 0.3).
 
-Lengths have a long tail (`packing.long_tail`). Either side takes batches of at most `--capacity` rows of the step, the
-peer's padded to their longest sample; as in public trainers, no padding goes through the decoder over codebooks. Before
-anything is timed, losses and the norms of gradients are compared: a relative difference above 1e-4 in float32 ends
-the benchmark with exit code 1. The sides take turns in one process on one thread, and the median of CPU-seconds counts.
-Memory is the peak of a process for each side, above what it held after the imports: weights, gradients, the
-optimizer's state and
-two steps.
+The setting is fixed. Lengths have a long tail (`packing.long_tail`: a log-normal body with median 120 frames, every
+tenth sample between 0.6 and 1 of 1,024 frames), drawn anew with each of three seeds. Either side takes batches of at
+most 4,096 rows of the step, four times the longest sample as in packing.py, the peer's padded to their longest sample;
+as in public trainers, no padding goes through the decoder over codebooks. Samples of a step: 12, and 48 with `--full`.
+Before anything is timed, losses and the norms of gradients are compared: a relative difference above 1e-4 in float32
+ends the benchmark with exit code 1. The sides take turns in one process on one thread, and the median of CPU-seconds
+counts. Memory is the peak of a process for each side, which builds that side alone, above what it held after the
+imports: weights, gradients, the optimizer's state and two steps.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from published_models import (
     FAMILIES,
     embed_csm,
     embed_qwen3_tts,
+    import_class,
     in_its_environment,
     load_policy,
     padded_rows,
@@ -54,6 +56,8 @@ WEIGHT = {"csm": 1.0, "qwen3_tts": 0.3}
 """Of the mean loss of the other codebooks."""
 MAXIMUM_FRAMES = 1024
 """82 seconds of speech."""
+CAPACITY = 4096
+"""Rows of a batch of either side, padding included."""
 
 
 def main() -> None:
@@ -61,26 +65,24 @@ def main() -> None:
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--family", help="measure this one in this process")
     parser.add_argument("--samples", type=int, default=12, help="of a step")
-    parser.add_argument(
-        "--capacity", type=int, default=4096, help="rows of a batch of either side, padding included"
-    )
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seeds", default="0,1,2", help="of lengths and codes")
     arguments = parse_options(parser, samples=48, rounds=5)
-    sizes = [arguments.samples, arguments.capacity, arguments.rounds]
     if arguments.family is None:
-        names = ("--samples", "--capacity", "--rounds")
-        options = [text for name, size in zip(names, sizes, strict=True) for text in (name, str(size))]
+        options = [f"--{name}={getattr(arguments, name)}" for name in ("samples", "rounds", "seeds")]
         for family in arguments.families.split(","):
             in_its_environment(__file__, family, options)
         return
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        measure(arguments.family, write_model(arguments.family, Path(folder) / "model"), *sizes)
+        model = write_model(arguments.family, Path(folder) / "model")
+        for seed in map(int, arguments.seeds.split(",")):
+            measure(arguments.family, model, arguments.samples, arguments.rounds, seed)
 
 
-def measure(family: str, folder: Path, samples: int, capacity: int, rounds: int) -> None:
-    """Measure and print one family."""
-    step = Step(family, folder, samples, capacity, sides=("ours", "peer"))
+def measure(family: str, folder: Path, samples: int, rounds: int, seed: int) -> None:
+    """Measure and print one family on the samples of one seed."""
+    step = Step(family, folder, samples, seed)
     step.check_equal()
     seconds = in_turns({side: partial(step.take, side) for side in ("ours", "peer")}, rounds)
     medians = {side: statistics.median(times) for side, times in seconds.items()}
@@ -91,53 +93,82 @@ def measure(family: str, folder: Path, samples: int, capacity: int, rounds: int)
         "rows padded": sum(rows["text"].numel() for rows in step.padded),
     }
     print_row(
-        "published_train", f"{family}, time", rates["ours"], rates["peer"], "trained frames per CPU-second",
-        more_is_better=True, digits=1, frames=frames, samples=samples, **computed,
+        "published_train", f"{family}, seed {seed}, time", rates["ours"], rates["peer"],
+        "trained frames per CPU-second", more_is_better=True, digits=1, frames=frames, samples=samples, **computed,
         **{f"{side} CPU-seconds": [round(value, 2) for value in seconds[side]] for side in seconds},  # type: ignore[arg-type]
     )  # fmt: skip
-    peaks = {
-        side: in_own_process(peak_of, side, family, str(folder), samples, capacity)
-        for side in ("ours", "peer")
-    }
-    print_row(
-        "published_train", f"{family}, memory", peaks["ours"], peaks["peer"], "MB above the imports", digits=0
-    )
+    with tempfile.TemporaryDirectory() as place:
+        batches = Path(place) / "batches.pt"
+        torch.save(step.padded, batches)
+        del step
+        ours = in_own_process(peak_of_ours, str(folder), samples, seed, family)
+        peer = in_own_process(peak_of_peer, str(folder), str(batches), family)
+    case = f"{family}, seed {seed}, memory"
+    print_row("published_train", case, ours, peer, "MB above the imports", digits=0)
 
 
-def peak_of(side: str, family: str, folder: str, samples: int, capacity: int) -> float:
-    """Peak memory in MB of a process that takes two steps, above what it held before it loaded the model."""
+def peak_of_ours(folder: str, samples: int, seed: int, family: str) -> float:
+    """Peak memory in MB of a process that takes two steps on packs, above what it held after the imports."""
     torch.set_num_threads(1)
-    published_class(family, Path(folder))  # what it imports is not counted
+    import_class(family)  # as much as the other side imports
 
     def work() -> None:
-        step = Step(family, Path(folder), samples, capacity, sides=(side,))
+        step = Step(family, Path(folder), samples, seed, sides=("ours",))
         for _ in range(2):
-            step.take(side)
+            step.take("ours")
+
+    return peak_mb_of(work)
+
+
+def peak_of_peer(folder: str, batches: str, family: str) -> float:
+    """Peak memory in MB of a process that takes two steps on padded batches, above what it held after the imports."""
+    torch.set_num_threads(1)
+    import_class(family)
+
+    def work() -> None:
+        step = Step(family, Path(folder), padded=torch.load(batches, weights_only=True), sides=("peer",))
+        for _ in range(2):
+            step.take("peer")
 
     return peak_mb_of(work)
 
 
 class Step:
-    """An optimizer step over the same samples, as either side takes it."""
+    """An optimizer step over the same samples, as either side takes it.
 
-    def __init__(self, family: str, folder: Path, samples: int, capacity: int, sides: Sequence[str]) -> None:
-        self._family = family
-        policy = load_policy(folder)
-        model = policy.root.model.train()
-        self.samples = random_samples(policy, long_tail(samples, MAXIMUM_FRAMES))
-        self.frames = sum(int((sample.target_FJ != NONE).any(dim=1).sum()) for sample in self.samples)
-        self._ends = sum(len(sample.target_F) for sample in self.samples)
-        rows = [sample.num_rows for sample in self.samples]
-        if "peer" in sides:
-            self.peer = published_class(family, folder, model).train()
-            groups = plan_step(rows, capacity, strategy="in_order")[0]
-            self.padded = [padded_rows([self.samples[place] for place in group]) for group in groups]
+    Args:
+        padded: batches of the peer alone, in place of samples.
+    """
+
+    def __init__(
+        self,
+        family: str,
+        folder: Path,
+        samples: int = 0,
+        seed: int = 0,
+        padded: Sequence[dict[str, Tensor]] = (),
+        sides: Sequence[str] = ("ours", "peer"),
+    ) -> None:
+        self._family, self.padded = family, list(padded)
         if "ours" in sides:
-            self.policy = policy
-            plan = policy.plan([[sample] for sample in self.samples], capacity)
-            self.packs = [policy.batch([self.samples[place] for place in group]) for group in plan]
-        self._parameters = list(model.parameters())
-        self._optimizer = build_optimizer(model.named_parameters(), 0.1, (0.9, 0.95))
+            self.policy = load_policy(folder)
+            model: nn.Module = self.policy.root.model.train()
+            self.samples = random_samples(self.policy, long_tail(samples, MAXIMUM_FRAMES, seed), seed)
+            plan = self.policy.plan([[sample] for sample in self.samples], CAPACITY)
+            self.packs = [self.policy.batch([self.samples[place] for place in group]) for group in plan]
+        if "peer" in sides:
+            self.peer = published_class(family, folder, model if "ours" in sides else None).train()  # type: ignore[arg-type]
+            model = self.peer if "ours" not in sides else model
+        if sides == ("ours", "peer"):
+            rows = [sample.num_rows for sample in self.samples]
+            groups = plan_step(rows, CAPACITY, strategy="in_order")[0]
+            self.padded = [padded_rows([self.samples[place] for place in group]) for group in groups]
+        self._count_targets()
+        named = [
+            (name, weight) for name, weight in model.named_parameters() if not name.startswith("codec_model.")
+        ]
+        self._parameters = [weight for _, weight in named]
+        self._optimizer = build_optimizer(named, 0.1, (0.9, 0.95))
 
     def losses(self, side: str) -> Sequence[Callable[[], Tensor]]:
         """The parts of the step's loss, batch by batch."""
@@ -181,6 +212,16 @@ class Step:
             if not abs(ours - peer) <= TOLERANCE * abs(peer):
                 raise SystemExit(f"{self._family}: the {name} differ: ours {ours:.7g}, peer {peer:.7g}")
         print(json.dumps({"family": self._family, "loss and norm": figures}), flush=True)
+
+    def _count_targets(self) -> None:
+        """Count the targets of the step: of first codes and ends, and frames with other codes."""
+        if self.padded:
+            learned = [rows["labels"] != -100 for rows in self.padded]
+            self._ends = sum(int(is_learned[..., 0].sum()) for is_learned in learned)
+            self.frames = sum(int(is_learned[..., 1].sum()) for is_learned in learned)
+        else:
+            self._ends = sum(len(sample.target_F) for sample in self.samples)
+            self.frames = sum(int((sample.target_FJ != NONE).any(dim=1).sum()) for sample in self.samples)
 
     def _weighted(self, first: Tensor, first_targets: int, rest: Tensor, frames: int) -> Tensor:
         """A batch's share of the step's loss, of its mean losses."""

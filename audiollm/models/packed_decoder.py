@@ -24,7 +24,7 @@ from torch.nn import functional
 from audiollm.data.packing import PackedBatch
 from audiollm.models.appending import append_cached
 from audiollm.models.cache import Cache, attend_cached, fill_cache
-from audiollm.models.decoder import DualFFNConfig, DualFFNLayer, FeedForward, route
+from audiollm.models.decoder import Attention, DualFFNConfig, DualFFNLayer, FeedForward, route
 from audiollm.models.dual_ffn import DualFFN, Head
 from audiollm.models.frozen.layers import FrozenHead, FrozenLinear
 from audiollm.models.kernels import RMSNorm
@@ -106,7 +106,7 @@ class PackedDecoder:
         num_text, rows = len(text_ids_X), len(text_ids_X) + len(codes_YK)
         attend = attend_cached(cache, rows, order_R)
         backbone = self._model.model
-        with _threads_for(self._work(rows, max(keys.shape[2] for keys in attend.seen_keys_NBDL))):
+        with threads_for(self._work(rows, max(keys.shape[2] for keys in attend.seen_keys_NBDL))):
             if num_text == rows:
                 x_SC = backbone.embed_tokens(text_ids_X)
             elif num_text:
@@ -131,7 +131,7 @@ class PackedDecoder:
         """Extend the cache as `DualFFN.append` does; return hidden states `[X, C]`, text first."""
         num_text = len(text_ids_X) + (0 if features_FC is None else len(features_FC))
         attend = append_cached(cache, self._model.config, counts, order_X)
-        with _threads_for(self._work(num_text + len(codes_YK), attend.counts[2])):
+        with threads_for(self._work(num_text + len(codes_YK), attend.counts[2])):
             x_XC = self._model.embed(text_ids_X, codes_YK, features_FC)
             turn = RotaryAngles.by(attend.cosine_XD, attend.sine_XD)
             for index, layer in enumerate(self._layers):
@@ -163,10 +163,16 @@ class PackedDecoder:
 def packed_decoder(model: DualFFN) -> PackedDecoder | None:
     """Pack a model of plain layers (no adapters, nothing sharded) in float32 on a CPU with oneDNN; None for others."""
     weights = list(model.parameters())
-    if len(_layers(model)) < model.config.num_layers or not torch.backends.mkldnn.is_available():
+    if len(_layers(model)) < model.config.num_layers:
         return None
     layers = PACKED_LAYERS if any(weight.requires_grad for weight in weights) else PACKED_FIXED_LAYERS
-    plain = all(type(module) in layers for module in _projections(model)) and all(
+    is_plain = all(type(module) in layers for module in _projections(model))
+    return PackedDecoder(model) if is_plain and can_pack(weights) else None
+
+
+def can_pack(weights: Sequence[Tensor]) -> bool:
+    """Return whether these weights can have a packed copy: float32 on a CPU with oneDNN, at most 2 GB in all."""
+    is_plain = all(
         type(weight) is nn.Parameter
         and weight.device.type == "cpu"
         and weight.dtype == torch.float32
@@ -174,8 +180,8 @@ def packed_decoder(model: DualFFN) -> PackedDecoder | None:
         for weight in weights
     )
     fits = sum(weight.numel() * weight.element_size() for weight in weights) <= MAX_WEIGHT_BYTES
-    can = hasattr(_one_dnn(), "_linear_pointwise") and hasattr(_one_dnn(), "_reorder_linear_weight")
-    return PackedDecoder(model) if plain and fits and can else None
+    has_operators = hasattr(_one_dnn(), "_linear_pointwise") and hasattr(_one_dnn(), "_reorder_linear_weight")
+    return is_plain and fits and torch.backends.mkldnn.is_available() and has_operators
 
 
 @dataclass(frozen=True)
@@ -286,7 +292,8 @@ class PackedLayer:
     text_norm: Norm
     audio_norm: Norm
     qkv: Product | StoredProduct
-    head_norms: tuple[Norm, Norm] | None
+    head_norm: Norm | None
+    """Of the heads of queries and keys, each with its weight."""
     out: Product | StoredProduct
     text: PackedFeedForward
     audio: PackedFeedForward
@@ -305,7 +312,7 @@ class PackedLayer:
             text_norm,
             audio_norm,
             Product.of(attention.q_proj, attention.k_proj, attention.v_proj),
-            (Norm.of(attention.q_norm), Norm.of(attention.k_norm)) if attention.normalizes_heads else None,
+            _head_norm(attention, config) if attention.normalizes_heads else None,
             Product.of(attention.o_proj),
             text,
             audio,
@@ -317,11 +324,10 @@ class PackedLayer:
         both, heads = self.heads + self.keys, self.heads + 2 * self.keys
         qkv_SHD = self.qkv(normed_SC).view(len(x_SC), heads, -1)
         qk_SHD, v_SGD = qkv_SHD.split((both, self.keys), dim=1)
-        q_SHD, k_SGD = qk_SHD.split((self.heads, self.keys), dim=1)
-        if self.head_norms is not None:
-            for norm, head_rows in zip(self.head_norms, (q_SHD, k_SGD), strict=True):
-                head_rows.copy_(norm(head_rows))
+        if self.head_norm is not None:
+            qk_SHD = self.head_norm(qk_SHD)
         turn(qk_SHD)
+        q_SHD, k_SGD = qk_SHD.split((self.heads, self.keys), dim=1)
         return q_SHD, k_SGD, v_SGD
 
     def finish(self, x_SC: Tensor, attended_SHD: Tensor, num_text: int) -> Tensor:
@@ -330,8 +336,15 @@ class PackedLayer:
         return route(x_SC, num_text, self.text, self.audio)
 
 
+def _head_norm(attention: Attention, config: DualFFNConfig) -> Norm:
+    """One norm over the heads of queries and keys."""
+    norms = ((attention.q_norm, config.num_heads), (attention.k_norm, config.num_kv_heads))
+    weight_HD = torch.cat([norm.weight.detach().expand(heads, -1) for norm, heads in norms])
+    return Norm(weight_HD, torch.full((1, 1), attention.q_norm.eps))
+
+
 @contextmanager
-def _threads_for(work: int) -> Iterator[None]:
+def threads_for(work: int) -> Iterator[None]:
     """Run little work on one thread, and more work on all threads."""
     threads = torch.get_num_threads()
     if threads == 1 or work > MIN_MULTIPLY_ADDS_PER_EXTRA_THREAD:

@@ -13,6 +13,7 @@ import torch
 
 from audiollm.families.talkers.drawing import Speaking, new_drawer
 from audiollm.families.talkers.kind import TalkerKind
+from audiollm.families.talkers.packed_steps import TalkerSteps
 from audiollm.families.talkers.rows import join_inputs
 from audiollm.families.talkers.talker import Talker
 
@@ -28,13 +29,17 @@ class TalkerDecoder:
     Args:
         model: in eval mode; its present weights are read.
         slots: most answers side by side.
+        steps: the model's, from before; None: they are made of its present weights.
     """
 
-    def __init__(self, model: Talker, kind: TalkerKind, slots: int = MAX_SLOTS) -> None:
+    def __init__(
+        self, model: Talker, kind: TalkerKind, slots: int = MAX_SLOTS, steps: TalkerSteps | None = None
+    ) -> None:
         self._model, self._slots = model, slots
+        self._steps = steps or TalkerSteps(model)
         self._device = model.backbone.norm.weight.device
         self._cache = model.backbone.new_cache(slots, FEWEST_PLACES)
-        self._drawer = new_drawer(model, kind, slots)
+        self._drawer = new_drawer(model, kind, self._steps, slots)
         self.speaking: list[Speaking] = []
         """Answers that go on, in the order of the cache's rows."""
         self._hidden_RC = torch.zeros(0, model.backbone.shape.hidden_size)
@@ -79,7 +84,7 @@ class TalkerDecoder:
                 for answer in self.speaking
             ]
             inputs = join_inputs(blocks).to(self._device)
-            self._hidden_RC = self._model.backbone.extend(self._model.embed_rows(inputs), self._cache)
+            self._hidden_RC = self._steps.extend_backbone(self._model.embed_rows(inputs), self._cache)
         return answers
 
     def drop(self, answer: Speaking) -> None:
@@ -109,14 +114,22 @@ class TalkerDecoder:
 
 
 def speak_to_end(
-    model: Talker, kind: TalkerKind, answers: Sequence[Speaking], slots: int | None = None
+    model: Talker,
+    kind: TalkerKind,
+    answers: Sequence[Speaking],
+    slots: int | None = None,
+    steps: TalkerSteps | None = None,
 ) -> None:
-    """Speak answers to their ends, as many side by side as there are slots."""
+    """Speak answers to their ends, as many side by side as there are slots.
+
+    Args:
+        steps: the model's, from before; None: they are made of its present weights.
+    """
     waiting = list(answers)[::-1]
     training = model.training
     model.eval()
     try:
-        decoder = TalkerDecoder(model, kind, min(slots or MAX_SLOTS, max(1, len(waiting))))
+        decoder = TalkerDecoder(model, kind, min(slots or MAX_SLOTS, max(1, len(waiting))), steps)
         while waiting or decoder.speaking:
             count = min(decoder.free_slots, len(waiting))
             decoder.begin([waiting.pop() for _ in range(count)])

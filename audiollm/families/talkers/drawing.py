@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from audiollm.families.talkers.kind import PromptRows, TalkerKind, TalkerSampling
+from audiollm.families.talkers.packed_steps import DepthPasses, TalkerSteps
 from audiollm.families.talkers.talker import DelayedTalker, DepthTalker, Talker
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.generation.engine.sampling import SamplingConfig, sample_codes
@@ -77,12 +78,11 @@ class DepthDrawer:
     """A `FrameDrawer` of frames whose codes a depth decoder chooses one after the other.
 
     Args:
-        slots: most answers side by side.
+        depth: its passes, with room for as many answers as are spoken side by side.
     """
 
-    def __init__(self, model: DepthTalker, kind: TalkerKind, slots: int) -> None:
-        self._model, self._kind = model, kind
-        self._cache = model.depth.new_cache(slots, model.num_codebooks)
+    def __init__(self, model: DepthTalker, kind: TalkerKind, depth: DepthPasses) -> None:
+        self._model, self._kind, self._depth = model, kind, depth
 
     def draw(self, answers: Sequence[Speaking], hidden_RC: Tensor) -> None:
         """See `FrameDrawer.draw`."""
@@ -92,28 +92,26 @@ class DepthDrawer:
 
     def _draw_frames(self, answers: Sequence[Speaking], hidden_RC: Tensor) -> tuple[Tensor, Tensor]:
         """Codes and their log-probabilities, `[R, K]` on the CPU."""
-        model, count = self._model, len(answers)
+        model = self._model
         uniform_R2K = _draw_uniform(answers, model)
-        logits_RV: Tensor = model.first_head(hidden_RC).float()
-        _leave_out(logits_RV, answers, self._kind)
-        code_R, logprob_R = _draw_codes(
-            logits_RV, [answer.sampling.first for answer in answers], uniform_R2K[..., 0]
-        )
-        codes, logprobs = [code_R], [logprob_R]
-        self._cache.lengths[:count] = [0] * count
+        first_RV: Tensor = model.first_head(hidden_RC).float()
+        _leave_out(first_RV, answers, self._kind)
+        firsts, depths = _sampling_of(answers)
+        codes, rest = [_draw_codes(first_RV, firsts, uniform_R2K[..., 0])], list[Tensor]()
         # an end without other codes draws them for nothing: its answer leaves its slot afterwards
-        model.depth.extend(model.project_depth(hidden_RC), self._cache)
-        depths = [answer.sampling.depth for answer in answers]
+        self._depth.extend(model.project_depth(hidden_RC), 0)
         for book in range(1, model.num_codebooks):
-            x_RC = model.project_depth(model.embed_code(code_R, book - 1))
-            hidden_RC = model.depth.extend(x_RC, self._cache)
+            hidden_RC = self._depth.extend(model.project_depth(model.embed_code(codes[-1], book - 1)), book)
             logits_RV = model.through_rest_head(hidden_RC, book).float()
             if self._kind.suppressed_depth:
                 logits_RV[:, list(self._kind.suppressed_depth)] = -torch.inf
-            code_R, logprob_R = _draw_codes(logits_RV, depths, uniform_R2K[..., book])
-            codes.append(code_R)
-            logprobs.append(logprob_R)
-        return torch.stack(codes, 1).cpu(), torch.stack(logprobs, 1).cpu()
+            codes.append(_draw_codes(logits_RV, depths, uniform_R2K[..., book]))
+            rest.append(logits_RV)
+        codes_RK = torch.stack(codes, 1)
+        logprobs = [_logprobs_of(first_RV[:, None], codes_RK[:, :1], firsts)]
+        if rest:
+            logprobs.append(_logprobs_of(torch.stack(rest, 1), codes_RK[:, 1:], depths))
+        return codes_RK.cpu(), torch.cat(logprobs, 1).cpu()
 
     def _take_frame(self, answer: Speaking, codes_K: Tensor, logprob_K: Tensor) -> None:
         answer.has_ended = self._kind.is_end(codes_K)
@@ -144,13 +142,19 @@ class DelayDrawer:
         if self._kind.suppressed_depth:
             others_RJV[..., list(self._kind.suppressed_depth)] = -torch.inf
         uniform_R2K = _draw_uniform(answers, self._model)
-        codes, logprobs = [], []
-        for book, logits_RV in enumerate(logits_RKV.unbind(1)):
-            configs = [answer.sampling.first if book == 0 else answer.sampling.depth for answer in answers]
-            code_R, logprob_R = _draw_codes(logits_RV, configs, uniform_R2K[..., book])
-            codes.append(code_R)
-            logprobs.append(logprob_R)
-        codes_RK, logprob_RK = torch.stack(codes, 1).cpu(), torch.stack(logprobs, 1).cpu()
+        firsts, depths = _sampling_of(answers)
+        codes_RK = torch.stack(
+            [
+                _draw_codes(logits_RV, depths if book else firsts, uniform_R2K[..., book])
+                for book, logits_RV in enumerate(logits_RKV.unbind(1))
+            ],
+            dim=1,
+        )
+        parts = [(slice(0, 1), firsts), (slice(1, None), depths)]
+        logprobs = [
+            _logprobs_of(logits_RKV[:, books], codes_RK[:, books], configs) for books, configs in parts
+        ]
+        codes_RK, logprob_RK = codes_RK.cpu(), torch.cat(logprobs, 1).cpu()
         for answer, codes_K, logprob_K in zip(answers, codes_RK, logprob_RK, strict=True):
             self._take_row(answer, codes_K, logprob_K)
 
@@ -175,16 +179,17 @@ class DelayDrawer:
             answer.has_ended = True
 
 
-def new_drawer(model: Talker, kind: TalkerKind, slots: int) -> FrameDrawer:
+def new_drawer(model: Talker, kind: TalkerKind, steps: TalkerSteps, slots: int) -> FrameDrawer:
     """Return what draws the frames of a model.
 
     Args:
+        steps: the model's.
         slots: most answers side by side.
     """
     if isinstance(model, DelayedTalker):
         return DelayDrawer(model, kind)
     assert isinstance(model, DepthTalker)
-    return DepthDrawer(model, kind, slots)
+    return DepthDrawer(model, kind, steps.depth_passes(model.depth.new_cache(slots, model.num_codebooks)))
 
 
 def _diagonal(rows: Sequence[Tensor], frame: int) -> Tensor:
@@ -215,15 +220,26 @@ def _leave_out(logits_RV: Tensor, answers: Sequence[Speaking], kind: TalkerKind)
             )
 
 
-def _draw_codes(
-    logits_RV: Tensor, configs: Sequence[SamplingConfig], uniform_R2: Tensor
-) -> tuple[Tensor, Tensor]:
-    """A code of each row, and its log-probability at the row's temperature, under all codes that are not -inf."""
+def _sampling_of(answers: Sequence[Speaking]) -> tuple[list[SamplingConfig], list[SamplingConfig]]:
+    """How the first codebook of each answer is drawn, and how the others are."""
+    return [answer.sampling.first for answer in answers], [answer.sampling.depth for answer in answers]
+
+
+def _draw_codes(logits_RV: Tensor, configs: Sequence[SamplingConfig], uniform_R2: Tensor) -> Tensor:
+    """A code of each row."""
+    different = dict.fromkeys(configs)
+    if len(different) == 1:
+        return sample_codes(logits_RV[:, None], configs[0], uniform_R2[..., None])[:, 0]
     code_R = torch.zeros(len(logits_RV), dtype=torch.long, device=logits_RV.device)
-    warm_RV = logits_RV.clone()
-    for config in dict.fromkeys(configs):
+    for config in different:
         rows = torch.tensor([row for row, other in enumerate(configs) if other == config])
         drawn = sample_codes(logits_RV[rows, None], config, uniform_R2[rows][..., None])
         code_R[rows] = drawn[:, 0].to(code_R.device)
-        warm_RV[rows] = logits_RV[rows] / (config.temperature or 1.0)
-    return code_R, warm_RV.log_softmax(1).gather(1, code_R[:, None])[:, 0]
+    return code_R
+
+
+def _logprobs_of(logits_RKV: Tensor, codes_RK: Tensor, configs: Sequence[SamplingConfig]) -> Tensor:
+    """Log-probabilities of codes at the row's temperature, under all codes that are not -inf."""
+    heat_R = torch.tensor([config.temperature or 1.0 for config in configs], device=logits_RKV.device)
+    warm_RKV = logits_RKV / heat_R[:, None, None]
+    return warm_RKV.log_softmax(2).gather(2, codes_RK[..., None])[..., 0]

@@ -20,6 +20,7 @@ from audiollm.errors import ConfigError
 from audiollm.families.talkers.decoding import MAX_SLOTS, TalkerDecoder
 from audiollm.families.talkers.drawing import Speaking
 from audiollm.families.talkers.kind import TalkerKind
+from audiollm.families.talkers.packed_steps import TalkerSteps
 from audiollm.families.talkers.talker import Talker
 from audiollm.families.talkers.turns import SpeechPrompt, read_speech_prompt
 from audiollm.generation.engine.defaults import read_defaults
@@ -40,6 +41,7 @@ class TalkerGenerator(SpeechGenerator):
     def __init__(self, model: Talker, kind: TalkerKind, codec: Codec) -> None:
         super().__init__(codec, kind.speakers, defaults=read_defaults(kind.folder))
         self._model, self._kind, self._vectors = model, kind, dict[bytes, Tensor]()
+        self._steps: TalkerSteps | None = None
         shapes = (model.num_codebooks, model.codebook_size), (codec.num_codebooks, codec.codebook_size)
         if shapes[0][0] != shapes[1][0] or shapes[0][1] < shapes[1][1]:
             (books, codes), (codec_books, codec_codes) = shapes
@@ -78,8 +80,10 @@ class TalkerGenerator(SpeechGenerator):
         return self._kind.complete(prompt, vector_C, None, "")
 
     def engine(self, requests: Sequence[Request]) -> TalkerEngine:
-        """See `SpeechGenerator.engine`."""
-        return TalkerEngine(self._model, self._kind, self.prompt_of_request)
+        """See `SpeechGenerator.engine`. All engines share the copy of the weights, if the model has one."""
+        if self._steps is None or not self._steps.is_current():
+            self._steps = TalkerSteps(self._model)
+        return TalkerEngine(self._model, self._kind, self.prompt_of_request, self._steps)
 
     def check_messages(self, messages: Sequence[Message], num_recordings: int) -> None:
         """See `SpeechGenerator.check_messages`."""
@@ -109,10 +113,17 @@ class TalkerEngine:
 
     Args:
         prompt_of: reads the prompt of a request.
+        steps: the model's, with its present weights.
     """
 
-    def __init__(self, model: Talker, kind: TalkerKind, prompt_of: Callable[[Request], SpeechPrompt]) -> None:
-        self._model, self._kind, self._prompt_of = model, kind, prompt_of
+    def __init__(
+        self,
+        model: Talker,
+        kind: TalkerKind,
+        prompt_of: Callable[[Request], SpeechPrompt],
+        steps: TalkerSteps,
+    ) -> None:
+        self._model, self._kind, self._prompt_of, self._steps = model, kind, prompt_of, steps
 
     def run(
         self, requests: Sequence[Request], on_step: Callable[[Sequence[Event]], None] = lambda events: None
@@ -132,7 +143,8 @@ class TalkerEngine:
     def _run_steps(self, requests: Sequence[Request]) -> Iterator[list[Event]]:
         begun, first_s, sent = time.perf_counter(), dict[int, float](), Counter[int]()
         waiting = [self._speaking(number, request) for number, request in enumerate(requests)][::-1]
-        decoder = TalkerDecoder(self._model, self._kind, min(MAX_SLOTS, max(1, len(waiting))))
+        slots = min(MAX_SLOTS, max(1, len(waiting)))
+        decoder = TalkerDecoder(self._model, self._kind, slots, self._steps)
         while waiting or decoder.speaking:
             decoder.begin([waiting.pop() for _ in range(min(decoder.free_slots, len(waiting)))])
             events: list[Event] = []

@@ -29,6 +29,7 @@ from audiollm.families.prompts import PromptedContents, prompted_contents
 from audiollm.families.talkers.decoding import speak_to_end
 from audiollm.families.talkers.drawing import Speaking
 from audiollm.families.talkers.kind import TalkerKind, TalkerSampling
+from audiollm.families.talkers.packed_steps import TalkerSteps
 from audiollm.families.talkers.published_weights import check_stored, load_published, write_published
 from audiollm.families.talkers.rollouts import TalkerRollouts
 from audiollm.families.talkers.rows import SpeechBatch, SpeechRows, fold_ends, speech_batch
@@ -250,11 +251,11 @@ class TalkerPolicy:
 
     def greedy_answers(self, requests: Sequence[GreedyRequest]) -> list[GreedyAnswer]:
         """See `Policy.greedy_answers`; one after the other."""
-        answers = []
+        answers, steps = [], TalkerSteps(self._root.model)
         for request in requests:
             prompt = self._kind.prompt_rows(read_prompt(request.prompted, self._kind))
             speaking = Speaking(prompt, TalkerSampling.plain(0.0), request.limits.max_frames, 0)
-            speak_to_end(self._root.model, self._kind, [speaking], 1)
+            speak_to_end(self._root.model, self._kind, [speaking], 1, steps)
             actions = speaking.tokens(self.num_codebooks, True).num_actions
             answers.append(GreedyAnswer("", actions, len(speaking.codes), speaking.has_ended))
         return answers
