@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from audiollm.families.policies import load_policy
 from audiollm.files.atomic import read_json, write_json
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
+from audiollm.recipe.stages import required
 from audiollm.supervised.answers.batches import AnswerBatchMaker
 from audiollm.supervised.answers.task import AnswerTask
 from audiollm.train.parallel.strategy import choose_strategy
@@ -31,10 +33,10 @@ CODES = 16
 STEPS = 3
 WHOLE_STEP, ALONE_EACH = 100_000, 45
 """Rows of a batch: all samples of a step, or about one."""
-FAMILIES = {
-    "csm": (write_tiny_csm, BOOKS, ["backbone", "depth_decoder"]),
-    "qwen3_tts": (write_tiny_qwen3_tts, BOOKS, ["talker", "code_predictor"]),
-    "higgs_v3_tts": (write_tiny_higgs_v3, HIGGS_BOOKS, ["backbone"]),
+FAMILIES: dict[str, tuple[Callable[..., Path], int, tuple[str, ...]]] = {
+    "csm": (write_tiny_csm, BOOKS, ("backbone", "depth_decoder")),
+    "qwen3_tts": (write_tiny_qwen3_tts, BOOKS, ("talker", "code_predictor")),
+    "higgs_v3_tts": (write_tiny_higgs_v3, HIGGS_BOOKS, ("backbone",)),
 }
 """By family: what writes its tiny model, codebooks, and the parts that are adapted."""
 
@@ -72,7 +74,7 @@ def gradients(folder: Path, max_tokens: int) -> tuple[float, int, dict[str, Tens
         loss.backward()
         total += float(loss.detach())
     root = task.modules()["policy"]
-    return total, update.losses, {name: weight.grad for name, weight in root.named_parameters()}
+    return total, update.losses, {name: required(weight.grad) for name, weight in root.named_parameters()}
 
 
 def train_steps(folder: Path, ranks: Ranks, strategy: StrategyName, trained: str) -> None:
