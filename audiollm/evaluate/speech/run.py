@@ -30,6 +30,9 @@ from audiollm.files.atomic import read_jsonl, write_json, write_jsonl
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 
+MIN_REAL_SHARE = 0.5
+"""Share of the real recordings below which a judge is not to be trusted."""
+
 
 class GeneratedRow(BaseModel):
     """A line of `generated.jsonl`; `path` is relative to that file's folder, or absolute."""
@@ -70,9 +73,11 @@ def evaluate_speech(config: EvaluationConfig, context: Context) -> dict[str, Any
     result = {
         "suite": "tts", "judge": _describe_main_judge(judges), "recognizer": recognizer, "judges": facts, "sets": scores
     }  # fmt: skip
-    if warning := shared_weights_note(config.model, judges.recognizer):
-        context.say(f"note: {warning}")
-        result["warnings"] = [warning]
+    note = shared_weights_note(config.model, judges.recognizer)
+    if warnings := [*filter(None, [note]), *_deaf_judges(scores["real"], judges.names)]:
+        for warning in warnings:
+            context.say(f"note: {warning}")
+        result["warnings"] = warnings
     result["voicing"] = voicing_scores(sets, context)
     result["relative"] = {judge: _relative_score(scores, judge) for judge in judges.names}
     rows = clip_rows(sets["generated"], judged_clips["generated"], judges, context.folder)
@@ -125,7 +130,7 @@ def read_generated_clips(path: Path) -> list[SpeechClip]:
 
 
 def _as_speech_clip(sample: Sample) -> SpeechClip:
-    audio_part = sample.audio("assistant")[0]
+    audio_part = sample.audio("assistant")[-1]  # earlier ones are references, with texts of their own
     text, speaker = sample.metadata.get("text"), sample.metadata.get("speaker") or audio_part.speaker
     text = text if text is not None else sample.texts("user")[-1]
     return SpeechClip(
@@ -243,6 +248,17 @@ def _answer_of_judge(clip: SpeechClip, judged: JudgedClip, judge: str, judges: S
 
 
 # ---------------------------------------------------------------------------------------------- figures
+
+
+def _deaf_judges(real: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """A sentence for each judge that is wrong of most real recordings: of generated ones it says nothing."""
+    shares = {name: _judge_score(real, name) for name in names}
+    return [
+        f"{name} is right of {share_right:.0%} of the real recordings alone, so what it says of generated ones tells "
+        "nothing: do their texts and speakers fit them, and are there enough to train it on?"
+        for name, share_right in shares.items()
+        if share_right is not None and share_right < MIN_REAL_SHARE
+    ]
 
 
 def speech_figures(result: Mapping[str, Any]) -> dict[str, Any]:

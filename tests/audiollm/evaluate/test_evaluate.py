@@ -26,7 +26,7 @@ from audiollm.evaluate.judges.classifier import (
 )
 from audiollm.evaluate.judges.judging import JudgedClip, SpeechClip, SpeechJudges
 from audiollm.evaluate.speech import trained_judges as judges_module
-from audiollm.evaluate.speech.run import judge_all, score, speech_figures
+from audiollm.evaluate.speech.run import _deaf_judges, judge_all, score, speech_figures
 from audiollm.evaluate.speech.settings import EvaluationConfig
 from audiollm.evaluate.speech.stage import STAGE, run_evaluation
 from audiollm.evaluate.speech.trained_judges import why_no_speaker_judge, why_no_text_judge
@@ -266,6 +266,15 @@ def test_a_recognizer_by_its_folder_hears_the_words(corpus: Path, tmp_path: Path
     assert "pocketsphinx_generated_accuracy" not in found
     heard = {row["heard"]["letters"] for row in read_jsonl(corpus / "by_folder" / "clips.jsonl")}
     assert heard and all(text == text.lower() for text in heard)
+
+
+def test_a_judge_that_does_not_know_real_recordings_is_told() -> None:
+    tables = {
+        name: {"accuracy": share_right, "confusion": {}, "word_error_rate": None}
+        for name, share_right in (("classifier", 0.108), ("speaker", 1.0))
+    }
+    (sentence,) = _deaf_judges({**tables, "n": 240}, ["classifier", "speaker"])
+    assert sentence.startswith("classifier is right of 11% of the real recordings")
 
 
 def test_an_unknown_voice_is_not_judged() -> None:

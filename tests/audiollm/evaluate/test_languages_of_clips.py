@@ -60,3 +60,24 @@ def test_generated_and_real_clips_of_a_sample(tmp_path: Path) -> None:
     assert [clip.text for clip in (*train, *test, *generated)] == ["fünfundzwanzig euro"] * 3 + [
         "twenty five"
     ]
+
+
+def test_the_recording_of_a_text_stands_behind_its_references(tmp_path: Path) -> None:
+    """`clone_by_turn`: the text is that of the last turn, and so is its sound."""
+    turns = [("seven", "/reference.wav"), ("eight", "/said.wav")]
+    messages = [
+        message
+        for text, path in turns
+        for message in (
+            Message(role="user", content=[TextPart(text=text)]),
+            Message(role="assistant", content=[AudioPart(path=path, start_s=0.0, end_s=1.0)]),
+        )
+    ]
+    rows = [
+        Sample(id=split, messages=messages, task="clone_by_turn", metadata={"split": split, "text": "eight"})
+        for split in ("train", "test")
+    ]
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text("".join(row.model_dump_json() + "\n" for row in rows))
+    for (clip,) in read_takes(samples, Context.__new__(Context)):
+        assert (clip.text, clip.path) == ("eight", Path("/said.wav"))
