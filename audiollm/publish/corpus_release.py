@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from audiollm.audio import load, save
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import DamagedFile, Kinds, read_json, read_jsonl, read_whole_lines
@@ -193,7 +195,11 @@ def _refusals_table(folder: Path) -> str:
     )
     rows = [("segments and files", reason, count) for reason, count in reasons.most_common()]
     rows += [("recognized texts", str(reason), _reason_count(count)) for reason, count in texts.items()]
-    rows += [("files set aside", _without_paths(kind), count) for kind, count in kinds.most_common()]
+    rows += [
+        ("files set aside", _without_paths(kind), count)
+        for kind, count in kinds.most_common()
+        if kind not in reasons  # what the funnel counts is not counted twice
+    ]
     if not funnel and not rows:
         return ""
     if not rows:
@@ -225,7 +231,11 @@ def _without_paths(text: str) -> str:
 
 
 def _stage_settings(folder: Path) -> dict[str, Any]:
+    """Settings of the annotation: of a recipe's stage, or of the command, which writes config.yaml alone."""
     settings = _json_mapping(folder / "stage.json").get("settings")
+    if not settings and (folder / "config.yaml").is_file():
+        document = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        settings = document.get("annotate") if isinstance(document, dict) else None
     return settings if isinstance(settings, dict) else {}
 
 

@@ -271,7 +271,7 @@ def run_compose(config: ComposeConfig, context: Context) -> dict[str, Any]:
         "text_refused": dict(sorted(refused.items())),
     }
     context.say(
-        f"{figures['train_samples']} samples to train on ({train_s / 60:.1f} minutes), "
+        f"{figures['train_samples']} samples to train on, from {train_s / 60:.1f} minutes of recordings; "
         f"{figures['test_samples']} to test; {figures['speakers']} speakers, {figures['texts']} texts"
     )
     if len(tasks) > 1:

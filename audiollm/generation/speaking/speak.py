@@ -316,7 +316,6 @@ def notes_of(generator: SpeakingModel, chunks: Sequence[Chunk], manner: Manner) 
     unknown = generator.unseen_words(" ".join(chunk.text for chunk in chunks))
     if unknown:
         listing = ", ".join(unknown[:8]) + (", ..." if len(unknown) > 8 else "")
-        count = len(generator.words or ())
-        text = f"the model was trained to say {count} words, and these are not among them: {listing}"
+        text = f"the model was trained on few words, and these are not among them: {listing}"
         notes += (f"{text}; do not expect to hear them",)
     return notes

@@ -70,8 +70,12 @@ class StartMeasure:
             f"{name} {_format_reward(self.greedy, name)} greedy / {_format_reward(self.sampled, name)} sampled"
             for name in sorted(names, key=lambda name: name != "reward")
         )
-        origin = "held-out" if self.is_held_out else "training"
-        return f"the start on {self.prompts} {origin} prompts: {figures}"
+        return f"the start on {self.prompts} {self.origin} prompts: {figures}"
+
+    @property
+    def origin(self) -> str:
+        """Where the prompts are from."""
+        return "held-out" if self.is_held_out else "training"
 
     def fault(self, learns_from_differences: bool) -> str | None:
         """Return why the policy is not fit to begin, and what to do; None where it is.
@@ -85,8 +89,9 @@ class StartMeasure:
                 greedy = self.greedy.get(name, math.nan)
                 also = f" (greedy: {greedy:.0%})" if greedy == greedy else ""
                 return (
-                    f"the policy is not fit to begin: {share:.1%} of its sampled answers are {meaning}{also}, so "
-                    "rewards teach it next to nothing: train the start for more steps, or sample at a lower temperature"
+                    f"the policy is not fit to begin: {share:.1%} of its sampled answers to {self.prompts} "
+                    f"{self.origin} prompts are {meaning}{also}, so rewards teach it next to nothing: take prompts of "
+                    "the kind that it was trained on, train the start for more steps, or sample at a lower temperature"
                 )
         if learns_from_differences and self.groups_without_variance > MAX_FLAT_SHARE:
             return (

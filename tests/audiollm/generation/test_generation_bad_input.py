@@ -140,7 +140,7 @@ def test_a_script_that_the_model_never_saw(run: Run, text: str, letter: str) -> 
 
 
 def test_words_that_the_model_was_never_trained_to_say_are_named(run: Run) -> None:
-    note = "trained to say 2 words, and these are not among them"
+    note = "trained on few words, and these are not among them"
     assert note not in say(run, "--text", "good day").err
     write_json(Path("r/train/model") / TRAINED_FILE, {"words": ["one", "two"]})
     assert note not in say(run, "--text", "One, TWO!").err

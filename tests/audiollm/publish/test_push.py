@@ -18,9 +18,11 @@ from typer.testing import CliRunner, Result
 
 from audiollm.audio import load
 from audiollm.errors import ConfigError
+from audiollm.files.atomic import write_json, write_jsonl
 from audiollm.generation.speaking.generator import Generator
 from audiollm.hub_models.folders import hub_access, hub_folder
 from audiollm.publish import push_command
+from audiollm.publish.corpus_release import _refusals_table, _stage_settings
 from audiollm.publish.upload import without_secrets
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.publish.push_hub import TOKEN, PushHub, use_push_hub
@@ -294,6 +296,16 @@ def test_a_corpus_goes_up_without_recordings(made: Path, hub: PushHub) -> None:
     writes = len(hub.writes)
     assert "nothing was sent" in push(made / "corpus", "me/corpus", "--license", "cc0-1.0").output
     assert len(hub.writes) == writes
+
+
+def test_a_corpus_of_the_command_has_its_preset_and_counts_nothing_twice(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("annotate:\n  preset: emilia\n")
+    write_json(tmp_path / "funnel.json", {"reasons": {"sounds bad": 11}})
+    aside = [{"kind": "sounds bad", "place": "a.wav"}, {"kind": "not audio", "place": "b.txt"}]
+    write_jsonl(tmp_path / "set_aside.jsonl", aside)
+    assert _stage_settings(tmp_path) == {"preset": "emilia"}
+    table = _refusals_table(tmp_path)
+    assert table.count("sounds bad") == 1 and "| files set aside | not audio | 1 |" in table
 
 
 def test_a_corpus_with_corrections_that_no_annotation_used_is_refused_and_names_of_people_stay(

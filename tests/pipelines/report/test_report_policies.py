@@ -144,7 +144,7 @@ def test_rewards_before_and_after_have_intervals(whole: Run) -> None:
     # 4 of 8 answers became right: mean 0.5, standard deviation sqrt(2/7), 1.96 sd / sqrt(8)
     half = 196 * (2 / 7) ** 0.5 / 8**0.5
     assert gain == f"+50.0 points (+{50 - half:.1f} to +{50 + half:.1f})"
-    assert "weighted sum" in first and other["accuracy"][2] == "+0.0 points (+0.0 to +0.0)"
+    assert "weighted sum" in first and other["accuracy"][2] == "+0.0 points (none of 8 changed)"
     (evaluated,) = (row for name, row in first.items() if name.startswith("right answers"))
     assert [cell[:6] for cell in evaluated[:2]] == ["40.0 %", "80.0 %"]
     assert not any(name.startswith("right answers") for name in other)
@@ -156,7 +156,7 @@ def test_the_model_that_is_handed_over_has_the_figure_of_its_step(whole: Run) ->
     assert figures is not None
     figures["best_step"] = 0
     before, after, gain = reward_rows(stages_of(whole)[0])["accuracy"]
-    assert before == after and before.startswith("25.0 %") and gain == "+0.0 points (+0.0 to +0.0)"
+    assert before == after and before.startswith("25.0 %") and gain == "+0.0 points (none of 8 changed)"
 
 
 def test_a_model_that_is_worse_than_its_start_is_at_the_head_of_the_page(whole: Run) -> None:

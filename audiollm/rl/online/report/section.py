@@ -200,6 +200,8 @@ def _gain_text(gain: Row) -> str:
     if gain["is_share"] and low is not None:
         low, high = max(-1.0, low), min(1.0, high)
     interval = "" if low is None else f" ({text(low)} to {text(high)})"
+    if low == high == 0:  # an interval of no width would look certain
+        interval = f" (none of {gain['n']} changed)"
     return f"{text(gain['mean'])}{unit}{interval}"
 
 

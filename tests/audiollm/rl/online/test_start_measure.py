@@ -55,7 +55,8 @@ def test_the_start_is_measured_once_by_greedy_and_by_sampled_answers(folder: Pat
     assert measure.sampled.keys() == measure.greedy.keys() == {"reward", "accuracy", f"{OWN}evenness"}
     assert measure.sampled["accuracy"] == 0.0
     assert len(messages) == 2 and "accuracy 0.000 greedy / 0.000 sampled" in messages[0]
-    assert messages[1].startswith("the policy is not fit to begin: 0.0% of its sampled answers are right")
+    assert messages[1].startswith("the policy is not fit to begin: 0.0% of its sampled answers to ")
+    assert f"{HELD_OUT} held-out prompts are right" in messages[1]
     task_with_files(folder, tmp_path / "run").evaluations.begin(messages.append)
     assert len(messages) == 2, "a run that goes on has measured its start"
 
