@@ -106,10 +106,11 @@ def speak_csm(peer: Any, policy: TalkerPolicy, texts: Sequence[str], frames: int
     ids_BS = pad_sequence(rows, True, peer.config.pad_token_id, padding_side="left")
     mask_BS = pad_sequence([torch.ones_like(row) for row in rows], True, 0, padding_side="left")
     peer.generation_config.max_length = None
-    others = policy.num_codebooks - 1
+    depth_codes = policy.num_codebooks - 1
     codes_BTK = peer.generate(
         input_ids=ids_BS, attention_mask=mask_BS, max_new_tokens=frames, do_sample=False,
-        depth_decoder_do_sample=False, depth_decoder_min_new_tokens=others, depth_decoder_max_new_tokens=others,
+        depth_decoder_do_sample=False, depth_decoder_min_new_tokens=depth_codes,
+        depth_decoder_max_new_tokens=depth_codes,
     )  # fmt: skip
     return [codes_TK.T for codes_TK in codes_BTK]
 

@@ -1,4 +1,4 @@
-"""What is told of Higgs Audio v3 TTS: no turns, marks before each text and each recording, and delayed rows of codes.
+"""Prompts of Higgs Audio v3 TTS: no turns, marks before each text and each recording, and delayed rows of codes.
 
     <|tts|> <|ref_text|> words <|ref_audio|> rows  <|text|> words <|audio|> rows
 
@@ -38,9 +38,9 @@ from audiollm.models.pretrained import StoredWeights
 MODEL_TYPE = "higgs_multimodal_qwen3"
 PROMPT_MARKS = ("<|tts|>", "<|ref_text|>", "<|ref_audio|>", "<|text|>", "<|audio|>")
 CODEC_PREFIX = "tied.embedding.modality_embeddings.0.model."
-"""What names of the codec's weights begin with."""
+"""Prefix of the names of the codec's weights."""
 ROPE_THETA = 1e6
-"""Of Qwen3, where config.json has null: the models were trained with it, as their servers know."""
+"""Base of the rotary angles where config.json has null: Qwen3's, with which the models were trained."""
 CONTROL = re.compile(r"<\|\w+:\w+\|>")
 """A mark that a text may hold: a manner, or a sound."""
 DOWNLOAD = "download config.json again, or give another model"

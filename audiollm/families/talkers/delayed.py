@@ -69,6 +69,6 @@ class DelayedKind(TalkerKind):
 
     def _end_targets(self) -> Tensor:
         """End marks `[J, K]` behind the last frame, as far as the rows reach: codebook k has J - k."""
-        others = self.num_codebooks - 1
-        has_mark_JK = torch.ones(others, self.num_codebooks, dtype=torch.bool).tril().flip(0)
-        return torch.full((others, self.num_codebooks), NONE).masked_fill(has_mark_JK, self.end)
+        shape = (self.num_codebooks - 1, self.num_codebooks)
+        has_mark_JK = torch.ones(shape, dtype=torch.bool).tril().flip(0)
+        return torch.full(shape, NONE).masked_fill(has_mark_JK, self.end)

@@ -28,13 +28,13 @@ class Speaking:
     max_frames: int
     seed: int
     number: int = 0
-    """Of the request, for whoever asked."""
+    """Number of the request."""
     codes: list[Tensor] = field(default_factory=list)
     """Codes `[K]` of each frame."""
     rows: list[Tensor] = field(default_factory=list)
     """Codes `[K]` of each row behind the prompt: those of a frame, or of K frames one behind the other."""
     logprobs: list[Tensor] = field(default_factory=list)
-    """Of each action: the codes of each frame, and the end."""
+    """Log-probability of each action: of the codes of a frame, or of the end."""
     row_logprobs: list[Tensor] = field(default_factory=list)
     """Log-probabilities `[K]` of the codes of each row."""
     num_frames: int | None = None
@@ -193,7 +193,7 @@ def new_drawer(model: Talker, kind: TalkerKind, steps: TalkerSteps, slots: int) 
 
 
 def _diagonal(rows: Sequence[Tensor], frame: int) -> Tensor:
-    """What the rows from a frame's own on hold of it, a codebook each."""
+    """Values of a frame in delayed rows: codebook k stands k rows behind the frame's first row."""
     return torch.stack([row_K[book] for book, row_K in enumerate(rows[frame:])])
 
 

@@ -29,7 +29,7 @@ StackStep = Callable[[Tensor, AttendCached, Cache], Tensor]
 
 
 class TalkerSteps:
-    """What a step of generation computes, by packed copies of the stacks where they can be had.
+    """A talker's steps of generation, computed by packed copies of its stacks where these can be packed.
 
     A stack with adapters, on a GPU, in half precision or of more than 2 GB computes its steps itself.
 
@@ -110,7 +110,7 @@ def _step_of(stack: DecoderStack) -> StackStep:
 
 
 def _weight_state(model: Talker) -> list[tuple[int, int]]:
-    """What reveals a change: addresses of weights, and torch's counts of writes."""
+    """Addresses of the weights and torch's counts of writes to them: they differ after a change."""
     return [
         (weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in model.parameters()
     ]

@@ -101,7 +101,7 @@ class SpeechScorer(nn.Module):
         return hidden_SC
 
     def _through_heads(self, batch: SpeechBatch, hidden_SC: Tensor, uses: Sequence[HeadUse]) -> list[Any]:
-        """What each use makes of the hidden states of its codebook and the weight of its head."""
+        """Apply each function to the hidden states of its codebook and to the weight of its head."""
         hidden_FC = hidden_SC.index_select(0, batch.source_F)
         if isinstance(self.model, DelayedTalker):
             return self.model.through_heads([hidden_FC, *_delayed_hidden(batch, hidden_SC)], uses)
@@ -110,7 +110,7 @@ class SpeechScorer(nn.Module):
         return [first, *self._through_depth(batch, hidden_FC[batch.depth_D], uses[1:])]
 
     def _through_depth(self, batch: SpeechBatch, hidden_DC: Tensor, uses: Sequence[HeadUse]) -> list[Any]:
-        """What each use makes of the hidden states of the depth decoder, codebook by codebook."""
+        """Apply each function to the hidden states of the depth decoder, codebook by codebook."""
         model = self.model
         assert isinstance(model, DepthTalker)
         codes_DK, parts = batch.codes_DK, []

@@ -143,7 +143,7 @@ class DepthTalker(Talker):
     def through_rest_heads(
         self, hidden_JFC: Sequence[Tensor], uses: Sequence[Callable[[Tensor, Any], Any]]
     ) -> list[Any]:
-        """What each use makes of the hidden states of a codebook from 1 on, and of the weight of its head."""
+        """Apply each function to the hidden states of a codebook from 1 on and to the weight of its head."""
 
     def depth_rows(self, hidden_FC: Tensor, codes_FK: Tensor) -> Tensor:
         """Rows `[F, K, C']` of the depth decoder: the hidden state before a frame, then its codes but the last.
@@ -169,7 +169,7 @@ class DelayedTalker(Talker):
     def through_heads(
         self, hidden_KXC: Sequence[Tensor], uses: Sequence[Callable[[Tensor, Any], Any]]
     ) -> list[Any]:
-        """What each use makes of the hidden states of a codebook, and of the weight `[E, C]` of its head."""
+        """Apply each function to the hidden states of a codebook and to the weight `[E, C]` of its head."""
 
     @abstractmethod
     def logits(self, hidden_RC: Tensor) -> Tensor:

@@ -137,8 +137,8 @@ class HiggsAudio3Model(Qwen3Model, GenerationMixin):
         )
         hidden_ALD = outputs.last_hidden_state[:, -logits_to_keep:]
         logits_ALV = self.get_output_embeddings()(hidden_ALD)
-        others = {key: value for key, value in outputs.items() if key != "last_hidden_state"}
-        return CausalLMOutputWithPast(logits=logits_ALV, **others)
+        model_outputs = {key: value for key, value in outputs.items() if key != "last_hidden_state"}
+        return CausalLMOutputWithPast(logits=logits_ALV, **model_outputs)
 
     def audio_rows(self, input_features: Tensor, input_features_mask: Tensor | None) -> Tensor:
         """Encode chunks to rows `[N, D]` of the decoder, chunk after chunk; see `HiggsAudioTower.forward`."""

@@ -86,10 +86,10 @@ def test_sizes_are_told_without_the_weights(folder: Path, tmp_path: Path) -> Non
     config = NewTranscriberConfig.model_construct(
         **{name: field.default for name, field in NewTranscriberConfig.model_fields.items()}
     )
-    made = write_transcriber(tmp_path, config, [f"{n} word{'abcdefgh'[n % 8]}" for n in range(300)])
-    words = config.vocabulary - made["vocabulary"]
+    figures = write_transcriber(tmp_path, config, [f"{n} word{'abcdefgh'[n % 8]}" for n in range(300)])
+    words = config.vocabulary - figures["vocabulary"]
     assert planned_transcriber_size(config) - 2 * words * config.width == pytest.approx(
-        made["parameters"], rel=0.1
+        figures["parameters"], rel=0.1
     )
 
 

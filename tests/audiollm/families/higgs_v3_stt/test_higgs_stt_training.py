@@ -99,8 +99,8 @@ def test_clips_by_heart_are_answered_and_end(folder: Path, by_heart: Path) -> No
 def test_the_command_asks_and_a_sample_is_shown_row_by_row(folder: Path, by_heart: Path) -> None:
     app = typer.Typer()
     app.command()(ask)
-    shown = CliRunner().invoke(app, [str(folder / "1.wav"), "Transcribe.", "--model", str(by_heart)])
-    assert shown.exit_code == 0 and shown.output.splitlines()[-1] == TEXTS[1]
+    result = CliRunner().invoke(app, [str(folder / "1.wav"), "Transcribe.", "--model", str(by_heart)])
+    assert result.exit_code == 0 and result.output.splitlines()[-1] == TEXTS[1]
     prompt = with_last_message_as_answer(open_source(str(folder / "asr.jsonl"))[1])
     (rows,) = open_model_folder(by_heart).sample_rows(prompt, [0], "")
     assert sum(row.kind == "features" for row in rows) == 13 + 4  # a chunk of 1 s, and one of 0.3 s

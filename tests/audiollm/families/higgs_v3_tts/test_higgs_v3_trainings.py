@@ -117,9 +117,9 @@ class RowsWithoutDelay(SpeechScorer):
 
     def _through_heads(self, batch: Any, hidden_SC: Tensor, uses: Any) -> list[Any]:
         hidden_FC = hidden_SC.index_select(0, batch.source_F)
-        others = [hidden_FC[batch.depth_D]] * (BOOKS - 1)
+        unshifted = [hidden_FC[batch.depth_D]] * (BOOKS - 1)
         assert not isinstance(self.model, torch.Tensor)
-        return self.model.through_heads([hidden_FC, *others], uses)  # type: ignore[attr-defined, no-any-return]
+        return self.model.through_heads([hidden_FC, *unshifted], uses)  # type: ignore[attr-defined, no-any-return]
 
 
 def test_unshifted_labels_leak(folder: Path) -> None:

@@ -83,12 +83,12 @@ def test_rows_of_a_clip_and_their_targets(folder: Path, frames: int) -> None:
     # each code and each end mark, chosen by the row before it; begin marks are none
     assert len(target_T) == int((rows_LK != BOC).sum()) == answer.num_targets
     assert sorted(target_T.tolist()) == sorted(rows_LK[rows_LK != BOC].tolist())
-    shown = speech_rows(kind, answer)
-    assert len(shown) == answer.num_rows
-    for row, codes_K in zip(shown[before:], rows_LK, strict=True):
+    stream_rows = speech_rows(kind, answer)
+    assert len(stream_rows) == answer.num_rows
+    for row, codes_K in zip(stream_rows[before:], rows_LK, strict=True):
         assert list(row.is_target) == (codes_K != BOC).tolist()
-    assert sum(sum(row.weights) for row in shown) == pytest.approx(1.0)
-    assert shown[before].codes[1:] == ("BOC",) * (BOOKS - 1)
+    assert sum(sum(row.weights) for row in stream_rows) == pytest.approx(1.0)
+    assert stream_rows[before].codes[1:] == ("BOC",) * (BOOKS - 1)
 
 
 def test_a_drawn_end_is_one_action(folder: Path) -> None:
