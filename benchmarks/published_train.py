@@ -26,6 +26,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from measure import bench_parser, in_own_process, in_turns, parse_options, peak_mb_of, print_row
@@ -88,14 +89,14 @@ def measure(family: str, folder: Path, samples: int, rounds: int, seed: int) -> 
     medians = {side: statistics.median(times) for side, times in seconds.items()}
     frames = step.frames
     rates = {side: frames / value for side, value in medians.items()}
-    computed = {
+    computed: dict[str, Any] = {
         "rows packed": sum(sample.num_rows for sample in step.samples),
         "rows padded": sum(rows["text"].numel() for rows in step.padded),
+        **{f"{side} CPU-seconds": [round(value, 2) for value in seconds[side]] for side in seconds},
     }
     print_row(
         "published_train", f"{family}, seed {seed}, time", rates["ours"], rates["peer"],
         "trained frames per CPU-second", more_is_better=True, digits=1, frames=frames, samples=samples, **computed,
-        **{f"{side} CPU-seconds": [round(value, 2) for value in seconds[side]] for side in seconds},  # type: ignore[arg-type]
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
         batches = Path(place) / "batches.pt"

@@ -15,6 +15,7 @@ from audiollm.hub_models.folders import hub_access
 from audiollm.hub_models.options import Download, read_source
 from audiollm.models.recognition.recognizer import folder_recognizer
 from pipelines.annotate.execution.rules import PRESETS
+from pipelines.annotate.input.annotated import annotated_corpus
 from pipelines.steps.command import (
     DryRun,
     Engine,
@@ -149,6 +150,13 @@ def annotate(
             "INPUT is missing",
             "",
             "give recordings, or texts to speak: --set corpus.texts=FILE (one per line)",
+        )
+    if inputs and annotated_corpus(inputs) is not None:
+        raise ConfigError(
+            f"{inputs[0]} is an annotated corpus",
+            "",
+            f"give the recordings that it was made of, correct it with `audiollm review {inputs[0]}`, or train on it: "
+            f"audiollm run recipes/quickstart.yaml --name mine audio={inputs[0]}",
         )
     console = Console(stderr=True)
     if not dry_run:

@@ -27,6 +27,7 @@ from pipelines.annotate.execution.rules import RULES, Thresholds
 from pipelines.annotate.execution.shards import remove_shards
 from pipelines.annotate.execution.walk import Run, write_shards
 from pipelines.annotate.input import synthetic
+from pipelines.annotate.input.annotated import LEDGER, annotated_corpus, copy_annotation
 from pipelines.annotate.input.sources import (
     RECORDINGS,
     Sources,
@@ -46,7 +47,14 @@ from pipelines.review.applied import CorrectionIndex
 from pipelines.review.corrections import CORRECTIONS, read_corrections
 from pipelines.steps.chain import Missing
 from pipelines.steps.inputs import InputError, digests
-from pipelines.steps.results import Spool, not_whole_sentence, part_ids, write_rules, write_timings
+from pipelines.steps.results import (
+    Spool,
+    not_whole_sentence,
+    part_ids,
+    set_aside_sentence,
+    write_rules,
+    write_timings,
+)
 from pipelines.steps.stage import as_stage_errors, go_on_without, refuse_missing, request_report
 
 _LARGEST_AUTO_GRAMMAR = 60
@@ -64,8 +72,10 @@ def run_annotation(config: AnnotationConfig, context: Context) -> dict[str, Any]
     """
     with (
         as_stage_errors("annotate", "run again to go on", TranscriptError, InputError, AudioError),
-        Ledger(ledger_path := context.folder / "ledger" / "ledger.sqlite") as ledger,
+        Ledger(ledger_path := context.folder / LEDGER) as ledger,
     ):
+        if (corpus := annotated_corpus(config.inputs)) is not None:
+            return _take_annotation(corpus, config, context, ledger)
         if config.earlier is not None and config.earlier.resolve() != ledger_path.resolve():
             with Ledger(config.earlier) as earlier:
                 context.say(f"{ledger.learn(earlier)} measurements are known from {config.earlier}")
@@ -76,6 +86,21 @@ def run_annotation(config: AnnotationConfig, context: Context) -> dict[str, Any]
             remove_shards(context.folder / "shards")
         request_report(_write_page, config, context, ledger)
     _print_annotation_summary(config, funnel, context)
+    return funnel
+
+
+def _take_annotation(
+    corpus: Path, config: AnnotationConfig, context: Context, ledger: Ledger
+) -> dict[str, Any]:
+    """Take an annotated corpus as it is: its segments, and what was measured of them."""
+    with Ledger(corpus / LEDGER) as measured:
+        ledger.learn(measured)
+    funnel = copy_annotation(corpus, context.folder)
+    request_report(_write_page, config, context, ledger)
+    context.say(
+        f"{corpus} is annotated: its {funnel['segments']} segments, {funnel['seconds'] / 60:.1f} minutes, are taken as "
+        "they are; the recipe's steps, recognizers and thresholds are not used"
+    )
     return funnel
 
 
@@ -296,11 +321,10 @@ def _verdicts(config: AnnotationConfig, chain: Chain, spool: Spool, sources: Sou
 
 
 def _print_annotation_summary(config: AnnotationConfig, funnel: Mapping[str, Any], context: Context) -> None:
-    reasons = ", ".join(f"{count} {reason}" for reason, count in funnel["reasons"].items())
     context.say(
         f"{funnel['segments']} segments, {funnel['seconds'] / 60:.1f} minutes, "
         f"from {funnel['files_kept']} of {funnel['audio_files']} recordings"
-        + (f"; set aside: {reasons}" if reasons else "")
+        + set_aside_sentence(funnel, "segment")
     )
     if funnel["files_not_whole"]:
         context.say(not_whole_sentence(funnel["files_not_whole"]))

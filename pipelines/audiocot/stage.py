@@ -49,7 +49,15 @@ from pipelines.execution.ledger import Ledger
 from pipelines.steps.chain import Missing
 from pipelines.steps.driving import StepRun, call_each
 from pipelines.steps.inputs import MANIFESTS, InputError, collect, digests
-from pipelines.steps.results import Place, Row, Spool, not_whole_sentence, write_rules, write_timings
+from pipelines.steps.results import (
+    Place,
+    Row,
+    Spool,
+    not_whole_sentence,
+    set_aside_sentence,
+    write_rules,
+    write_timings,
+)
 from pipelines.steps.rules import Drop
 from pipelines.steps.stage import (
     as_stage_errors,
@@ -240,10 +248,9 @@ def _by_operation(plans: list[MadePlan]) -> dict[str, int]:
 
 
 def _print_audiocot_summary(funnel: Mapping[str, Any], config: AudioCotConfig, context: Context) -> None:
-    reasons = ", ".join(f"{count} {reason}" for reason, count in funnel["reasons"].items())
     context.say(
         f"{funnel['segments']} clips, {funnel['seconds'] / 60:.1f} minutes, from {funnel['files_kept']} of "
-        f"{funnel['audio_files']} files" + (f"; set aside: {reasons}" if reasons else "")
+        f"{funnel['audio_files']} files" + set_aside_sentence(funnel, "clip")
     )
     counts = ", ".join(f"{count} {operation}" for operation, count in funnel["made"].items())
     if count := funnel["little_evidence"]:

@@ -189,8 +189,8 @@ class FileFates:
                 status, reason = "filtered", f"the same as {repeats}"
                 aside_row = set_aside_row(self.stage, file["path"], "duplicate", reason)
             elif not row["segments"]:
-                status, reason = "filtered", self.nothing_found
-                aside_row = set_aside_row(self.stage, file["path"], self.nothing_found)
+                status, reason = "filtered", self._explain_nothing(file.get("length"))
+                aside_row = set_aside_row(self.stage, file["path"], self.nothing_found, reason)
             elif not row["kept"]:
                 reasons = tally.reasons_of[number]
                 status = "failed" if set(reasons) <= {FAILED, UNREADABLE} else "filtered"
@@ -217,6 +217,10 @@ class FileFates:
                 None,
             )
 
+    def _explain_nothing(self, length: str | None) -> str:
+        """Say why a file has no parts: also that not all of it could be decoded."""
+        return f"{self.nothing_found} in what could be decoded: {length}" if length else self.nothing_found
+
 
 def funnel_counts(
     num_accepted: int,
@@ -236,7 +240,8 @@ def funnel_counts(
         set_aside: rows of whole files.
     """
     status = Counter(row["status"] for row in files)
-    reasons = tally.reasons + Counter(row["kind"] for row in set_aside)
+    file_reasons = Counter(row["kind"] for row in set_aside)
+    reasons = tally.reasons + file_reasons
     return {
         "files_seen": num_accepted + num_others,
         "not_audio": num_others,
@@ -251,9 +256,27 @@ def funnel_counts(
         "seconds_found": round(tally.seconds_found, 3),
         "seconds": round(tally.seconds, 3),
         "reasons": dict(sorted(reasons.items())),
+        "file_reasons": dict(sorted(file_reasons.items())),
         "stages": tally.stages(rules, thresholds),
         "errors": dict(sorted(tally.errors.items())),
     }
+
+
+def set_aside_sentence(funnel: Mapping[str, Any], part: str) -> str:
+    """Say what was set aside, parts apart from whole files; empty: nothing.
+
+    Args:
+        funnel: as `funnel_counts` gives it.
+        part: what a part is called, in the singular.
+    """
+    of_files = Counter(funnel["file_reasons"])
+    of_parts = Counter(funnel["reasons"]) - of_files
+    listed = [
+        f"{count} {noun}{'s' * (count != 1)} ({kind})"
+        for noun, counts in ((part, of_parts), ("file", of_files))
+        for kind, count in counts.items()
+    ]
+    return f"; set aside: {', '.join(listed)}" if listed else ""
 
 
 def not_whole_sentence(count: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -276,7 +276,7 @@ def _write_conversion(request: ConversionRequest, rows: SourceRows, strict: bool
     bad: list[BadSample] = []
     aside = request.out.with_name(f"{request.out.stem}.set_aside.jsonl")
     lengths = LengthSurvey(request.out.parent)
-    num_written = 0
+    num_written, held_out = 0, []
     for note in rows.notes:
         console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
     try:
@@ -286,6 +286,8 @@ def _write_conversion(request: ConversionRequest, rows: SourceRows, strict: bool
                 num_written += 1
                 if isinstance(sample, Sample):
                     lengths.add(sample)
+                    if sample.is_held_out:
+                        held_out.append(sample.id)
             if not num_written:
                 reason = f": {bad[0]}" if bad else ""
                 raise ConfigError(
@@ -303,7 +305,8 @@ def _write_conversion(request: ConversionRequest, rows: SourceRows, strict: bool
         else:
             aside.unlink(missing_ok=True)
     item_noun = "samples" if rows.makes_samples else "recordings, for compose_streams"
-    console.print(f"{request.out}: {num_written} {item_noun}", highlight=False, soft_wrap=True)
+    summary = f"{request.out}: {num_written} {item_noun}{_held_out_note(held_out)}"
+    console.print(summary, highlight=False, markup=False, soft_wrap=True)
     for text in [lengths.sentence(), *lengths.differences[:MAX_PRINTED_ROWS]]:
         if text is not None:
             console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
@@ -315,6 +318,14 @@ def _write_conversion(request: ConversionRequest, rows: SourceRows, strict: bool
     if bad:
         text = f"{len(bad)} set aside in all: {aside}"
         console.print(text, style="yellow", highlight=False, soft_wrap=True)
+
+
+def _held_out_note(ids: Sequence[str]) -> str:
+    """Say how many samples are held out, and name the first of them."""
+    if not ids:
+        return ""
+    rest = ", …" if len(ids) > MAX_PRINTED_ROWS else ""
+    return f", {len(ids)} of them held out (split: test): {', '.join(ids[:MAX_PRINTED_ROWS])}{rest}"
 
 
 def _good(

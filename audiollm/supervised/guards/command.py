@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from audiollm.terminal import print_table
+
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from audiollm.families.policy import Policy
     from audiollm.supervised.guards.leak import CodebookLeak
@@ -60,8 +61,8 @@ def guard(
     failures = []
     if steps:
         leaks, stop = _run_trials(console, model, TrialSettings(steps, learning_rate, seed), lora_rank)
-        console.print(_leak_table(leaks))
-        console.print(_stop_table(stop))
+        _print_leaks(console, leaks)
+        _print_stops(console, stop)
         if any(leak.leaks for leak in leaks):
             failures.append("leak test: a prediction reads its own target")
         if not all(clip.is_whole for clip in stop.clips):
@@ -75,7 +76,7 @@ def guard(
             )
     if data is not None:
         table = _offsets_of(model, data)
-        console.print(_offset_table(table))
+        _print_offsets(console, table)
         if table.shifted:
             failures.append(f"table of offsets: {table.sentence()}")
     for failure in failures:
@@ -145,39 +146,37 @@ def _offsets_of(model: Path, data: Path) -> OffsetTable:
     return offset_table(policy, policy.root, batches)
 
 
-def _leak_table(leaks: list[CodebookLeak]) -> Table:
-    from rich.table import Table
-
-    table = Table("codebook", "cross entropy", "entropy", "", title="leak test, nats")
-    for leak in leaks:
-        table.add_row(
-            str(leak.codebook), f"{leak.cross_entropy:.3f} ± {2 * leak.error:.3f}", f"{leak.entropy:.3f}",
+def _print_leaks(console: Console, leaks: list[CodebookLeak]) -> None:
+    rows = [
+        [
+            str(leak.codebook),
+            f"{leak.cross_entropy:.3f} ± {2 * leak.error:.3f}",
+            f"{leak.entropy:.3f}",
             "leaks" if leak.leaks else "",
-        )  # fmt: skip
-    return table
+        ]
+        for leak in leaks
+    ]
+    print_table(console, ["codebook", "cross entropy", "entropy", ""], rows, "leak test, nats")
 
 
-def _stop_table(stop: StopTest) -> Table:
-    from rich.table import Table
-
-    table = Table("frames", "said", "ended", "codes right", title=f"stop test, loss {stop.loss:.3f}")
-    for clip in stop.clips:
-        table.add_row(
-            str(clip.frames), str(clip.spoken_frames), "yes" if clip.has_ended else "no", f"{clip.right:.0%}"
-        )
-    return table
+def _print_stops(console: Console, stop: StopTest) -> None:
+    rows = [
+        [str(clip.frames), str(clip.spoken_frames), "yes" if clip.has_ended else "no", f"{clip.right:.0%}"]
+        for clip in stop.clips
+    ]
+    headings = ["frames", "said", "ended", "codes right"]
+    print_table(console, headings, rows, f"stop test, loss {stop.loss:.3f}")
 
 
-def _offset_table(offsets: OffsetTable) -> Table:
-    from rich.table import Table
-
+def _print_offsets(console: Console, offsets: OffsetTable) -> None:
     from audiollm.supervised.guards.offsets import PLACES
 
     names = [
         f"frame {frame:+d}" if frame else f"codebook {book:+d}" if book else "its own"
         for frame, book in PLACES
     ]
-    table = Table("head", *names, title="table of offsets, nats")
-    for head, losses in enumerate(offsets.loss_KP):
-        table.add_row(str(head), *("" if loss is None else f"{loss:.3f}" for loss in losses))
-    return table
+    rows = [
+        [str(head), *("" if loss is None else f"{loss:.3f}" for loss in losses)]
+        for head, losses in enumerate(offsets.loss_KP)
+    ]
+    print_table(console, ["head", *names], rows, "table of offsets, nats")

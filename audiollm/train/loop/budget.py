@@ -40,7 +40,8 @@ def steps_of_budget(
     if config.steps is not None:
         return config.steps
     if not ranks.of_first(path.exists()):
-        cost = measure()
+        with context.progress("measuring what a step costs", None):
+            cost = measure()
         budget, minutes, seconds_per_step = ("minutes", config.minutes, cost.seconds)
         if config.cpu_minutes is not None:
             budget, minutes, seconds_per_step = ("cpu_minutes", config.cpu_minutes, cost.cpu_seconds)

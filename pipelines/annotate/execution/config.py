@@ -12,6 +12,7 @@ from pipelines.annotate.execution.chain import STEPS
 from pipelines.annotate.execution.corpus import DuplicateConfig
 from pipelines.annotate.execution.rules import PRESETS, Preset, Thresholds
 from pipelines.annotate.input import synthetic
+from pipelines.annotate.input.annotated import annotated_corpus
 from pipelines.annotate.input.transcripts import compile_pattern, is_pattern, parse_condition
 from pipelines.annotate.recognizers.choice import RecognizerChoice
 from pipelines.steps.chain import StepCatalog, paths_of
@@ -29,8 +30,8 @@ class AnnotationConfig(StepsConfig):
     incidental: ClassVar[frozenset[str]] = StepsConfig.incidental | {"earlier"}
 
     input: str | list[str] | None = None
-    """A folder, a file, a glob, a list (CSV or JSONL with a column path), a tar or an address; several in a list.
-    null: speak a corpus."""
+    """A folder, a file, a glob, a list (CSV or JSONL with a column path), a tar or an address; several in a list. In a
+    recipe also a corpus that `audiollm annotate` wrote, which is taken as it is. null: speak a corpus."""
     transcripts: str | None = None
     """A CSV or JSONL of path,text[,speaker,split], or a pattern such as '{text}_{speaker}_{take}.wav'."""
     test: str | None = None
@@ -86,6 +87,12 @@ class AnnotationConfig(StepsConfig):
             raise ValueError(
                 "transcripts and test are for recordings: give `input` as well; a corpus of texts is divided by "
                 "corpus.test_voices and corpus.test_texts"
+            )
+        corpus = annotated_corpus(self.inputs)
+        if corpus is not None and (self.transcripts or self.test or self.shards):
+            raise ValueError(
+                f"{corpus} is an annotated corpus, which is taken as it is: leave out transcripts, test and shards, or "
+                "give the recordings that it was made of"
             )
         if self.untranscribed == "recognize" and not (self.transcripts and self.recognizers):
             raise ValueError("untranscribed=recognize needs `transcripts` and a recognizer")

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from audiollm.errors import ConfigError
+from audiollm.files.atomic import read_json
 from audiollm.recipe.stages import StagePlan
 from pipelines.annotate.execution import chain as chains
 from pipelines.annotate.execution.config import AnnotationConfig
+from pipelines.annotate.input.annotated import FUNNEL, annotated_corpus
 from pipelines.annotate.input.sources import RECORDINGS, collect_recordings, match_sources
 from pipelines.annotate.input.spoken_corpus import plan_corpus
 from pipelines.annotate.input.transcripts import TranscriptError, is_pattern, read_transcripts
@@ -42,6 +44,8 @@ def plan_annotation(config: AnnotationConfig, upstream: Mapping[str, StagePlan])
             without.
     """
     del upstream
+    if (corpus := annotated_corpus(config.inputs)) is not None:
+        return _plan_annotated(corpus)
     notes = _lacking(config)
     disk_mb, is_estimate = 0.0, True
     work_s, speech_mb = 0.0, 0.0
@@ -73,6 +77,21 @@ def plan_annotation(config: AnnotationConfig, upstream: Mapping[str, StagePlan])
         core_seconds=2 * _STARTUP_S + work_s / workers,
         note="; ".join(filter(None, notes)),
         facts={"audio_s": audio_s, "clips": clips, "most_audio_s": math.inf if is_estimate else audio_s},
+    )
+
+
+def _plan_annotated(corpus: Path) -> StagePlan:
+    """The plan of taking a corpus that is annotated already."""
+    counts = read_json(corpus / FUNNEL)
+    return StagePlan(
+        memory_mb=_DRIVER_MB,
+        core_seconds=_STARTUP_S,
+        note=f"{corpus} is annotated and is taken as it is",
+        facts={
+            "audio_s": counts["seconds"],
+            "clips": float(counts["segments"]),
+            "most_audio_s": counts["seconds"],
+        },
     )
 
 

@@ -119,13 +119,17 @@ def test_questions_are_drawn_by_the_seed(tmp_path: Path) -> None:
     assert len(set(ids[0])) == 10 and ids[0] == ids[1] != ids[2]
 
 
-def test_all_questions_about_a_recording_are_held_out_together(tmp_path: Path) -> None:
+def test_all_questions_about_a_recording_are_held_out_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sounds(tmp_path / "data_aug2", *(f"{n}.wav" for n in range(10)))
     samples = converted(tmp_path, "musicbench", [music(n) for n in range(10)], "--held-out", 0.2)
     splits: dict[str, set[str]] = {}
     for sample in samples:
         splits.setdefault(sample.id.split("_")[1], set()).add(sample.metadata["split"])
     assert sorted(splits.values(), key=min) == [{"test"}] * 2 + [{"train"}] * 8
+    held_out = [sample.id for sample in samples if sample.is_held_out]
+    assert f"{len(held_out)} of them held out (split: test): {held_out[0]}, " in capsys.readouterr().out
     whole = converted(tmp_path, "musicbench", [music(n) for n in range(10)], "--held-out", 1)
     assert {sample.metadata["split"] for sample in whole} == {"test"}
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from rich.console import Console
 
@@ -95,6 +96,16 @@ def _check(folder: Path, count: int, **settings: Any) -> None:
 
 def test_damaged_files_are_each_reported(tmp_path: Path) -> None:
     _check(tmp_path, 60)
+
+
+def test_a_cut_off_file_without_speech_says_that_it_is_cut_off(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    noise = 0.1 * np.random.default_rng(0).standard_normal(4 * 16_000)
+    soundfile.write(whole := tmp_path / "whole.flac", noise, 16_000)
+    (tmp_path / "in" / "cut.flac").write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    _annotate(tmp_path / "out", input=str(tmp_path / "in"))
+    (row,) = _rows(tmp_path / "out", "set_aside")
+    assert row["kind"] == "no speech found" and "could be decoded: " in row["reason"], row
 
 
 @pytest.mark.slow
