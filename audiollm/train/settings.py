@@ -64,8 +64,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class PromptMix(BaseModel):
-    """How often a talker's prompts are shown in another form, as shares of the samples: drawn for each by its id, the
-    same in every pass."""
+    """How often a talker's prompts are shown or learned in another form, as shares of the samples: drawn for each by
+    its id, the same in every pass."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -76,6 +76,8 @@ class PromptMix(BaseModel):
     no_voice: Share = 0.0
     vector: Share = 0.0
     """A named voice by the speaker encoder's vector of the recording, in place of its name."""
+    learned_turns: Share = 0.0
+    """The earlier turns of a conversation are targets, too, but for those of weight 0 (CSM)."""
 
 
 class LoopSettings(BaseModel):

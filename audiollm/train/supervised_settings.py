@@ -217,7 +217,8 @@ class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
     """Weight of the depth decoder's mean loss beside that of the first codebook, for talkers that have one (CSM,
     Qwen3-TTS); None: as their authors have it (1, 0.3)."""
     prompt_mix: PromptMix | None = Field(None, exclude_if=lambda value: value is None)
-    """How often prompts are shown in another form, for talkers that know several (Qwen3-TTS)."""
+    """How often prompts are shown in another form, for talkers that know several (Qwen3-TTS), and earlier turns are
+    learned (CSM: learned_turns)."""
     max_codes_mb: float = Field(64, gt=0, exclude_if=lambda value: value == 64)
     """A sample whose codes take more when they are unpacked is set aside; 64 MB are some 11 hours of 8 codebooks."""
     workers: int = Field(0, ge=0)

@@ -9,22 +9,25 @@ targets in all codebooks. Source: the chat template of transformers' `convert_cs
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from audiollm.data.text.tokenizer import read_text_tokenizer
 from audiollm.errors import ConfigError
 from audiollm.families.csm.model import TIED, CsmTalker
 from audiollm.families.talkers.kind import PromptRows, SpeakingText, TalkerKind, TalkerSampling
-from audiollm.families.talkers.rows import frame_rows, join_rows, text_rows
-from audiollm.families.talkers.turns import SpeechPrompt
+from audiollm.families.talkers.rows import SpeechRows, SpeechTargets, frame_rows, join_rows, text_rows
+from audiollm.families.talkers.turns import SpeechPrompt, draw_shares
 from audiollm.files.json_files import read_json_file
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.models.generation_config import FILE_NAME as GENERATION_FILE
 from audiollm.models.pretrained import StoredWeights
+from audiollm.train.settings import PromptMix
 
 ANY_SPEAKER = "0"
 """The speaker of a text that names none."""
@@ -76,12 +79,28 @@ class CsmKind(TalkerKind):
             raise ValueError(
                 "a reference without its words, and this model's prompt shows both: give the text too"
             )
-        blocks = []
+        blocks, targets, end_row = list[SpeechRows](), list[SpeechTargets](), 0
         for turn in prompt.before:
             end_K1 = torch.full((self.config["num_codebooks"], 1), self.end)
-            frames_KT = torch.cat([turn.codes_KT, end_K1], dim=1)
-            blocks += [self._text_block(turn.speaker, turn.text), frame_rows(frames_KT)]
-        return PromptRows(join_rows([*blocks, self._text_block(prompt.speaker, prompt.text)]))
+            words = self._text_block(turn.speaker, turn.text)
+            frames = frame_rows(torch.cat([turn.codes_KT, end_K1], dim=1))
+            if prompt.learns_turns and turn.weight:
+                first_row = end_row + words.num_rows
+                targets.append(SpeechTargets.of(first_row, turn.codes_KT, self.end, self.end_codes))
+            blocks += [words, frames]
+            end_row += words.num_rows + frames.num_rows
+        rows = join_rows([*blocks, self._text_block(prompt.speaker, prompt.text)])
+        return PromptRows(rows, turns=tuple(targets))
+
+    def complete(
+        self, prompt: SpeechPrompt, vector_C: Tensor | None, mix: PromptMix | None, id: str
+    ) -> SpeechPrompt:
+        """See `TalkerKind.complete`. A share of the samples learns the earlier turns, too."""
+        if mix is None:
+            return prompt
+        if mix != PromptMix(learned_turns=mix.learned_turns):
+            raise ValueError("prompt_mix: this model's prompts have one form; give learned_turns alone")
+        return replace(prompt, learns_turns=draw_shares(id)[0] < mix.learned_turns)
 
     def sampling(self, first: SamplingConfig) -> TalkerSampling:
         """See `TalkerKind.sampling`: the depth decoder's settings are those of generation_config.json."""
@@ -125,7 +144,7 @@ class CsmKind(TalkerKind):
             )
         return str(contents[0]), str(contents[1])
 
-    def _text_block(self, speaker: str | None, text: str) -> Any:
+    def _text_block(self, speaker: str | None, text: str) -> SpeechRows:
         before, behind = self._text_marks
         self.text.ids(text)
         ids: Sequence[int] = self.text.marked_ids(f"{before}[{speaker or ANY_SPEAKER}]{text}{behind}")

@@ -13,7 +13,6 @@ Source: `Qwen3TTSForConditionalGeneration.generate` of the package `qwen-tts` 0.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -29,7 +28,7 @@ from audiollm.errors import ConfigError, suggestion
 from audiollm.families.qwen3_tts.model import Qwen3TTSTalker
 from audiollm.families.talkers.kind import PromptRows, SpeakingText, TalkerKind, TalkerSampling
 from audiollm.families.talkers.rows import NONE, SpeechRows, frame_rows, join_rows, text_rows
-from audiollm.families.talkers.turns import SpeechPrompt
+from audiollm.families.talkers.turns import SpeechPrompt, draw_shares
 from audiollm.files.json_files import OFFLINE, read_json_file
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.models.generation_config import FILE_NAME as GENERATION_FILE
@@ -138,7 +137,9 @@ class Qwen3TTSKind(TalkerKind):
         self, prompt: SpeechPrompt, vector_C: Tensor | None, mix: PromptMix | None, id: str
     ) -> SpeechPrompt:
         """See `TalkerKind.complete`. Without a name that the model knows, the voice is the vector."""
-        mix, draws = mix or PromptMix(), _draw_shares(id)
+        mix, draws = mix or PromptMix(), draw_shares(id)
+        if mix.learned_turns:
+            raise ValueError("prompt_mix: learned_turns is for models whose prompts are conversations (CSM)")
         named = (prompt.speaker or "").lower() in (self.talker_config.get("spk_id") or {})
         if vector_C is not None and (not named or draws[0] < mix.vector):
             prompt = replace(prompt, speaker=None, vector_C=vector_C, reference_KT=None)
@@ -308,12 +309,6 @@ class Qwen3TTSKind(TalkerKind):
     def _word_mark(self, name: str) -> int:
         """Id of one of the words that stand for no text."""
         return int(self.config[f"tts_{name}_token_id"])
-
-
-def _draw_shares(id: str) -> list[float]:
-    """Numbers in [0, 1) that depend on a sample's id alone."""
-    digest = hashlib.sha256(id.encode()).digest()
-    return [int.from_bytes(digest[place : place + 4], "little") / 2**32 for place in range(0, 20, 4)]
 
 
 def _short(field: str) -> str:

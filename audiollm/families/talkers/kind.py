@@ -58,6 +58,8 @@ class PromptRows:
     """Words of the frames' rows, one a frame from the first on."""
     after: int = NONE
     """The word beside every frame behind those."""
+    turns: tuple[SpeechTargets, ...] = ()
+    """Earlier turns that are learned, too."""
 
     def frames(self, codes_KT: Tensor, first: int = 0) -> SpeechRows:
         """Rows of frames behind the prompt.
@@ -207,7 +209,7 @@ class TalkerKind(ABC):
         rows = join_rows([laid_out.rows, laid_out.frames(codes_KT)])
         end = self.end if ended else None
         span = SpeechTargets.of(laid_out.rows.num_rows, codes_KT, end, self.end_codes)
-        return with_targets(rows, [span], is_sampled)
+        return with_targets(rows, [*laid_out.turns, span], is_sampled)
 
     def is_end(self, codes_K: Tensor) -> bool:
         """Whether drawn codes are the end, and no frame."""

@@ -335,6 +335,8 @@ def spoken_answers(
             model does not take.
     """
     prompt, encoded = read_prompt(prompted, kind, mix), []
+    for turn in prompt.before if prompt.learns_turns else ():
+        check_spoken_codes(turn.codes_KT, model, prompted)
     for answer in prompted.answers:
         if len(answer.codes) != 1 or len(answer.content) != 1:
             reason = "an answer of this model is one stretch of speech, and nothing else"

@@ -5,6 +5,7 @@ Shapes: K codebooks, T frames, C hidden size.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ class SpokenTurn:
     text: str
     codes_KT: Tensor
     speaker: str | None = None
+    weight: int = 1
+    """0: trainings read the turn and never learn it."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class SpeechPrompt:
     """The speaker encoder's vector of a recording of the voice."""
     form: PromptForm | None = None
     """Where the text stands, in models that know several places; None: the model's own choice."""
+    learns_turns: bool = False
+    """Whether the turns before are learned, too."""
 
 
 def read_speech_prompt(
@@ -93,11 +98,17 @@ def read_speech_prompt(
         elif said is None or texts or len(recordings) != 1:
             raise ValueError("a turn of the assistant is one recording, behind the text that it says")
         else:
-            turns.append(SpokenTurn(said, recordings[0], tag or speaker))
+            turns.append(SpokenTurn(said, recordings[0], tag or speaker, message.weight))
             said = None
     if not said:
         raise ValueError("no text to say at the end of the messages")
     return SpeechPrompt(said, tag or speaker, "\n".join(instruction), tuple(turns), reference_KT, language)
+
+
+def draw_shares(id: str) -> list[float]:
+    """Five numbers in [0, 1) that depend on a sample's id alone."""
+    digest = hashlib.sha256(id.encode()).digest()
+    return [int.from_bytes(digest[place : place + 4], "little") / 2**32 for place in range(0, 20, 4)]
 
 
 def speakers_of(samples: Iterable[Sample]) -> list[str]:

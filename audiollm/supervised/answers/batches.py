@@ -5,8 +5,9 @@ A step is a pure function of its number: nothing here has a state.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from audiollm.data.records.mixture import StepDraws
@@ -63,6 +64,7 @@ class AnswerBatchMaker:
     ) -> None:
         self._policy, self._sources, self._set_aside, self._ranks = policy, sources, set_aside, ranks
         self._batch_size, self._max_tokens = draws.batch_size, draws.max_tokens
+        self._seed = draws.seed
 
         def check(sample: Sample, place: str) -> None:
             check_answered(sample, place)
@@ -87,7 +89,7 @@ class AnswerBatchMaker:
 
     def __call__(self, step: int) -> AnswerBatches:
         """Encode and batch the samples of a step. Called on every rank."""
-        return self._batches(self._places(step))
+        return self._batches(self._places(step), step)
 
     def held_out(self) -> Iterator[AnswerBatches]:
         """Held-out samples, a step's number at a time; encoded when asked for. Called on every rank."""
@@ -95,11 +97,11 @@ class AnswerBatchMaker:
         for first in range(0, len(places), self._batch_size):
             yield self._batches(places[first : first + self._batch_size])
 
-    def _batches(self, places: Sequence[RecordPlace]) -> AnswerBatches:
+    def _batches(self, places: Sequence[RecordPlace], step: int | None = None) -> AnswerBatches:
         encoded = []
         for place in places[self._ranks.rank :: self._ranks.world]:
             try:
-                encoded.append(self._encoded(place))
+                encoded.append(self._encoded(place, step))
             except BadSample as bad:
                 self._set_aside.add([bad.with_traceback(None)])
         plans = self._policy.plan([[answer] for answer in encoded], self._max_tokens) if encoded else []
@@ -113,9 +115,14 @@ class AnswerBatchMaker:
         answers, all_tokens, *both = (sum(row[column] for row in gathered) for column in range(1, 5))
         return AnswerBatches(batches, answers, all_tokens, tokens, (both[0], both[1]))
 
-    def _encoded(self, place: RecordPlace) -> Any:
+    def _encoded(self, place: RecordPlace, step: int | None) -> Any:
+        """The answer in the encoding that is drawn for a step, or in the first one."""
         source, index = place
-        answered = with_last_message_as_answer(self._sources[source][index])
+        loaded = self._sources[source][index]
+        if step is not None and len(loaded.encodings) > 1:
+            number = random.Random(f"{self._seed}/{step}/{source}/{index}").randrange(len(loaded.encodings))
+            loaded = replace(loaded, encodings=[loaded.encodings[number]])
+        answered = with_last_message_as_answer(loaded)
         return self._policy.encode(self._policy.take(answered, [0], name_of(self._sources, place)))[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from audiollm.families.talkers.drawing import Speaking
 from audiollm.families.talkers.kind import TalkerSampling
 from audiollm.families.talkers.policy import TalkerPolicy, load_talker
 from audiollm.families.talkers.turns import read_speech_prompt
-from audiollm.train.settings import LoRASettings
+from audiollm.train.settings import LoRASettings, PromptMix
 from tests.audiollm.families.talkers.tiny_csm import BOOKS, CODES, write_tiny_csm
 
 SPEECH = AudioPart(path="speech.wav")
@@ -56,8 +57,10 @@ CLIPS = [
 ]
 
 
-def theirs(folder: Path, clip: PromptedContents, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
-    """transformers' class, and its inputs for a clip: ids by its chat template, labels for the last turn alone."""
+def theirs(
+    folder: Path, clip: PromptedContents, dtype: torch.dtype, learned_turns: tuple[int, ...] = (-1,)
+) -> tuple[Any, dict[str, Any]]:
+    """transformers' class, and its inputs for a clip: ids by its chat template, labels for some turns alone."""
     model = CsmForConditionalGeneration.from_pretrained(folder, dtype=dtype).eval()
     turns = [*clip.audio, clip.answers[0].codes[0]]
     texts = [part.text for message in clip.prompt for part in message.content if isinstance(part, TextPart)]
@@ -68,7 +71,7 @@ def theirs(folder: Path, clip: PromptedContents, dtype: torch.dtype) -> tuple[An
         text_ids = kind.text.marked_ids(f"<|begin_of_text|>[{speaker}]{said}<|end_of_text|>")
         frames = torch.cat([codes_KT.T, torch.zeros(1, BOOKS, dtype=torch.long)])
         ids += [torch.tensor(text_ids)[:, None].expand(-1, BOOKS), frames]
-        learned = number == len(texts) - 1
+        learned = number in learned_turns or number - len(texts) in learned_turns
         labels += [
             torch.full((len(text_ids), BOOKS), -100),
             frames if learned else torch.full_like(frames, -100),
@@ -91,11 +94,23 @@ def loss_of(policy: TalkerPolicy, clips: list[PromptedContents]) -> Tensor:
     return -logprobs.policy_T[is_first_T].mean() - logprobs.policy_T[~is_first_T].mean()
 
 
-@pytest.mark.parametrize("clip", CLIPS)
-def test_loss_and_gradients_are_those_of_transformers(folder: Path, clip: PromptedContents) -> None:
-    policy = TalkerPolicy(CsmKind(folder), PolicySettings())
+CONVERSATION = prompted(
+    "[SPEAKER0] three",
+    codes_of(9, 2),
+    (("[SPEAKER1] four", codes_of(3, 3)), ("[SPEAKER0] five", codes_of(4, 4))),
+)
+
+
+@pytest.mark.parametrize(
+    ("clip", "mix", "learned_turns"),
+    [(clip, None, (-1,)) for clip in CLIPS] + [(CONVERSATION, PromptMix(learned_turns=1.0), (0, 1, 2))],
+)
+def test_loss_and_gradients_are_those_of_transformers(
+    folder: Path, clip: PromptedContents, mix: PromptMix | None, learned_turns: tuple[int, ...]
+) -> None:
+    policy = TalkerPolicy(CsmKind(folder), PolicySettings(prompt_mix=mix))
     policy.root.double()
-    model, inputs = theirs(folder, clip, torch.float64)
+    model, inputs = theirs(folder, clip, torch.float64, learned_turns)
     loss = loss_of(policy, [clip])
     output = model(**inputs)
     assert float(loss) == pytest.approx(float(output.loss), rel=1e-6)  # theirs is made of logits in float32
@@ -114,6 +129,29 @@ def test_loss_and_gradients_are_those_of_transformers(folder: Path, clip: Prompt
     assert sum(error for error, _ in squared) ** 0.5 < 1e-6 * sum(size for _, size in squared) ** 0.5
     for (name, _, _), (error, size) in zip(pairs, squared, strict=True):
         assert error**0.5 < 1e-5 * size**0.5, name
+
+
+def test_turns_of_weight_0_are_read_alone(folder: Path) -> None:
+    """And so are all turns, but for the share of the samples that the mix draws by their ids."""
+    weighed = [
+        message.model_copy(update={"weight": 0}) if message.role == "assistant" and number == 1 else message
+        for number, message in enumerate(CONVERSATION.prompt)
+    ]
+    policy = TalkerPolicy(CsmKind(folder), PolicySettings(prompt_mix=PromptMix(learned_turns=1.0)))
+    frames = {
+        "all": len(policy.encode(CONVERSATION)[0].target_F),
+        "weighed": len(policy.encode(replace(CONVERSATION, prompt=weighed))[0].target_F),
+    }
+    assert frames == {"all": 10 + 4 + 5, "weighed": 10 + 5}
+    policy = TalkerPolicy(CsmKind(folder), PolicySettings(prompt_mix=PromptMix(learned_turns=0.5)))
+    lengths = [len(policy.encode(replace(CONVERSATION, id=str(n)))[0].target_F) for n in range(200)]
+    assert set(lengths) == {10, 19} and 70 < lengths.count(19) < 130
+
+
+def test_other_forms_of_prompts_are_refused(folder: Path) -> None:
+    policy = TalkerPolicy(CsmKind(folder), PolicySettings(prompt_mix=PromptMix(no_voice=0.5)))
+    with pytest.raises(BadSample, match="give learned_turns alone"):
+        policy.encode(CONVERSATION)
 
 
 def test_packed_is_as_alone(folder: Path) -> None:
