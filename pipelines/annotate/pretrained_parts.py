@@ -66,6 +66,11 @@ def is_installed(module: str) -> bool:
         return False
 
 
+def named_classes(settings: BaseModel) -> list[str]:
+    """The settings that name a class of a user's own, `package.module:Class`: its source belongs to fingerprints."""
+    return [value for _, value in settings if isinstance(value, str) and is_import_path(value)]
+
+
 def part_rows(settings: Mapping[str, BaseModel]) -> list[Row]:
     """Describe the files, folders and classes that steps are given: `name` (`STEP.SETTING`), `kind`, `weights`,
     `model_type` of a folder that tells it, and the SHA-256 `digest`.
@@ -79,9 +84,9 @@ def part_rows(settings: Mapping[str, BaseModel]) -> list[Row]:
             if path.exists():
                 rows.append({"name": f"{step}.{setting}", **_describe_path(path)})
         for setting, value in config:
-            if isinstance(value, str) and is_import_path(value):
+            if value in named_classes(config):
                 digest = source_digest(value)[:DIGEST_CHARACTERS]
-                row = {"kind": "module", "weights": value, "model_type": None, "digest": digest}
+                row = {"kind": "class", "weights": value, "model_type": None, "digest": digest}
                 rows.append({"name": f"{step}.{setting}", **row})
     return rows
 

@@ -43,6 +43,8 @@ class Thresholds(BaseModel):
     min_bandwidth_hz: float | None = None
     max_rt60_s: float | None = None
     min_utmos: float | None = None
+    min_quality_score: float | None = None
+    """Smallest score of `steps.quality.scorer`."""
     min_sigmos_noise: float | None = None
     min_sigmos_ovrl: float | None = None
     max_pairwise_wer: float | None = Field(None, ge=0)
@@ -134,6 +136,7 @@ RULES: tuple[AnnotationRule, ...] = (
     AnnotationRule("min_bandwidth_hz", "quality", "bandwidth_hz", ">=", "bandwidth too low", " Hz", option="bandwidth"),
     AnnotationRule("max_rt60_s", "quality", "rt60_s", "<=", "too reverberant", " s", option="reverberation"),
     AnnotationRule("min_utmos", "quality", "utmos", ">=", "sounds unnatural (UTMOS)", option="utmos"),
+    AnnotationRule("min_quality_score", "quality", "score", ">=", "sounds bad (scorer)", option="scorer"),
     AnnotationRule("min_sigmos_noise", "quality", "sigmos.noise", ">=", "too noisy (SIGMOS)", option="sigmos"),
     AnnotationRule("min_sigmos_ovrl", "quality", "sigmos.ovrl", ">=", "sounds bad (SIGMOS)", option="sigmos"),
     AnnotationRule("max_pairwise_wer", "consensus", "pairwise_wer", "<=", "recognizers disagree"),

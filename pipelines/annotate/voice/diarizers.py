@@ -155,7 +155,9 @@ class SortformerDiarizer:
     def __init__(self, path: Path, device: str = "cpu") -> None:
         import torch
         from nemo.collections.asr.models import SortformerEncLabelModel
+        from nemo.utils import logging
 
+        logging.setLevel(logging.ERROR)  # it has a line for every recording
         with _restricted_reader(path, "Sortformer"):
             self._model: Any = SortformerEncLabelModel.restore_from(
                 restore_path=str(path), map_location=torch.device(device), strict=False

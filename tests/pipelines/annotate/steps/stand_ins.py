@@ -171,6 +171,10 @@ def write_packages(folder: Path) -> None:
         ("pyannote/audio/core/__init__.py", ""),
         ("pyannote/audio/core/task.py", PYANNOTE_TASK),
         ("nemo/__init__.py", ""),
+        (
+            "nemo/utils/__init__.py",
+            "import logging as _logging\nlogging = _logging.getLogger('nemo')\nlogging.ERROR = 40\n",
+        ),
         ("nemo/collections/__init__.py", ""),
         ("nemo/collections/asr/__init__.py", ""),
         ("nemo/collections/asr/models.py", SORTFORMER),
