@@ -12,7 +12,7 @@ PYANNOTE = '''
 (pipelines/speaker_diarization.py); pyannote.core 6.1.0: `Annotation.itertracks`, `Segment`.
 
 This one hears who speaks by the sign of the samples' mean in each 0.1 s: S+ above 0.05, S- below -0.05, both where the
-absolute mean is above 0.3.
+absolute mean is above 0.3. It fails on samples above 0.95.
 """
 import os
 from dataclasses import dataclass
@@ -69,6 +69,8 @@ class Pipeline:
         waveform = file["waveform"]
         if waveform.ndim != 2 or waveform.shape[0] > waveform.shape[1]:
             raise ValueError("'waveform' must be provided as a (channel, time) torch Tensor.")
+        if waveform.abs().max() > 0.95:
+            raise RuntimeError("no speaker is that loud")
         rate, tracks = file["sample_rate"], []
         means = [float(piece.mean()) for piece in waveform[0].split(rate // 10)]
         for label, is_active in (
@@ -233,3 +235,69 @@ def wespeaker_file(path: Path, dimension: int = 6, mels: int = 80) -> Path:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
     onnx.save(model, str(path))
     return path
+
+
+def language_folder(folder: Path, shares: dict[str, float]) -> Path:
+    """A `Wav2Vec2ForSequenceClassification`, as MMS-LID is one, that gives these probabilities whatever it hears."""
+    from transformers import Wav2Vec2Config, Wav2Vec2FeatureExtractor, Wav2Vec2ForSequenceClassification
+
+    config = Wav2Vec2Config(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, conv_dim=(8, 8),
+        conv_kernel=(10, 8), conv_stride=(5, 4), num_feat_extract_layers=2, feat_extract_norm="layer",
+        do_stable_layer_norm=True, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, classifier_proj_size=8,
+        id2label=dict(enumerate(shares)), label2id={label: index for index, label in enumerate(shares)},
+    )  # fmt: skip
+    model = Wav2Vec2ForSequenceClassification(config)
+    torch.nn.init.zeros_(model.classifier.weight)
+    model.classifier.bias.data = torch.tensor(list(shares.values())).log()
+    model.save_pretrained(folder)
+    Wav2Vec2FeatureExtractor(return_attention_mask=True).save_pretrained(folder)
+    return folder
+
+
+HOP, WINDOW = 320, 400
+"""Samples at 16 kHz from one frame of `tone_ctc_folder` to the next, and in one."""
+
+
+def tone_ctc_folder(folder: Path, hertz: dict[str, int]) -> Path:
+    """A `Wav2Vec2ForCTC` that writes a letter wherever its tone sounds, and a blank over digital silence.
+
+    Its convolution holds a sine and a cosine of each tone in four phases, its transformer no layer, its head their sum.
+
+    Args:
+        hertz: letter -> its tone, a multiple of 50 Hz; `|` stands between words.
+    """
+    import json
+
+    from transformers import Wav2Vec2Config, Wav2Vec2CTCTokenizer, Wav2Vec2FeatureExtractor, Wav2Vec2ForCTC
+
+    folder.mkdir(parents=True)
+    vocabulary = ["<pad>", "<s>", "</s>", "<unk>", *hertz]
+    (folder / "vocab.json").write_text(json.dumps({token: index for index, token in enumerate(vocabulary)}))
+    Wav2Vec2CTCTokenizer(str(folder / "vocab.json")).save_pretrained(folder)
+    Wav2Vec2FeatureExtractor(do_normalize=False, return_attention_mask=True).save_pretrained(folder)
+    size = 4 * len(hertz)
+    config = Wav2Vec2Config(
+        vocab_size=len(vocabulary), hidden_size=size, num_hidden_layers=0, num_attention_heads=1, intermediate_size=8,
+        conv_dim=(size,), conv_kernel=(WINDOW,), conv_stride=(HOP,), num_feat_extract_layers=1, pad_token_id=0,
+        feat_extract_norm="layer", num_conv_pos_embeddings=2, num_conv_pos_embedding_groups=1,
+        do_stable_layer_norm=True,
+    )  # fmt: skip
+    model = Wav2Vec2ForCTC(config)
+    weights = {name: torch.zeros_like(weight) for name, weight in model.state_dict().items()}
+    time_N = torch.arange(WINDOW) / 16_000
+    for row, tone in enumerate(hertz.values()):
+        angle_N = 2 * torch.pi * tone * time_N
+        phases = torch.stack([angle_N.cos(), angle_N.sin(), -angle_N.cos(), -angle_N.sin()])
+        weights["wav2vec2.feature_extractor.conv_layers.0.conv.weight"][4 * row : 4 * row + 4, 0] = phases
+        weights["lm_head.weight"][4 + row, 4 * row : 4 * row + 4] = 8.0
+    for name in weights:
+        if name.endswith("layer_norm.weight"):
+            weights[name] += 1.0
+        if name.endswith("parametrizations.weight.original1"):
+            weights[name] += 1.0  # the direction of a weight of the length 0
+    weights["wav2vec2.feature_projection.projection.weight"] = torch.eye(size)
+    weights["lm_head.bias"][0], weights["lm_head.bias"][1:4] = 4.0, -100.0
+    model.load_state_dict(weights)
+    model.save_pretrained(folder)
+    return folder
