@@ -350,7 +350,7 @@ def _write_page(folder: Path) -> Path:
     return write_annotation_report(folder)
 
 
-def _source_facts(config: AnnotationConfig) -> list[str]:
+def _plug_in_sources(config: AnnotationConfig) -> list[str]:
     """The source of a user's own steps, and of the classes that steps name."""
     names = [name for settings in config.step_settings().values() for name in named_classes(settings)]
     return plug_in_facts([*config.steps, *names])
@@ -370,7 +370,7 @@ STAGE = Stage(
     },
     help="find who says what in the recordings",
     plan=plan_annotation,
-    facts=_source_facts,
+    facts=_plug_in_sources,
     keeps=("ledger", "fetched", "corpus", "shards"),
     by_hand=(CORRECTIONS,),
 )

@@ -85,27 +85,25 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     patch.undo()
 
 
+OTHER_SCORES = dict.fromkeys(("dnsmos", "snr", "bandwidth", "reverberation"), False)
+TRUST = ("min_token_confidence", "min_text_speech_share", "no_text_loop", "max_text_compression_ratio")
+
+
 def _settings(parts: Path, **settings: Any) -> dict[str, Any]:
+    """Every part, and a recognizer whose text is trusted, whatever it hears."""
+    tones = f"transformers={parts / 'tones'}"
     steps = {
         "speakers": {
             "diarizer": f"pyannote={parts / 'pipeline'}",
             "embedder": f"wespeaker={parts / 'voices.onnx'}",
         },
         "language": {"model": f"transformers={parts / 'languages'}"},
-        "alignment": {"model": f"transformers={parts / 'tones'}"},
-        "quality": {"scorer": "parts_scorer:Peak"},
+        "alignment": {"model": tones},
+        "quality": {"scorer": "parts_scorer:Peak", **OTHER_SCORES},
     }
-    words = {
-        "input": str(parts / "in"),
-        "recognizers": ["pocketsphinx"],
-        "steps": steps,
-        "link_speakers": 0.9,
-    }
-    return {
-        **words,
-        "thresholds": {"min_pocketsphinx_confidence": None, "min_pocketsphinx_fit": None},
-        **settings,
-    }
+    recognizer = {"kind": "transformers", "model": str(parts / "tones")}
+    common = {"input": str(parts / "in"), "recognizers": [recognizer], "steps": steps, "link_speakers": 0.9}
+    return {**common, "thresholds": dict.fromkeys(TRUST), "quality_sample": 0, **settings}
 
 
 def _annotate(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, str], str]:
@@ -134,7 +132,8 @@ def test_parts_measure_what_rows_and_report_have(parts: Path, tmp_path: Path) ->
     out = tmp_path / "out"
     _, told = _annotate(out, _settings(parts))
     rows = _rows(out / "segments.jsonl")
-    assert {row["language"] for row in rows} == {"en"} and len({row["file"] for row in rows}) == 3
+    assert {row["measured"]["language"]["source"].split()[-1] for row in rows} == {"sound"}
+    assert {row["language"] for row in rows} <= {"en", "de"} and len({row["file"] for row in rows}) == 3
     assert len({row["speaker"] for row in rows}) >= 2
     assert all(1 <= row["measured"]["quality"]["score"] <= 5 for row in rows)
     aligned = [row for row in rows if "alignment" in row["measured"]]

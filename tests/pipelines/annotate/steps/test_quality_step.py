@@ -323,3 +323,40 @@ def test_scorers_that_cannot_be_used_are_told_before_the_work(scorers: str) -> N
     for name, message in (("Broken", "OSError: no weights at /gone"), ("Rateless", "has no `sample_rate`")):
         with pytest.raises(ConfigError, match=message):
             Quality(QualityConfig(dnsmos=False, scorer=f"{scorers}:{name}")).setup()
+
+
+UTMOSV2 = '''
+"""UTMOSv2 (sarulab-speech/UTMOSv2, README.md): `create_model(pretrained=True)`, and `predict(data=...)` with an array
+[samples] that gives an array [1]. This one hears a second drawn at random."""
+import numpy as np
+
+
+class _Model:
+    def predict(self, *, data=None, input_path=None, input_dir=None):
+        start = np.random.randint(0, max(len(data) - 16_000, 1))
+        return np.array([1.0 + float(np.abs(data[start : start + 16_000]).mean())])
+
+
+def create_model(pretrained=True, config="fusion_stage3", fold=0, checkpoint_path=None):
+    return _Model()
+'''
+
+
+def test_the_scorer_of_the_guide_gives_the_same_score_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide = (Path(__file__).parents[4] / "docs" / "extending.md").read_text(encoding="utf-8")
+    example = guide.partition("## A quality score")[2].partition("```python\n")[2].partition("```")[0]
+    name = f"guide_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(example)
+    (tmp_path / "utmosv2.py").write_text(UTMOSV2)
+    monkeypatch.chdir(tmp_path)
+    quiet = dict.fromkeys(("dnsmos", "snr", "bandwidth", "reverberation"), False)
+    step = Quality(QualityConfig.model_validate({**quiet, "scorer": f"{name}:Utmosv2"}))
+    with pytest.raises(ConfigError, match="cannot be made: ModuleNotFoundError: No module named 'utmosv2'"):
+        step.setup()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    step.setup()
+    clip = segment(tmp_path, speechlike())
+    value = step.process(clip)
+    assert 1 < value["score"] < 2 and step.process(clip) == value
