@@ -147,7 +147,7 @@ def annotate(
 
     audiollm annotate raw -o corpus --preset audioverse --tagger auto --missing-scorer skip
 
-    audiollm annotate raw -o corpus --preset emilia --speakers pyannote=community-1 --language transformers=mms-lid-126
+    audiollm annotate raw -o corpus --preset emilia --speakers pyannote=models/community-1
 
     audiollm annotate -o corpus --recognizer none --set corpus.synthesizer=hibari --set corpus.texts=sentences.txt
     """
