@@ -1,8 +1,8 @@
 """Reasons to drop a segment: thresholds by name, rules that compare measured values with them, and presets of both.
 
 What the published pipelines state is in the presets; where a model of theirs is not at hand, the preset asks for it by
-name and does not quietly go on without. Emilia's and Curator's own diarizers are pretrained: `--speakers pyannote=FOLDER`,
-`--speakers sortformer=FILE.nemo` (docs/annotation_steps.md); without, the step `speakers` tells voices apart by itself.
+name and does not quietly go on without. Emilia's and Curator's own diarizers are pretrained: `--speakers
+pyannote=FOLDER` and `sortformer=FILE.nemo`; without, the step `speakers` tells voices apart by itself.
 
 Sources: Emilia: open-mmlab/Amphion, preprocessors/Emilia (30 s, DNSMOS OVRL 3, language 0.8, 1.5 interquartile ranges);
 Granary: NVIDIA/NeMo-speech-data-processor, dataset_configs/multilingual/granary, and arXiv 2505.13404; Curator:
