@@ -72,6 +72,42 @@ def annotate(
             show_default="none",
         ),
     ] = None,
+    speakers: Annotated[
+        str | None,
+        typer.Option(
+            help="Who speaks when: pyannote=FOLDER (a pipeline; pip install 'audiollm[pyannote]'), or "
+            "sortformer=FILE.nemo (pip install 'audiollm[sortformer]').",
+            show_default="by the voices, where the preset has the step speakers",
+        ),
+    ] = None,
+    voices: Annotated[
+        str | None,
+        typer.Option(
+            help="The voice embedder of the step speakers: wespeaker=FILE.onnx, transformers=FOLDER (WavLM-SV).",
+            show_default="resemblyzer",
+        ),
+    ] = None,
+    aligner: Annotated[
+        str | None,
+        typer.Option(
+            help="Times of words by a CTC model: transformers=FOLDER (wav2vec2, MMS), as the step alignment.",
+            show_default="none",
+        ),
+    ] = None,
+    language: Annotated[
+        str | None,
+        typer.Option(
+            help="The language by its sound, beside the text: transformers=FOLDER, a classifier such as MMS-LID.",
+            show_default="by the text alone, where the preset has the step language",
+        ),
+    ] = None,
+    quality: Annotated[
+        str | None,
+        typer.Option(
+            help="A quality score of your own: module:Class (UTMOSv2 and others: docs/extending.md).",
+            show_default="none",
+        ),
+    ] = None,
     settings: SettingsFile = None,
     set_: Annotated[
         list[str] | None,
@@ -112,6 +148,8 @@ def annotate(
 
     audiollm annotate raw -o corpus --preset audioverse --tagger auto --missing-scorer skip
 
+    audiollm annotate raw -o corpus --preset emilia --speakers pyannote=models/community-1
+
     audiollm annotate -o corpus --recognizer none --set corpus.synthesizer=hibari --set corpus.texts=sentences.txt
     """
     from pipelines.annotate.execution import chain as chains
@@ -133,14 +171,21 @@ def annotate(
         "retry_failed": retry_failed or None,
     }
     raw_settings = merge_settings(settings, cli_settings, {"shards": True})
-    tagging = () if tagger is None else (f"steps.events.model={tagger}",)
+    parts = {
+        "steps.events.model": ("--tagger", tagger),
+        "steps.speakers.diarizer": ("--speakers", speakers),
+        "steps.speakers.embedder": ("--voices", voices),
+        "steps.alignment.model": ("--aligner", aligner),
+        "steps.language.model": ("--language", language),
+        "steps.quality.scorer": ("--quality", quality),
+    }
     options = {
         "input": "INPUT",
         "transcripts": "--transcripts" if transcripts else "",
         "recognizers": "--recognizer" if recognizer else "",
-        "steps.events.model": "--tagger" if tagger else "",
+        **{key: option if value else "" for key, (option, value) in parts.items()},
     }
-    overrides = (*tagging, *(set_ or ()))
+    overrides = (*(f"{key}={value}" for key, (_, value) in parts.items() if value), *(set_ or ()))
     if (
         not inputs
         and not raw_settings.keys() & {"input", "corpus"}

@@ -40,8 +40,10 @@ from pipelines.annotate.input.spoken_corpus import SpokenCorpus, plan_corpus, sp
 from pipelines.annotate.input.transcripts import TranscriptError
 from pipelines.annotate.output.columns import make_columns
 from pipelines.annotate.output.rows import corrections_sentence, unmatched_warning, write_output
+from pipelines.annotate.pretrained_parts import named_classes, part_rows
 from pipelines.annotate.recognizers.choice import STRONGER, PocketsphinxConfig
 from pipelines.annotate.recognizers.value import recognizer_rows
+from pipelines.annotate.steps.speakers import SpeakersConfig
 from pipelines.execution.ledger import Ledger
 from pipelines.review.applied import CorrectionIndex
 from pipelines.review.corrections import CORRECTIONS, read_corrections
@@ -112,7 +114,10 @@ def _annotate_recordings(config: AnnotationConfig, context: Context, ledger: Led
     refuse_missing(config, chains.missing(chain, config.limits))
     sources = _collect_annotation_sources(config, context, ledger)
     thresholds, chain, lacking = _build_annotation_chain(config, context, sources)
-    if "speakers" not in chain.settings and (warning := speaker_warning(sources.recordings)):
+    warnings = [likeness_warning(config, chain)]
+    if "speakers" not in chain.settings:
+        warnings.append(speaker_warning(sources.recordings))
+    for warning in filter(None, warnings):
         sources.warnings.append(warning)
         context.say(f"warning: {warning}")
     spool = Spool(folder / "ledger" / "spool.sqlite")
@@ -141,6 +146,8 @@ def _annotate_recordings(config: AnnotationConfig, context: Context, ledger: Led
     }
     write_rules(folder, RULES, config.limits, thresholds, lacking)
     write_json(folder / "recognizers.json", recognizers)
+    others = {name: value for name, value in chain.settings.items() if name not in chain.recognizers}
+    write_json(folder / "models.json", part_rows(others))
     write_timings(folder, annotation.costs, "voice_activity", took)
     return funnel
 
@@ -297,6 +304,22 @@ def _choose_annotation_grammar(
     return tuple(texts)
 
 
+def likeness_warning(config: AnnotationConfig, chain: Chain) -> str:
+    """Why an embedder's voices may be joined or parted wrongly: no cosine is set for it; empty where one is."""
+    speakers = chain.settings.get("speakers")
+    if not isinstance(speakers, SpeakersConfig) or speakers.embedder == "auto":
+        return ""
+    unset = ["link_speakers"] if config.link_speakers is None else []
+    if speakers.diarizer is None and "threshold" not in speakers.model_fields_set:
+        unset.append("steps.speakers.threshold")
+    if not unset:
+        return ""
+    return (
+        f"voices of {speakers.embedder.name} are compared by the cosines that suit resemblyzer: set "
+        f"{' and '.join(unset)} to the cosine from which two voices are one speaker to this model"
+    )
+
+
 # ---------------------------------------------------------------------------------------------- making of it
 
 
@@ -351,6 +374,12 @@ def _write_page(folder: Path) -> Path:
     return write_annotation_report(folder)
 
 
+def _plug_in_sources(config: AnnotationConfig) -> list[str]:
+    """The source of a user's own steps, and of the classes that steps name."""
+    names = [name for settings in config.step_settings().values() for name in named_classes(settings)]
+    return plug_in_facts([*config.steps, *names])
+
+
 STAGE = Stage(
     kind="annotate",
     config=AnnotationConfig,
@@ -365,7 +394,7 @@ STAGE = Stage(
     },
     help="find who says what in the recordings",
     plan=plan_annotation,
-    facts=lambda config: plug_in_facts(config.steps),
+    facts=_plug_in_sources,
     keeps=("ledger", "fetched", "corpus", "shards"),
     by_hand=(CORRECTIONS,),
 )

@@ -112,5 +112,5 @@ class SegmentStep(BaseStep[Settings]):
     level: ClassVar[Literal["segment"]] = "segment"
     measures_sounds: ClassVar[bool] = False
     """Whether it runs on segments without speech, too."""
-    reads_text: ClassVar[bool] = False
+    reads_text: bool = False
     """Whether it is skipped on segments without a trusted text."""

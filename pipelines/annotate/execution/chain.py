@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from audiollm.recipe.plug_ins import Catalog, plug_in_facts
 from pipelines.annotate.execution.rules import RULES, AnnotationRule, Thresholds
+from pipelines.annotate.pretrained_parts import named_classes
 from pipelines.annotate.recognizers.choice import RecognizerChoice, make_recognizer
 from pipelines.annotate.step import RecordingStep, SegmentStep
 from pipelines.steps.chain import Missing, StepCatalog, StepKeys, lacking_steps, settings_hash
@@ -92,7 +93,9 @@ def build(
             step_class(step_settings, names) if name in _NEED_RECOGNIZERS else step_class(step_settings)
         )
         chain_settings[step.name] = step_settings
-        hashes[step.name] = settings_hash(step, step_settings, plug_in_facts([name]))
+        hashes[step.name] = settings_hash(
+            step, step_settings, plug_in_facts([name, *named_classes(step_settings)])
+        )
         return step
 
     steps: list[AnnotationStep] = []

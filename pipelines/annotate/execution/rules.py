@@ -1,7 +1,8 @@
 """Reasons to drop a segment: thresholds by name, rules that compare measured values with them, and presets of both.
 
 What the published pipelines state is in the presets; where a model of theirs is not at hand, the preset asks for it by
-name and does not quietly go on without.
+name and does not quietly go on without. Emilia's and Curator's own diarizers are pretrained: `--speakers
+pyannote=FOLDER` and `sortformer=FILE.nemo`; without, the step `speakers` tells voices apart by itself.
 
 Sources: Emilia: open-mmlab/Amphion, preprocessors/Emilia (30 s, DNSMOS OVRL 3, language 0.8, 1.5 interquartile ranges);
 Granary: NVIDIA/NeMo-speech-data-processor, dataset_configs/multilingual/granary, and arXiv 2505.13404; Curator:
@@ -43,6 +44,8 @@ class Thresholds(BaseModel):
     min_bandwidth_hz: float | None = None
     max_rt60_s: float | None = None
     min_utmos: float | None = None
+    min_quality_score: float | None = None
+    """Smallest score of `steps.quality.scorer`."""
     min_sigmos_noise: float | None = None
     min_sigmos_ovrl: float | None = None
     max_pairwise_wer: float | None = Field(None, ge=0)
@@ -134,6 +137,7 @@ RULES: tuple[AnnotationRule, ...] = (
     AnnotationRule("min_bandwidth_hz", "quality", "bandwidth_hz", ">=", "bandwidth too low", " Hz", option="bandwidth"),
     AnnotationRule("max_rt60_s", "quality", "rt60_s", "<=", "too reverberant", " s", option="reverberation"),
     AnnotationRule("min_utmos", "quality", "utmos", ">=", "sounds unnatural (UTMOS)", option="utmos"),
+    AnnotationRule("min_quality_score", "quality", "score", ">=", "sounds bad (scorer)", option="scorer"),
     AnnotationRule("min_sigmos_noise", "quality", "sigmos.noise", ">=", "too noisy (SIGMOS)", option="sigmos"),
     AnnotationRule("min_sigmos_ovrl", "quality", "sigmos.ovrl", ">=", "sounds bad (SIGMOS)", option="sigmos"),
     AnnotationRule("max_pairwise_wer", "consensus", "pairwise_wer", "<=", "recognizers disagree"),

@@ -82,13 +82,17 @@ def _never_drawn(folder: Folder, tally: NumberTally) -> list[Comparison]:
 
 
 def _texts(folder: Folder, counts: Row) -> Markup:
-    """The recognizers with their weights, and recognized text that was refused."""
+    """The recognizers and other models with their weights, and recognized text that was refused."""
     rows = folder.objects("recognizers.json")
     recognizers = [_recognizer(row) for row in rows]
     has_pocketsphinx = any(row.get("kind") == "pocketsphinx" for row in rows)
     listed = [heading("Recognizers and their weights"), element("ul", recognizers, class_="reasons")]
+    models = [_recognizer(row) for row in folder.objects("models.json")]
+    listed_models = [heading("Models and files of steps"), element("ul", models, class_="reasons")]
     return join(
-        listed if recognizers else None, _refused_texts(counts.get("recognized_texts"), has_pocketsphinx)
+        listed if recognizers else None,
+        listed_models if models else None,
+        _refused_texts(counts.get("recognized_texts"), has_pocketsphinx),
     )
 
 

@@ -6,6 +6,8 @@ By the aligners of `audiollm.evaluate.alignment`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
@@ -17,7 +19,7 @@ from audiollm.evaluate.alignment.word_times import (
     WordSpan,
     align_text,
 )
-from audiollm.recipe.stages import ModelPath
+from pipelines.annotate.pretrained_parts import FOLDER, part_path
 from pipelines.annotate.recognizers.value import missing_folder
 from pipelines.annotate.step import Segment, SegmentStep
 from pipelines.steps.step import StepConfig, Value
@@ -29,9 +31,9 @@ _EXPECTED_FOLDER = (
 
 
 class AlignmentConfig(StepConfig):
-    model: ModelPath | None = None
-    """A CTC model of transformers that spells in letters (wav2vec2, MMS, ...), for its languages; None: Pocketsphinx,
-    for English alone: a segment in another language is not aligned."""
+    model: Annotated[Path, part_path(transformers=FOLDER)] | None = None
+    """`transformers=FOLDER`: a CTC model that spells in letters (wav2vec2, MMS, ...), for its languages. None:
+    Pocketsphinx, for English alone: a segment in another language is not aligned."""
     gpus: float = Field(0.0, ge=0)
     """Share of a GPU for each worker; 0: the CPU. Of the model."""
 

@@ -1,7 +1,7 @@
 """The step `quality`: scores of quality models, and estimates of noise, bandwidth and reverberation.
 
 Models learned from listeners how good a recording sounds, on scales of 1 (bad) to 5 (excellent): DNSMOS P.835 comes
-with speechmos; UTMOS (naturalness) and SIGMOS (P.804) are given as ONNX files.
+with speechmos; UTMOS (naturalness) and SIGMOS (P.804) are given as ONNX files, any other as a class, `module:Class`.
 
 Noise, bandwidth and reverberation are estimated without a clean reference and without a model; `benchmarks/quality.py`
 measures the error of each estimate.
@@ -12,15 +12,18 @@ Shapes: B bands, F frames, K frequency bins, N samples, W frames of one window.
 from __future__ import annotations
 
 import importlib.util
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from audiollm.errors import ConfigError
 from audiollm.onnx_models import package_file, single_thread_session
+from audiollm.recipe.plug_ins import import_named, is_import_path, plug_in_facts
 from pipelines.annotate.step import Segment, SegmentStep
 from pipelines.steps.step import StepConfig, Value
 
@@ -218,6 +221,28 @@ class QualityConfig(StepConfig):
     """UTMOS22 (strong) as .onnx: waveform at 16 kHz in, one score out."""
     sigmos: Path | None = None
     """SIGMOS as .onnx, `model-sigmos_*.onnx` of microsoft/SIG-Challenge (ICASSP2024/sigmos)."""
+    scorer: str | None = None
+    """`package.module:Class` of a `QualityScorer` (UTMOSv2, SQUIM, ...): its score is `quality.score`."""
+
+    @field_validator("scorer")
+    @classmethod
+    def _scorer_is_an_import_path(cls, value: str | None) -> str | None:
+        if value is not None and not is_import_path(value):
+            raise ValueError(f"{value!r}: give package.module:Class; docs/extending.md has an example")
+        try:
+            plug_in_facts([value] if value else [])
+        except ConfigError as error:
+            raise ValueError(" ".join(str(error).split())) from error
+        return value
+
+
+class QualityScorer(Protocol):
+    """A quality model as a class that is made without arguments, once in every worker."""
+
+    sample_rate: int
+
+    def score(self, samples_N: NDArray[np.float32]) -> float:
+        """The score of mono speech at `sample_rate`, not empty; not finite: there is none."""
 
 
 class Quality(SegmentStep[QualityConfig]):
@@ -232,11 +257,17 @@ class Quality(SegmentStep[QualityConfig]):
         self._dnsmos: Dnsmos | None = None
         self._utmos: Utmos | None = None
         self._sigmos: Sigmos | None = None
+        self._scorer: QualityScorer | None = None
 
     def missing(self) -> str | None:
         for option, path in (("utmos", self.config.utmos), ("sigmos", self.config.sigmos)):
             if path is not None and not path.is_file():
                 return f"quality.{option}: no file {path}: give its .onnx, or leave the option out"
+        if self.config.scorer is not None:
+            try:
+                load_scorer_class(self.config.scorer)
+            except ConfigError as error:
+                return f"quality.scorer: {' '.join(str(error).split())}"
         if self.config.dnsmos and importlib.util.find_spec("speechmos") is None:
             return (
                 "quality.dnsmos: the package speechmos is missing: pip install speechmos, or set it to false"
@@ -247,10 +278,15 @@ class Quality(SegmentStep[QualityConfig]):
         return None
 
     def setup(self) -> None:
-        """Load the models that are asked for."""
+        """Load the models that are asked for.
+
+        Raises:
+            ConfigError: a scorer that cannot be made.
+        """
         self._dnsmos = Dnsmos() if self.config.dnsmos else None
         self._utmos = Utmos(self.config.utmos) if self.config.utmos else None
         self._sigmos = Sigmos(self.config.sigmos) if self.config.sigmos else None
+        self._scorer = make_scorer(self.config.scorer) if self.config.scorer else None
 
     def process(self, item: Segment) -> Value:
         """Compute the requested scores, by name; null where the segment is too short or too quiet."""
@@ -284,7 +320,45 @@ class Quality(SegmentStep[QualityConfig]):
         if self._sigmos is not None:
             sigmos_scores = self._sigmos.score(item.samples(SIGMOS_RATE))
             value["sigmos"] = {name: round(score, 3) for name, score in sigmos_scores.items()}
+        if self._scorer is not None:
+            score = float(self._scorer.score(item.samples(self._scorer.sample_rate).copy()))
+            value["score"] = round(score, 3) if math.isfinite(score) else None
         return value
+
+
+def load_scorer_class(path: str) -> type[QualityScorer]:
+    """The class at `package.module:Class`.
+
+    Raises:
+        ConfigError: it cannot be imported (the reason names a package that is not installed), or is no scorer.
+    """
+    scorer_class = import_named(path, "install what it imports; docs/extending.md has an example of a scorer")
+    if not isinstance(scorer_class, type) or not callable(getattr(scorer_class, "score", None)):
+        raise ConfigError(
+            "is no class with a method `score`", path, "docs/extending.md has an example of a scorer"
+        )
+    return scorer_class
+
+
+def make_scorer(path: str) -> QualityScorer:
+    """
+    Raises:
+        ConfigError: it cannot be made, or does not say its sample rate.
+    """
+    try:
+        scorer = load_scorer_class(path)()
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"quality.scorer cannot be made: {reason}", path, "mend it, or leave it out"
+        ) from error
+    if not isinstance(getattr(scorer, "sample_rate", None), int):
+        raise ConfigError(
+            "quality.scorer has no `sample_rate`", path, "set it to the rate that the model hears, in Hz"
+        )
+    return scorer
 
 
 def _bandwidth(item: Segment) -> Value:

@@ -1,7 +1,8 @@
 """Voice embedders: networks that turn a second or two of speech into a point on the unit sphere.
 
 `Ge2eVoices` is the network that the package resemblyzer bundles, rebuilt here because the package itself wants a second
-voice activity detector; `XVectorVoices` is any speaker verification model of transformers in a local folder.
+voice activity detector; `WespeakerVoices` is an ONNX file of WeSpeaker; `XVectorVoices` is any speaker verification
+model of transformers in a local folder.
 
 Shapes: W windows, N samples at 16 kHz, F frames of 10 ms, M mel bands, D embedding dimension.
 """
@@ -10,16 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from audiollm.errors import ConfigError
+from audiollm.onnx_models import single_thread_session
+
 SAMPLE_RATE = 16000
 _FRAME, _HOP, _MELS, _HIDDEN = 400, 160, 40, 256
 _LEVEL_DBFS = -30.0
+_WESPEAKER_MELS, _INT16 = 80, 32768.0
 _BATCH = 64
 
 
@@ -106,6 +111,77 @@ class XVectorVoices:
         """The voice of each window, `[W, D]`, of length 1."""
         voices = [self._judge.embed(torch.from_numpy(window_N)[None], SAMPLE_RATE) for window_N in windows]
         return nn.functional.normalize(torch.stack(voices), dim=1).numpy()
+
+
+class WespeakerVoices:
+    """A speaker model that WeSpeaker exported: `feats` `[W, F, 80]` in, one vector for each window out.
+
+    What goes in are Kaldi's log mel energies of 25 ms frames every 10 ms, Hamming window, no dither, of samples in the
+    range of 16 bits, less their mean over the window.
+
+    Raises:
+        ConfigError: the file is no such model.
+
+    Source: wespeakerruntime 1.0.1, `speaker.py`; wenet-e2e/wespeaker, `wespeaker/bin/export_onnx.py`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._session = _open_session(path)
+        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        shape = list(inputs[0].shape) if len(inputs) == 1 else []
+        if len(shape) != 3 or shape[2] not in (_WESPEAKER_MELS, None) or len(outputs) != 1:
+            seen = ", ".join(f"{value.name} {value.shape}" for value in (*inputs, *outputs))
+            raise ConfigError(
+                f"no speaker model of WeSpeaker: it has {seen}",
+                str(path),
+                f"give a file with one input [windows, frames, {_WESPEAKER_MELS}] and one output",
+            )
+        self.name, self._input = path.stem, inputs[0].name
+
+    def embed(self, windows: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+        """The voice of each window, `[W, D]`, of length 1.
+
+        Raises:
+            ValueError: the model gives something else than a vector for each window.
+        """
+        features = [self._features(window_N) for window_N in windows]
+        voices: dict[int, NDArray[np.float32]] = {}
+        for length in sorted({len(feature_FM) for feature_FM in features}):
+            same = [index for index, feature_FM in enumerate(features) if len(feature_FM) == length]
+            for begin in range(0, len(same), _BATCH):
+                indices = same[begin : begin + _BATCH]
+                batch = np.stack([features[index] for index in indices])
+                (voices_WD,) = self._session.run(None, {self._input: batch})
+                if voices_WD.ndim != 2 or len(voices_WD) != len(indices) or not np.isfinite(voices_WD).all():
+                    raise ValueError(f"{self.name} gives {voices_WD.shape} for {len(indices)} windows")
+                voices |= dict(zip(indices, voices_WD, strict=True))
+        joined_WD = torch.from_numpy(
+            np.stack([voices[index] for index in range(len(windows))]).astype(np.float32)
+        )
+        return nn.functional.normalize(joined_WD, dim=1).numpy()
+
+    def _features(self, window_N: NDArray[np.float32]) -> NDArray[np.float32]:
+        """`[F, M]`, at least one frame."""
+        from torchaudio.compliance.kaldi import fbank
+
+        padded_N = np.pad(window_N, (0, max(0, _FRAME - len(window_N))))
+        mels_FM = fbank(
+            torch.from_numpy(padded_N * np.float32(_INT16))[None],
+            num_mel_bins=_WESPEAKER_MELS,
+            sample_frequency=SAMPLE_RATE,
+            window_type="hamming",
+            dither=0.0,
+        ).numpy()
+        return np.asarray(mels_FM - mels_FM.mean(axis=0), np.float32)
+
+
+def _open_session(path: Path) -> Any:
+    """Raises: ConfigError: the file is no ONNX model."""
+    try:
+        return single_thread_session(path)
+    except Exception as error:  # onnxruntime has classes of its own
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"no ONNX model: {reason}", str(path), "copy the file again") from error
 
 
 def _select_weights(prefix: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from audiollm.evaluate.alignment.written_words import written_words
 from pipelines.annotate.step import RecordingMetadata, Segment
 from pipelines.annotate.steps.alignment import Alignment, AlignmentConfig
 from pipelines.steps.step import Listener
+from tests.pipelines.annotate.steps.stand_ins import WINDOW, tone_ctc_folder
 from tests.pipelines.annotate.steps.tiny_recognizers import ctc_folder, segment
 
 SHARED = Path(
@@ -230,3 +231,43 @@ def test_read_speech_fits_its_own_text_better_than_another(sphinx: Alignment) ->
             _check(value, duration_s)
             scores.append(value["score"])
         assert scores[0] > 0.2 > 0.1 > scores[1]
+
+
+# ---------------------------------------------------------------------------------- an answer that is known
+
+
+def test_words_of_tones_are_found_where_they_sound(tmp_path: Path) -> None:
+    """A CTC model whose letters are tones: its times are known to a frame. The sound is longer than what it hears at
+    once, and between the words of the second half are other pauses."""
+    hertz = {"A": 400, "B": 800, "C": 1200, "|": 1600}
+    folder = tone_ctc_folder(tmp_path / "tones", hertz)
+    written = [(1.0, "AB"), (2.0, "CA"), (28.5, "B"), (33.0, "CAB"), (39.25, "AC")]
+    samples_N = np.zeros(41 * 16_000, np.float32)
+    borders = []
+    for start_s, word in written:
+        letters = [
+            (start_s - 0.3, "|"),
+            *((start_s + 0.2 * place, letter) for place, letter in enumerate(word)),
+        ]
+        for at_s, letter in letters:
+            length = 1_600 if letter == "|" else 3_200
+            tone_N = 0.3 * np.sin(2 * np.pi * hertz[letter] * np.arange(length) / 16_000)
+            samples_N[round(at_s * 16_000) :][:length] = tone_N
+        borders.append((start_s, start_s + 0.2 * len(word)))
+    save(tmp_path / "tones.wav", torch.from_numpy(samples_N)[None], 16_000)
+    step = Alignment(AlignmentConfig.model_validate({"model": f"transformers={folder}"}))
+    step.setup()
+    path = str(tmp_path / "tones.wav")
+    given = RecordingMetadata("ab ca b cab ac", None, "en")
+    value = step.process(Segment(path, 0.0, 41.0, "speech", None, given, {}, Listener(path)))
+    frame_s = WINDOW / 16_000
+    assert [word["word"] for word in value["words"]] == given.text.split()
+    for word, (start_s, end_s) in zip(value["words"], borders, strict=True):
+        assert word["start_s"] == pytest.approx(start_s, abs=frame_s) and word["score"] > 0.9
+        assert word["end_s"] == pytest.approx(end_s, abs=frame_s)
+
+
+@pytest.mark.parametrize("model", ["pyannote=folder", "transformer=folder"])
+def test_another_kind_of_aligner_is_refused(model: str) -> None:
+    with pytest.raises(ValueError, match="give transformers=FOLDER"):
+        AlignmentConfig.model_validate({"model": model})

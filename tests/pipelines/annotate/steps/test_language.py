@@ -14,8 +14,11 @@ from pipelines.annotate.steps.language import (
     Language,
     LanguageConfig,
     joint_probability,
+    label_language,
 )
 from pipelines.steps.step import Listener
+from tests.pipelines.annotate.steps.stand_ins import language_folder
+from tests.pipelines.annotate.steps.tiny_recognizers import segment as noise_segment
 
 SHARED = Path(
     os.environ.get("AUDIOLLM_SHARED_DATA") or Path(__file__).resolve().parents[5] / "shared" / "data"
@@ -142,3 +145,79 @@ def test_real_transcripts(step: Language) -> None:
         line = (SHARED / name).read_text(encoding).splitlines()[-1]
         text = max(line.replace(",", " ").split(" ", 1), key=len) if language in ("ru", "zh") else line
         assert step.process(segment(text))["language"] == language, text
+
+
+# ------------------------------------------------------------------------------------------------- by sound
+
+MMS = {"eng": 0.6, "deu": 0.3, "cmn": 0.06, "mai": 0.04}
+"""Labels of MMS-LID, of which py3langid does not know the last."""
+
+
+def _listening(folder: Path, shares: dict[str, float], **settings: Any) -> Language:
+    pytest.importorskip("py3langid")
+    model = language_folder(folder / "model", shares)
+    step = Language(
+        LanguageConfig.model_validate({"model": f"transformers={model}", **settings}), ["whisper"]
+    )
+    assert step.missing() is None and not step.reads_text
+    step.setup()
+    return step
+
+
+def _heard(folder: Path, seconds: float = 1.0, text: str | None = None, **told: Any) -> Segment:
+    values = {**({} if text is None else {"consensus": {"text": text}}), **told}
+    return noise_segment(folder, seconds, values=values)
+
+
+def test_a_model_tells_the_language_of_sound_without_a_text(tmp_path: Path) -> None:
+    step = _listening(tmp_path, MMS)
+    expected = {"language": "en", "probability": pytest.approx(0.6 / 0.96, abs=1e-3), "source": "sound"}
+    assert step.process(_heard(tmp_path)) == expected
+    # a text that was refused is not among the values: neither it nor its recognizer's language counts
+    refused = _heard(
+        tmp_path, whisper={**says("de", 0.99), "text": "ich gehe heute nach hause und esse etwas"}
+    )
+    assert step.process(refused) == expected
+    assert step.process(_heard(tmp_path, 0.05)) == NOTHING
+
+
+def test_a_model_and_a_text_are_witnesses(tmp_path: Path) -> None:
+    step = _listening(tmp_path, MMS)
+    german = step.process(_heard(tmp_path, text="ich gehe heute nach hause und esse etwas"))
+    assert (german["language"], german["source"]) == ("de", "text and sound")
+    korean = step.process(_heard(tmp_path, text="안녕하세요 여러분"))
+    assert (korean["language"], korean["source"]) == ("ko", "script")
+    bounded = _listening(tmp_path / "bounded", MMS, languages=["en", "de", "fr"])
+    value = bounded.process(_heard(tmp_path, text="seven", whisper=says("de", 0.6)))
+    # whisper: 0.6 and 0.2, 0.2; the sound: 0.3 / 0.9 and 0.6 / 0.9, 0
+    assert value == {
+        "language": "de",
+        "probability": pytest.approx(0.6, abs=1e-3),
+        "source": "whisper and sound",
+    }
+
+
+def test_a_language_that_no_text_tells_is_the_models(tmp_path: Path) -> None:
+    step = _listening(tmp_path, {"eng": 0.2, "mai": 0.8})
+    value = step.process(_heard(tmp_path, text="hello how are you today"))
+    assert value == {"language": "mai", "probability": 0.8, "source": "sound"}
+    bounded = _listening(tmp_path / "bounded", {"eng": 0.2, "mai": 0.8}, languages=["en", "de"])
+    assert bounded.process(_heard(tmp_path))["language"] == "en"
+
+
+@pytest.mark.parametrize(
+    ("label", "language"),
+    [
+        ("eng", "en"), ("cmn", "zh"), ("en_us", "en"), ("German", "de"), ("en: English", "en"), ("pt-BR", "pt"),
+        ("yue", "yue"), ("LABEL_0", None), ("happiness", None), ("und", None),
+    ],
+)  # fmt: skip
+def test_languages_of_classes(label: str, language: str | None) -> None:
+    assert label_language(label) == language
+
+
+def test_models_of_other_classes_are_refused(tmp_path: Path) -> None:
+    model = language_folder(tmp_path / "model", {"happiness": 0.5, "anger": 0.5})
+    with pytest.raises(ConfigError, match="its classes are no languages: happiness, anger"):
+        Language(LanguageConfig(model=model)).setup()
+    assert "language.model: no folder" in (Language(LanguageConfig(model=tmp_path / "gone")).missing() or "")

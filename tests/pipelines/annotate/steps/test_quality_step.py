@@ -15,9 +15,12 @@ import scipy.fft
 import soxr
 import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from scipy.signal import fftconvolve
 
 from audiollm.audio import load, save
+from audiollm.errors import ConfigError
+from pipelines.annotate.execution.rules import RULES, Thresholds, first_broken
 from pipelines.annotate.step import RecordingMetadata, Segment
 from pipelines.annotate.steps.quality import (
     SIGMOS_SCORES,
@@ -251,3 +254,109 @@ def test_real_pairs_are_told_apart(tmp_path: Path) -> None:
         )
     assert heard[0]["snr_db"] > heard[1]["snr_db"] + 15
     assert heard[0]["dnsmos"]["ovr"] > heard[1]["dnsmos"]["ovr"] + 1
+
+
+# ------------------------------------------------------------------------------------ a scorer of one's own
+
+SCORERS = """
+import numpy as np
+
+class Loudness:
+    sample_rate = 8000
+
+    def score(self, samples_N):
+        return float(np.abs(samples_N).max()) if len(samples_N) > 800 else float("nan")
+
+class Broken:
+    def __init__(self):
+        raise OSError("no weights at /gone")
+
+    def score(self, samples_N):
+        return 1.0
+
+class Rateless:
+    def score(self, samples_N):
+        return 1.0
+
+def function(samples_N):
+    return 1.0
+"""
+
+
+@pytest.fixture
+def scorers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module with scorers in the working directory, of a name that no other test has imported."""
+    name = f"scorers_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(SCORERS)
+    (tmp_path / f"{name}_lacking.py").write_text(
+        "import a_package_that_is_not_there\n\nclass Mos:\n    pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+def test_a_scorer_hears_at_its_rate_and_its_score_has_a_threshold(tmp_path: Path, scorers: str) -> None:
+    quiet = {"dnsmos": False, "snr": False, "bandwidth": False, "reverberation": False}
+    step = Quality(QualityConfig.model_validate({**quiet, "scorer": f"{scorers}:Loudness"}))
+    assert step.missing() is None
+    step.setup()
+    tone_N = (0.5 * np.sin(2 * np.pi * 200 * np.arange(RATE) / RATE)).astype(np.float32)
+    assert step.process(segment(tmp_path, tone_N)) == {"score": pytest.approx(0.5, abs=0.01)}
+    assert step.process(segment(tmp_path, tone_N[:1000])) == {"score": None}
+    for limit, is_broken in ((0.4, False), (0.6, True)):
+        limits = Thresholds(min_quality_score=limit)
+        assert (first_broken(RULES, limits, "quality", {"score": 0.5}, "speech") is not None) == is_broken
+
+
+def test_scorers_that_cannot_be_used_are_told_before_the_work(scorers: str) -> None:
+    for name, message in (
+        ("no path", "give package.module:Class"),
+        (f"{scorers}:Absent", "has no 'Absent'"),
+        ("module_that_is_not_there:Mos", "no module 'module_that_is_not_there'"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            QualityConfig(scorer=name)
+    lacking = Quality(QualityConfig(scorer=f"{scorers}_lacking:Mos")).missing() or ""
+    assert "No module named 'a_package_that_is_not_there'" in lacking and "install" in lacking
+    function = Quality(QualityConfig(scorer=f"{scorers}:function")).missing() or ""
+    assert "is no class with a method `score`" in function
+    for name, message in (("Broken", "OSError: no weights at /gone"), ("Rateless", "has no `sample_rate`")):
+        with pytest.raises(ConfigError, match=message):
+            Quality(QualityConfig(dnsmos=False, scorer=f"{scorers}:{name}")).setup()
+
+
+UTMOSV2 = '''
+"""UTMOSv2 (sarulab-speech/UTMOSv2, README.md): `create_model(pretrained=True)`, and `predict(data=...)` with an array
+[samples] that gives an array [1]. This one hears a second drawn at random."""
+import numpy as np
+
+
+class _Model:
+    def predict(self, *, data=None, input_path=None, input_dir=None):
+        start = np.random.randint(0, max(len(data) - 16_000, 1))
+        return np.array([1.0 + float(np.abs(data[start : start + 16_000]).mean())])
+
+
+def create_model(pretrained=True, config="fusion_stage3", fold=0, checkpoint_path=None):
+    return _Model()
+'''
+
+
+def test_the_scorer_of_the_guide_gives_the_same_score_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide = (Path(__file__).parents[4] / "docs" / "extending.md").read_text(encoding="utf-8")
+    example = guide.partition("## A quality score")[2].partition("```python\n")[2].partition("```")[0]
+    name = f"guide_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(example)
+    (tmp_path / "utmosv2.py").write_text(UTMOSV2)
+    monkeypatch.chdir(tmp_path)
+    quiet = dict.fromkeys(("dnsmos", "snr", "bandwidth", "reverberation"), False)
+    step = Quality(QualityConfig.model_validate({**quiet, "scorer": f"{name}:Utmosv2"}))
+    with pytest.raises(ConfigError, match="cannot be made: ModuleNotFoundError: No module named 'utmosv2'"):
+        step.setup()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    step.setup()
+    clip = segment(tmp_path, speechlike())
+    value = step.process(clip)
+    assert 1 < value["score"] < 2 and step.process(clip) == value
