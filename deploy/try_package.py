@@ -3,9 +3,9 @@
     python deploy/try_package.py dist/audiollm-0.1.0-py3-none-any.whl --python python3.12
     python deploy/try_package.py dist/audiollm-0.1.0.tar.gz --recordings ~/recordings --keep
 
-Everything happens in an empty folder outside of any checkout, with a home of its own and no access to the Hugging Face hub: doctor, the
-quickstart with few steps, an annotation, speech from the model, and a project of `audiollm init` with a stage and a
-reward of its own. The environment takes 7 GB and is removed at the end. It needs nothing but Python.
+Everything happens in an empty folder outside of any checkout, with a home of its own and without the Hugging Face hub:
+doctor, the quickstart with few steps, an annotation, speech from the model, and a project of `audiollm init` whose own
+stage and own reward run. The environment takes 7 GB and is removed at the end. The script needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ def annotate(trial: Trial, recordings: Path | None) -> None:
 def speak(trial: Trial, recordings: Path | None) -> None:
     """A text in the voice of the quickstart's model."""
     out = trial.work / "out.wav"
-    trial.run("generate", "audiollm", "generate", "--model", "runs/quickstart/train", "--text", "one two", "-o", out)
+    trial.run(
+        "generate", "audiollm", "generate", "--model", "runs/quickstart/train", "--text", "one two", "-o", out
+    )
     with wave.open(str(out)) as sound:
         _require(sound.getnframes() > 0, f"{out} has no sound")
 
@@ -163,9 +165,13 @@ def _require_file(path: Path) -> None:
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("package", type=Path, help="the wheel or the sdist")
-    parser.add_argument("--python", default=sys.executable, help="the Python of the environment (default: this one)")
+    parser.add_argument(
+        "--python", default=sys.executable, help="the Python of the environment (default: this one)"
+    )
     parser.add_argument("--recordings", type=Path, help="a folder for `annotate` (default: the quickstart's)")
-    parser.add_argument("--folder", type=Path, help="for the environment and the runs (default: a temporary one)")
+    parser.add_argument(
+        "--folder", type=Path, help="for the environment and the runs (default: a temporary one)"
+    )
     parser.add_argument("--pip", default="", help="options of `pip install`, as in '--extra-index-url URL'")
     parser.add_argument("--keep", action="store_true", help="remove nothing at the end")
     options = parser.parse_args(arguments)
