@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -32,10 +31,35 @@ QUICKSTART = (
     "train.shape.hidden_size=64", "train.shape.num_layers=2", "generate.takes=1", "evaluate.judge_steps=30",
 )  # fmt: skip
 """Settings of recipes/quickstart.yaml with which every stage runs, and learns nothing, in a minute."""
-PROJECT = """\
-base: recipes/audio_reasoner/tiny.yaml
-stages:
-  - my_parts:short_texts: {samples: "${multiple_choice.samples}"}
+SENTENCES = """\
+A dog barks while people walk along the river.
+The old clock on the wall struck seven times.
+She opened the window and listened to the rain.
+The train left the station before the sun rose.
+They sang a quiet song beside the burning fire.
+A small boat drifted slowly across the lake.
+"""
+VOICE = (
+    "judge=null", "pronunciation=null", "phrase_words=null",
+    "corpus={texts: sentences.txt, test_texts: 1, voices_per_text: 3}", "compose.min_seconds=10", "codec_steps=10",
+    "train_tokenizer.hidden_size=64", "tokenize.encodings=1", "train.cpu_minutes=null", "train.steps=10",
+    "train.evaluations=1", "train.shape.hidden_size=64", "train.shape.num_layers=2", "evaluate.judge_steps=20",
+)  # fmt: skip
+"""Settings of recipes/voice/small.yaml for the same, without the Whisper and the package that it asks for."""
+BEFORE_TOKENIZER = """\
+  - my_parts:short_texts: {samples: "${compose.samples}", most_words: 9}
+"""
+BEFORE_GENERATE = """\
+  - train_policy:
+      start: "${train.checkpoint}"
+      codec: "${train_tokenizer.checkpoint}"
+      samples: "${short_texts.samples}"
+      answer: audio
+      rewards: {"my_parts:concise": 1.0}
+      group_size: 4
+      batch_size: 2
+      max_frames: 40
+      steps: 10
 """
 
 
@@ -141,11 +165,22 @@ def speak(trial: Trial, recordings: Path | None) -> None:
 
 
 def begin_project(trial: Trial, recordings: Path | None) -> None:
-    """A project of one's own: its stage and its reward are found there, and run."""
+    """A project of one's own, whose stage and reward are put into its recipe as its README says."""
     trial.run("init", "audiollm", "init", "mine", "--recipe", "voice")
-    readme = (trial.work / "mine" / "README.md").read_text(encoding="utf-8")
-    for command in re.findall(r"^\$ (audiollm (?:plan|list) .+?)(?:  +#.*)?$", readme, re.MULTILINE):
-        trial.run(f"mine: {command}", *shlex.split(command), folder=trial.work / "mine")
+    project = trial.work / "mine"
+    (project / "sentences.txt").write_text(SENTENCES, encoding="utf-8")
+    recipe = project / "recipes/voice/small.yaml"
+    stages = recipe.read_text(encoding="utf-8").replace("${compose.samples}", "${short_texts.samples}")
+    for place, lines in (("train_tokenizer", BEFORE_TOKENIZER), ("generate", BEFORE_GENERATE)):
+        begin, middle, end = stages.partition(f"  - {place}:")
+        _require(bool(middle), f"{recipe} has no stage {place}")
+        stages = begin + lines + middle + end
+    recipe.write_text(stages, encoding="utf-8")
+    output = trial.run("project", "audiollm", "run", "recipes/voice/small.yaml", *VOICE, folder=project)
+    _require(" samples have at most 9 words" in output, "the stage of my_parts.py did not run")
+    metrics = (project / "runs/voice-small/train_policy/metrics.jsonl").read_text(encoding="utf-8")
+    _require("my_parts:concise" in metrics, "the reward of my_parts.py is not among the metrics")
+    _require_file(project / "runs/voice-small/report.html")
 
 
 TRIALS: tuple[Callable[[Trial, Path | None], None], ...] = (
