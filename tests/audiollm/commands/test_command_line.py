@@ -34,6 +34,14 @@ def test_a_command_or_a_group_is_loaded_alone(wanted: str, others: str) -> None:
     assert CliRunner().invoke(build_app(wanted), [wanted, "--help"]).exit_code == 0
 
 
+def test_help_does_not_wait_for_torch() -> None:
+    """Importing it takes two CPU-seconds, all commands together half of one."""
+    heavy = "torch", "transformers", "scipy", "sklearn", "librosa", "matplotlib", "av"
+    code = f"import sys; from audiollm.commands.cli import build_app as b; b(); print(*sys.modules.keys() & {heavy})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0 and not result.stdout.strip(), result.stdout + result.stderr
+
+
 def test_a_command_that_trains_nothing_does_not_import_the_compiler() -> None:
     """`torch._dynamo` takes longer to import than all else that `generate` needs."""
     code = "import sys, audiollm.synthesis.run; sys.exit('torch._dynamo' in sys.modules)"
