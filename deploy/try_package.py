@@ -107,7 +107,8 @@ class Trial:
 
     def environment(self) -> dict[str, str]:
         """The variables of the caller without those that lead to another audiollm, and with a home of its own."""
-        names = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "XDG_CACHE_HOME", "XDG_DATA_HOME", "HF_HOME")
+        names = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
+        names += ("XDG_CACHE_HOME", "XDG_DATA_HOME", "HF_HOME")
         variables = {name: value for name, value in os.environ.items() if name not in names}
         variables |= {"HOME": str(self.folder / "home"), "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
         return variables | {"PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}"}
