@@ -148,6 +148,16 @@ def notebook_cells(path: Path) -> Iterator[tuple[str, str]]:
         yield cell["cell_type"], "".join(cell["source"])
 
 
+def notebook_modules() -> Iterator[tuple[str, str]]:
+    """The modules that notebooks write for their reader: name of the file, and its text."""
+    for path in documents("*.ipynb"):
+        cells = (text for kind, text in notebook_cells(path) if kind == "code" and ".py" in text)
+        for node in (node for text in cells for node in ast.walk(ast.parse(text))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".py').write_text"):
+                assert isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call)
+                yield ast.literal_eval(node.func.value.args[0]), ast.literal_eval(node.args[0])
+
+
 def _notebook_commands(path: Path) -> Iterator[Snippet]:
     """Commands of cells that a shell runs, and those that the text shows; their number is that of the cell."""
     for number, (kind, text) in enumerate(notebook_cells(path), 1):

@@ -15,11 +15,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.documented import ROOT, commands, notebook_cells
+from tests.documented import ROOT, commands, notebook_cells, notebook_modules
 
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
-READERS_MODULES = {"my_steps", "my_rewards"}
-"""Modules that a notebook writes itself."""
 
 
 def ids(path: Path) -> str:
@@ -51,15 +49,11 @@ def test_a_notebook_is_valid_and_carries_nothing_of_a_machine(path: Path) -> Non
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=ids)
 def test_imports_of_a_notebook_exist(path: Path) -> None:
-    trees = [ast.parse(text) for text in python_cells(path)]
-    # what it writes to files of the reader's
-    texts = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    trees += [
-        ast.parse(text) for text in texts if isinstance(text, str) and "import " in text and "def " in text
-    ]
+    texts = [*python_cells(path), *(text for _, text in notebook_modules())]
+    trees = [ast.parse(text) for text in texts]
     imported = 0
     for node in (node for tree in trees for node in ast.walk(tree)):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module not in READERS_MODULES:
+        if isinstance(node, ast.ImportFrom) and node.module:
             module = importlib.import_module(node.module)
             for alias in node.names:
                 assert hasattr(module, alias.name) or importlib.import_module(f"{node.module}.{alias.name}")
