@@ -9,6 +9,7 @@ to beside them; and under `reference/` what is made of the code. A link that lea
 from __future__ import annotations
 
 import html
+import json
 import os
 import re
 import shutil
@@ -31,6 +32,8 @@ IMAGE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)\)|<img[^>]*src=\"([^\"]+)\"")
 FENCE = re.compile(r"^ *(```|~~~).*?^ *\1", re.DOTALL | re.MULTILINE)
 CODE_WITH_BAR = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")
 CODE_IN_LINE = re.compile(r"`[^`\n]+`")
+NOTEBOOK, SHELL, DOWNLOAD = ".ipynb", "%%bash\n", "download it"
+"""Ending of notebooks, first line of a cell that a shell runs, and the label of the link to the file itself."""
 ABOUT = "The open training stack for audio LLMs: tokenizers, speech and understanding, annotation, sound, rewards."
 API = (
     "audiollm.generation.speaking.speech_generator", "audiollm.generation.speaking.generator", "audiollm.codec",
@@ -83,6 +86,7 @@ def write_source() -> dict[str, str]:
         name for name in tracked if name.endswith(".md") and not name.startswith((".github", "tests"))
     ]
     texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in documents}
+    texts |= dict(notebook_pages(tracked))
     texts |= dict(command_pages()) | dict(stage_pages()) | dict(module_pages())
     assets: set[str] = set()
     for name, text in texts.items():
@@ -124,6 +128,8 @@ def linked(name: str, text: str, pages: Mapping[str, str], tracked: set[str], as
         path = resolve(target)
         if path in pages:
             return match[0]
+        if path.endswith(NOTEBOOK) and path.replace(NOTEBOOK, ".md") in pages and label != DOWNLOAD:
+            return f"[{label}]({target.replace(NOTEBOOK, '.md')}{anchor})"
         if f"{path}/README.md" in pages:
             return f"[{label}]({target.rstrip('/')}/README.md{anchor})"
         if path in tracked:
@@ -173,6 +179,23 @@ def _split_lines(text: str) -> Iterator[tuple[bool, str]]:
 def title_of(text: str, name: str) -> str:
     heading = re.search(r"^# (.+)$", text, re.MULTILINE)
     return heading[1].replace("`", "").strip() if heading else PurePosixPath(name).stem
+
+
+def notebook_pages(tracked: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """A page for each notebook, with its text, its code, and the notebook itself to download."""
+    for name in tracked:
+        if not name.endswith(NOTEBOOK):
+            continue
+        blocks = []
+        for cell in json.loads((ROOT / name).read_text(encoding="utf-8"))["cells"]:
+            text = "".join(cell["source"])
+            if cell["cell_type"] == "code":
+                language = "bash" if text.startswith(SHELL) else "python"
+                text = f"```{language}\n{text.removeprefix(SHELL)}\n```"
+            blocks.append(text)
+        file = PurePosixPath(name).name
+        blocks.insert(1, f"This page is a notebook: [{DOWNLOAD}]({file}), and run it with Jupyter.")
+        yield name.replace(NOTEBOOK, ".md"), "\n\n".join(blocks) + "\n"
 
 
 # ------------------------------------------------------------------------------------- pages of the code

@@ -1,8 +1,10 @@
-"""The commands, recipes and settings that READMEs, docs, recipe headers and help texts name, each with its line."""
+"""The commands, recipes and settings that READMEs, docs, notebooks, recipe headers and help texts name, each with its
+line."""
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import tomllib
@@ -78,6 +80,8 @@ def commands() -> Iterator[Snippet]:
             if block.language in ("console", "bash", "sh"):
                 yield from _console(block)
         yield from _inline_commands(path, _without_blocks(text))
+    for path in documents("*.ipynb"):
+        yield from _notebook_commands(path)
     for path in documents("*.yaml", "*.yml"):
         yield from _comment_commands(path)
     for path in documents(
@@ -136,6 +140,39 @@ def _joined(path: Path, number: int, lines: list[str]) -> Snippet:
         taken.append(lines[len(taken)])
     line = " ".join(part.rstrip().removesuffix("\\").strip() for part in taken)
     return Snippet(path, number, re.sub(r"\s+#\s.*$", "", line), line)
+
+
+def notebook_cells(path: Path) -> Iterator[tuple[str, str]]:
+    """The kind of each cell, `markdown` or `code`, and its text."""
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        yield cell["cell_type"], "".join(cell["source"])
+
+
+def notebook_modules() -> Iterator[tuple[str, str]]:
+    """The modules that notebooks write for their reader: name of the file, and its text."""
+    for path in documents("*.ipynb"):
+        cells = (text for kind, text in notebook_cells(path) if kind == "code" and ".py" in text)
+        for node in (node for text in cells for node in ast.walk(ast.parse(text))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".py').write_text"):
+                assert isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call)
+                yield ast.literal_eval(node.func.value.args[0]), ast.literal_eval(node.args[0])
+
+
+def _notebook_commands(path: Path) -> Iterator[Snippet]:
+    """Commands of cells that a shell runs, and those that the text shows; their number is that of the cell."""
+    for number, (kind, text) in enumerate(notebook_cells(path), 1):
+        lines = text.splitlines()
+        if kind == "code" and lines[:1] == ["%%bash"]:
+            for place, line in enumerate(lines):
+                if _COMMAND.match(line):
+                    snippet = _joined(path, place, lines[place:])
+                    yield replace(snippet, number=number)
+        elif kind == "markdown":
+            for block in _blocks(path, text):
+                yield from (replace(snippet, number=number) for snippet in _console(block))
+            yield from (
+                replace(snippet, number=number) for snippet in _inline_commands(path, _without_blocks(text))
+            )
 
 
 def _inline(path: Path, text: str) -> Iterator[Snippet]:

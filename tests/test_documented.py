@@ -27,7 +27,17 @@ from audiollm.errors import ConfigError
 from audiollm.hub_models import folders
 from audiollm.recipe.plug_ins import is_import_path
 from audiollm.recipe.stages import load_recipe, stage_entry_points
-from tests.documented import ROOT, Snippet, blocks, command_line, commands, documents, inline_codes, project
+from tests.documented import (
+    ROOT,
+    Snippet,
+    blocks,
+    command_line,
+    commands,
+    documents,
+    inline_codes,
+    notebook_modules,
+    project,
+)
 
 COMMANDS = list(commands())
 ELLIPSES = ("...", "…")
@@ -107,9 +117,17 @@ def readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     guide = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     parts = re.findall(r"```python\n(.*?)```", guide, flags=re.S)
     (tmp_path / "my_parts.py").write_text("\n".join(parts))
+    write_notebook_modules(tmp_path)
     monkeypatch.syspath_prepend(ROOT / "tests" / "toy_families")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+
+
+def write_notebook_modules(folder: Path) -> None:
+    """Write what notebooks write for their reader, behind what is there."""
+    for name, text in notebook_modules():
+        with (folder / name).open("a") as file:
+            file.write(f"\n\n{text}")
 
 
 @pytest.fixture(autouse=True)
@@ -244,6 +262,7 @@ def test_a_pipeline_lacks_nothing_that_its_line_does_not_name(
     monkeypatch.chdir(tmp_path)
     for home in ("HOME", "XDG_DATA_HOME"):
         monkeypatch.setenv(home, str(tmp_path))
+    write_notebook_modules(tmp_path)
     fillers = {"endpoint=...": "endpoint=model@http://localhost", "transformers=...": "transformers=folder"}
     words = [fillers.get(word, word) for word in words_of(snippet)]
     named = f"{snippet.line} {shlex.join(words)}"

@@ -84,6 +84,18 @@ def test_links_to_files_bring_them_and_links_to_nothing_end_the_build(builder: A
         linked("see [x](gone.md)")
 
 
+def test_notebooks_are_pages_with_the_file_to_download(pages: dict[str, str], builder: Any) -> None:
+    assert {name for name in pages if name.startswith("docs/notebooks/")} == {
+        f"docs/notebooks/{name}.md" for name in ("annotation", "reasoner", "voice")
+    }
+    text = (builder.SOURCE / "docs/notebooks/voice.md").read_text()
+    assert (
+        text.startswith("# Train a voice\n") and "```bash\naudiollm plan recipes/quickstart.yaml\n```" in text
+    )
+    assert "[download it](voice.ipynb)" in text and (builder.SOURCE / "docs/notebooks/voice.ipynb").is_file()
+    assert "(../notebooks/voice.md)" in (builder.SOURCE / "docs/site/first_steps.md").read_text()
+
+
 def test_messages_that_are_explained_are_those_of_the_code() -> None:
     rows = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs/site/troubleshooting.md").read_text(), re.MULTILINE)
     code = "\n".join(

@@ -91,6 +91,7 @@ def build_app(only_command: str = "", own_command: str = "") -> typer.Typer:
 
 def main() -> None:
     """Run a command; an error that a person can mend is one message, with exit code 2 (or a stage's own)."""
+    _plain_without_terminal()
     with _quiet_interrupts():
         _refuse_undecodable(sys.argv[1:])
         import threading
@@ -108,6 +109,13 @@ def main() -> None:
             errors.print(str(error), style="red", highlight=False, markup=False)
             sys.exit(2)
     _run_app(app, errors)
+
+
+def _plain_without_terminal() -> None:
+    """Write lines, not bars, where no terminal reads them: Jupyter and CI set FORCE_COLOR, by which rich draws a bar
+    ten times per second into their logs. `TTY_COMPATIBLE=1` has it draw all the same."""
+    if "FORCE_COLOR" in os.environ and not (sys.stdout.isatty() or sys.stderr.isatty()):
+        os.environ.setdefault("TTY_COMPATIBLE", "0")
 
 
 def _run_app(app: typer.Typer, errors: Console) -> None:

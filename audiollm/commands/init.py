@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 import typer
+import yaml
 from rich.console import Console
 
 from audiollm.errors import ConfigError, suggestion
@@ -45,13 +46,21 @@ def init(
     parts = Path(str(files("audiollm.commands.project")))
     shutil.copyfile(parts / "my_parts.py", folder / "my_parts.py")
     first = _first_recipe(folder, recipe)
-    text = (parts / "README.template").read_text(encoding="utf-8")
-    (folder / "README.md").write_text(
-        text.format(name=folder.resolve().name, recipe=recipe, first=first), encoding="utf-8"
+    keys = required_keys(folder / first)
+    arguments = " ".join([first, *(f"{key}=..." for key in keys)])
+    text = (
+        (parts / "README.template")
+        .read_text(encoding="utf-8")
+        .format(
+            name=folder.resolve().name, recipe=recipe, first=first, arguments=arguments, keys=_key_lines(keys)
+        )
     )
-    console = Console()
-    console.print(f"{folder}: my_parts.py, README.md and {len(copied)} files of recipes", highlight=False)
-    console.print(f"cd {folder} && audiollm plan {first}", highlight=False)
+    (folder / "README.md").write_text(text, encoding="utf-8")
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"{folder}: my_parts.py, README.md and {len(copied)} files of recipes")
+    for key, meaning in keys.items():
+        console.print(f"the recipe asks for {key}: {meaning}", markup=False)
+    console.print(f"cd {folder} && audiollm plan {arguments}", markup=False)
 
 
 def copy_recipe(root: Path, name: str, out: Path) -> set[str]:
@@ -86,6 +95,22 @@ def read_places(place: str, text: str) -> Iterator[str]:
         for part in (PurePosixPath(place).parent / (match[1] or match[2])).parts:
             parts = parts[:-1] if part == ".." else [*parts, part]
         yield "/".join(parts)
+
+
+def required_keys(path: Path) -> dict[str, str]:
+    """The keys that a recipe leaves to its user (`???`), those of its base included, each with its remark."""
+    text = path.read_text(encoding="utf-8")
+    data = yaml.safe_load(text)
+    keys = required_keys(path.parent / data["base"]) if "base" in data else {}
+    remarks = dict(re.findall(r"^(\w+):.*?\s#\s*(.+)$", text, re.MULTILINE))
+    keys = {key: remarks.get(key, remark) for key, remark in keys.items() if data.get(key, "???") == "???"}
+    return keys | {key: remarks.get(key, "") for key, value in data.items() if value == "???"}
+
+
+def _key_lines(keys: Mapping[str, str]) -> str:
+    """What the recipe asks for, as lines of the README; nothing where it asks for nothing."""
+    lines = [f"- `{key}`: {meaning}" for key, meaning in keys.items()]
+    return "\n".join(["The recipe asks for:", "", *lines, "", ""]) if lines else ""
 
 
 def _without_links(text: str, place: str, name: str) -> str:

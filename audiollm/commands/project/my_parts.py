@@ -13,7 +13,7 @@ from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import write_samples
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import InputPath, Stage, StageConfig
-from audiollm.rl.rewards.batch import RewardBatch
+from audiollm.rl.rewards.batch import RewardBatch, SampledAnswer
 
 
 class ShortTextsConfig(StageConfig):
@@ -44,8 +44,14 @@ short_texts = Stage(
 
 
 def concise(batch: RewardBatch) -> list[float]:
-    """A reward: 1 for an answer of at most five words, and less with each word more.
+    """A reward: 1 for an empty answer, a half for five words or for two seconds of speech, and less the longer it is.
 
     In `train_policy`: `rewards: {accuracy: 1.0, my_parts:concise: 0.2}`.
     """
-    return [min(1.0, 5 / max(1, len(answer.text.split()))) for answer in batch]
+    return [_shortness(answer) for answer in batch]
+
+
+def _shortness(answer: SampledAnswer) -> float:
+    if answer.recording is not None:
+        return 2 / (2 + answer.recording.duration_s)
+    return 5 / (5 + len(answer.text.split()))

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from audiollm.audio import Waveform
 from audiollm.data.records.sample import Message
+
+if TYPE_CHECKING:
+    from audiollm.audio import Waveform
 
 
 @runtime_checkable

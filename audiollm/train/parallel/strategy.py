@@ -12,11 +12,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from audiollm.errors import ConfigError
 from audiollm.recipe.ranks import Ranks
 from audiollm.train.parallel.pieces import Held, Piece, gather_pieces
 from audiollm.train.parallel.wrapping import Build, Optimizers, ddp, fsdp2, is_trained, refuse_several
@@ -92,11 +94,15 @@ def choose_strategy(
 
     Raises:
         ValueError: fp16 with ZeRO on a CPU.
+        ConfigError: ZeRO without DeepSpeed.
     """
     half = dtype == torch.float16
     if ranks.world == 1:
         return TorchStrategy(ranks, lambda module: module, half, device)
     if name in ("zero2", "zero3"):
+        if find_spec("deepspeed") is None:
+            remedy = "pip install 'audiollm[deepspeed]', or set strategy to fsdp2"
+            raise ConfigError(f"{name} needs DeepSpeed, which is not installed", "strategy", remedy)
         if half and device.type == "cpu":
             raise ValueError(f"{name} cannot take fp16 on a CPU: set precision to bf16 or fp32")
         return ZeroStrategy(ranks, int(name[-1]), dtype, clip_norm, device)

@@ -34,6 +34,27 @@ def test_a_command_or_a_group_is_loaded_alone(wanted: str, others: str) -> None:
     assert CliRunner().invoke(build_app(wanted), [wanted, "--help"]).exit_code == 0
 
 
+def test_help_does_not_wait_for_torch() -> None:
+    """Importing it takes two CPU-seconds, all commands together half of one."""
+    heavy = "torch", "transformers", "scipy", "sklearn", "librosa", "matplotlib", "av"
+    code = f"import sys; from audiollm.commands.cli import build_app as b; b(); print(*sys.modules.keys() & {heavy})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0 and not result.stdout.strip(), result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(("variables", "is_drawn"), [({}, False), ({"TTY_COMPATIBLE": "1"}, True)])
+def test_a_notebook_gets_lines_and_no_bars(variables: dict[str, str], is_drawn: bool) -> None:
+    """Its kernel sets FORCE_COLOR for what its cells run."""
+    code = (
+        "import sys; from audiollm.commands import cli; sys.argv = ['audiollm', '--version']\n"
+        "try: cli.main()\nexcept SystemExit: pass\n"
+        "from rich.console import Console; print(Console().is_terminal)"
+    )
+    environment = {**os.environ, "FORCE_COLOR": "1", **variables}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert result.stdout.splitlines()[-1] == str(is_drawn), result.stderr
+
+
 def test_a_command_that_trains_nothing_does_not_import_the_compiler() -> None:
     """`torch._dynamo` takes longer to import than all else that `generate` needs."""
     code = "import sys, audiollm.synthesis.run; sys.exit('torch._dynamo' in sys.modules)"

@@ -8,12 +8,16 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from audiollm.audio.samples import Waveform
 from audiollm.commands.cli import build_app
-from audiollm.commands.init import read_places
+from audiollm.commands.init import read_places, required_keys
+from audiollm.commands.project.my_parts import concise
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
+from audiollm.rl.rewards.batch import RewardBatch, SampledAnswer
 
 ROOT = Path(str(files("recipes")))
 RECIPES = sorted(path.name for path in ROOT.iterdir() if any(path.glob("*.yaml")))
@@ -41,7 +45,9 @@ def test_a_project_has_all_that_its_recipe_reads(tmp_path: Path, recipe: str) ->
         assert not missing, place
     for path in folder.rglob("*.md"):
         assert not re.search(r"\]\(\.\.", path.read_text()), "links to what is not there"
-    (first,) = re.findall(r"^\$ audiollm run (\S+)$", (tmp_path / "mine" / "README.md").read_text(), re.M)
+    (first,) = re.findall(
+        r"^\$ audiollm run (\S+)(?: \w+=\.\.\.)*$", (tmp_path / "mine" / "README.md").read_text(), re.M
+    )
     assert (tmp_path / "mine" / first).is_file()
 
 
@@ -100,3 +106,35 @@ def test_a_stage_that_is_not_there_is_told_before_any_work(project: Path) -> Non
     Path("bad.yaml").write_text("stages:\n  - my_parts:long_texts: {samples: samples.jsonl}\n")
     result = CliRunner().invoke(build_app(), ["run", "bad.yaml"])
     assert result.exit_code and "long_texts" in str(result.exception) and not Path("runs/bad").exists()
+
+
+def test_what_a_recipe_asks_for_is_named_with_the_commands(tmp_path: Path) -> None:
+    output = run("init", tmp_path / "mine", "--recipe", "voice")
+    assert "the recipe asks for judge: another Whisper" in output
+    assert "audiollm plan recipes/voice/small.yaml judge=..." in output
+    readme = (tmp_path / "mine" / "README.md").read_text()
+    assert (
+        "- `judge`: another Whisper" in readme
+        and "$ audiollm run recipes/voice/small.yaml judge=...\n" in readme
+    )
+    assert "asks for" not in run("init", tmp_path / "questions", "--recipe", "audio_reasoner")
+    assert "asks for" not in (tmp_path / "questions" / "README.md").read_text()
+
+
+def test_a_key_that_the_base_asks_for_is_asked_for_where_it_stays_open(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "model: ???     # a folder\naudio: ???     # recordings\nstages: []\n"
+    )
+    (tmp_path / "child.yaml").write_text("base: base.yaml\nmodel: here\njudge: ???\n")
+    assert required_keys(tmp_path / "child.yaml") == {"audio": "recordings", "judge": ""}
+
+
+def test_the_reward_of_ones_own_tells_long_answers_from_short_ones_in_words_and_in_speech() -> None:
+    sample = Sample(id="s", messages=[Message(role="user", content=[TextPart(text="why?")])], task="asr")
+    words = [SampledAnswer(sample, text, 0) for text in ("no", "a b c d e", "a b c d e f g h i j", "")]
+    assert concise(RewardBatch(words)) == [5 / 6, 0.5, 1 / 3, 1.0]
+    speech = [
+        SampledAnswer(sample, "", 0, recording=Waveform(torch.zeros(1, 16_000 * seconds), 16_000))
+        for seconds in (0, 2, 8)
+    ]
+    assert concise(RewardBatch(speech)) == [1.0, 0.5, 0.2]

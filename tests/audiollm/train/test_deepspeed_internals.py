@@ -9,9 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from audiollm.errors import StageError
-from audiollm.train.parallel import deepspeed_internals
+from audiollm.errors import ConfigError, StageError
+from audiollm.recipe.ranks import Ranks
+from audiollm.train.parallel import deepspeed_internals, strategy
 from audiollm.train.parallel.deepspeed_internals import PRIVATE_NAMES, PrivateName, check_private_names
 
 ROOT = Path(__file__).parents[3]
@@ -77,3 +79,12 @@ def test_no_other_module_uses_a_private_name():
             node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
         }
         assert not used & names, path
+
+
+def test_without_deepspeed_zero_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strategy, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"zero3 needs DeepSpeed") as caught:
+        strategy.choose_strategy("zero3", Ranks(0, 2), torch.device("cpu"), None, 1.0)
+    assert "audiollm[deepspeed]" in caught.value.remedy
+    alone = strategy.choose_strategy("zero3", Ranks(), torch.device("cpu"), None, 1.0)
+    assert isinstance(alone, strategy.TorchStrategy), "a process that is alone needs none"
