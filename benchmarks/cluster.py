@@ -31,7 +31,7 @@ import numpy as np
 import psutil
 import soundfile
 import torch
-from measure import adopt_descendants, bench_parser, parse_options, print_row
+from measure import bench_parser, parse_options, print_row
 
 from audiollm.audio import load
 from audiollm.audio.streams import save_stream
@@ -41,6 +41,7 @@ MACHINES = 4
 SPEECH = ("librispeech_speakers", "ljspeech_32")
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 RATE = 16_000
+START_ATTEMPTS = 8
 POLL_S = 0.1
 WAIT_S = 900.0
 OF_THE_RUN = {"timings.json", "report.html", "config.yaml"}
@@ -66,7 +67,6 @@ def main() -> None:
     parser.add_argument("--long-s", type=float, default=3600.0, help="seconds of the long file")
     parser.add_argument("--only", nargs="*", choices=CASES, default=CASES, help="these cases alone")
     arguments = parse_options(parser, clips=96, tiny=100_000, long_s=36_000.0)
-    adopt_descendants()
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as temporary:
         jobs = Jobs(arguments.data.resolve(), Path(temporary), arguments.clips)
@@ -125,25 +125,55 @@ def machines() -> Iterator[Machines]:
     os.environ.setdefault("RAY_worker_niceness", "0")
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    cluster = Cluster()
     try:
-        yield Machines(cluster, [cluster.add_node(num_cpus=1) for _ in range(MACHINES)])
+        for cpus in (0, *[1] * MACHINES):
+            add_machine(cluster, cpus)
+        yield Machines(cluster, list(cluster.worker_nodes))
     finally:
         cluster.shutdown()
 
 
-def cpu_of_all() -> float:
-    """CPU-seconds of all processes that this one has started, directly or not, those that have ended included."""
-    total = 0.0
-    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+def add_machine(cluster: Any, cpus: int) -> None:
+    """Add a machine; on a busy one Ray's 30 s for the start may pass."""
+    for attempt in range(START_ATTEMPTS):
         try:
-            times = process.cpu_times()
-        except psutil.Error:
-            continue
-        is_this = process.pid == os.getpid()
-        total += times.children_user + times.children_system
-        total += 0.0 if is_this else times.user + times.system
-    return total
+            cluster.add_node(num_cpus=cpus, include_dashboard=False)
+            return
+        except Exception as error:  # Ray has no class of its own for it
+            if "timed out during startup" not in str(error) or attempt == START_ATTEMPTS - 1:
+                raise
+
+
+class CpuMeter:
+    """CPU-seconds of all processes that are started meanwhile, looked at five times a second.
+
+    A raylet takes no account of what its workers took: it is not in the counters of any parent.
+    """
+
+    def __enter__(self) -> CpuMeter:
+        self._ends, self._seconds = threading.Event(), dict[tuple[int, float], float]()
+        self._look()
+        self._before = sum(self._seconds.values())
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+        self._look()
+        self.seconds = sum(self._seconds.values()) - self._before
+
+    def _watch(self) -> None:
+        while not self._ends.wait(2 * POLL_S):
+            self._look()
+
+    def _look(self) -> None:
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                times = process.cpu_times()
+                self._seconds[process.pid, process.create_time()] = times.user + times.system
 
 
 @dataclass
@@ -344,13 +374,12 @@ def report_overhead(jobs: Jobs) -> None:
     for name, command in (("annotate", jobs.annotate), ("tokenize", jobs.tokenize)):
         costs: dict[tuple[str, int], float] = {}
         for paths in (few, many):
-            began = cpu_of_all()
-            jobs.run(command(paths), ["--workers", "1"])
-            costs["one", len(paths)] = cpu_of_all() - began
-            with machines() as cluster:
-                began = cpu_of_all()
+            with CpuMeter() as meter:
+                jobs.run(command(paths), ["--workers", "1"])
+            costs["one", len(paths)] = meter.seconds
+            with machines() as cluster, CpuMeter() as meter:
                 jobs.run(command(paths), cluster.options)
-                costs["ray", len(paths)] = cpu_of_all() - began
+            costs["ray", len(paths)] = meter.seconds
         slopes = {
             side: (costs[side, len(many)] - costs[side, len(few)]) / (1 - len(few) / len(many)) / hours
             for side in ("one", "ray")
@@ -436,17 +465,23 @@ def report_tiny(jobs: Jobs, count: int) -> None:
         soundfile.write(folder / f"{number:06d}.wav", piece_N, RATE, subtype="PCM_16")
     (file := jobs.folder / "light.yaml").write_text(json.dumps(LIGHT))
     command = ["annotate", str(folder), "--settings", str(file), "--no-shards", "--recognizer", "none"]
-    with machines() as cluster:
-        began, cpu_began = time.monotonic(), cpu_of_all()
+    began = time.monotonic()
+    with machines() as cluster, CpuMeter() as meter:
         process = jobs.begin(command, cluster.options)
         peak = PeakMemory(process.pid, cluster)
         out = jobs.finish_watched(process, peak)
-        cpu_s, wall_s = cpu_of_all() - cpu_began, time.monotonic() - began
+    cpu_s, wall_s = meter.seconds, time.monotonic() - began
     funnel = json.loads((out / "funnel.json").read_text())
     if funnel["audio_files"] != count:
         raise SystemExit(f"{funnel['audio_files']} of {count} files are answered for")
     shutil.rmtree(folder)
     note = f"load {os.getloadavg()[0]:.1f}"
+    timings = json.loads((out / "timings.json").read_text())
+    calls = sum(step["calls"] for step in timings["steps"].values())
+    unit = f"CPU-ms per call of the driver, {calls} calls"
+    line(
+        f"annotate: {count} files of 0.1 s, driver", timings["driver_cpu_s"] / calls * 1000, None, None, unit
+    )
     line(f"annotate: {count} files of 0.1 s", peak.driver_mb, None, None, "MB, peak of the driver")
     line(f"annotate: {count} files of 0.1 s, a worker", peak.worker_mb, None, None, "MB, peak")
     unit = f"CPU-ms per file, all processes; {cpu_s:.0f} CPU-seconds, {wall_s:.0f} s of wall time, {note}"
@@ -462,12 +497,10 @@ def report_long(jobs: Jobs, seconds: float) -> None:
     length_s = soundfile.info(path).duration
     (file := jobs.folder / "light.yaml").write_text(json.dumps(LIGHT))
     command = ["annotate", str(path), "--settings", str(file), "--no-shards", "--recognizer", "none"]
-    with machines() as cluster:
-        cpu_began = cpu_of_all()
+    with machines() as cluster, CpuMeter() as meter:
         process = jobs.begin(command, cluster.options)
         peak = PeakMemory(process.pid, cluster)
         out = jobs.finish_watched(process, peak)
-        cpu_s = cpu_of_all() - cpu_began
     path.unlink()
     found = json.loads((out / "funnel.json").read_text())["segments_found"]
     name = f"annotate: a file of {length_s / 3600:.1f} hours"
@@ -476,7 +509,7 @@ def report_long(jobs: Jobs, seconds: float) -> None:
         peak.worker_mb,
         None,
         None,
-        f"MB, peak of the worker that takes it; {found} segments, {cpu_s:.0f} CPU-seconds",
+        f"MB, peak of the worker that takes it; {found} segments, {meter.seconds:.0f} CPU-seconds",
     )
     line(f"{name}, driver", peak.driver_mb, None, None, "MB, peak")
 

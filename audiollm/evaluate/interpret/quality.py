@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,30 @@ from audiollm.evaluate.judges.text_scorers import Translation, bleu_tokenizer
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.text_errors import TextForm
 
+_BOOTSTRAP_DRAWS = 1000
+
 
 @dataclass(frozen=True)
 class CorpusQuality:
-    """BLEU and chrF of a corpus, from 0 to 100, and the signatures by which they can be reproduced."""
+    """BLEU and chrF of a corpus, from 0 to 100, and the signatures by which they can be reproduced.
+
+    Args:
+        intervals: the 95 % interval of each, by name, when the outputs are drawn anew (bootstrap, Koehn 2004); empty
+            for a single output.
+    """
 
     bleu: float
     chrf: float
     signatures: dict[str, str]
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
-        return {"BLEU": self.bleu, "chrF": self.chrf, "signatures": self.signatures}
+        return {
+            "BLEU": self.bleu,
+            "chrF": self.chrf,
+            "signatures": self.signatures,
+            "intervals": {name: list(interval) for name, interval in self.intervals.items()},
+        }
 
 
 def corpus_quality(translations: Sequence[Translation], language: str) -> CorpusQuality:
@@ -33,9 +46,19 @@ def corpus_quality(translations: Sequence[Translation], language: str) -> Corpus
     outputs = [translation.output for translation in translations]
     references = [[translation.reference for translation in translations]]
     bleu, chrf = BLEU(tokenize=bleu_tokenizer(language)), CHRF()
-    scores = bleu.corpus_score(outputs, references), chrf.corpus_score(outputs, references)
+    draws = _BOOTSTRAP_DRAWS if len(outputs) > 1 else 1
+    scores = {
+        name: metric.corpus_score(outputs, references, n_bootstrap=draws)
+        for name, metric in (("BLEU", bleu), ("chrF", chrf))
+    }
+    intervals = {
+        name: (max(0.0, score._mean - score._ci), min(100.0, score._mean + score._ci))
+        for name, score in scores.items()
+        if draws > 1
+    }
+    # of the score itself: that of the interval has the number of draws, and their seed
     signatures = {"BLEU": str(bleu.get_signature()), "chrF": str(chrf.get_signature())}
-    return CorpusQuality(scores[0].score, scores[1].score, signatures)
+    return CorpusQuality(scores["BLEU"].score, scores["chrF"].score, signatures, intervals)
 
 
 @dataclass(frozen=True)
