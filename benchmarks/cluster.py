@@ -138,7 +138,9 @@ def add_machine(cluster: Any, cpus: int) -> None:
     """Add a machine; on a busy one Ray's 30 s for the start may pass."""
     for attempt in range(START_ATTEMPTS):
         try:
-            cluster.add_node(num_cpus=cpus, include_dashboard=False)
+            cluster.add_node(
+                num_cpus=cpus, include_dashboard=False, include_log_monitor=False, no_monitor=True
+            )
             return
         except Exception as error:  # Ray has no class of its own for it
             if "timed out during startup" not in str(error) or attempt == START_ATTEMPTS - 1:
@@ -478,6 +480,10 @@ def report_tiny(jobs: Jobs, count: int) -> None:
     note = f"load {os.getloadavg()[0]:.1f}"
     timings = json.loads((out / "timings.json").read_text())
     calls = sum(step["calls"] for step in timings["steps"].values())
+    steps_s = sum(step["seconds"] for step in timings["steps"].values())
+    worker_ms = (cpu_s - steps_s - timings["driver_cpu_s"]) / calls * 1000
+    unit = "CPU-ms per call of workers and raylets beside their steps, their start included"
+    line(f"annotate: {count} files of 0.1 s, workers", worker_ms, None, None, unit)
     unit = f"CPU-ms per call of the driver, {calls} calls"
     line(
         f"annotate: {count} files of 0.1 s, driver", timings["driver_cpu_s"] / calls * 1000, None, None, unit

@@ -16,12 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-DRIVER_MS, WORKER_MS, START_S = 1.5, 1.0, 30.0
-"""Milliseconds of a call beside its step, in the process that directs and in a worker with its raylet, and seconds
-until workers have begun: benchmarks/history/annotation.md."""
+DRIVER_MS, WORKER_MS, START_S = 1.33, 8.8, 60.0
+"""CPU-milliseconds of a call beside its step, in the process that directs (measured) and in a worker with its raylet
+(an upper bound: the start of the workers and short steps are in it), and seconds until workers have begun (assumed):
+benchmarks/history/annotation.md."""
 NODES = (1, 4, 16, 64)
 
 
@@ -102,12 +103,16 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=10_000.0, help="hours of sound")
     parser.add_argument("--machines", type=int, nargs="+", default=NODES)
     parser.add_argument("--cores", type=int, default=16, help="cores of a machine, one worker each")
+    parser.add_argument("--start-s", type=float, default=START_S, help="seconds until workers have begun")
     parser.add_argument("--driver-ms", type=float, default=DRIVER_MS, help="a call in the directing process")
     parser.add_argument(
         "--worker-ms", type=float, default=WORKER_MS, help="a call in a worker, beside its step"
     )
     arguments = parser.parse_args()
-    costs = measured_costs(arguments.timings, arguments.driver_ms / 1000, arguments.worker_ms / 1000)
+    costs = replace(
+        measured_costs(arguments.timings, arguments.driver_ms / 1000, arguments.worker_ms / 1000),
+        start_s=arguments.start_s,
+    )
     print(f"{costs.step_s:.1f} CPU-seconds and {costs.calls:.0f} calls per hour of sound; more than "
           f"{costs.useful_cores():.0f} cores wait for the process that directs")  # fmt: skip
     print("\n".join(hours_table(costs, arguments.hours, arguments.machines, arguments.cores)))

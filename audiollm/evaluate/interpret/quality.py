@@ -52,11 +52,10 @@ def corpus_quality(translations: Sequence[Translation], language: str) -> Corpus
         for name, metric in (("BLEU", bleu), ("chrF", chrf))
     }
     intervals = {
-        name: (max(0.0, score._mean - score._ci), min(100.0, score._mean + score._ci))
+        name: (max(0.0, float(score._mean - score._ci)), min(100.0, float(score._mean + score._ci)))
         for name, score in scores.items()
         if draws > 1
     }
-    # of the score itself: that of the interval has the number of draws, and their seed
     signatures = {"BLEU": str(bleu.get_signature()), "chrF": str(chrf.get_signature())}
     return CorpusQuality(scores["BLEU"].score, scores["chrF"].score, signatures, intervals)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,5 +148,7 @@ def write_suite_pages(folder: Path) -> dict[str, Path]:
     pages = {}
     for name, outcome in OUTCOMES.items():
         (folder / name).mkdir(parents=True)
-        pages[name] = write_page(folder / name / "report.html", outcome(folder / name), 4)
+        suite_result = outcome(folder / name)
+        json.dumps(suite_result.result, allow_nan=False)  # the content of results.json
+        pages[name] = write_page(folder / name / "report.html", suite_result, 4)
     return pages
