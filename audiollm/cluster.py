@@ -6,6 +6,8 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
 from typing import Any, Protocol
 
 from audiollm.errors import error_line
@@ -15,6 +17,8 @@ INSTALL = "pip install 'audiollm[ray]'"
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 """The variable that tells which GPUs a process sees."""
 CONNECTION_TIMEOUT_S = 10.0
+NO_MACHINE_TIMEOUT_S = 600.0
+"""How long a team waits for a first machine: one that is started for it takes minutes."""
 RESOURCE_ROUNDING = 1e-6
 """A rounding error of resources, which Ray counts in parts of 1/10,000."""
 
@@ -131,6 +135,113 @@ class Cluster:
                     f"a worker takes {group.cpus:g} CPUs and {group.gpus:g} GPUs, and no single machine of the cluster "
                     "has as many: give each a smaller share"
                 )
+
+
+class TeamMember:
+    """Base of the classes of a team's actors, which answer by a method `process`."""
+
+    def machine(self) -> str:
+        """The id of the machine that the actor is on."""
+        import ray
+
+        node: str = ray.get_runtime_context().get_node_id()
+        return node
+
+
+@dataclass(frozen=True)
+class TeamReply:
+    """News of an actor: it is ready for calls (neither value nor cause), has answered, or has died.
+
+    Args:
+        death: the cause.
+        is_machine_lost: whether it died with its machine, so that no call is to blame.
+    """
+
+    number: int
+    value: Any = None
+    death: str | None = None
+    is_machine_lost: bool = False
+
+
+class ActorTeam:
+    """Actors that answer a call at a time, on machines that may die and may join.
+
+    An actor for which no machine has room is ready later, or never: calls are sent to those that are ready, so that
+    none waits for a machine. Some 15 s pass until Ray takes a machine that is silent for dead.
+
+    Args:
+        kind: a subclass of `TeamMember`.
+    """
+
+    def __init__(self, cluster: Cluster, kind: type[TeamMember]) -> None:
+        self._cluster, self._kind, self._ray = cluster, kind, cluster.ray
+        self._numbers = count()
+        self._actors: dict[int, Any] = {}
+        self._machines: dict[int, str] = {}
+        self._waited_for: dict[Any, int] = {}
+        """Actor by the reference to its next reply."""
+
+    def start(self, share: Workers, *arguments: Any) -> int:
+        """Begin an actor; it may be sent to when `replies` has said that it is ready."""
+        number = next(self._numbers)
+        self._actors[number] = self._cluster.start(self._kind, share, *arguments)
+        self._waited_for[self._actors[number].machine.remote()] = number
+        return number
+
+    def is_ready(self, number: int) -> bool:
+        """Whether an actor may be sent to."""
+        return number in self._machines
+
+    def send(self, number: int, *arguments: Any) -> None:
+        """Have an idle actor process these arguments."""
+        self._waited_for[self._actors[number].process.remote(*arguments)] = number
+
+    def replies(self) -> list[TeamReply]:
+        """Wait for news of an actor.
+
+        Raises:
+            ClusterError: no machine has room for any actor, for minutes.
+            RayTaskError: an actor's method has raised an error.
+        """
+        has_work = any(number in self._machines for number in self._waited_for.values())
+        timeout = None if has_work else NO_MACHINE_TIMEOUT_S
+        ready, _ = self._ray.wait(list(self._waited_for), num_returns=1, timeout=timeout)
+        if not ready:
+            raise ClusterError(
+                f"no machine of the cluster had room for a worker in {NO_MACHINE_TIMEOUT_S:.0f} s: start machines, "
+                "and run again to go on"
+            )
+        return [self._receive(reference) for reference in ready]
+
+    def close(self) -> None:
+        """End all actors."""
+        for actor in self._actors.values():
+            self._ray.kill(actor)
+        self._actors, self._machines, self._waited_for = {}, {}, {}
+
+    def _receive(self, reference: Any) -> TeamReply:
+        number, exceptions = self._waited_for.pop(reference), self._ray.exceptions
+        try:
+            value = self._ray.get(reference)
+        except exceptions.ObjectLostError as error:  # it had answered, and its machine died with the answer
+            self._ray.kill(self._actors[number])
+            return self._bury(number, error, is_machine_lost=True)
+        except (exceptions.RayActorError, exceptions.RuntimeEnvSetupError) as error:
+            return self._bury(number, error, self._is_machine_lost(number, error))
+        if number in self._machines:
+            return TeamReply(number, value)
+        self._machines[number] = value
+        return TeamReply(number)
+
+    def _bury(self, number: int, error: Exception, is_machine_lost: bool) -> TeamReply:
+        self._machines.pop(number, None)
+        del self._actors[number]
+        return TeamReply(number, None, cause_of_death(error), is_machine_lost)
+
+    def _is_machine_lost(self, number: int, error: Exception) -> bool:
+        live_ids = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
+        machine = self._machines.get(number)
+        return "its node has died" in str(error) if machine is None else machine not in live_ids
 
 
 def cause_of_death(error: Exception) -> str:

@@ -369,7 +369,9 @@ def player(sound: PageClip, label: str) -> Markup:
 def named_clips(clips: Iterable[tuple[Content, PageClip]], about: str) -> Markup:
     """Clips side by side, each below its name."""
     listed = [
-        element("div", element("h5", name), clip(sound, f"{join(name).striptags()}, {about}"))
+        element(
+            "div", element("p", name, class_="clip-name"), clip(sound, f"{join(name).striptags()}, {about}")
+        )
         for name, sound in clips
     ]
     return element("div", listed, class_="trio")

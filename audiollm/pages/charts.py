@@ -176,6 +176,8 @@ def bar_chart(bars: Mapping[str, Sequence[float | None]], groups: Sequence[str],
             places = [at - 0.4 + (index + 0.5) * width for at in range(len(groups))]
             heights = [0.0 if value is None else value for value in values]
             axes.bar(places, heights, width * 0.9, color=_SERIES[index % len(DISTINCT_COLOURS)])
+        if not any(value for values in bars.values() for value in values):
+            axes.set_ylim(0, 1)
         axes.grid(visible=False, axis="x")
         axes.set_xticks(range(len(groups)), groups)
         axes.tick_params(length=0)
@@ -199,6 +201,8 @@ def line_chart(
             axes.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3.4, linewidth=1.5)
         if is_counted:
             axes.set_ylim(bottom=0)
+        elif not any(y for points in lines.values() for _, y in points):
+            axes.set_ylim(0, 1)
         axes.grid(visible=False, axis="x")
         axes.set_xlabel(x_label)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=is_counted))

@@ -20,6 +20,8 @@ from pipelines.execution.ledger import Ledger, Outcome
 
 MAX_DEATHS = 2
 """A call is set aside when this many workers have died over it alone."""
+MAX_LOST_MACHINES = 4
+"""A call is set aside when this many machines were lost over it: machines die of other causes, too."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +82,27 @@ class RunHalted(Exception):
 
 @dataclass(frozen=True)
 class WorkerReply:
-    """A worker's outcomes to the items it was sent; None: it died over them, or when it began (`how`)."""
+    """A worker's outcomes to the items it was sent; None: it died over them, or when it began (`how`).
+
+    Args:
+        outcomes: empty where the worker says that it is ready.
+        is_machine_lost: whether it died with its machine.
+    """
 
     worker: int
     outcomes: list[Outcome] | None
     how: str = ""
+    is_machine_lost: bool = False
 
 
 class WorkerBackend(Protocol):
     """Host of the workers, which it numbers: processes of this machine, or actors of a cluster."""
 
     def start(self, pool: Pool) -> int:
-        """A new worker of the pool, which may be sent to at once."""
+        """A new worker of the pool."""
+
+    def is_ready(self, worker: int) -> bool:
+        """Whether a new worker may be sent to; if not, it replies when it may."""
 
     def send(self, worker: int, step: str, items: Sequence[Any]) -> None:
         """Give an idle worker something to do."""
@@ -145,24 +156,35 @@ class _Waiting:
     """Whether the call must be sent alone, because a worker died over it."""
     deaths: int = 0
     """Workers that died while this was their only call."""
+    lost_machines: int = 0
+    """Machines that were lost while a worker there was at this call."""
 
 
 @dataclass
 class _Lane:
-    """A pool, what waits for it, and its workers: those without work, and those with it."""
+    """A pool, what waits for it, and its workers: those that begin, those without work, and those with it."""
 
     pool: Pool
     queue: deque[_Waiting] = field(default_factory=deque)
+    beginning: set[int] = field(default_factory=set)
     idle: list[int] = field(default_factory=list)
     busy: dict[int, list[_Waiting]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.max_workers = self.pool.workers
+        """Fewer than the pool's, where some could not begin."""
         self._most_calls = 2 * self.pool.workers * max(self.pool.batch_sizes.values(), default=1)
 
     @property
     def room(self) -> int:
         """Number of further calls that may wait here: enough for the next batch of every worker."""
         return self._most_calls - len(self.queue) - len(self.busy)
+
+    @property
+    def needs_worker(self) -> bool:
+        """Whether a call waits for a worker that is not there."""
+        num_workers = len(self.beginning) + len(self.idle) + len(self.busy)
+        return len(self.queue) > len(self.beginning) + len(self.idle) and num_workers < self.max_workers
 
     def take(self) -> list[_Waiting]:
         """Take the next batch: the first waiting call, and others of its step that are closest in size."""
@@ -204,10 +226,11 @@ class _Schedule:
 
     def run(self) -> None:
         while True:
-            if self._halt is None and self._watch.stuck_step is None:
+            goes_on = self._halt is None and self._watch.stuck_step is None
+            if goes_on:
                 self._begin_walks()
                 self._dispatch()
-            if not any(lane.busy for lane in self._lanes):
+            if not any(lane.busy or (goes_on and lane.queue) for lane in self._lanes):
                 break
             for answer in self._backend.wait():
                 self._receive(answer)
@@ -250,13 +273,23 @@ class _Schedule:
 
     def _dispatch(self) -> None:
         for lane in self._lanes:
-            while lane.queue and (lane.idle or len(lane.busy) < lane.pool.workers):
-                worker = lane.idle.pop() if lane.idle else self._backend.start(lane.pool)
+            while lane.needs_worker:
+                worker = self._backend.start(lane.pool)
+                if self._backend.is_ready(worker):
+                    lane.idle.append(worker)
+                else:
+                    lane.beginning.add(worker)
+            while lane.queue and lane.idle:
+                worker = lane.idle.pop()
                 batch = lane.take()
                 lane.busy[worker] = batch
                 self._backend.send(worker, batch[0].call.step, [waiting.call.item for waiting in batch])
 
     def _receive(self, answer: WorkerReply) -> None:
+        beginning = next((lane for lane in self._lanes if answer.worker in lane.beginning), None)
+        if beginning is not None:
+            self._welcome(beginning, answer)
+            return
         lane = next((lane for lane in self._lanes if answer.worker in lane.busy), None)
         if lane is None:  # an idle worker died: another is started when there is work
             for lane in self._lanes:
@@ -264,12 +297,22 @@ class _Schedule:
             return
         batch = lane.busy.pop(answer.worker)
         if answer.outcomes is None:
-            self._bury(lane, batch, answer.how)
+            self._bury(lane, batch, answer)
             return
         self._answered.add(batch[0].call.step)
         lane.idle.append(answer.worker)
         for waiting, outcome in zip(batch, answer.outcomes, strict=True):
             self._finish(waiting, outcome)
+
+    def _welcome(self, lane: _Lane, answer: WorkerReply) -> None:
+        """Note that a worker has begun, or could not: it has no other in its place, unless its machine was lost."""
+        lane.beginning.remove(answer.worker)
+        if answer.outcomes is not None:
+            lane.idle.append(answer.worker)
+        elif not answer.is_machine_lost:
+            lane.max_workers -= 1
+            if not lane.max_workers:
+                raise EngineError(f"no worker of the pool {lane.pool.name} can begin: {answer.how}")
 
     def _finish(self, waiting: _Waiting, outcome: Outcome) -> None:
         if outcome.halts:  # what other workers are at may be paid for: it is waited for and recorded
@@ -304,18 +347,23 @@ class _Schedule:
                 self._ledger.put(key, call.step, outcome)
         self._unrecorded = waiting
 
-    def _bury(self, lane: _Lane, batch: list[_Waiting], how: str) -> None:
-        """Retry the calls of a dead worker's batch one by one; a call that kills `MAX_DEATHS` alone is set aside."""
+    def _bury(self, lane: _Lane, batch: list[_Waiting], answer: WorkerReply) -> None:
+        """Retry the calls of a dead worker's batch, each alone where they may be the cause of its death; a call that
+        kills `MAX_DEATHS` workers alone, or `MAX_LOST_MACHINES` machines, is set aside."""
         for waiting in reversed(batch):
-            waiting.deaths += len(batch) == 1
+            waiting.lost_machines += answer.is_machine_lost
+            waiting.deaths += len(batch) == 1 and not answer.is_machine_lost
+            waiting.alone = waiting.alone or not answer.is_machine_lost or waiting.lost_machines > 1
             if waiting.deaths >= MAX_DEATHS:
-                self._refuse_a_broken_step(waiting.call.step, how)
-                self._finish(
-                    waiting, Outcome(error=f"its worker process died {waiting.deaths} times ({how})")
-                )
+                self._refuse_a_broken_step(waiting.call.step, answer.how)
+                self._set_aside(waiting, f"its worker process died {waiting.deaths} times", answer)
+            elif len(batch) == 1 and waiting.lost_machines >= MAX_LOST_MACHINES:
+                self._set_aside(waiting, f"{waiting.lost_machines} machines were lost over it", answer)
             else:
-                waiting.alone = True
                 lane.queue.appendleft(waiting)
+
+    def _set_aside(self, waiting: _Waiting, reason: str, answer: WorkerReply) -> None:
+        self._finish(waiting, Outcome(error=f"{reason} ({answer.how})"))
 
     def _refuse_a_broken_step(self, step: str, how: str) -> None:
         """Raise an error for a step that has never answered while its workers keep dying: it cannot be set up."""

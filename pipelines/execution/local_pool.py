@@ -85,6 +85,9 @@ class InProcess:
     def start(self, pool: Pool) -> int:
         return next(self._numbers)
 
+    def is_ready(self, worker: int) -> bool:
+        return True
+
     def send(self, worker: int, step: str, items: Sequence[Any]) -> None:
         try:
             self._answers.append(WorkerReply(worker, self._worker.process(step, items)))
@@ -140,6 +143,9 @@ class LocalProcesses:
         with suppress(OSError):  # it died already: `wait` will find out
             ours.send_bytes(self._worker)
         return number
+
+    def is_ready(self, worker: int) -> bool:
+        return True
 
     def send(self, worker: int, step: str, items: Sequence[Any]) -> None:
         with suppress(OSError):  # it died: `wait` will find out

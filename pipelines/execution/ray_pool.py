@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
 from typing import Any
 
-from audiollm.cluster import Cluster, ClusterError, cause_of_death
+from audiollm.cluster import ActorTeam, Cluster, ClusterError, TeamMember
 from audiollm.errors import error_line
 from pipelines.execution.engine import EngineError, Pool, Worker, WorkerReply
 from pipelines.execution.ledger import Outcome
 
 
-class _Host:
+class _Host(TeamMember):
     """Worker inside a Ray actor."""
 
     def __init__(self, worker: Worker) -> None:
@@ -39,36 +38,32 @@ class RayActors:
             self._cluster = Cluster(pools, address)
         except ClusterError as error:
             raise EngineError(f"engine: {error}") from None
-        self._ray = self._cluster.ray
-        self._numbers = count()
-        self._actors: dict[int, Any] = {}
-        self._at_work: dict[Any, int] = {}
-        self._worker = self._ray.put(worker)
+        self._team = ActorTeam(self._cluster, _Host)
+        self._worker = self._cluster.ray.put(worker)
 
     def start(self, pool: Pool) -> int:
-        number = next(self._numbers)
-        self._actors[number] = self._cluster.start(_Host, pool, self._worker)
-        return number
+        return self._team.start(pool, self._worker)
+
+    def is_ready(self, worker: int) -> bool:
+        return self._team.is_ready(worker)
 
     def send(self, worker: int, step: str, items: Sequence[Any]) -> None:
-        self._at_work[self._actors[worker].process.remote(step, list(items))] = worker
+        self._team.send(worker, step, list(items))
 
     def wait(self) -> list[WorkerReply]:
-        ready, _ = self._ray.wait(list(self._at_work), num_returns=1)
-        return [self._receive(reference) for reference in ready]
+        try:
+            replies = self._team.replies()
+        except ClusterError as error:
+            raise EngineError(f"engine: {error}") from None
+        except self._cluster.ray.exceptions.RayTaskError as error:
+            raise EngineError(f"a step cannot be set up: {error_line(error.cause)}") from None
+        return [
+            WorkerReply(reply.number, reply.value or [], is_machine_lost=reply.is_machine_lost)
+            if reply.death is None
+            else WorkerReply(reply.number, None, reply.death, reply.is_machine_lost)
+            for reply in replies
+        ]
 
     def close(self) -> None:
-        for actor in self._actors.values():
-            self._ray.kill(actor)
-        self._actors, self._at_work = {}, {}
+        self._team.close()
         self._cluster.leave()
-
-    def _receive(self, reference: Any) -> WorkerReply:
-        number = self._at_work.pop(reference)
-        try:
-            return WorkerReply(number, self._ray.get(reference))
-        except self._ray.exceptions.RayActorError as error:
-            del self._actors[number]
-            return WorkerReply(number, None, cause_of_death(error))
-        except self._ray.exceptions.RayTaskError as error:
-            raise EngineError(f"a step cannot be set up: {error_line(error.cause)}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from audiollm.errors import ConfigError, StageError
 from audiollm.failures import MAX_EQUAL_FAILURES, FailedOnEveryItem
 from tokenizer import AudioTokenizer, TokenizerConfig
 from tokenizer.corpus import encoding as corpus
+from tokenizer.corpus.cluster_work import ClusterWorkers
 from tokenizer.corpus.decoding import OutputNames, detokenize_shards, open_shards, path_of_id
 from tokenizer.corpus.encoding import Coding, Corpus, check_record, tokenize_corpus
 
@@ -239,6 +241,22 @@ def test_workers_write_the_same_shards(tmp_path: Path, codec: Codec, codec_folde
     assert one == two
     for path in (tmp_path / "1").iterdir():
         assert path.read_bytes() == (tmp_path / "2" / path.name).read_bytes(), path.name
+
+
+@pytest.mark.slow  # two actors load torch
+def test_actors_write_the_same_shards(
+    tmp_path: Path, codec: Codec, codec_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths may be relative to the working directory of the run, where no actor begins."""
+    pytest.importorskip("ray")
+    monkeypatch.chdir(tmp_path)
+    rows = [sample(sound(Path(f"{i}.wav"), 0.3, seed=i)) for i in range(5)]
+    rows.insert(1, sample(next(iter(bad_files(Path("bad"))))))
+    coding = Coding(Path(os.path.relpath(codec_folder)))
+    encode(codec, rows, tmp_path / "here", coding)
+    encode(codec, rows, tmp_path / "there", coding, workers=ClusterWorkers(2))
+    for path in (tmp_path / "here").iterdir():
+        assert path.read_bytes() == (tmp_path / "there" / path.name).read_bytes(), path.name
 
 
 def test_a_shard_holds_an_hour_at_most() -> None:

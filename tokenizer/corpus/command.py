@@ -32,6 +32,13 @@ MAX_PRINTED_ROWS = 5
 """Rows of `set_aside.jsonl` that are also printed."""
 
 
+class WorkerEngine(StrEnum):
+    """Place of the work of `tokenize`."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
 class SoundFormat(StrEnum):
     """File formats of `detokenize`, 16 bits per sample."""
 
@@ -67,6 +74,12 @@ def tokenize(
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop at the first file that cannot be used, with exit code 2.")
     ] = False,
+    engine: Annotated[
+        WorkerEngine, typer.Option(help="Processes of this machine, or a Ray cluster.")
+    ] = WorkerEngine.LOCAL,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Address of the Ray cluster.", show_default="one on this machine")
+    ] = None,
     download: Download = False,
 ) -> None:
     """Encode sound files into shards of codes.
@@ -82,11 +95,17 @@ def tokenize(
     audiollm tokenize 'books/**/*.mp3' more.csv -o shards --codec models/mimi --codebooks 8 --workers 4
 
     audiollm tokenize runs/mine/compose/samples.jsonl -o shards --codec runs/mine/train_tokenizer --level -23
+
+    audiollm tokenize recordings -o shards --codec models/mimi --engine ray --ray-address auto --workers 16
     """
     from audiollm.codec import load_codec
     from audiollm.models.pretrained import model_folder
+    from tokenizer.corpus.cluster_work import ClusterWorkers
     from tokenizer.corpus.encoding import Coding, tokenize_corpus
 
+    if ray_address is not None and engine is not WorkerEngine.RAY:
+        raise ConfigError("no cluster is used", "--ray-address", "give --engine ray as well")
+    team = ClusterWorkers(workers, ray_address) if engine is WorkerEngine.RAY else workers
     console = Console()
     level_dbfs = _level(level)
     begun = _begun(out)
@@ -101,7 +120,7 @@ def tokenize(
     _record_inputs(out, loaded, coding, corpus, per_shard, begun)
     _warn_of_long(loaded, corpus, console)
     with _show_duration_bar(console, "encoding", sum(corpus.durations_s)) as advance:
-        counts, set_aside = tokenize_corpus(loaded, corpus, out, coding, per_shard, workers, strict, advance)
+        counts, set_aside = tokenize_corpus(loaded, corpus, out, coding, per_shard, team, strict, advance)
     console.print(
         f"{out}: {counts['samples']} samples, {counts['frames']} frames in {counts['shards']} shards",
         highlight=False,

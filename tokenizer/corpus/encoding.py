@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from audiollm.audio import AudioError, LevelMeter, probe
 from audiollm.audio.decoding import length_difference
 from audiollm.audio.samples import SILENCE_DBFS
 from audiollm.audio.streams import stream_mono
+from audiollm.cluster import TeamMember
 from audiollm.codec import Codec, codec_digest, load_codec
 from audiollm.data.records.sample import AudioPart, Sample
 from audiollm.data.records.shards import ShardWriter
@@ -35,6 +37,7 @@ from audiollm.errors import BadSample, ConfigError, StageError
 from audiollm.failures import note_failure, note_success, shared_watch
 from audiollm.files.atomic import atomic_path, folder_digest, read_record, write_json
 from audiollm.files.set_aside import UNREADABLE, Row, SetAside, read_set_aside, row_of
+from tokenizer.corpus.cluster_work import ClusterWorkers, work_on_cluster
 from tokenizer.corpus.processes import work_in_processes
 
 LONG_S = 600.0
@@ -182,7 +185,7 @@ def tokenize_corpus(
     folder: Path,
     coding: Coding,
     samples_per_shard: int,
-    workers: int = 1,
+    workers: int | ClusterWorkers = 1,
     strict: bool = False,
     advance: Advance = lambda seconds: None,
 ) -> tuple[dict[str, int], list[Row]]:
@@ -190,6 +193,7 @@ def tokenize_corpus(
 
     Args:
         codec: the one in `coding.codec`.
+        workers: processes of this machine, or actors of a cluster.
         strict: stop at the first sample that cannot be encoded.
 
     Returns:
@@ -270,14 +274,24 @@ def _collect_codec_facts(codec: Codec, coding: Coding) -> dict[str, Any]:
 
 
 def _encode_all(
-    codec: Codec, corpus: Corpus, todo: Sequence[int], coding: Coding, workers: int, advance: Advance
+    codec: Codec,
+    corpus: Corpus,
+    todo: Sequence[int],
+    coding: Coding,
+    workers: int | ClusterWorkers,
+    advance: Advance,
 ) -> Iterator[tuple[int, Coded | BadSample]]:
     """The samples `todo` in order, each with its codes or with the reason why it has none."""
-    if workers > 1:
+    if not todo:
+        return
+    if workers != 1:
         tasks = ((index, corpus.samples[index]) for index in todo)
-        for index, result in work_in_processes(
-            tasks, _work_on_corpus, workers, partial(_start_corpus_worker, coding)
-        ):
+        results = (
+            work_on_cluster(tasks, _EncodingActor, (coding, Path.cwd()), workers)
+            if isinstance(workers, ClusterWorkers)
+            else work_in_processes(tasks, _work_on_corpus, workers, partial(_start_corpus_worker, coding))
+        )
+        for index, result in results:
             advance(corpus.durations_s[index])
             yield index, result
         return
@@ -372,3 +386,16 @@ def _start_corpus_worker(coding: Coding) -> None:
 def _work_on_corpus(sample: Sample) -> Coded | BadSample:
     codec, coding = _worker
     return _attempt(codec, sample, coding, lambda seconds: None)
+
+
+class _EncodingActor(TeamMember):
+    """A codec in an actor of a cluster, in the working directory of the run, which relative paths begin at."""
+
+    def __init__(self, coding_and_folder: tuple[Coding, Path]) -> None:
+        coding, folder = coding_and_folder
+        os.chdir(folder)
+        torch.set_num_threads(1)
+        self._codec, self._coding = load_codec(coding.codec), coding
+
+    def process(self, sample: Sample) -> Coded | BadSample:
+        return _attempt(self._codec, sample, self._coding, lambda seconds: None)

@@ -41,13 +41,19 @@ from audiollm.pages.page import MAX_SOUND_BYTES, Page, Section
 from audiollm.pages.spectrograms import mel_decibels
 
 ABOUT_SCORES = (
-    "Means over clips, compared at 24 kHz; the best codec is underlined. Where a metric has no value for a clip, the "
-    "clip is left out of its mean and the reason is counted. The original is heard by what needs no reference. Word "
-    "errors are over all words."
+    "Means over clips, compared at 24 kHz. A codec is underlined where it is better than each other one beyond chance: "
+    "the 95 % interval of their difference over the same clips, 5 or more, drawn anew, lies on its side of 0. "
+    "Where a metric has no value for a clip, the clip is left out of its mean and the reason is counted. The original "
+    "is heard by what needs no reference; ≈ original: a codec is to have the original's value. Word errors are over "
+    "all words."
 )
 ABOUT_CODEBOOKS = (
     "Share of the codes of each codebook that occur at all, and exp of the entropy of their use. Over few frames both "
     "are bounded by the number of frames."
+)
+ABOUT_PREFIXES = (
+    "Means over the same clips. The axes begin where the values do, and not at 0: a line may look steep over a "
+    "difference that is within chance."
 )
 EXAMPLE_S = 8.0
 
@@ -94,7 +100,7 @@ def write_codec_report(
         ),
     ]
     if prefixes := prefix_charts(result):
-        content = join(dots.legend(), prefixes)
+        content = join(note(ABOUT_PREFIXES), dots.legend(), prefixes)
         sections.insert(2, Section("prefixes", "Fewer codebooks", content, "With fewer codebooks"))
     examples = _codec_examples(codecs, clips, num_examples, gallery, dots)
     if examples:
@@ -171,10 +177,13 @@ def _kind_scores(result: Mapping[str, Any], kind: str, dots: _Dots) -> Markup:
             why = "; ".join(with_remedy(reason) for reason in sorted(reasons)) or "no clip"
             absent.setdefault(why, []).append(metric.title)
             continue
-        best = _best_mean(tables, name)
+        best = result["best"].get(kind, {}).get(name)
         cells = [_page_cell(original.get(name), name)] if has_original else []
-        cells += [_page_cell(table, name, best) for table in tables]
-        title = f"{metric.title} {'↑' if metric.higher_is_better else '↓'}"
+        cells += [
+            _page_cell(table, name, codec == best)
+            for codec, table in zip(result["codecs"], tables, strict=True)
+        ]
+        title = f"{metric.title} {metric.direction}"
         rows.append([join(title, metric.unit and [" ", small(metric.unit)]), *cells])
     size = result["clips"][kind]
     headings = ["metric", *(["original"] if has_original else []), *dots.dotted_names()]
@@ -185,14 +194,7 @@ def _kind_scores(result: Mapping[str, Any], kind: str, dots: _Dots) -> Markup:
     )
 
 
-def _best_mean(tables: Sequence[Mapping[str, Any] | None], metric: str) -> float | None:
-    means = [table["mean"] for table in tables if table and table["mean"] is not None]
-    if len(means) < 2:
-        return None
-    return max(means) if METRICS[metric].higher_is_better else min(means)
-
-
-def _page_cell(table: Mapping[str, Any] | None, metric: str, best: float | None = None) -> Cell:
+def _page_cell(table: Mapping[str, Any] | None, metric: str, is_best: bool = False) -> Cell:
     if table is None:
         return cell(bold())
     digits = METRICS[metric].digits
@@ -203,7 +205,7 @@ def _page_cell(table: Mapping[str, Any] | None, metric: str, best: float | None 
         bold(f"{table['mean']:.{digits}f}"),
         small(f"median {table['median']:.{digits}f}", tag="small"),
         missing and element("small", f"n {table['n']}; n/a: {missing}", class_="missing"),
-        class_="best" if table["mean"] == best else "",
+        class_="best" if is_best else "",
     )
 
 
@@ -268,7 +270,7 @@ def _metric_mean(kinds: Mapping[str, Any], kind: str, metric: str) -> float | No
 def _metric_title(metric: str) -> str:
     definition = METRICS[metric]
     unit = f" ({definition.unit})" if definition.unit else ""
-    return f"{definition.title}{unit} {'↑' if definition.higher_is_better else '↓'}"
+    return f"{definition.title}{unit} {definition.direction}"
 
 
 # ----------------------------------------------------------------------------------------------- examples

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from audiollm.evaluate.report.statistics import metric_table
+from audiollm.evaluate.report.statistics import bootstrap_ratio, metric_table
 from audiollm.evaluate.report.store import Row, RowStore
 
 KINDS = ("speech", "sound", "music", "unknown")
 VERSION = 2
 """Version of the rows: raise it when a metric changes or is added, so that old rows are computed anew."""
+
+MIN_COMPARED_CLIPS = 5
+"""Clips from which one codec may be told to be better than another."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,13 @@ class Metric:
     speech_only: bool = False
     needs_reference: bool = True
     unit: str = ""
+    is_as_original: bool = False
+    """Whether the original's value is the aim, so that neither more nor less is better."""
+
+    @property
+    def direction(self) -> str:
+        """The sign behind its title."""
+        return "≈ original" if self.is_as_original else "↑" if self.higher_is_better else "↓"
 
 
 METRICS: dict[str, Metric] = {
@@ -48,8 +58,8 @@ METRICS: dict[str, Metric] = {
     "close_pitch": Metric("voiced frames within 50 cents", True, 3),
     "pitch_error": Metric("pitch error", False, 1, unit="cents"),
     "periodicity_error": Metric("periodicity error", False, 3),
-    "voiced_share": Metric("voiced share", True, 3, needs_reference=False),
-    "harmonicity": Metric("periodicity, 1 to 4 kHz", True, 3, needs_reference=False),
+    "voiced_share": Metric("voiced share", True, 3, needs_reference=False, is_as_original=True),
+    "harmonicity": Metric("periodicity, 1 to 4 kHz", True, 3, needs_reference=False, is_as_original=True),
     "dnsmos": Metric("DNSMOS", True, 2, speech_only=True, needs_reference=False),
     "speaker_similarity": Metric("speaker similarity", True, 3, speech_only=True),
     "word_error_rate": Metric("word error rate", False, 3, speech_only=True, needs_reference=False),
@@ -127,7 +137,8 @@ def summarize_codecs(
 
     Returns:
         `clips` (number and seconds by kind), `original` (by kind, the metrics without a reference),
-        `codecs` (each with its facts, `kinds`, `prefixes`, `codebooks`, `speed`) and `set_aside`. A metric
+        `codecs` (each with its facts, `kinds`, `prefixes`, `codebooks`, `speed`), `best` (by kind and metric, the
+        codec that is better than each other one beyond chance) and `set_aside`. A metric
         is a table of `mean`, `median`, `n`, `not_available` and `reasons`; the mean of the word error rate
         is that of the whole: all errors over all words.
     """
@@ -144,8 +155,64 @@ def summarize_codecs(
             name: _summarize_codec(of_codec[name], codec_facts, metrics)
             for name, codec_facts in facts.items()
         },
+        "best": {
+            kind: dict(_best_codecs(of_codec, facts, kind, metrics)) for kind in _summarize_clips(originals)
+        },
         "set_aside": list(set_aside),
     }
+
+
+def _best_codecs(
+    of_codec: Mapping[str, Sequence[Row]],
+    facts: Mapping[str, Mapping[str, Any]],
+    kind: str,
+    metrics: Sequence[str],
+) -> Iterator[tuple[str, str]]:
+    """Each metric that one codec is the best in, over clips of a kind, and that codec."""
+    for metric in metrics:
+        if METRICS[metric].is_as_original or len(facts) < 2:
+            continue
+        sign = 1.0 if METRICS[metric].higher_is_better else -1.0
+        scores = {
+            name: _signed_scores(
+                [row for row in of_codec[name] if row["kind"] == kind],
+                str(facts[name]["num_codebooks"]),
+                metric,
+                sign,
+            )
+            for name in facts
+        }
+        for name in facts:
+            if all(_is_better(scores[name], scores[rival]) for rival in facts if rival != name):
+                yield metric, name
+
+
+def _signed_scores(
+    rows: Sequence[Row], prefix: str, metric: str, sign: float
+) -> dict[tuple[Any, ...], tuple[float, float]]:
+    """Score, of which more is better, and weight of each clip that has one."""
+    return {
+        (row["path"], row["start_s"], row["end_s"]): (
+            sign * value,
+            float(row["words"]) if metric == "word_error_rate" else 1.0,
+        )
+        for row in rows
+        if not isinstance(value := row["scores"][prefix][metric], str)
+    }
+
+
+def _is_better(
+    scores: Mapping[tuple[Any, ...], tuple[float, float]],
+    rivals: Mapping[tuple[Any, ...], tuple[float, float]],
+) -> bool:
+    """Whether the 95 % interval of the mean difference over clips that both have, drawn anew, lies above 0."""
+    clips = [clip for clip in scores if clip in rivals]
+    if len(clips) < MIN_COMPARED_CLIPS:
+        return False
+    weights = [scores[clip][1] for clip in clips]
+    gains = [(scores[clip][0] - rivals[clip][0]) * scores[clip][1] for clip in clips]
+    interval = bootstrap_ratio(gains, weights)
+    return interval is not None and interval[0] > 0
 
 
 def _summarize_codec(rows: Sequence[Row], facts: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:

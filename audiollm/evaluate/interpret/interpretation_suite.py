@@ -159,13 +159,15 @@ def evaluate_interpretation(
 def _tiles(system: str, scores: Mapping[str, Any], unit: str) -> list[Tile]:
     """Quality and lag of a system; what it has no value of is left out."""
     note = f"{scores['outputs']:,} outputs"
+    interval = scores["quality"]["intervals"].get("BLEU")
+    about_bleu = f"{interval[0]:.1f} to {interval[1]:.1f}, {note}" if interval else note
     figures = (
-        ("BLEU", scores["quality"]["BLEU"], ""),
-        ("LAAL", scores["latency"]["LAAL"]["mean"], f", {unit}"),
+        ("BLEU", scores["quality"]["BLEU"], "", about_bleu),
+        ("LAAL", scores["latency"]["LAAL"]["mean"], f", {unit}", note),
     )
     return [
-        Tile(format_number(value, 2), f"{name}{of}, {system}", note)
-        for name, value, of in figures
+        Tile(format_number(value, 2), f"{name}{of}, {system}", about)
+        for name, value, of, about in figures
         if value is not None
     ]
 
@@ -298,10 +300,7 @@ def _quality_table(scores: Mapping[str, Mapping[str, Any]]) -> ScoreTable:
     rows = [
         [
             name,
-            *(
-                format_number(system_scores["quality"].get(metric), 2)
-                for metric in ("BLEU", "chrF", *recognized)
-            ),
+            *(_quality_cell(system_scores["quality"], metric) for metric in ("BLEU", "chrF", *recognized)),
             *(format_number(system_scores["scorers"][scorer]["mean"], 3) for scorer in scorers),
         ]
         for name, system_scores in scores.items()
@@ -309,7 +308,17 @@ def _quality_table(scores: Mapping[str, Mapping[str, Any]]) -> ScoreTable:
     note = reasons_of(
         system_scores["scorers"][scorer] for system_scores in scores.values() for scorer in scorers
     )
-    return ScoreTable("Quality", ["system", "BLEU", "chrF", *recognized, *scorers], rows, note)
+    if len(scores) > 1:
+        note = f"Systems whose intervals overlap are not told apart by these outputs. {note}".rstrip()
+    headings = ["system", "BLEU (95 %)", "chrF (95 %)", *recognized, *scorers]
+    return ScoreTable("Quality", headings, rows, note)
+
+
+def _quality_cell(quality: Mapping[str, Any], metric: str) -> str:
+    """A score of a corpus, with its interval where there is one."""
+    interval = quality["intervals"].get(metric)
+    value = format_number(quality.get(metric), 2)
+    return f"{value} ({interval[0]:.1f} to {interval[1]:.1f})" if interval else value
 
 
 def _latency_tables(scores: Mapping[str, Mapping[str, Any]], unit: str) -> list[ScoreTable]:

@@ -82,24 +82,25 @@ def timeline(output: LoggedOutput, units: Sequence[str], times: Sequence[float],
     scale = (width - 20) / end
     parts = [
         f'<rect x="10" y="6" width="{output.source_length * scale:.1f}" height="14" fill="{_page_colour(0)}"/>',
-        _svg_text(14, 17, "source", "start"),
+        _svg_text(14, 17, "source", "start", "var(--surface, #fff)"),
     ]
     for start, length in intervals:
         parts.append(
             f'<rect x="{10 + start * scale:.1f}" y="26" width="{max(1.0, length * scale):.1f}" height="14" '
             f'fill="{_page_colour(1)}" fill-opacity="0.6"/>'
         )
-    ends = [-1e9] * 4
+    right, ends = width, [-1e9] * 4
     for unit, time in zip(units, times, strict=False):
         x = 10 + time * scale
         lane = min(range(len(ends)), key=lambda index: (ends[index] > x, index))
         ends[lane] = x + 7.5 * len(unit) + 6
         parts.append(_svg_line(x, 24, x, 46 + lane * 14))
         parts.append(_svg_text(x + 2, 56 + lane * 14, unit, "start"))
+        right = max(right, ends[lane])
     bottom = 46 + 4 * 14 + 12
     for second in range(int(end / per_second) + 1):
         parts.append(_svg_text(10 + second * per_second * scale, bottom + 8, f"{second} s", "middle"))
-    return _svg(width, bottom + 14, parts, "timeline of source and output")
+    return _svg(right, bottom + 14, parts, "timeline of source and output")
 
 
 def _page_colour(number: int) -> str:
@@ -124,15 +125,15 @@ def _svg(width: float, height: float, parts: Sequence[str], title: str) -> str:
     head = (
         f'<svg viewBox="0 0 {width:g} {height:g}" width="{width:g}" role="img" aria-label="{_escape(title)}">'
     )
-    return f'<div style="overflow-x:auto">{head}{"".join(parts)}</svg></div>'
+    return f"{head}{''.join(parts)}</svg>"
 
 
 def _svg_line(x1: float, y1: float, x2: float, y2: float) -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="var(--line, #ddd)"/>'
 
 
-def _svg_text(x: float, y: float, text: str, anchor: str) -> str:
-    style = 'font-size="11" fill="currentColor"'
+def _svg_text(x: float, y: float, text: str, anchor: str, colour: str = "currentColor") -> str:
+    style = f'font-size="11" fill="{colour}"'
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {style}>{_escape(text)}</text>'
 
 

@@ -250,7 +250,8 @@ def _utterance_example(row: Row, utterance: Utterance) -> Example:
     named = row["named"] if row["named"] is not None else f"n/a: {row['right']}"
     lines = [("asked", f"{utterance.emotion}: {utterance.text}"), ("heard", row["heard"] or "(nothing)")]
     lines.append(("emotion heard", str(named)))
-    sounds = [Sound("generated", Path(row["path"]))] if row["path"] else []
+    is_real = row["path"] == str(utterance.path)
+    sounds = [Sound("generated", Path(row["path"]))] if row["path"] and not is_real else []
     sounds += [Sound("prompt", utterance.prompt)] if utterance.prompt else []
     return Example(utterance.id, lines, [*sounds, Sound("real", utterance.path)])
 

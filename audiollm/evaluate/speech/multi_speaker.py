@@ -32,7 +32,15 @@ from audiollm.evaluate.judges.judging import (
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import metric_table, share
 from audiollm.evaluate.report.store import Row
-from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult, metric_cells, reasons_of
+from audiollm.evaluate.report.suite import (
+    Example,
+    ScoreTable,
+    Sound,
+    SuiteResult,
+    metric_cells,
+    reasons_of,
+    share_tiles,
+)
 from audiollm.evaluate.speech.dialogues import Dialogue
 from audiollm.evaluate.speech.scoring import Bench, error_summary, rate_of, transcript_errors, word_errors
 from audiollm.evaluate.speech.tts import error_rows, judge_names, judged_by
@@ -97,6 +105,10 @@ def evaluate_dialogues(
             if _is_failure(row[key])
         ],
         rows,
+        tiles=[
+            *share_tiles(f"{words['unit']} errors", words, "rate"),
+            *share_tiles("turns nearest to their own voice", nearest),
+        ],
     )
 
 

@@ -29,7 +29,7 @@ from audiollm.evaluate.codec.evaluation import (
     split_clips,
 )
 from audiollm.evaluate.codec.measures import CodecJudges
-from audiollm.evaluate.codec.scores import CodecRows
+from audiollm.evaluate.codec.scores import CodecRows, _best_codecs
 from audiollm.evaluate.codec.signal_metrics import mel_distance, si_sdr
 from audiollm.evaluate.judges.pretrained import PretrainedRecognizer, PretrainedSpeakerJudge
 from audiollm.evaluate.report.suite import spread_items
@@ -340,3 +340,31 @@ def test_another_package_adds_to_a_group_of_commands(monkeypatch: pytest.MonkeyP
     answer = CliRunner().invoke(build_app(), ["evaluate", "--help"])
     assert answer.exit_code == 0
     assert "doctor" in answer.output
+
+
+def _scored(codec: str, clip: int, value: float | str, words: int = 1) -> dict[str, Any]:
+    scores = {"stoi": value, "word_error_rate": 1.0 if isinstance(value, str) else 1 - value}
+    return {
+        "codec": codec, "path": f"{clip}.wav", "start_s": 0.0, "end_s": None, "kind": "speech", "duration_s": 1.0,
+        "words": words, "scores": {"8": scores},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gains", "is_better"),
+    [
+        ([0.1] * 6, True),
+        ([0.3, -0.2, 0.3, -0.2, 0.1, -0.1], False),  # better in the mean, within chance
+        ([0.1] * 4, False),  # of too few clips
+        ([0.0] * 6, False),
+    ],
+)
+def test_a_codec_is_the_best_only_beyond_chance(gains: list[float], is_better: bool) -> None:
+    rows = {
+        "a": [_scored("a", clip, 0.5 + gain) for clip, gain in enumerate(gains)],
+        "b": [_scored("b", clip, 0.5) for clip in range(len(gains))] + [_scored("b", 99, "too short")],
+    }
+    facts = {name: {"num_codebooks": 8} for name in rows}
+    best = dict(_best_codecs(rows, facts, "speech", ["stoi", "word_error_rate"]))
+    assert best == ({"stoi": "a", "word_error_rate": "a"} if is_better else {})
+    assert dict(_best_codecs({"a": rows["a"]}, {"a": facts["a"]}, "speech", ["stoi"])) == {}

@@ -114,3 +114,16 @@ def test_a_scorer_that_does_not_exist_is_named() -> None:
         choose_text_scorer("command:", "en")
     with pytest.raises(ConfigError, match="similarity .*No closing quotation"):
         choose_text_scorer("command:python 'x.py", "en", setting="similarity")
+
+
+def test_a_corpus_has_intervals_and_a_single_output_none() -> None:
+    """Draws of wrong outputs alone score 0; the score and its signature are those without an interval."""
+    wrong = Translation("", "no", CAT.reference)
+    both = corpus_quality([CAT, wrong, CAT, wrong], "en")
+    for name, score in (("BLEU", both.bleu), ("chrF", both.chrf)):
+        low, high = both.intervals[name]
+        assert 0 <= low < score < high <= 100
+    assert corpus_quality([CAT], "en").intervals == {} and "bs:" not in both.signatures["BLEU"]
+    assert corpus_quality([CAT] * 4, "en").intervals["BLEU"] == pytest.approx(
+        [corpus_quality([CAT], "en").bleu] * 2
+    )

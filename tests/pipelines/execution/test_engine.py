@@ -20,6 +20,7 @@ import pytest
 
 from audiollm.failures import FailedOnEveryItem
 from pipelines.execution.engine import (
+    MAX_LOST_MACHINES,
     Call,
     EngineError,
     Outcome,
@@ -441,3 +442,67 @@ def test_killed_at_any_moment_it_goes_on_and_leaves_no_worker_behind(tmp_path: P
     while any(psutil.pid_exists(pid) for pid in children) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(psutil.pid_exists(pid) for pid in children)
+
+
+class Cluster(InProcess):
+    """Workers that are not ready at once. `never` do not begin, `refused` die before they do; of those that began, the
+    next worker that is sent `deadly_item` is lost with its machine, `losses` times."""
+
+    def __init__(
+        self, worker: Sums, never: tuple[int, ...] = (), refused: tuple[int, ...] = (), losses: int = 0
+    ) -> None:
+        super().__init__(worker)
+        self.never, self.refused, self.losses = never, refused, losses
+        self.lost: list[int] = []
+
+    def start(self, pool: Pool) -> int:
+        number = super().start(pool)
+        if number in self.refused:
+            self._answers.append(WorkerReply(number, None, "no such package"))
+        elif number not in self.never:
+            self._answers.append(WorkerReply(number, []))
+        return number
+
+    def is_ready(self, worker: int) -> bool:
+        return False
+
+    def send(self, worker: int, step: str, items: Sequence[Any]) -> None:
+        assert worker not in (*self.never, *self.refused, *self.lost)
+        if 5 in items and self.losses:
+            self.losses -= 1
+            self.lost.append(worker)
+            self._answers.append(WorkerReply(worker, None, "its node has died", True))
+        else:
+            super().send(worker, step, items)
+
+
+EXPECTED = {n: "ValueError: three is bad" if n == 3 else (n * n, n / 2) for n in range(12)}
+
+
+def test_no_call_waits_for_a_worker_without_a_machine(tmp_path: Path) -> None:
+    """What a machine's death leaves: fewer machines than workers."""
+    backend = Cluster(Sums(tmp_path / "notes"), never=(1, 3))
+    assert _run(tmp_path, range(12), backend) == EXPECTED
+
+
+@pytest.mark.parametrize("losses", [1, MAX_LOST_MACHINES - 1])
+def test_a_lost_machine_costs_no_call(tmp_path: Path, losses: int) -> None:
+    backend = Cluster(Sums(tmp_path / "notes"), losses=losses)
+    assert _run(tmp_path, range(12), backend) == EXPECTED
+    assert len(backend.lost) == losses
+    calls = Counter((tmp_path / "notes").read_text().split("\n"))
+    assert calls["square 5"] == 1  # the walk is answered once
+
+
+def test_a_call_that_every_machine_dies_of_is_set_aside(tmp_path: Path) -> None:
+    backend = Cluster(Sums(tmp_path / "notes"), losses=100)
+    found = _run(tmp_path, range(12), backend)
+    assert found == {**EXPECTED, 5: "4 machines were lost over it (its node has died)"}
+    assert len(backend.lost) == MAX_LOST_MACHINES
+
+
+def test_a_machine_on_which_no_worker_begins_is_done_without(tmp_path: Path) -> None:
+    backend = Cluster(Sums(tmp_path / "notes"), refused=(1,))
+    assert _run(tmp_path, range(12), backend) == EXPECTED
+    with pytest.raises(EngineError, match="no worker of the pool squares can begin: no such package"):
+        _run(tmp_path / "second", range(12), Cluster(Sums(tmp_path / "notes"), refused=tuple(range(9))))

@@ -19,6 +19,7 @@ from audiollm.evaluate.codec.scores import METRICS
 from audiollm.evaluate.report.statistics import metric_table
 from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult, write_page
 from audiollm.evaluate.sound.edited_sounds import MEASURES
+from audiollm.evaluate.suites import suite_catalog
 from audiollm.files.atomic import write_json, write_jsonl
 from audiollm.pages import page
 from audiollm.pages.histogram import draw_histogram
@@ -27,6 +28,7 @@ from pipelines.annotate.report import write_annotation_report
 from pipelines.audiocot.report import write_audiocot_report
 from tests.pipelines.annotate.annotation_report_run import annotated
 from tests.pipelines.report.report_run import Page, Run, beep, whole_run
+from tests.pipelines.report.suite_pages import OUTCOMES, write_suite_pages
 from tests.pipelines.report.test_report_sounds import SOUNDS, sounds_made
 
 STYLE = Path(page.__file__).parent / "page.css"
@@ -67,6 +69,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "audiocot": audiocot_page(folder / "audiocot"),
         "suite": suite_page(folder / "suite.html", folder / "run" / "beep.wav"),
         "codecs": codec_page(folder / "codecs.html"),
+        **write_suite_pages(folder / "suites"),
     }
 
 
@@ -139,6 +142,7 @@ def codec_page(path: Path) -> Path:
     }  # fmt: skip
     result: dict[str, Any] = {
         "clips": {"speech": {"clips": 3, "seconds": 9.0}}, "metrics": list(METRICS), "original": {},
+        "best": {"speech": {"stoi": "mimi"}},
         "codecs": dict.fromkeys(names, codec), "set_aside": [{"path": "b.wav", "reason": "it is empty"}],
         "judges": {"recognizer": None, "speaker": None},
     }  # fmt: skip
@@ -147,7 +151,7 @@ def codec_page(path: Path) -> Path:
 
 # ------------------------------------------------------------------------------------- without a browser
 
-PAGES = ("run", "sounds", "annotation", "audiocot", "suite", "codecs")
+PAGES = ("run", "sounds", "annotation", "audiocot", "suite", "codecs", *OUTCOMES)
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -164,6 +168,10 @@ def test_a_page_has_the_frame_and_names_what_it_holds(pages: dict[str, Path], na
         is_named = "aria-label=" in tag or (tag.startswith("<button") and "aria-pressed" in tag)
         assert is_named, tag
     assert all('alt="' in tag for tag in re.findall(r"<img\b[^>]*>", html))
+
+
+def test_every_subcommand_of_evaluate_has_a_page_here() -> None:
+    assert {*suite_catalog().entries} == {*OUTCOMES, "codec"}
 
 
 def test_a_value_that_is_missing_has_its_remedy(pages: dict[str, Path]) -> None:
