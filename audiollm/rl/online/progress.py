@@ -305,16 +305,26 @@ class SkippedSteps(nn.Module):
     def __init__(self, max_skipped: int) -> None:
         super().__init__()
         self._max_skipped = max_skipped
+        self._num_answers = 0
         self.register_buffer("in_a_row", torch.zeros((), dtype=torch.int64))
 
-    def count(self, is_skipped: bool) -> None:
+    def count(self, is_skipped: bool, num_answers: int) -> None:
         """Take notice of a step.
+
+        Args:
+            num_answers: answers that were sampled in it, with a reward or without.
 
         Raises:
             StageError: it is one skipped step too many.
         """
         row = self.get_buffer("in_a_row")
         row.copy_(row + 1 if is_skipped else torch.zeros_like(row))
+        self._num_answers = self._num_answers + num_answers if is_skipped else 0
+        if int(row) >= self._max_skipped and not self._num_answers:
+            raise StageError(
+                f"in {self._max_skipped} steps in a row no prompt of this process was answered: all were set aside",
+                "set_aside.jsonl in the stage's folder has the reason of each",
+            )
         if int(row) >= self._max_skipped:
             raise StageError(
                 f"{self._max_skipped} steps in a row had nothing to train on: no answer with a reward, or equal "

@@ -238,7 +238,7 @@ class PolicyTask:
         figures["tokens"] = float(
             sum(len(scored_pack.answer_T) for scored_pack in scored) * (1 + self._config.updates)
         )
-        self._skips.count(not loss.is_trained)
+        self._skips.count(not loss.is_trained, len(rollout_step.rollouts))
         if not loss.is_trained:
             yield Update((), figures, losses=0)
             return

@@ -333,12 +333,20 @@ def test_steps_are_scored_by_a_process_reward_model(folder: Path) -> None:
 def test_skipped_steps_are_counted_in_a_row() -> None:
     skips = SkippedSteps(2)
     for is_skipped in (True, False, True, False):
-        skips.count(is_skipped)
+        skips.count(is_skipped, 4)
     resumed = SkippedSteps(2)
-    skips.count(True)
+    skips.count(True, 4)
     resumed.load_state_dict(skips.state_dict())
-    with pytest.raises(StageError, match="2 steps in a row"):
-        resumed.count(True)
+    with pytest.raises(StageError, match="2 steps in a row had nothing to train on"):
+        resumed.count(True, 4)
+
+
+def test_steps_without_any_answer_are_told_from_those_without_a_difference() -> None:
+    skips = SkippedSteps(2)
+    skips.count(True, 0)
+    with pytest.raises(StageError, match="no prompt of this process was answered") as caught:
+        skips.count(True, 0)
+    assert "set_aside.jsonl" in str(caught.value)
 
 
 def test_overlong_speech_is_counted_in_frames(folder: Path) -> None:
