@@ -19,10 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-DRIVER_MS, WORKER_MS, START_S = 1.33, 8.8, 60.0
-"""CPU-milliseconds of a call beside its step, in the process that directs (measured) and in a worker with its raylet
-(an upper bound: the start of the workers and short steps are in it), and seconds until workers have begun (assumed):
-benchmarks/history/annotation.md."""
+DRIVER_MS, WORKER_MS, START_S = 0.91, 1.17, 60.0
+"""CPU-milliseconds of a call beside its step, in the process that directs and in a worker with its raylet (both
+measured: benchmarks/history/annotation.md), and seconds until workers have begun (assumed)."""
 NODES = (1, 4, 16, 64)
 
 

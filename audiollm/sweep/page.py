@@ -151,7 +151,25 @@ def _seed_spread(sweep: Sweep, winner: Trial) -> Markup:
     failures = [note(f"Seed {seed} failed: {run['error']}") for seed, run in runs.items() if run["error"]]
     head = ("figure", f"trial {winner.number}", "mean of further seeds", "standard deviation", "values")
     remark = "The trial's own value was chosen as the best of many; the mean of further seeds was not."
-    return join(title, table(head, rows), note(remark), failures)
+    return join(title, table(head, rows), note(remark), note(_untold_trials(sweep, winner)), failures)
+
+
+def _untold_trials(sweep: Sweep, winner: Trial) -> str:
+    """Count the trials that differ from the winner by no more than seeds do; empty for several figures."""
+    name = str(sweep.options.figures[0])
+    runs = sweep.ledger.record.confirmations[winner.number].values()
+    values = [run["figures"][name] for run in runs if name in run["figures"]]
+    if len(sweep.options.figures) > 1 or len(values) < 2:
+        return ""
+    reach = 2 * statistics.stdev(values)
+    near = [
+        trial
+        for trial in sweep.ledger.record.in_state("done")
+        if trial.number != winner.number and abs(trial.figures[name] - winner.figures[name]) <= reach
+    ]
+    if not near:
+        return "No other trial lies within twice the standard deviation of the seeds."
+    return f"{len(near)} of the other trials lie within twice the standard deviation of the seeds: not told apart."
 
 
 def _final(sweep: Sweep) -> Markup | None:

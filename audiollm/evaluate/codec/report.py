@@ -42,7 +42,7 @@ from audiollm.pages.spectrograms import mel_decibels
 
 ABOUT_SCORES = (
     "Means over clips, compared at 24 kHz. A codec is underlined where it is better than each other one beyond chance: "
-    "the 95 % interval of their difference over the same clips, 5 or more, drawn anew, lies on its side of 0. "
+    "the 95 % interval of their difference over the same clips, 8 or more, drawn anew, lies on its side of 0. "
     "Where a metric has no value for a clip, the clip is left out of its mean and the reason is counted. The original "
     "is heard by what needs no reference; ≈ original: a codec is to have the original's value. Word errors are over "
     "all words."

@@ -25,8 +25,8 @@ KINDS = ("speech", "sound", "music", "unknown")
 VERSION = 2
 """Version of the rows: raise it when a metric changes or is added, so that old rows are computed anew."""
 
-MIN_COMPARED_CLIPS = 5
-"""Clips from which one codec may be told to be better than another."""
+MIN_COMPARED_CLIPS = 8
+"""Clips from which one codec may be told to be better than another: an interval of fewer, drawn anew, is too narrow."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +173,7 @@ def _best_codecs(
         if METRICS[metric].is_as_original or len(facts) < 2:
             continue
         sign = 1.0 if METRICS[metric].higher_is_better else -1.0
+        least_gain = 0.5 * 10.0 ** -METRICS[metric].digits  # what is less is equal as it is printed
         scores = {
             name: _signed_scores(
                 [row for row in of_codec[name] if row["kind"] == kind],
@@ -183,7 +184,7 @@ def _best_codecs(
             for name in facts
         }
         for name in facts:
-            if all(_is_better(scores[name], scores[rival]) for rival in facts if rival != name):
+            if all(_is_better(scores[name], scores[rival], least_gain) for rival in facts if rival != name):
                 yield metric, name
 
 
@@ -204,15 +205,16 @@ def _signed_scores(
 def _is_better(
     scores: Mapping[tuple[Any, ...], tuple[float, float]],
     rivals: Mapping[tuple[Any, ...], tuple[float, float]],
+    least_gain: float,
 ) -> bool:
-    """Whether the 95 % interval of the mean difference over clips that both have, drawn anew, lies above 0."""
+    """Whether the 95 % interval of the mean difference over clips that both have, drawn anew, lies above a gain."""
     clips = [clip for clip in scores if clip in rivals]
     if len(clips) < MIN_COMPARED_CLIPS:
         return False
     weights = [scores[clip][1] for clip in clips]
     gains = [(scores[clip][0] - rivals[clip][0]) * scores[clip][1] for clip in clips]
     interval = bootstrap_ratio(gains, weights)
-    return interval is not None and interval[0] > 0
+    return interval is not None and interval[0] > least_gain
 
 
 def _summarize_codec(rows: Sequence[Row], facts: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:

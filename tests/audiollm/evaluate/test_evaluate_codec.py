@@ -353,10 +353,11 @@ def _scored(codec: str, clip: int, value: float | str, words: int = 1) -> dict[s
 @pytest.mark.parametrize(
     ("gains", "is_better"),
     [
-        ([0.1] * 6, True),
-        ([0.3, -0.2, 0.3, -0.2, 0.1, -0.1], False),  # better in the mean, within chance
-        ([0.1] * 4, False),  # of too few clips
-        ([0.0] * 6, False),
+        ([0.1] * 8, True),
+        ([0.3, -0.2, 0.3, -0.2, 0.1, -0.1, 0.2, -0.1], False),  # better in the mean, within chance
+        ([0.1] * 7, False),  # of too few clips
+        ([0.0] * 8, False),
+        ([0.0004] * 8, False),  # equal as they are printed,
     ],
 )
 def test_a_codec_is_the_best_only_beyond_chance(gains: list[float], is_better: bool) -> None:
