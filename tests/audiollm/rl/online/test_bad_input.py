@@ -193,7 +193,7 @@ def test_steps_whose_recordings_have_all_vanished_are_skipped(folder: Path) -> N
     out = run(folder, max_skipped_steps=11, **SHORT)
     assert [row["skipped"] for row in figures_of(out)] == [1.0] * 10 and rows_of(out) == []
     told = error_of(folder, max_skipped_steps=2, **SHORT)
-    assert "2 steps in a row had nothing to train on" in told and "set_aside.jsonl" in told
+    assert "in 2 steps in a row no prompt of this process was answered" in told and "set_aside.jsonl" in told
 
 
 def test_a_model_that_hears_nothing_is_not_asked_about_recordings(folder: Path) -> None:
