@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from audiollm.audio import find_audio
 from audiollm.files.atomic import read_json, write_json, write_jsonl
 from pipelines.review.applied import FILTERED, SEGMENTS, corrected_rows
 
 FUNNEL, LEDGER = "funnel.json", Path("ledger", "ledger.sqlite")
 _REQUIRED = (Path(SEGMENTS), Path(FUNNEL), LEDGER)
+_FOLDERS = ("corpus", "fetched", "ledger", "separated", "shards")
+"""Those that an annotation writes."""
 _COPIED = (
     "files.jsonl",
     "set_aside.jsonl",
@@ -24,9 +27,16 @@ _COPIED = (
 
 
 def annotated_corpus(inputs: Sequence[str]) -> Path | None:
-    """The folder of the annotation that `inputs` are, which is one folder alone; None: they are recordings."""
+    """The folder of the annotation that `inputs` are, which is one folder alone; None: they are recordings.
+
+    A folder of recordings that was annotated into itself is one of recordings: it holds more sound than an annotation
+    writes.
+    """
     folder = Path(inputs[0]) if len(inputs) == 1 else None
-    return folder if folder is not None and all((folder / path).is_file() for path in _REQUIRED) else None
+    if folder is None or not all((folder / path).is_file() for path in _REQUIRED):
+        return None
+    recordings = (path.relative_to(folder) for path in find_audio(folder)[0])
+    return None if any(path.parts[0] not in _FOLDERS for path in recordings) else folder
 
 
 def copy_annotation(corpus: Path, folder: Path) -> dict[str, Any]:

@@ -74,6 +74,16 @@ def test_what_it_cannot_use_is_refused(corpus: Path, extra: dict[str, Any]) -> N
         AnnotationConfig.model_validate({"input": str(corpus), **extra})
 
 
+def test_a_folder_that_was_annotated_into_itself_is_one_of_recordings(tmp_path: Path) -> None:
+    """The same command goes on there."""
+    folder = tmp_path / "recordings"
+    spoken = CorpusConfig(words=["one", "two"], voices=1, takes=2, test_takes=1)
+    speak_corpus(folder, spoken, seed=0, on_done=lambda done: None)
+    settings = {"input": str(folder), "transcripts": PATTERN, "recognizers": []}
+    first = _annotate(folder, settings)
+    assert first["segments"] == _annotate(folder, settings)["segments"] > 0
+
+
 def test_the_command_says_how_to_go_on(corpus: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(
         build_app("annotate"), ["annotate", str(corpus), "-o", str(tmp_path / "again")]
