@@ -45,6 +45,8 @@ NO_HELD_OUT = (
 )
 FEW_IMPORTANCE_TRIALS = 20
 """Trials below which the importance of parameters is a rough estimate."""
+MAX_TICK_CHARACTERS = 12
+"""Characters of a choice that stand below a chart; where one is longer, numbers stand there."""
 
 
 def write_sweep_page(sweep: Sweep) -> Path:
@@ -295,12 +297,16 @@ def _slice(space: Space, figure: Figure, done: Sequence[Trial]) -> Chart:
     """A figure over one parameter, whatever the others are."""
     order = {choice: place for place, choice in enumerate(space.choices)}
     points = [(trial.parameters[space.key], trial.figures[str(figure)]) for trial in done]
+    caption = ""
     if space.kind == CHOICES:
         points.sort(key=lambda point: order[str(point[0])])
+        if max(map(len, space.choices)) > MAX_TICK_CHARACTERS:  # longer names lie over each other
+            numbers = {choice: str(number) for number, choice in enumerate(space.choices, start=1)}
+            points = [(numbers[str(value)], result) for value, result in points]
+            caption = "; ".join(f"{number}: {choice}" for choice, number in numbers.items())
     title = f"{figure} over {space.key}"
-    return Chart(
-        _breakable(space.key), scatter_chart({"trials": points}, "", title, is_log=space.kind == "log")
-    )
+    picture = scatter_chart({"trials": points}, "", title, is_log=space.kind == "log")
+    return Chart(_breakable(space.key), picture, caption)
 
 
 # ------------------------------------------------------------------------------------------- the sweep

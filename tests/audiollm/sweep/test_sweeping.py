@@ -254,6 +254,12 @@ def test_the_page_has_what_it_must(toy: Path) -> None:
 
 
 @pytest.mark.usefixtures("inline_runs")
+def test_long_choices_stand_below_their_chart_by_number(toy: Path) -> None:
+    run_sweep(*LOSS, "fit.learning_rate=[0.0123456789012,0.0223456789012]", "--sampler", "grid")
+    assert "1: 0.0123456789012; 2: 0.0223456789012" in (FOLDER / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("inline_runs")
 def test_a_dry_run_lists_the_stages_and_runs_none(toy: Path, stage_starts: Starts) -> None:
     arguments = (*LOSS, WIDTH, BIAS, "--sampler", "grid", "--final", "score_test", "--dry-run")
     output = run_sweep(*arguments)
