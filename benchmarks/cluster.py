@@ -55,7 +55,7 @@ ANNOTATION: dict[str, Any] = {
 }
 """Voice activity, speaker turns, a recognizer with ten words, fingerprints."""
 LIGHT: dict[str, Any] = {"quality_sample": 0, "recognizers": []}
-"""What is always done: probe, voice activity, segments, their level."""
+"""Steps of every annotation: probe, voice activity, segments, their level."""
 CASES = ("equal", "overhead", "dies", "stands", "tiny", "long")
 
 

@@ -14,7 +14,7 @@ from pipelines.review.applied import FILTERED, SEGMENTS, corrected_rows
 FUNNEL, LEDGER = "funnel.json", Path("ledger", "ledger.sqlite")
 _REQUIRED = (Path(SEGMENTS), Path(FUNNEL), LEDGER)
 _FOLDERS = ("corpus", "fetched", "ledger", "separated", "shards")
-"""Those that an annotation writes."""
+"""Folders that an annotation writes."""
 _COPIED = (
     "files.jsonl",
     "set_aside.jsonl",

@@ -75,7 +75,7 @@ def test_what_it_cannot_use_is_refused(corpus: Path, extra: dict[str, Any]) -> N
 
 
 def test_a_folder_that_was_annotated_into_itself_is_one_of_recordings(tmp_path: Path) -> None:
-    """The same command goes on there."""
+    """Annotating it again goes on in the same folder."""
     folder = tmp_path / "recordings"
     spoken = CorpusConfig(words=["one", "two"], voices=1, takes=2, test_takes=1)
     speak_corpus(folder, spoken, seed=0, on_done=lambda done: None)
