@@ -1,12 +1,13 @@
-"""The stage `add_voices`: names for voices in a Qwen3-TTS Base, each with a row of its own in the table of codes.
+"""The stage `add_voices`: names for voices in a Qwen3-TTS, each with a row of its own in the table of codes.
 
-A row begins as the mean of the speaker encoder's vectors of the voice's recordings. The model stays a Base: it keeps
-its speaker encoder, and clones as before. `train` then teaches the voices, and their rows with them.
+In a Base model a row begins as the mean of the speaker encoder's vectors of the voice's recordings. The model stays a
+Base: it keeps its speaker encoder, and clones as before. A CustomVoice model has no such encoder: a row begins as the
+mean of the voices that it has. `train` then teaches the voices, and their rows with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from audiollm.data.records.source import LoadedSample
     from audiollm.families.qwen3_tts.kind import Qwen3TTSKind
 
+    Begin = Callable[[Qwen3TTSKind, LoadedSample], Tensor | None]
+
 TABLE = "talker.model.codec_embedding.weight"
 FIRST_FREE = 3000
 """Row from which new voices are put where the table has it, as published models have theirs."""
@@ -29,17 +32,19 @@ class AddVoicesConfig(StageConfig):
     """Settings of the stage `add_voices`."""
 
     start: InputModel
-    """The folder of a Base model."""
+    """The folder of a Base model, or of one with named voices (CustomVoice)."""
     samples: InputPath
-    """Shards with the sound of spoken samples (`tokenize` with `sound: all`), or a manifest; with speakers' names."""
+    """Spoken samples with speakers' names: a manifest, or shards, for a Base model with their sound (`tokenize` with
+    `sound: all`)."""
 
 
 def run_add_voices(config: AddVoicesConfig, context: Context) -> dict[str, Any]:
     """Write `model`: the start's files with more voices.
 
     Raises:
-        ConfigError: the start is no Base model.
-        StageError: no sample has a speaker and sound, names that differ in case alone, or more voices than free rows.
+        ConfigError: the start has neither a speaker encoder nor named voices.
+        StageError: no sample has a speaker (and sound, for a Base), names that differ in case alone, or more voices
+            than free rows.
     """
     from audiollm.data.records.opening import open_source
     from audiollm.families.qwen3_tts.kind import Qwen3TTSKind
@@ -49,17 +54,17 @@ def run_add_voices(config: AddVoicesConfig, context: Context) -> dict[str, Any]:
 
     folder = model_folder(config.start)
     kind = Qwen3TTSKind(folder)
-    if not kind.is_base:
+    if not kind.is_base and not kind.speakers:
         raise ConfigError(
-            "start: this model has no speaker encoder, by whose vectors voices begin",
+            "start: this model has neither a speaker encoder nor named voices, and a new voice begins by them",
             str(folder),
-            "give a Base model",
+            "give a Base or a CustomVoice model",
         )
-    source = open_source(str(config.samples))
-    with context.progress("listening to voices", len(source)) as bar:
-        vectors = _mean_vectors(kind, source, lambda: bar.advance(bar.task_ids[0]))
+    source, table = open_source(str(config.samples)), StoredWeights(folder).read(TABLE)
+    begin = _vector_of if kind.is_base else _middle_of_voices(kind, table)
+    with context.progress("listening to voices" if kind.is_base else "reading names", len(source)) as bar:
+        vectors = _mean_vectors(kind, source, begin, lambda: bar.advance(bar.task_ids[0]))
     rows = free_rows(kind, list(vectors))
-    table = StoredWeights(folder).read(TABLE)
     for name, vector_C in vectors.items():
         table[rows[name]] = vector_C.to(table.dtype)
     target = context.folder / "model"
@@ -92,23 +97,39 @@ def free_rows(kind: Qwen3TTSKind, names: Sequence[str]) -> dict[str, int]:
     return dict(zip(names, rows, strict=False))
 
 
-def _mean_vectors(kind: Qwen3TTSKind, source: Any, advance: Any) -> dict[str, Tensor]:
+def _vector_of(kind: Qwen3TTSKind, loaded: LoadedSample) -> Tensor | None:
+    """The speaker encoder's vector of a sample's last recording; None: it has none that can be heard."""
+    clips = [clip for clip in loaded.audio[-1:] if clip.content is not None]
+    if not clips:
+        return None
+    try:
+        return kind.vector_of(clips[0].load(mono=True))
+    except (BadSample, ValueError):
+        return None
+
+
+def _middle_of_voices(kind: Qwen3TTSKind, table: Tensor) -> Begin:
+    """The mean of the rows of the named voices, whatever a sample holds."""
+    mean_C = table[[int(row) for row in kind.talker_config["spk_id"].values()]].double().mean(dim=0)
+    return lambda _, loaded: mean_C
+
+
+def _mean_vectors(
+    kind: Qwen3TTSKind, source: Any, begin: Begin, advance: Callable[[], None]
+) -> dict[str, Tensor]:
     """The mean vector of each voice in float32, by its name in lower case."""
     sums: dict[str, Any] = {}
     spellings: dict[str, set[str]] = {}
     for number in range(len(source)):
         advance()
         loaded = source[number]
-        name, clips = _spoken_by(loaded), [clip for clip in loaded.audio[-1:] if clip.content is not None]
-        if name is None or not clips:
-            continue
-        try:
-            vector_C = kind.vector_of(clips[0].load(mono=True)).double()
-        except (BadSample, ValueError):
+        name = _spoken_by(loaded)
+        vector_C = None if name is None else begin(kind, loaded)
+        if name is None or vector_C is None:
             continue
         spellings.setdefault(name.lower(), set()).add(name)
         total, count = sums.get(name.lower(), (0.0, 0))
-        sums[name.lower()] = total + vector_C, count + 1
+        sums[name.lower()] = total + vector_C.double(), count + 1
     for written in spellings.values():
         if len(written) > 1:
             both = " and ".join(sorted(written)[:2])
@@ -116,9 +137,10 @@ def _mean_vectors(kind: Qwen3TTSKind, source: Any, advance: Any) -> dict[str, Te
                 f"{both} differ in case alone, and names are looked up in lower case", "rename one", 2
             )
     if not sums:
+        wanted = " and sound" if kind.is_base else ""
         raise StageError(
-            "no sample has a speaker's name and sound",
-            "give samples of the task tts with speakers, tokenized with `sound: all`",
+            f"no sample has a speaker's name{wanted}",
+            f"give samples of the task tts with speakers{', tokenized with `sound: all`' if wanted else ''}",
             2,
         )
     return {name: (total / count).float() for name, (total, count) in sorted(sums.items())}
@@ -146,6 +168,6 @@ STAGE = Stage(
     config=AddVoicesConfig,
     run=run_add_voices,
     artifacts={"checkpoint": "model"},
-    help="named voices for a Qwen3-TTS Base, each beginning as the mean of its recordings' vectors",
+    help="named voices for a Qwen3-TTS, each beginning as the mean vector of its recordings or of all voices",
     plan=_plan_voices,
 )

@@ -190,21 +190,22 @@ def test_the_mix_shows_prompts_in_other_forms(base: Path) -> None:
     assert kind.complete(prompt, VECTOR, mix, "sample 3") == shown[3]
 
 
+def said_by(name: str, number: int) -> Sample:
+    """A spoken sample with the name of its speaker."""
+    system = f"Generate audio following instruction.\n\nSpeaker: {name}"
+    messages = [
+        *([Message(role="system", content=[TextPart(text=system)])] if name else []),
+        Message(role="user", content=[TextPart(text="one")]),
+        Message(role="assistant", content=[AudioPart(path=f"{number}.wav")]),
+    ]
+    return Sample(id=str(number), messages=messages, task="tts")
+
+
 def test_voices_are_added_to_a_base_model(base: Path, tmp_path: Path) -> None:
-    names = ["Ann", "Bob", "Ann"]
-    samples = []
-    for number, name in enumerate(names):
+    samples = [said_by(name, number) for number, name in enumerate(["Ann", "Bob", "Ann"])]
+    for number in range(len(samples)):
         sound = 0.2 * torch.randn(1, 24_000, generator=torch.Generator().manual_seed(number))
         save(tmp_path / f"{number}.wav", sound, 24_000)
-        messages = [
-            Message(
-                role="system",
-                content=[TextPart(text=f"Generate audio following instruction.\n\nSpeaker: {name}")],
-            ),
-            Message(role="user", content=[TextPart(text="one")]),
-            Message(role="assistant", content=[AudioPart(path=f"{number}.wav")]),
-        ]
-        samples.append(Sample(id=str(number), messages=messages, task="tts"))
     write_samples(tmp_path / "samples.jsonl", samples)
     run_stage(tmp_path, "voices", "add_voices", {}, start=str(base), samples=str(tmp_path / "samples.jsonl"))
     kind = Qwen3TTSKind(tmp_path / "voices" / "add_voices" / "model")
@@ -227,3 +228,26 @@ def test_voices_are_added_to_a_base_model(base: Path, tmp_path: Path) -> None:
     write_samples(tmp_path / "case.jsonl", [*samples, shout])
     with pytest.raises(StageError, match="differ in case alone"):
         run_stage(tmp_path, "case", "add_voices", {}, start=str(base), samples=str(tmp_path / "case.jsonl"))
+
+
+def test_a_voice_beside_named_ones_begins_as_their_mean(tmp_path: Path) -> None:
+    folder, table = (
+        write_tiny_qwen3_tts(tmp_path / "named", kind="custom_voice"),
+        "talker.model.codec_embedding.weight",
+    )
+    before, voices = load_file(folder / "model.safetensors"), Qwen3TTSKind(folder).talker_config["spk_id"]
+    write_samples(tmp_path / "samples.jsonl", [said_by("carl", 0)])
+    run_stage(
+        tmp_path, "voices", "add_voices", {}, start=str(folder), samples=str(tmp_path / "samples.jsonl")
+    )
+    kind = Qwen3TTSKind(tmp_path / "voices" / "add_voices" / "model")
+    assert kind.speakers == sorted([*voices, "carl"]) and not kind.is_base
+    after = load_file(kind.folder / "model.safetensors")
+    row = kind.talker_config["spk_id"]["carl"]
+    assert (before[table] != after[table]).any(dim=1).nonzero()[:, 0].tolist() == [row]
+    torch.testing.assert_close(after[table][row], before[table][list(voices.values())].mean(dim=0))
+    write_samples(tmp_path / "unnamed.jsonl", [said_by("", 1)])
+    with pytest.raises(StageError, match="no sample has a speaker's name"):
+        run_stage(
+            tmp_path, "none", "add_voices", {}, start=str(folder), samples=str(tmp_path / "unnamed.jsonl")
+        )
