@@ -28,6 +28,7 @@ GROUPS = ("task", "difficulty", "category", "sub_category")
 REPLY_KEYS = ("model_output", "model_prediction", "reply")
 """Keys of a reply, in the order of preference: MMAU's script reads the first, its instructions name the second."""
 
+_TRAINED = ("not trained on", "trained on")
 UNREAD_KEY = "the right answer is not read as itself"
 
 
@@ -89,12 +90,19 @@ def read_questions(path: Path) -> list[Question]:
 
 
 def evaluate_audio_qa(
-    questions: Sequence[Question], replies: Mapping[str, Reply], folder: Path, about: str = ""
+    questions: Sequence[Question],
+    replies: Mapping[str, Reply],
+    folder: Path,
+    about: str = "",
+    trained: frozenset[str] = frozenset(),
 ) -> SuiteResult:
     """Score replies.
 
     A reply that names no option, or several, is wrong, and so is a question that the model failed on; a recording
     that is not there leaves the question out, and so does a right answer that is not read as itself (`unread_key`).
+
+    Args:
+        trained: ids of the questions that the model was trained on, which are scored apart, too.
     """
     rows = [
         _question_row(question, _reply_without_key(question) or replies[question.id])
@@ -108,9 +116,12 @@ def evaluate_audio_qa(
         **_score_replies(scored_rows),
         **{f"by_{group}": _group_accuracies(scored_rows, group) for group in GROUPS},
     }
+    if trained:
+        parted = [{**row, "training": _TRAINED[row["id"] in trained]} for row in scored_rows]
+        result["by_training"] = _group_accuracies(parted, "training")
     return SuiteResult(
         "Questions about sound",
-        [about] if about else [],
+        [line for line in (about, trained_note(trained, questions)) if line],
         result,
         _tables(result),
         [
@@ -120,6 +131,16 @@ def evaluate_audio_qa(
         [(row["id"], row["problem"]) for row in rows if row["problem"]],
         rows,
         tiles=share_tiles("right answers", result),
+    )
+
+
+def trained_note(trained: frozenset[str], questions: Sequence[Question]) -> str:
+    """The sentence for reports; empty where no question was trained on."""
+    if not trained:
+        return ""
+    return (
+        f"{len(trained)} of {len(questions)} questions are among those that the model was trained on: it may know "
+        "their answers by heart, and what it learned shows on the others alone"
     )
 
 
@@ -225,8 +246,8 @@ def _group_accuracies(rows: Sequence[Row], group: str) -> dict[str, Any]:
 def _tables(result: Mapping[str, Any]) -> list[ScoreTable]:
     headings = ["", "accuracy ↑ (95 %)", "MMAU's string match ↑", "chance", "no usable answer", "n"]
     tables = [ScoreTable("all questions", headings, [_accuracy_cells("all", result)], _left_out_note(result))]
-    for group in GROUPS:
-        tables_by_value = result[f"by_{group}"]
+    for group in ("training", *GROUPS):
+        tables_by_value = result.get(f"by_{group}", {})
         if set(tables_by_value) - {"(unknown)"}:
             rows = [_accuracy_cells(name, table) for name, table in tables_by_value.items()]
             tables.append(ScoreTable(f"by {group.replace('_', '-')}", headings, rows))

@@ -148,7 +148,8 @@ def audio_qa(
 ) -> None:
     """Score multiple choice about recordings: accuracy by task, difficulty and category, chance beside it.
 
-    Of replies with <think> and <answer>, their form and the words of their thoughts are in the table, too.
+    Of replies with <think> and <answer>, their form and the words of their thoughts are in the table, too. Questions
+    that the model was trained on, by the stages of its run, are scored apart.
 
     Examples:
 
@@ -159,9 +160,16 @@ def audio_qa(
     """
     console = Console()
     from audiollm.data.chat.question_prompts import PLAIN, prompt_text
-    from audiollm.evaluate.listening.audio_qa import REPLY_KEYS, evaluate_audio_qa, read_questions, unread_key
+    from audiollm.evaluate.listening.audio_qa import (
+        REPLY_KEYS,
+        evaluate_audio_qa,
+        read_questions,
+        trained_note,
+        unread_key,
+    )
     from audiollm.evaluate.listening.majority import ReplySampling
     from audiollm.evaluate.listening.replies import read_replies
+    from audiollm.evaluate.listening.trained_questions import trained_questions
 
     questions = spread_items(read_questions(listing), limit)
     folder = audio or listing.parent
@@ -186,7 +194,10 @@ def audio_qa(
             replies, about = _fetch_replies(source, inquiries, out, console)
         else:
             replies, about = _sample_majority(source, readable_questions, inquiries, sampling, out, console)
-    conclude(evaluate_audio_qa(questions, replies, folder, about), out, examples, console)
+    trained = trained_questions(model, questions, folder)
+    if note := trained_note(trained, questions):
+        console.print(f"note: {note}")
+    conclude(evaluate_audio_qa(questions, replies, folder, about, trained), out, examples, console)
 
 
 def judge(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from audiollm.commands.cli import build_app
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.errors import ConfigError
 from audiollm.evaluate.listening.audio_qa import (
     LETTERS,
@@ -23,6 +24,7 @@ from audiollm.evaluate.listening.audio_qa import (
 )
 from audiollm.evaluate.listening.choices import read_choice
 from audiollm.evaluate.listening.replies import Reply
+from audiollm.evaluate.listening.trained_questions import trained_questions
 from tests.audiollm.evaluate.marked_clips import Book
 
 VOICES = ["Man", "Woman", "Child", "Robot"]
@@ -209,6 +211,65 @@ def test_a_right_answer_that_is_not_read_as_itself_leaves_its_question_out_and_i
     assert "question 'b' is left out: the right answer is not read as itself" in " ".join(
         answer.output.split()
     )
+
+
+def asking(id: str, text: str, path: str, start_s: float = 0.0, split: str = "train") -> Sample:
+    """A sample that asks a question about a recording."""
+    heard = AudioPart(path=path, start_s=start_s)
+    messages = [
+        Message(role="user", content=[heard, TextPart(text=f"{text} Choose one: Man, Woman.")]),
+        Message(role="assistant", content=[TextPart(text="Man")]),
+    ]
+    return Sample(id=id, messages=messages, task="question", metadata={"split": split})
+
+
+def write_stage(folder: Path, **settings: Any) -> Path:
+    """A stage's folder as a run leaves it, with a model."""
+    (folder / "model").mkdir(parents=True)
+    record = {
+        "name": folder.name,
+        "kind": "train",
+        "fingerprint": "0",
+        "state": "done",
+        "settings": settings,
+    }
+    (folder / "stage.json").write_text(json.dumps(record))
+    return folder
+
+
+def test_questions_that_the_model_was_trained_on_are_scored_apart(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.wav").write_bytes(b"")
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    write_samples(first, [asking("1", "Who speaks?", "a.wav"), asking("2", "Who sings?", "a.wav")])
+    write_samples(
+        second,
+        [asking("3", "Who speaks?", "b.wav", split="test"), asking("4", "Who speaks?", "c.wav", start_s=2.0)],
+    )
+    start = write_stage(tmp_path / "sft", samples=[{"path": str(first), "weight": None}])
+    run = write_stage(tmp_path / "grpo", samples=str(second), start=str(start / "model"))
+    listed = [
+        question(str(number), question=text, audio_id=audio)
+        for number, (text, audio) in enumerate(
+            [
+                ("Who speaks?", "a.wav"),
+                ("Who laughs?", "a.wav"),
+                ("Who speaks?", "b.wav"),
+                ("Who speaks?", "c.wav"),
+            ]
+        )
+    ]
+    listed.append({**question("4", question="Who speaks?", audio_id="c.wav"), "start_s": 2.0})
+    questions = [Question.model_validate(record) for record in listed]
+    trained = trained_questions(run, questions, tmp_path)
+    assert trained == {"0", "4"} == trained_questions(run / "model", questions, tmp_path)
+    assert not trained_questions(tmp_path / "elsewhere", questions, tmp_path)
+    replies = {asked.id: Reply(asked.answer if asked.id in trained else "?") for asked in questions}
+    outcome = evaluate_audio_qa(questions, replies, tmp_path, trained=trained)
+    shares = {name: table["accuracy"] for name, table in outcome.result["by_training"].items()}
+    assert shares == {"trained on": 1.0, "not trained on": 0.0}
+    assert "2 of 5 questions are among those that the model was trained on" in " ".join(outcome.about)
+    assert "by_training" not in evaluate_audio_qa(questions, replies, tmp_path).result
 
 
 def test_the_thirteen_answers_of_the_case_are_read() -> None:
