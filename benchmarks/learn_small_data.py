@@ -63,25 +63,29 @@ def main() -> None:
     codec = codec_of(options)
     first = Proof(options.runs / PUBLISHED, options.seeds, (), (DATA, PUBLISHED, CONTROL), threads=None)
     train_arms(first, options.data, codec, ["qwen3_tts", "higgs_v3_stt"])
-    proof = Proof(options.runs / BENCH, options.seeds, options.overrides, (BENCH, LISTENERS), threads=None)
-    prepare(proof, first, (options.data / RECORDINGS).resolve(), codec)
+    chains = (VOICES, CODES, BENCH, LISTENERS)
+    proof = Proof(options.runs / BENCH, options.seeds, options.overrides, chains, threads=None)
+    data = Proof(proof.folder, (), options.overrides, chains, threads=None)
+    judged = first.folder / f"says_qwen3_tts_{proof.seeds[0]}" / "generated.jsonl"
+    prepare(data, (options.data / RECORDINGS).resolve(), codec, judged)
     arms = options.arms or [*arms_of(BENCH, "full"), *arms_of(BENCH, "adapters")]
     proof.run(BENCH, arms=["start", *arms], published=first.folder, codec=codec)
     proof.run(LISTENERS, published=first.folder)
     judge = VoiceScorer(proof.folder)
     start = [judge.score(proof.folder / f"spoken_start_{seed}") for seed in proof.seeds]
-    scores = {arm: [judge.score(proof.folder / f"said_{arm}_{seed}") for seed in proof.seeds] for arm in arms}
+    scores = {
+        arm: [judge.score(proof.folder / f"{speech_of(arm)}_{arm}_{seed}") for seed in proof.seeds]
+        for arm in arms
+    }
     write_json(proof.folder / "scores.json", {"start": start, **scores})
     report(start, scores)
     report_listeners(proof, first)
 
 
-def prepare(proof: Proof, first: Proof, recordings: Path, codec: Path) -> None:
+def prepare(proof: Proof, recordings: Path, codec: Path, judged: Path) -> None:
     """The recordings of all speakers, the new one's minutes as codes, and judges."""
-    data = Proof(proof.folder, threads=None)
     room = write_room(recordings, proof.folder / "in_room")
-    judged = first.folder / f"says_qwen3_tts_{proof.seeds[0]}" / "generated.jsonl"
-    data.run(VOICES, recordings=recordings, heard_in_room=room, judged=judged)
+    proof.run(VOICES, recordings=recordings, heard_in_room=room, judged=judged)
     for source, prefix in (("annotate", ""), ("room", "room_")):
         rows = [
             row for row in read_jsonl(proof.folder / source / "segments.jsonl") if row["speaker"] == LEFT_OUT
@@ -89,7 +93,12 @@ def prepare(proof: Proof, first: Proof, recordings: Path, codec: Path) -> None:
         for name, minutes in MINUTES.items():
             chosen = json_lines(first_minutes(rows, minutes))
             write_changed(proof.folder / "minutes" / f"{prefix}{name}.jsonl", chosen)
-    data.run(CODES, codec=codec)
+    proof.run(CODES, codec=codec)
+
+
+def speech_of(arm: str) -> str:
+    """The stage that speaks, of an arm's block."""
+    return "said" if arm in arms_of(BENCH, "full") else "spoke"
 
 
 def write_room(recordings: Path, folder: Path) -> Path:
