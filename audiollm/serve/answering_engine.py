@@ -1,4 +1,4 @@
-"""The engine of a model that answers one conversation after the other, as a service takes its steps."""
+"""The engine of a model whose class answers one conversation after the other, as a service takes its steps."""
 
 from __future__ import annotations
 

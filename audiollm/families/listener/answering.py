@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from audiollm.audio import Waveform
 from audiollm.devices import default_device
 from audiollm.errors import BadSample
 from audiollm.families.answering import (
@@ -30,7 +31,14 @@ from audiollm.families.policy import PromptedAnswers
 from audiollm.files.atomic import folder_digest
 from audiollm.generation.engine.step_engine import StepEngine
 from audiollm.hub_models.names import folder_label
-from audiollm.models.audio_llms.inputs import InputsError, Turn, processor_inputs, takes_recordings
+from audiollm.models.audio_llms.inputs import (
+    InputsError,
+    Turn,
+    TurnPart,
+    processor_inputs,
+    sampling_rate,
+    takes_recordings,
+)
 from audiollm.models.audio_llms.loading import load_audio_llm
 
 
@@ -77,7 +85,7 @@ class ListenerAnswers:
     def step_engine(self, slots: int, max_length: int, prefill_positions: int) -> StepEngine | None:
         """See `SteppedAnswers.step_engine`."""
         try:
-            is_joint = joins_rows(self._model, self._inputs([("user", ["."])]))
+            is_joint = joins_rows(self._model, self._inputs([("user", self._shortest_parts())]))
         except AnswerError:
             is_joint = False
         if not is_joint:
@@ -113,6 +121,12 @@ class ListenerAnswers:
     def _policy(self) -> ListenerPolicy:
         ends = end_tokens(self._model.generation_config, self._processor, self._folder)
         return ListenerPolicy(self._folder, self._processor, AnswerScorer(self._model), ends)
+
+    def _shortest_parts(self) -> list[TurnPart]:
+        if not self.hears:
+            return ["."]
+        rate = sampling_rate(self._processor)
+        return [Waveform(torch.zeros(1, rate), rate)]
 
     def _inputs(self, turns: Sequence[Turn]) -> dict[str, Tensor]:
         try:

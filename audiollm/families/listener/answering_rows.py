@@ -252,10 +252,10 @@ def joins_rows(model: Any, inputs: Mapping[str, Tensor]) -> bool:
 
     It cannot where the class has a `generate` of its own (which may switch adapters for a recording), where the
     generation config asks for beams or an assistant, where a layer keeps another state than the keys and values of
-    all positions, or where a step takes more than ids, positions and a mask.
+    all positions, or where a later step takes more than ids, positions and a mask (sound, types of tokens).
 
     Args:
-        inputs: of a short prompt in words.
+        inputs: of a short prompt; with a recording where the model hears.
     """
     if type(model).generate is not GenerationMixin.generate or model.config.is_encoder_decoder:
         return False
@@ -267,15 +267,24 @@ def joins_rows(model: Any, inputs: Mapping[str, Tensor]) -> bool:
     reading = PromptReading(model, plan, plan.ids_1L.shape[1])
     try:
         reading.advance()
-    except Exception:  # it takes no prompt without a recording
+    except Exception:  # requests then fail with this error one by one
         return False
     arguments = model.prepare_inputs_for_generation(
         plan.ids_1L[:, -1:], **{**plan.arguments, reading.cache_name: reading.cache}
     )
-    needed = {name for name, value in arguments.items() if value is not None}
+    needed = {
+        name
+        for name, value in arguments.items()
+        if value is not None and not _describes_features(value, plan.arguments.get(name))
+    }
     return needed <= _JOINT_ARGUMENTS and all(
         type(layer) is DynamicLayer and layer.is_initialized for layer in reading.cache.layers
     )
+
+
+def _describes_features(value: Any, prompt_value: Any) -> bool:
+    """Whether an argument of a later step is a mask or length of features, which `generate` has left out by then."""
+    return isinstance(value, Tensor) and value is prompt_value and not value.is_floating_point()
 
 
 def _last_position(plan: GenerationPlan) -> Tensor:

@@ -30,8 +30,8 @@ class JoinedCache:
             return
         longest = max(length, *self.lengths)
         for layer, row_layer in zip(self.cache.layers, cache.layers, strict=True):
-            layer.keys = torch.cat([_padded(layer.keys, longest), _padded(row_layer.keys, longest)])
-            layer.values = torch.cat([_padded(layer.values, longest), _padded(row_layer.values, longest)])
+            layer.keys = torch.cat([_pad_left(layer.keys, longest), _pad_left(row_layer.keys, longest)])
+            layer.values = torch.cat([_pad_left(layer.values, longest), _pad_left(row_layer.values, longest)])
         self.lengths.append(length)
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -62,5 +62,5 @@ class JoinedCache:
         self.lengths = [length + 1 for length in self.lengths]
 
 
-def _padded(values_BHLD: Tensor, length: int) -> Tensor:
+def _pad_left(values_BHLD: Tensor, length: int) -> Tensor:
     return functional.pad(values_BHLD, (0, 0, length - values_BHLD.shape[2], 0))

@@ -66,9 +66,11 @@ def mixed_requests(processor: Any) -> list[AnswerRequest]:
     requests = []
     for number in range(8):
         recording = noise(1.05 + 0.1 * number, number)
-        parts: list[Any] = [recording]
-        if "HiggsAudio3" not in type(processor).__name__:
-            parts = [["What is said? " * number, recording], ["Hello. " * (1 + number)]][number % 3 == 2]
+        parts: list[Any] = ["What is said? " * number, recording]
+        if "HiggsAudio3" in type(processor).__name__:
+            parts = [recording]
+        elif number % 3 == 2:
+            parts = ["Hello. " * (1 + number)]
         temperature, top_p = [0.0, 1.0, 0.8][number % 3], [1.0, 0.9][number % 2]
         requests.append(AnswerRequest([("user", parts)], number, temperature, top_p, 12 + 6 * number))
     return requests
@@ -162,7 +164,8 @@ def test_mixed_requests_with_cancels_answer_as_alone(subject: tuple[Any, Any]) -
 
 def test_every_class_joins(subject: tuple[Any, Any]) -> None:
     model, processor = subject
-    assert joins_rows(model, inputs_of(processor, AnswerRequest([("user", ["."])])))
+    for prompt in (["."], [noise(1.0)]):
+        assert joins_rows(model, inputs_of(processor, AnswerRequest([("user", prompt)])))
 
 
 def test_a_short_request_beside_a_long_one_ends_first(subject: tuple[Any, Any]) -> None:
@@ -274,6 +277,25 @@ def test_slots_and_cancels_before_the_prompt_is_read(hearer: tuple[Any, Any]) ->
     assert run.engine.can_take(requests[2])
     run.engine.cancel(numbers[0])
     assert not run.engine.acting and run.engine.step() == []
+
+
+def test_a_class_whose_later_steps_take_sound_does_not_join(hearer: tuple[Any, Any]) -> None:
+    """Its `prepare_inputs_for_generation` gives each step a stretch of the recording."""
+    model, processor = hearer
+    inputs = inputs_of(processor, AnswerRequest([("user", [noise(1.0)])]))
+
+    class Streaming(type(model)):  # type: ignore[misc]
+        def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
+            step_inputs = super().prepare_inputs_for_generation(*args, **kwargs)
+            return {**step_inputs, "input_features": kwargs["input_features"]}
+
+    published = model.__class__
+    assert joins_rows(model, inputs)
+    model.__class__ = Streaming
+    try:
+        assert not joins_rows(model, inputs)
+    finally:
+        model.__class__ = published
 
 
 def change_beams(model: Any) -> None:
