@@ -11,10 +11,7 @@ import torch
 
 from audiollm.families.answering import AnsweringModel, AnswerRequest, WrittenAnswer
 from audiollm.generation.engine.request import Answer, Event, Finished, TextPiece
-from audiollm.generation.engine.step_engine import Unanswered
-
-STEP_S = 0.02
-"""Longest time that a step waits for the answer."""
+from audiollm.generation.engine.step_engine import STEP_S, Unanswered
 
 
 class AnswerCancelled(BaseException):

@@ -19,7 +19,7 @@ from audiollm.families.registry import load_speech_generator, open_model_folder
 from audiollm.generation.engine.defaults import read_trained
 from audiollm.generation.engine.request import AnswerKind, Limits, Request
 from audiollm.generation.engine.sampling import SamplingConfig
-from audiollm.generation.engine.step_engine import StepEngine
+from audiollm.generation.engine.step_engine import StepEngine, ThreadedEngine
 from audiollm.generation.service.lane import Lane
 from audiollm.generation.service.service import GenerationService
 from audiollm.generation.speaking.conversation import encode_turns
@@ -229,7 +229,7 @@ def words_engine(answering: AnsweringModel, limits: ServeLimits) -> StepEngine:
     engine = None
     if isinstance(answering, SteppedAnswers):
         engine = answering.step_engine(limits.slots, limits.max_length, limits.prefill_positions)
-    return engine or AnsweringEngine(answering)
+    return AnsweringEngine(answering) if engine is None else ThreadedEngine(engine)
 
 
 def served_name(path: Path) -> str:

@@ -16,6 +16,7 @@ from audiollm.audio import load_bytes
 from audiollm.families.answering import AnsweringModel, AnswerRequest
 from audiollm.families.listener.answering_rows import ListenerEngine
 from audiollm.families.registry import open_model_folder
+from audiollm.generation.engine.step_engine import ThreadedEngine
 from audiollm.models.audio_llms.inputs import Turn
 from audiollm.serve.answering_engine import AnsweringEngine
 from audiollm.serve.limits import ServeLimits
@@ -80,7 +81,8 @@ def is_idle(server: RunningServer) -> bool:
 
 def test_mixed_requests_at_once_answer_as_alone(server: RunningServer, model: AnsweringModel) -> None:
     """Whole and streamed chats and transcripts; a third of the callers leave."""
-    assert isinstance(server.state.models["ears"].lane._engine, ListenerEngine)
+    engine = server.state.models["ears"].lane._engine
+    assert isinstance(engine, ThreadedEngine) and isinstance(engine.engine, ListenerEngine)
     wav = voice_wav(1.5)
 
     async def ask(client: openai.AsyncOpenAI, number: int) -> str:
