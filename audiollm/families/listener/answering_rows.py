@@ -134,10 +134,10 @@ class ListenerEngine:
         """Make the inputs of a request; those of one request in a step, since others wait meanwhile."""
         try:
             plan = plan_answer(self._model, self._make_inputs(request), request)
-        except AnswerError as error:
-            return [Unanswered(number, error)]
-        reading = PromptReading(self._model, plan, self._piece_positions)
-        generator = torch.Generator(plan.ids_1L.device).manual_seed(request.seed)
+            reading = PromptReading(self._model, plan, self._piece_positions)
+            generator = torch.Generator(plan.ids_1L.device).manual_seed(request.seed)
+        except Exception as error:
+            return [Unanswered(number, error if isinstance(error, AnswerError) else failed_answer(error))]
         row = _Row(
             number, begun, replace(plan, arguments={}), reading.cache_name, generator, plan.ids_1L,
             _last_position(plan), Text(_Decoding(self._processor)),

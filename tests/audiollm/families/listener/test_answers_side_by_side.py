@@ -237,8 +237,9 @@ def test_a_request_that_fails_leaves_the_others_alone(hearer: tuple[Any, Any]) -
     run, good = Run(engine_of(hearer)), mixed_requests(hearer[1])[:2]
     too_short = AnswerRequest([("user", [Waveform(torch.zeros(1, 10), 16_000)])])
     impossible = AnswerRequest([("user", ["."])], temperature=1.0, top_p=-0.5)
+    no_seed = AnswerRequest([("user", ["."])], seed=2**70, temperature=1.0)
     first = run.engine.submit(good[0])
-    bad = [run.engine.submit(too_short), run.engine.submit(impossible)]
+    bad = [run.engine.submit(request) for request in (too_short, impossible, no_seed)]
     second = run.engine.submit(good[1])
     run.finish()
     assert set(run.failures) == set(bad)
