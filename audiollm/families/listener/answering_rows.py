@@ -64,7 +64,7 @@ class _Decoding:
 class ListenerEngine:
     """A `StepEngine` of `AnswerRequest`s for a model that `joins_rows`.
 
-    A step reads one piece of the prompt that waits first, and draws a token of every answer under way. An answer is
+    A step draws a token of every answer under way, and reads a piece of one prompt. An answer is
     the one that `generate` gives for its request alone, up to the rounding of batches: `generate` itself prepares its
     penalties, warpers and ends, and its tokens are drawn by a generator of its own seed.
 
@@ -90,19 +90,22 @@ class ListenerEngine:
         self._submitted = 0
         self._waiting: deque[tuple[int, float, AnswerRequest]] = deque()
         """Number and time of submission of each request whose inputs are not made."""
-        self._prompt: tuple[_Row, PromptReading] | None = None
-        """The row whose prompt is read next."""
+        self._next: tuple[_Row, PromptReading] | None = None
+        """The row whose inputs are made, and which waits for room."""
+        self._reading: deque[tuple[_Row, PromptReading]] = deque()
+        """Rows whose prompts are read by turns, a piece in a step: a short one does not wait for all of a long one."""
         self._rows: list[_Row] = []
         self._joined = JoinedCache()
 
     @property
     def acting(self) -> bool:
         """See `StepEngine.acting`."""
-        return bool(self._rows or self._waiting or self._prompt)
+        return bool(self._rows or self._reading or self._next or self._waiting)
 
     def can_take(self, request: AnswerRequest) -> bool:
         """See `StepEngine.can_take`."""
-        return len(self._rows) + len(self._waiting) + (self._prompt is not None) < self._slots
+        under_way = len(self._rows) + len(self._reading) + (self._next is not None)
+        return under_way + len(self._waiting) < self._slots
 
     def submit(self, request: AnswerRequest) -> int:
         """See `StepEngine.submit`; a conversation that the model does not take is `Unanswered` by a step."""
@@ -114,17 +117,21 @@ class ListenerEngine:
     def step(self) -> list[Event | Unanswered]:
         """See `StepEngine.step`."""
         events = self._step_rows()
-        if self._prompt is None and self._waiting:
+        if self._next is None and self._waiting:
             events += self._begin_prompt(*self._waiting.popleft())
-        if self._prompt is not None and self._has_room(self._prompt[0]):
-            events += self._read_prompt(*self._prompt)
+        if self._next is not None and self._has_room(self._next[0]):
+            self._reading.append(self._next)
+            self._next = None
+        if self._reading:
+            events += self._read_piece(*self._reading.popleft())
         return events
 
     def cancel(self, number: int) -> None:
         """See `StepEngine.cancel`."""
         self._waiting = deque(entry for entry in self._waiting if entry[0] != number)
-        if self._prompt is not None and self._prompt[0].number == number:
-            self._prompt = None
+        self._reading = deque(entry for entry in self._reading if entry[0].number != number)
+        if self._next is not None and self._next[0].number == number:
+            self._next = None
         self._keep([place for place, row in enumerate(self._rows) if row.number != number])
 
     def pause(self, number: int, paused: bool = True) -> None:
@@ -142,22 +149,22 @@ class ListenerEngine:
             number, begun, replace(plan, arguments={}), reading.cache_name, generator, plan.ids_1L,
             _last_position(plan), Text(_Decoding(self._processor)),
         )  # fmt: skip
-        self._prompt = row, reading
+        self._next = row, reading
         return []
 
     def _has_room(self, row: _Row) -> bool:
-        longest = max(int(under_way.plan.config.max_length) for under_way in (row, *self._rows))
-        return not self._rows or (len(self._rows) + 1) * longest <= self._max_positions
+        rows = [row, *self._rows, *(reading_row for reading_row, _ in self._reading)]
+        longest = max(int(under_way.plan.config.max_length) for under_way in rows)
+        return len(rows) == 1 or len(rows) * longest <= self._max_positions
 
-    def _read_prompt(self, row: _Row, reading: PromptReading) -> list[Event | Unanswered]:
+    def _read_piece(self, row: _Row, reading: PromptReading) -> list[Event | Unanswered]:
         try:
             logits_1V = reading.advance()
         except Exception as error:
-            self._prompt = None
             return [Unanswered(row.number, failed_answer(error))]
         if logits_1V is None:
+            self._reading.append((row, reading))
             return []
-        self._prompt = None
         events, is_over = self._draw(row, logits_1V)
         if not is_over:
             self._joined.join(reading.cache)

@@ -233,6 +233,25 @@ def test_a_long_prompt_is_read_in_pieces_between_the_steps_of_others(subject: tu
     assert answers == expected
 
 
+def test_a_short_prompt_does_not_wait_for_all_of_a_long_one(hearer: tuple[Any, Any]) -> None:
+    """Their pieces are read by turns, and the short request is answered while the long prompt is read."""
+    run = Run(engine_of(hearer))
+    long, short = (AnswerRequest([("user", ["word " * words])], max_tokens=4) for words in (200, 10))
+    pieces = [-(-inputs_of(hearer[1], request)["input_ids"].shape[1] // PIECE) for request in (long, short)]
+    first = run.engine.submit(long)
+    run.step()
+    second = run.engine.submit(short)
+    steps = 0
+    while second not in run.answers:
+        run.step()
+        steps += 1
+    assert steps <= 2 * (1 + pieces[1]) + short.max_tokens < pieces[0] and not run.engine._rows
+    run.finish()
+    assert [run.answers[number].text for number in (first, second)] == [
+        alone(hearer, request)[0] for request in (long, short)
+    ]
+
+
 def test_a_request_that_fails_leaves_the_others_alone(hearer: tuple[Any, Any]) -> None:
     run, good = Run(engine_of(hearer)), mixed_requests(hearer[1])[:2]
     too_short = AnswerRequest([("user", [Waveform(torch.zeros(1, 10), 16_000)])])
