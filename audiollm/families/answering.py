@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from audiollm.models.audio_llms.inputs import Turn
 
 if TYPE_CHECKING:
+    from audiollm.generation.engine.step_engine import StepEngine
     from audiollm.generation.speaking.speech_generator import SpeechGenerator
 
 
@@ -111,3 +112,17 @@ class BatchedAnswers(AnsweringModel, Protocol):
     @property
     def generator(self) -> SpeechGenerator:
         """Makes that engine; of a model that answers in words alone, it has no codec."""
+
+
+@runtime_checkable
+class SteppedAnswers(AnsweringModel, Protocol):
+    """A model that answers in words alone, several conversations side by side."""
+
+    def step_engine(self, slots: int, max_length: int, prefill_positions: int) -> StepEngine | None:
+        """Return an engine that takes `AnswerRequest`s; None: its class answers one after the other alone.
+
+        Args:
+            slots: most answers side by side.
+            max_length: positions that each of them has room for, prompt and answer together.
+            prefill_positions: of a prompt, read between two steps of those under way.
+        """

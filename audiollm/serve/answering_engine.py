@@ -1,4 +1,4 @@
-"""The engine of a model that answers one conversation after the other, as a service takes its steps."""
+"""The engine of a model whose class answers one conversation after the other, as a service takes its steps."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ import torch
 
 from audiollm.families.answering import AnsweringModel, AnswerRequest, WrittenAnswer
 from audiollm.generation.engine.request import Answer, Event, Finished, TextPiece
-from audiollm.generation.engine.step_engine import Unanswered
-
-STEP_S = 0.02
-"""Longest time that a step waits for the answer."""
+from audiollm.generation.engine.step_engine import STEP_S, Unanswered
 
 
 class AnswerCancelled(BaseException):

@@ -14,12 +14,12 @@ import torch
 from audiollm.audio import Waveform
 from audiollm.data.hearing.features import size_of
 from audiollm.data.records.sample import AudioPart, Message, TextPart
-from audiollm.families.answering import AnsweringModel, AnswerRequest, BatchedAnswers
+from audiollm.families.answering import AnsweringModel, AnswerRequest, BatchedAnswers, SteppedAnswers
 from audiollm.families.registry import load_speech_generator, open_model_folder
 from audiollm.generation.engine.defaults import read_trained
 from audiollm.generation.engine.request import AnswerKind, Limits, Request
 from audiollm.generation.engine.sampling import SamplingConfig
-from audiollm.generation.engine.step_engine import StepEngine
+from audiollm.generation.engine.step_engine import StepEngine, ThreadedEngine
 from audiollm.generation.service.lane import Lane
 from audiollm.generation.service.service import GenerationService
 from audiollm.generation.speaking.conversation import encode_turns
@@ -141,7 +141,10 @@ class ServerModel:
                 prompt.turns, prompt.seed, prompt.temperature or 0.0, prompt.top_p or 1.0, prompt.max_tokens
             )
             assert self.answering is not None
-            self.answering.check(request)
+            if not isinstance(
+                self.answering, SteppedAnswers
+            ):  # whose engine checks it, with the inputs that it needs
+                self.answering.check(request)
             return request, None
         messages, audio = encode_turns(self.generator, prompt.turns)
         limits = Limits(prompt.max_frames, prompt.max_tokens)
@@ -204,7 +207,7 @@ def load_served_model(
         if isinstance(answering, BatchedAnswers):
             model = serve_generator(answering.generator, name, service, limits, created)
         else:
-            lane = service.add_engine(lambda: AnsweringEngine(answering))
+            lane = service.add_engine(lambda: words_engine(answering, limits))
             model = ServerModel(name, lane, created, None, answering)
     model.tasks = None if tasks is None else frozenset(tasks)
     return model
@@ -219,6 +222,14 @@ def serve_generator(
         return generator.step_engine(limits.slots, limits.max_length, limits.prefill_positions)
 
     return ServerModel(name, service.add_engine(make_engine), created, generator)
+
+
+def words_engine(answering: AnsweringModel, limits: ServeLimits) -> StepEngine:
+    """Make the engine of a model that answers in words alone: side by side where its class allows it."""
+    engine = None
+    if isinstance(answering, SteppedAnswers):
+        engine = answering.step_engine(limits.slots, limits.max_length, limits.prefill_positions)
+    return AnsweringEngine(answering) if engine is None else ThreadedEngine(engine)
 
 
 def served_name(path: Path) -> str:

@@ -11,9 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from audiollm.audio import Waveform
 from audiollm.devices import default_device
 from audiollm.errors import BadSample
-from audiollm.families.answering import AnswerError, AnswerRequest, LikelihoodModel, WrittenAnswer
+from audiollm.families.answering import (
+    AnswerError,
+    AnswerRequest,
+    LikelihoodModel,
+    SteppedAnswers,
+    WrittenAnswer,
+)
+from audiollm.families.listener.answering_rows import ListenerEngine, failed_answer, joins_rows
 from audiollm.families.listener.generating import drawn_options, generate_ids, stopping_criteria
 from audiollm.families.listener.policy import ListenerPolicy
 from audiollm.families.listener.prompts import end_tokens
@@ -21,16 +29,25 @@ from audiollm.families.listener.scorer import AnswerScorer
 from audiollm.families.logprobs.token_figures import TokenRequest
 from audiollm.families.policy import PromptedAnswers
 from audiollm.files.atomic import folder_digest
+from audiollm.generation.engine.step_engine import StepEngine
 from audiollm.hub_models.names import folder_label
-from audiollm.models.audio_llms.inputs import InputsError, Turn, processor_inputs, takes_recordings
+from audiollm.models.audio_llms.inputs import (
+    InputsError,
+    Turn,
+    TurnPart,
+    processor_inputs,
+    sampling_rate,
+    takes_recordings,
+)
 from audiollm.models.audio_llms.loading import load_audio_llm
 
 
 class ListenerAnswers:
-    """A `LikelihoodModel` of transformers (Qwen2-Audio, Qwen-Omni, Voxtral, ...), one conversation after the other.
+    """A `LikelihoodModel` of transformers (Qwen2-Audio, Qwen-Omni, Voxtral, ...).
 
-    Its own processor and chat template make the inputs; nothing is downloaded, nothing of the folder is run. Greedy
-    answers follow the model's own generation config.
+    `answer` takes one conversation after the other, `step_engine` several side by side. The model's own processor and
+    chat template make the inputs; nothing is downloaded, nothing of the folder is run. Greedy answers follow the
+    model's own generation config.
 
     Args:
         folder: config, processor and safetensors in Hugging Face layout.
@@ -65,6 +82,23 @@ class ListenerAnswers:
             answers.append(self._answer(request, inputs, check_stop))
         return answers
 
+    def step_engine(self, slots: int, max_length: int, prefill_positions: int) -> StepEngine | None:
+        """See `SteppedAnswers.step_engine`."""
+        try:
+            is_joint = joins_rows(self._model, self._inputs([("user", self._shortest_parts())]))
+        except AnswerError:
+            is_joint = False
+        if not is_joint:
+            return None
+        return ListenerEngine(
+            self._model,
+            self._processor,
+            lambda request: self._inputs(request.turns),
+            slots,
+            slots * max_length,
+            prefill_positions,
+        )
+
     def notes_on(self, request: AnswerRequest) -> tuple[str, ...]:
         """See `AnsweringModel.notes_on`; nothing is known of what the model was trained on."""
         return ()
@@ -88,6 +122,12 @@ class ListenerAnswers:
         ends = end_tokens(self._model.generation_config, self._processor, self._folder)
         return ListenerPolicy(self._folder, self._processor, AnswerScorer(self._model), ends)
 
+    def _shortest_parts(self) -> list[TurnPart]:
+        if not self.hears:
+            return ["."]
+        rate = sampling_rate(self._processor)
+        return [Waveform(torch.zeros(1, rate), rate)]
+
     def _inputs(self, turns: Sequence[Turn]) -> dict[str, Tensor]:
         try:
             return processor_inputs(self._processor, turns, generation_prompt=True)
@@ -109,10 +149,10 @@ class ListenerAnswers:
                     **drawn_options(request.temperature, request.top_p),
                 )
             except Exception as error:
-                reason = " ".join(str(error).split())[:200]
-                raise AnswerError(f"failed: {type(error).__name__}: {reason}", "failed") from error
+                raise failed_answer(error) from error
         text: str = self._processor.decode(ids_1N[0], skip_special_tokens=True)
         return WrittenAnswer(text.strip(), inputs["input_ids"].shape[1] + ids_1N.shape[1])
 
 
 _: type[LikelihoodModel] = ListenerAnswers
+__: type[SteppedAnswers] = ListenerAnswers

@@ -1,12 +1,29 @@
-"""The one call of transformers' `generate` for audio LLMs that answer in words."""
+"""Transformers' `generate` for audio LLMs that answer in words: whole answers, or what it prepares for one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class GenerationPlan:
+    """What `generate` prepares for one prompt of L tokens before the model reads it."""
+
+    ids_1L: Tensor
+    """int64: ids of the prompt."""
+    logits_processor: Callable[[Tensor, Tensor], Tensor]
+    """Of the ids so far and the next token's logits `[1, V]`: the generation config's penalties, top-p, ..."""
+    stopping_criteria: Callable[[Tensor, Any], Tensor]
+    """Of the ids so far: whether the answer is over, `[1]`."""
+    config: Any
+    """The `GenerationConfig` with all options."""
+    arguments: dict[str, Any]
+    """Of the model's first forward pass: features, positions, an empty cache, ..."""
 
 
 @torch.inference_mode()
@@ -18,13 +35,26 @@ def generate_ids(model: Any, inputs: Mapping[str, Tensor], **options: Any) -> Te
         inputs: of the processor, on any device; those of `A` prompts are padded on the left.
         options: of `generate`; what is not given comes from the model's own generation config.
     """
-    weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
-    moved = {
-        key: value.to(weight.device, weight.dtype if value.is_floating_point() else value.dtype)
-        for key, value in inputs.items()
-    }
-    sequences: Tensor = model.generate(**moved, **options)
+    sequences: Tensor = model.generate(**_moved_inputs(model, inputs), **options)
     return sequences[:, inputs["input_ids"].shape[1] :]
+
+
+@torch.inference_mode()
+def prepare_generation(model: Any, inputs: Mapping[str, Tensor], **options: Any) -> GenerationPlan:
+    """Let `generate` prepare one answer, and draw none of its tokens; arguments as those of `generate_ids`."""
+
+    def prepared(
+        _model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **arguments: Any,
+    ) -> GenerationPlan:
+        return GenerationPlan(input_ids, logits_processor, stopping_criteria, generation_config, arguments)
+
+    plan: GenerationPlan = model.generate(**_moved_inputs(model, inputs), **options, custom_generate=prepared)
+    return plan
 
 
 def drawn_options(temperature: float, top_p: float) -> dict[str, Any]:
@@ -49,3 +79,12 @@ def stopping_criteria(check_stop: Callable[[], None] | None) -> list[Callable[..
         return torch.zeros(len(ids_BT), dtype=torch.bool, device=ids_BT.device)
 
     return [] if check_stop is None else [check]
+
+
+def _moved_inputs(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inputs on the model's device, numbers in its dtype."""
+    weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
+    return {
+        key: value.to(weight.device, weight.dtype if value.is_floating_point() else value.dtype)
+        for key, value in inputs.items()
+    }

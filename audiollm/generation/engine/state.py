@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -127,6 +128,13 @@ class SpeechState:
         return np.pad(np.where(rows_WK == self._marks.audio_bos, -1, rows_WK), missing, constant_values=-1)
 
 
+class IdsDecoder(Protocol):
+    """A tokenizer, as far as `Text` needs it; control tokens leave no text."""
+
+    def decode(self, ids: Any, /) -> str:
+        """Return the text of token ids."""
+
+
 class Text:
     """One stretch of text in the making; what it gives out is whole characters.
 
@@ -134,7 +142,7 @@ class Text:
     at the beginning, runs of bytes). The library's own `DecodeStream` raises on bytes that are no UTF-8.
     """
 
-    def __init__(self, tokenizer: Tokenizer, in_pieces: bool = True) -> None:
+    def __init__(self, tokenizer: IdsDecoder, in_pieces: bool = True) -> None:
         """`in_pieces`: False where nobody reads along; the text is then decoded once, when it is finished."""
         self._tokenizer, self._in_pieces = tokenizer, in_pieces
         self._ids: list[int] = []
