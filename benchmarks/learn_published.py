@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 from learn_tts import TEXT, VOICE, measure, source_of
-from proof import Proof, arms_of, check_data, print_line, proof_parser
+from proof import Proof, check_data, print_line, proof_parser
 from torch import Tensor
 
 from audiollm.evaluate.report.statistics import share
@@ -41,7 +41,9 @@ from audiollm.files.atomic import read_json, read_jsonl
 from audiollm.supervised.answers import run as answers_run
 
 BENCH, RECORDINGS = "learn_published", "fsdd/recordings"
-DATA, CONTROL = f"{BENCH}_data", f"{BENCH}_control"
+DATA, LISTENERS, CONTROL = f"{BENCH}_data", f"{BENCH}_listeners", f"{BENCH}_control"
+CHAINS = (DATA, BENCH, LISTENERS, CONTROL)
+TALKERS, HEARERS, CONTROLS = ("qwen3_tts", "higgs_v3", "csm"), ("higgs_v3_stt",), ("official",)
 LEFT_OUT = "yweweler"
 """The sixth speaker: of learn_small_data.py."""
 BARS = {TEXT: 0.95, VOICE: 0.95}
@@ -53,13 +55,11 @@ MOST_OF_CONTROL = 0.5
 def main() -> None:
     parser = proof_parser(__doc__)
     parser.add_argument("--source", type=Path, help="folder of learn_tts.py's run, with its tokenizer")
-    parser.add_argument("--only", nargs="+", help="arms: qwen3_tts, higgs_v3, csm, higgs_v3_stt, official")
+    parser.add_argument("--only", nargs="+", help=f"arms: {', '.join((*TALKERS, *HEARERS, *CONTROLS))}")
     options = parser.parse_args()
     codec = codec_of(options)
-    proof = Proof(
-        options.runs / BENCH, options.seeds, options.overrides, (DATA, BENCH, CONTROL), threads=None
-    )
-    arms = options.only or [*arms_of(BENCH, "talkers"), *arms_of(BENCH, "listeners"), "official"]
+    proof = Proof(options.runs / BENCH, options.seeds, options.overrides, CHAINS, threads=None)
+    arms = options.only or [*TALKERS, *HEARERS, *CONTROLS]
     train_arms(proof, options.data, codec, arms)
     report(proof, arms)
 
@@ -75,8 +75,11 @@ def train_arms(proof: Proof, data: Path, codec: Path, arms: Sequence[str]) -> No
     check_data(data, RECORDINGS)
     recordings = copy_recordings(data / RECORDINGS, proof.folder / "recordings")
     proof.run(DATA, recordings=recordings, codec=codec)
-    proof.run(BENCH, arms=arms, codec=codec)
-    if "official" in arms:
+    if talkers := [arm for arm in arms if arm in TALKERS]:
+        proof.run(BENCH, arms=talkers, codec=codec)
+    if any(arm in HEARERS for arm in arms):
+        proof.run(LISTENERS)
+    if any(arm in CONTROLS for arm in arms):
         with official_objective():
             proof.run(CONTROL, codec=codec)
 
@@ -144,16 +147,16 @@ def report(proof: Proof, arms: Sequence[str]) -> None:
     right: dict[str, list[float]] = {}
     for arm in arms:
         names = [f"{arm}_{seed}" for seed in proof.seeds]
-        if arm in arms_of(BENCH, "listeners"):
+        if arm in HEARERS:
             values = [digits_heard(proof.folder / f"hears_{name}") for name in names]
             show(f"{arm}: digits written down", values, peer=DIGITS_HEARD)
             continue
         scores = [read_json(proof.folder / f"scores_{name}" / "scores.json") for name in names]
         right[arm] = [measure(row, TEXT) for row in scores]
-        stage = "control" if arm == "official" else "model"
+        stage = "control" if arm in CONTROLS else "model"
         losses = [float(proof.figures(f"{stage}_{name}")["audio_loss"]) for name in names]
         show(f"{arm}: held-out loss by its own objective", losses, unit="nats")
-        if arm != "official":
+        if arm not in CONTROLS:
             for name, bar in BARS.items():
                 show(f"{arm}: {name}", [measure(row, name) for row in scores], peer=bar)
             continue

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 from learn_published import BENCH as PUBLISHED
-from learn_published import CONTROL, DATA, LEFT_OUT, RECORDINGS, codec_of, digits_heard, train_arms
+from learn_published import CHAINS, LEFT_OUT, RECORDINGS, codec_of, digits_heard, train_arms
 from proof import Proof, arms_of, check_data, json_lines, print_line, proof_parser, write_changed
 from scipy.signal import fftconvolve
 
@@ -43,12 +43,16 @@ from audiollm.files.atomic import read_jsonl, write_json
 
 BENCH = "learn_small_data"
 VOICES, CODES, LISTENERS = f"{BENCH}_voices", f"{BENCH}_codes", f"{BENCH}_listeners"
+METHODS = {"full": f"{BENCH}_full", "adapters": f"{BENCH}_adapters"}
+"""Block of arms -> its chain."""
 MINUTES = {"quarter": 0.25, "half": 0.5, "one": 1.0, "two": 2.0, "all": 60.0}
 """Name of an amount -> minutes of speech at most."""
 OPENING_S = 0.3
 ROOM_S, ROOM_DECAY_S = 0.4, 0.06
 """Length of the room's answer, and the time in which it falls to 1/e: some 0.4 s to -60 dB."""
 WORDS_BELOW, VOICE_BAR, MOST_LOST, NF4_BELOW = 0.03, 0.85, 0.03, 0.02
+CURVES = ("new words", "new voice", "old words", "old voice")
+COLOURS = {"full": "C0", "lora8": "C1", "lora32": "C2", "nf4": "C3"}
 LISTENER_LEFT, LISTENER_LOST = 0.5, 0.01
 
 Scores = dict[str, float]
@@ -61,15 +65,18 @@ def main() -> None:
     options = parser.parse_args()
     check_data(options.data, RECORDINGS)
     codec = codec_of(options)
-    first = Proof(options.runs / PUBLISHED, options.seeds, (), (DATA, PUBLISHED, CONTROL), threads=None)
+    first = Proof(options.runs / PUBLISHED, options.seeds, (), CHAINS, threads=None)
     train_arms(first, options.data, codec, ["qwen3_tts", "higgs_v3_stt"])
-    chains = (VOICES, CODES, BENCH, LISTENERS)
+    chains = (VOICES, CODES, BENCH, *METHODS.values(), LISTENERS)
     proof = Proof(options.runs / BENCH, options.seeds, options.overrides, chains, threads=None)
     data = Proof(proof.folder, (), options.overrides, chains, threads=None)
     judged = first.folder / f"says_qwen3_tts_{proof.seeds[0]}" / "generated.jsonl"
     prepare(data, (options.data / RECORDINGS).resolve(), codec, judged)
-    arms = options.arms or [*arms_of(BENCH, "full"), *arms_of(BENCH, "adapters")]
-    proof.run(BENCH, arms=["start", *arms], published=first.folder, codec=codec)
+    arms = options.arms or [arm for block, chain in METHODS.items() for arm in arms_of(chain, block)]
+    proof.run(BENCH, published=first.folder, codec=codec)
+    for block, chain in METHODS.items():
+        if chosen := [arm for arm in arms if arm in arms_of(chain, block)]:
+            proof.run(chain, arms=chosen, published=first.folder, codec=codec)
     proof.run(LISTENERS, published=first.folder)
     judge = VoiceScorer(proof.folder)
     start = [judge.score(proof.folder / f"spoken_start_{seed}") for seed in proof.seeds]
@@ -78,6 +85,7 @@ def main() -> None:
         for arm in arms
     }
     write_json(proof.folder / "scores.json", {"start": start, **scores})
+    draw_curves(proof.folder, start, scores)
     report(start, scores)
     report_listeners(proof, first)
 
@@ -98,7 +106,7 @@ def prepare(proof: Proof, recordings: Path, codec: Path, judged: Path) -> None:
 
 def speech_of(arm: str) -> str:
     """The stage that speaks, of an arm's block."""
-    return "said" if arm in arms_of(BENCH, "full") else "spoke"
+    return "said" if arm in arms_of(METHODS["full"], "full") else "spoke"
 
 
 def write_room(recordings: Path, folder: Path) -> Path:
@@ -190,6 +198,40 @@ def short_words(rows: Sequence[Mapping[str, Any]]) -> set[str]:
             lengths[str(row["text"])].append(float(row["duration_s"]))
     ordered = sorted(lengths, key=lambda text: statistics.mean(lengths[text]))
     return set(ordered[: len(ordered) // 2])
+
+
+def draw_curves(folder: Path, start: Sequence[Scores], scores: Mapping[str, Sequence[Scores]]) -> None:
+    """Write `curves.svg`: words and voice over minutes, of the new voice and of the old ones."""
+    from matplotlib.figure import Figure
+
+    spoken = {name: minutes_of(folder / "minutes" / f"{name}.jsonl") for name in MINUTES}
+    figure = Figure(figsize=(10, 6.4), layout="constrained")
+    for axes, name in zip(figure.subplots(2, 2, sharex=True).flat, CURVES, strict=True):
+        for method in dict.fromkeys(arm.split("_")[0] for arm in scores):
+            for replay, style in (("replay", "-"), ("alone", "--")):
+                points = sorted(
+                    (spoken[arm.split("_")[1]], statistics.mean(row[name] for row in rows))
+                    for arm, rows in scores.items()
+                    if arm.startswith(f"{method}_") and arm.endswith(replay)
+                )
+                if points:
+                    label = f"{method}, 30 % old samples" if replay == "replay" else f"{method}, none"
+                    axes.plot(
+                        *zip(*points, strict=True), style, marker="o", label=label, color=COLOURS[method]
+                    )
+        if name.startswith("old"):
+            axes.axhline(statistics.mean(row[name] for row in start), color="0.6", label="before")
+        axes.set(title=f"{name}: right", xlabel="minutes of the new voice", xscale="log", ylim=(0, 1.03))
+        axes.set_xticks([0.25, 0.5, 1, 2, 3], ["¼", "½", "1", "2", "3"])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
+    figure.savefig(folder / "curves.svg", metadata={"Date": None})
+
+
+def minutes_of(path: Path) -> float:
+    """Minutes of speech that are trained on."""
+    return sum(float(row["duration_s"]) for row in read_jsonl(path) if row["split"] == "train") / 60
 
 
 def report(start: Sequence[Scores], scores: Mapping[str, Sequence[Scores]]) -> None:
