@@ -24,8 +24,8 @@ GRADIENT_SHARE = 0.3
 """Gradients of activations that exist at once, relative to the kept values of the largest layer."""
 GPU_SIZES_GB = (8, 12, 16, 24)
 """Memory of GPUs that a plan compares with; 1 GB of these is 2^30 bytes, as their makers count."""
-GPU_USABLE = 0.94
-"""Share of a GPU's memory that a training can use: some is the display's, some lies between blocks."""
+GPU_USABLE = 0.85
+"""Share of a GPU's memory that a plan may fill: some lies between blocks, and the figure itself was not measured."""
 COMPARED_FORMATS: Sequence[FrozenFormat] = ("fp32", "bf16", "nf4")
 
 
@@ -79,7 +79,9 @@ class BatchWork:
         if is_recomputed:
             kept = sum(stack.shape.num_layers * stack.input_bytes for stack in self.stacks) + largest
         else:
-            kept = sum(stack.shape.num_layers * layer for stack, layer in zip(self.stacks, layers, strict=True))
+            kept = sum(
+                stack.shape.num_layers * layer for stack, layer in zip(self.stacks, layers, strict=True)
+            )
         return kept + GRADIENT_SHARE * largest + 2 * 4 * self.head_numbers
 
 

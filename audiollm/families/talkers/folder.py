@@ -12,9 +12,9 @@ from audiollm.families.family import PolicySettings
 if TYPE_CHECKING:
     from audiollm.data.inspection import StreamRow
     from audiollm.data.records.source import LoadedSample
+    from audiollm.families.adapting import TrainedPart
     from audiollm.families.answering import AnsweringModel
     from audiollm.families.talkers.generator import TalkerGenerator
-    from audiollm.families.adapting import TrainedPart
     from audiollm.families.talkers.policy import TalkerPolicy
     from audiollm.families.training_memory import PlannedModel
     from audiollm.train.settings import LoRASettings, Trained
