@@ -72,7 +72,7 @@ class Measurement(NamedTuple):
         return self.planned_mb / self.measured_mb
 
 
-def write_samples(folder: Path, frames: int, count: int) -> Path:
+def write_random_samples(folder: Path, frames: int, count: int) -> Path:
     """Write spoken samples of random codes."""
     writer, generator = ShardWriter(folder, samples_per_shard=64), torch.Generator().manual_seed(0)
     for number in range(count):
@@ -139,21 +139,21 @@ def published_folders(folder: Path) -> Iterator[tuple[str, Path, list[str]]]:
         config = _new_config(folder / name, "qwen3_tts")
         talker = config["talker_config"]
         talker |= {
-            **_layers(*fields, 16, 8),
+            **_layer_sizes(*fields, 16, 8),
             "text_hidden_size": 2048,
             "text_vocab_size": 151_936,
             "vocab_size": 3072,
         }
-        talker["code_predictor_config"] |= _layers(1024, 5, 3072, 16, 8)
-        yield name, _rewrite(folder / name, config), TARGETS
+        talker["code_predictor_config"] |= _layer_sizes(1024, 5, 3072, 16, 8)
+        yield name, _leave_config(folder / name, config), TARGETS
     config = _new_config(folder / "CSM-1B", "csm")
-    config |= {**_layers(2048, 16, 8192, 32, 8, 64), "text_vocab_size": 128_256}
-    config["depth_decoder_config"] |= {**_layers(1024, 4, 8192, 8, 2), "backbone_hidden_size": 2048}
-    yield "CSM-1B", _rewrite(folder / "CSM-1B", config), ["backbone", "depth_decoder", "text_projection"]
+    config |= {**_layer_sizes(2048, 16, 8192, 32, 8, 64), "text_vocab_size": 128_256}
+    config["depth_decoder_config"] |= {**_layer_sizes(1024, 4, 8192, 8, 2), "backbone_hidden_size": 2048}
+    yield "CSM-1B", _leave_config(folder / "CSM-1B", config), ["backbone", "depth_decoder", "text_projection"]
     config = _new_config(folder / "Higgs Audio v3 TTS", "higgs_multimodal_qwen3")
-    config["text_config"] |= {**_layers(2560, 36, 9728, 32, 8), "vocab_size": 151_936}
+    config["text_config"] |= {**_layer_sizes(2560, 36, 9728, 32, 8), "vocab_size": 151_936}
     config["audio_encoder_config"] |= {"out_dim": 2560}
-    yield "Higgs Audio v3 TTS", _rewrite(folder / "Higgs Audio v3 TTS", config), ["backbone"]
+    yield "Higgs Audio v3 TTS", _leave_config(folder / "Higgs Audio v3 TTS", config), ["backbone"]
 
 
 def print_published(folder: Path) -> None:
@@ -177,7 +177,7 @@ def print_published(folder: Path) -> None:
         print("  " + "\n  ".join(plan.details(1, 1.0) if plan.details else ()), flush=True)
 
 
-def _layers(
+def _layer_sizes(
     width: int, layers: int, inner: int, heads: int, kv_heads: int, head_dim: int = 128
 ) -> dict[str, int]:
     return {
@@ -196,7 +196,7 @@ def _new_config(folder: Path, model_type: str) -> dict[str, Any]:
     return config
 
 
-def _rewrite(folder: Path, config: dict[str, Any]) -> Path:
+def _leave_config(folder: Path, config: dict[str, Any]) -> Path:
     """Leave a folder with this config.json, and without weights."""
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").unlink()
@@ -225,7 +225,7 @@ def main() -> None:
 def measure_shape(place: Path, name: str, options: argparse.Namespace) -> None:
     """Measure one shape in each format; a JSON line for each."""
     model = write_model(place / "model", SHAPES[name])
-    samples = write_samples(place / "samples", options.frames, 8)
+    samples = write_random_samples(place / "samples", options.frames, 8)
     for format in options.formats:
         folder = place / format
         folder.mkdir()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from audiollm.families.interpreting import InterpretingModel
     from audiollm.families.packed_training import PackedTraining
     from audiollm.families.policy import Policy
-    from audiollm.families.training_memory import PlannedModel
+    from audiollm.families.training_memory import UnloadedModel
     from audiollm.generation.speaking.speech_generator import SpeechGenerator
     from audiollm.models.frozen.formats import SmallFormat
     from audiollm.train.supervised_settings import TrainConfig
@@ -141,7 +141,7 @@ class SmallGeneratorFolder(ModelFolder, Protocol):
 class PlannedFolder(ModelFolder, Protocol):
     """The folder of a model whose training is planned from config.json alone."""
 
-    def planned_model(self, trained: Trained, lora: LoRASettings | None) -> PlannedModel:
+    def planned_model(self, trained: Trained, lora: LoRASettings | None) -> UnloadedModel:
         """Make the model without memory, with what is trained chosen as `policy` does.
 
         Raises:

@@ -86,7 +86,7 @@ class BatchWork:
 
 
 @dataclass(frozen=True)
-class PlannedModel:
+class UnloadedModel:
     """A model on the meta device, with what is trained chosen."""
 
     root: nn.Module

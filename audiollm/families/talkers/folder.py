@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from audiollm.families.answering import AnsweringModel
     from audiollm.families.talkers.generator import TalkerGenerator
     from audiollm.families.talkers.policy import TalkerPolicy
-    from audiollm.families.training_memory import PlannedModel
+    from audiollm.families.training_memory import UnloadedModel
     from audiollm.train.settings import LoRASettings, Trained
 
 
@@ -44,7 +44,7 @@ class TalkerFolder:
             raise ConfigError("pictures: this model sees none", str(self.path), "leave it out")
         return TalkerPolicy(self._kind_of(self.path), settings)
 
-    def planned_model(self, trained: Trained, lora: LoRASettings | None) -> PlannedModel:
+    def planned_model(self, trained: Trained, lora: LoRASettings | None) -> UnloadedModel:
         """See `PlannedFolder.planned_model`."""
         from audiollm.families.talkers.planning import planned_talker
 

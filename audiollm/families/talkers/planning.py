@@ -12,11 +12,11 @@ from audiollm.families.talkers.policy import check_ties, expand_groups
 from audiollm.families.talkers.published_weights import tie_weights
 from audiollm.families.talkers.scorer import DEPTH_FRAMES
 from audiollm.families.talkers.talker import DepthTalker, Talker
-from audiollm.families.training_memory import BatchWork, PlannedModel, StackWork
+from audiollm.families.training_memory import BatchWork, StackWork, UnloadedModel
 from audiollm.train.settings import LoRASettings
 
 
-def planned_talker(kind: TalkerKind, trained: TrainedPart, lora: LoRASettings | None) -> PlannedModel:
+def planned_talker(kind: TalkerKind, trained: TrainedPart, lora: LoRASettings | None) -> UnloadedModel:
     """Make the model of a folder's config.json on the meta device, and choose what is trained of it.
 
     Raises:
@@ -29,7 +29,7 @@ def planned_talker(kind: TalkerKind, trained: TrainedPart, lora: LoRASettings | 
             check_ties(lora, kind)
             lora = expand_groups(model, lora, kind)
         adapt_model(model, trained, lora)
-    return PlannedModel(model, partial(_batch_work, model))
+    return UnloadedModel(model, partial(_batch_work, model))
 
 
 def _batch_work(model: Talker, rows: float, frames: float) -> BatchWork:

@@ -18,7 +18,7 @@ from audiollm.families.model_sizes import TEXT_ROWS, frozen_bytes, num_records, 
 from audiollm.families.registry import open_model_folder
 from audiollm.families.training_memory import (
     COMPARED_FORMATS,
-    PlannedModel,
+    UnloadedModel,
     WeightSizes,
     gpu_mb,
     process_mb,
@@ -75,7 +75,7 @@ def plan_answers(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StagePl
     else:
         weights = WeightSizes.of(model.root, config.frozen_weights)
         parameters, trained = weights.total, float(weights.trained)
-        batch = batch_rows(config)
+        batch = count_batch_rows(config)
         memory_mb = training_mb(config, model, weights, batch)
         note += f", {trained / 1e6:.1f} M trained"
         details = partial(_memory_lines, config, model, batch)
@@ -92,7 +92,7 @@ def plan_answers(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StagePl
     )
 
 
-def batch_rows(config: TrainConfig) -> BatchRows:
+def count_batch_rows(config: TrainConfig) -> BatchRows:
     """Count the rows of a batch, by the index of the samples where all of them are there."""
     limit, samples, frames = float(required(config.max_tokens)), 0.0, 0.0
     for source in config.samples:
@@ -106,7 +106,7 @@ def batch_rows(config: TrainConfig) -> BatchRows:
     return BatchRows(rows, min(rows, at_once), True)
 
 
-def training_mb(config: TrainConfig, model: PlannedModel, weights: WeightSizes, batch: BatchRows) -> float:
+def training_mb(config: TrainConfig, model: UnloadedModel, weights: WeightSizes, batch: BatchRows) -> float:
     """Estimate the memory of this machine's device: a GPU, or the process where there is none."""
     device, work = default_device(), model.work(batch.rows, batch.frames)
     if device.type == "cuda":
@@ -116,14 +116,14 @@ def training_mb(config: TrainConfig, model: PlannedModel, weights: WeightSizes, 
     return process_mb(weights, activations, bool(config.ema_decay))
 
 
-def _gpu_mb(config: TrainConfig, model: PlannedModel, weights: WeightSizes, batch: BatchRows) -> float:
+def _gpu_mb(config: TrainConfig, model: UnloadedModel, weights: WeightSizes, batch: BatchRows) -> float:
     """Estimate the memory of a GPU, with products in half precision unless the settings say otherwise."""
     is_half, is_recomputed = config.precision != "fp32", config.activation_checkpointing
     activations = model.work(batch.rows, batch.frames).num_bytes(2 if is_half else 4, is_recomputed)
     return gpu_mb(weights, activations, bool(config.ema_decay), is_recomputed, is_half)
 
 
-def _memory_lines(config: TrainConfig, model: PlannedModel, batch: BatchRows, *_: float) -> list[str]:
+def _memory_lines(config: TrainConfig, model: UnloadedModel, batch: BatchRows, *_: float) -> list[str]:
     """Tell the memory of a GPU in each format of frozen weights, and which GPU holds it."""
     formats: list[FrozenFormat] = [*COMPARED_FORMATS]
     if config.trained == "all":
@@ -136,7 +136,7 @@ def _memory_lines(config: TrainConfig, model: PlannedModel, batch: BatchRows, *_
     return [f"memory of a GPU by frozen_weights, {rows}: {', '.join(cells)}"]
 
 
-def _planned_model(config: TrainConfig) -> PlannedModel | None:
+def _planned_model(config: TrainConfig) -> UnloadedModel | None:
     """The model without memory; None where it is not there yet, or of a family that plans by the sizes of files."""
     try:
         path = model_folder(required(config.start))
