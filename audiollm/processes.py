@@ -18,6 +18,28 @@ ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
 )
 """Environment of a worker beside others, with one thread."""
+_M_MMAP_THRESHOLD = -3
+_OWN_MAPPING_BYTES = 2**20
+"""Bytes from which on a tensor's memory is a mapping, which goes back to the machine when the tensor does."""
+
+
+def return_tensors_at_once() -> None:
+    """Let freed tensors go back to the machine at once.
+
+    glibc keeps those of less than 32 MB for what comes next, in pieces that fit little: steps of a LoRA training of a
+    talker of 73 M parameters took 2.9 GB with them, and 1.5 GB without, in the same CPU time. Mappings cost as much
+    however little is computed on them: a talker of 6.7 M took a third more CPU time.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # not every C library has it
+    if set_option is not None:
+        set_option(_M_MMAP_THRESHOLD, _OWN_MAPPING_BYTES)
+
+
+def return_free_memory() -> None:
+    """Give what this process has freed and keeps for later back to the machine."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 @contextmanager

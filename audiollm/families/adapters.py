@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -26,27 +27,42 @@ def save_adapter(model: PeftModel, folder: Path) -> None:
     model.save_pretrained(str(folder), safe_serialization=True)
 
 
-def merged_weights(model: Any) -> dict[str, Tensor]:
-    """Return the weights of a `PeftModel` with the adapter added, by the names of the model without one.
+class MergedWeights(Mapping[str, Tensor]):
+    """The weights of a `PeftModel` with the adapter added, by the names of the model without one.
 
-    The model itself stays as it is: taking an adapter out again would leave rounding errors in its weights.
+    Each is added when it is read, so that one at a time takes memory. The model itself stays as it is: taking an
+    adapter out again would leave rounding errors in its weights.
     """
-    from peft.tuners.lora import LoraLayer
 
-    base = model.get_base_model()
-    deltas = {
-        f"{name}.weight": module.get_delta_weight("default")  # type: ignore[attr-defined]
-        for name, module in base.named_modules()
-        if isinstance(module, LoraLayer)
-    }
-    weights: dict[str, Tensor] = {}
-    for key, value in base.state_dict().items():
-        if ".lora_" in key or ".original_module." in key:
-            continue
-        name = key.replace(".base_layer.", ".").replace(".modules_to_save.default.", ".")
-        delta = deltas.get(name)
-        weights[name] = value if delta is None else value + delta.to(value.dtype)
-    return weights
+    def __init__(self, model: Any) -> None:
+        from peft.tuners.lora import LoraLayer
+
+        base = model.get_base_model()
+        self._layers = {
+            f"{name}.weight": module for name, module in base.named_modules() if isinstance(module, LoraLayer)
+        }
+        self._weights: dict[str, Tensor] = {}
+        for key, value in base.state_dict().items():
+            if ".lora_" not in key and ".original_module." not in key:
+                name = key.replace(".base_layer.", ".").replace(".modules_to_save.default.", ".")
+                self._weights[name] = value
+
+    @torch.no_grad()
+    def __getitem__(self, name: str) -> Tensor:
+        value, layer = self._weights[name], self._layers.get(name)
+        if layer is None:
+            return value
+        delta: Tensor = layer.get_delta_weight("default")  # type: ignore[attr-defined]
+        return value + delta.to(value.dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._weights  # without adding an adapter
 
 
 @contextmanager

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from audiollm.families.interpreting import InterpretingModel
     from audiollm.families.packed_training import PackedTraining
     from audiollm.families.policy import Policy
+    from audiollm.families.training_memory import UnloadedModel
     from audiollm.generation.speaking.speech_generator import SpeechGenerator
     from audiollm.models.frozen.formats import SmallFormat
     from audiollm.train.supervised_settings import TrainConfig
@@ -133,6 +134,18 @@ class SmallGeneratorFolder(ModelFolder, Protocol):
 
         Args:
             dtype: how its linear layers are held in memory.
+        """
+
+
+@runtime_checkable
+class PlannedFolder(ModelFolder, Protocol):
+    """The folder of a model whose training is planned from config.json alone."""
+
+    def planned_model(self, trained: Trained, lora: LoRASettings | None) -> UnloadedModel:
+        """Make the model without memory, with what is trained chosen as `policy` does.
+
+        Raises:
+            ConfigError: as `policy` has it.
         """
 
 

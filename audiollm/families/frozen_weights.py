@@ -18,6 +18,7 @@ from audiollm.families.target_logits import LogitDifference, ReadLogits, compare
 from audiollm.files.atomic import read_json, write_json
 from audiollm.models.frozen.formats import check_format
 from audiollm.models.frozen.shrink import shrink_frozen
+from audiollm.processes import return_free_memory
 from audiollm.recipe.runner import Context
 from audiollm.train.settings import ModelTrainingConfig
 
@@ -84,6 +85,7 @@ class FrozenWeights:
             sizes = shrink_frozen(model, self._format, references, beside)
         except ConfigError as error:
             raise StageError(error.message, error.remedy, 2) from error
+        return_free_memory()
         if not record:
             difference = LogitDifference.between(expected, logits())
             record = {

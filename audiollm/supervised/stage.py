@@ -22,7 +22,7 @@ def _plan(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     training = packed_training(config)
     if training is not None:
         return training.plan(plans)
-    from audiollm.supervised.answers.run import plan_answers
+    from audiollm.supervised.answers.planning import plan_answers
 
     return plan_answers(config, plans)
 

@@ -21,7 +21,7 @@ from audiollm.data.packing import first_fit
 from audiollm.data.records.source import LoadedSample
 from audiollm.data.text.tokenizer import AUDIO_OUT_BOS
 from audiollm.errors import ConfigError
-from audiollm.families.adapters import merged_weights, save_adapter
+from audiollm.families.adapters import MergedWeights, save_adapter
 from audiollm.families.dual_ffn.adapting import adapt
 from audiollm.families.dual_ffn.limits import MAX_SLOTS
 from audiollm.families.dual_ffn.losses import packed_logits
@@ -435,7 +435,7 @@ def _have_one_encoder(ours: DualFFN, theirs: DualFFN) -> bool:
 
 def _merge_adapter(adapted: PeftModel) -> DualFFN:
     """Return a plain model with the adapter added into its weights; the adapted one stays as it is."""
-    weights = merged_weights(adapted)
+    weights = MergedWeights(adapted)
     with torch.device("meta"):
         plain = DualFFN(adapted.get_base_model().config)  # type: ignore[arg-type]
     plain.load_state_dict(weights, assign=True)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from audiollm.data.records.source import LoadedSample
 from audiollm.data.records.video_clips import PictureReader, PictureSettings
 from audiollm.errors import ConfigError
-from audiollm.families.adapters import merged_weights, save_adapter
+from audiollm.families.adapters import MergedWeights, save_adapter
 from audiollm.families.adapting import TrainedPart, adapt_model
 from audiollm.families.frozen_weights import share_frozen_weights
 from audiollm.families.listener.encoding import (
@@ -309,12 +309,12 @@ class ListenerPolicy:
         plain = model.get_base_model() if self._has_adapter else model
         if self._has_adapter:
             save_adapter(model, folder / "adapter")
-        weights = merged_weights(model) if self._has_adapter else model.state_dict()
+        weights = MergedWeights(model) if self._has_adapter else model.state_dict()
         if getattr(plain, "writes_published_files", False):
             check_stored(self._folder, weights, tied={})
             write_published(self._folder, target, weights)
         else:
-            plain.save_pretrained(str(target), state_dict=weights)
+            plain.save_pretrained(str(target), state_dict=dict(weights))
             _copy_processor(self._folder, target)
         if self._pictures is not None:
             self._pictures.settings.save(target)

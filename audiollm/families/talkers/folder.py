@@ -12,9 +12,12 @@ from audiollm.families.family import PolicySettings
 if TYPE_CHECKING:
     from audiollm.data.inspection import StreamRow
     from audiollm.data.records.source import LoadedSample
+    from audiollm.families.adapting import TrainedPart
     from audiollm.families.answering import AnsweringModel
     from audiollm.families.talkers.generator import TalkerGenerator
     from audiollm.families.talkers.policy import TalkerPolicy
+    from audiollm.families.training_memory import UnloadedModel
+    from audiollm.train.settings import LoRASettings, Trained
 
 
 class TalkerFolder:
@@ -36,15 +39,16 @@ class TalkerFolder:
         """See `ModelFolder.policy`."""
         from audiollm.families.talkers.policy import TalkerPolicy
 
-        if settings.trained == "audio_ffn":
-            raise ConfigError(
-                "trained: audio_ffn is a part that this model does not have",
-                str(self.path),
-                "take all, adapter, or patterns of names",
-            )
+        _check_trained(settings.trained, self.path)
         if settings.pictures is not None:
             raise ConfigError("pictures: this model sees none", str(self.path), "leave it out")
         return TalkerPolicy(self._kind_of(self.path), settings)
+
+    def planned_model(self, trained: Trained, lora: LoRASettings | None) -> UnloadedModel:
+        """See `PlannedFolder.planned_model`."""
+        from audiollm.families.talkers.planning import planned_talker
+
+        return planned_talker(self._kind_of(self.path), _check_trained(trained, self.path), lora)
 
     def answering_model(self, codec: Path | None = None) -> AnsweringModel:
         """See `ModelFolder.answering_model`."""
@@ -77,3 +81,14 @@ class TalkerFolder:
             model = kind.new_talker()
         prompted = prompted_contents(loaded, loaded, answers, place)
         return [speech_rows(kind, encoded) for encoded in spoken_answers(prompted, kind, model)]
+
+
+def _check_trained(trained: Trained, path: Path) -> TrainedPart:
+    """Raises: ConfigError: a part that talkers do not have."""
+    if trained == "audio_ffn":
+        raise ConfigError(
+            "trained: audio_ffn is a part that this model does not have",
+            str(path),
+            "take all, adapter, or patterns of names",
+        )
+    return trained

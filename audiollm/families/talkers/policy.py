@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from audiollm.data.packing import first_fit
 from audiollm.data.records.source import LoadedSample
 from audiollm.errors import BadSample, ConfigError
-from audiollm.families.adapters import merged_weights, save_adapter
+from audiollm.families.adapters import MergedWeights, save_adapter
 from audiollm.families.adapting import adapt_model
 from audiollm.families.family import PolicySettings
 from audiollm.families.frozen_weights import share_frozen_weights
@@ -32,10 +32,11 @@ from audiollm.families.talkers.kind import TalkerKind, TalkerSampling
 from audiollm.families.talkers.packed_steps import TalkerSteps
 from audiollm.families.talkers.published_weights import check_stored, load_published, write_published
 from audiollm.families.talkers.rollouts import TalkerRollouts
-from audiollm.families.talkers.rows import SpeechBatch, SpeechRows, fold_ends, speech_batch
+from audiollm.families.talkers.rows import NONE, SpeechBatch, SpeechRows, fold_ends, speech_batch
 from audiollm.families.talkers.scorer import SpeechScorer, offset_losses
 from audiollm.families.talkers.talker import Talker
 from audiollm.families.talkers.turns import SpeechPrompt, read_speech_prompt
+from audiollm.families.target_logits import Logits, head_logits
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.models.frozen.shrink import check_whole
 from audiollm.models.pretrained import StoredWeights
@@ -260,19 +261,27 @@ class TalkerPolicy:
             answers.append(GreedyAnswer("", actions, len(speaking.codes), speaking.has_ended))
         return answers
 
+    def target_logits(self, batch: SpeechBatch) -> Logits:
+        """See `GivesLogits.target_logits`; a vocabulary is a codebook's."""
+        rows = self._root(batch, None)
+        assert isinstance(rows, list)
+        targets = [batch.target_F, *batch.target_DJ.unbind(1)]
+        return [
+            head_logits(hidden_XC[target_X != NONE], weight)
+            for (hidden_XC, weight), target_X in zip(rows, targets, strict=True)
+        ]
+
     def save(self, folder: Path) -> None:
         """Write the model in its published layout to `folder/model`, and an adapter alone to `folder/adapter`."""
         model = self._root.model
         check_whole(model)
-        weights = dict(model.state_dict())
+        weights: Mapping[str, Tensor] = model.state_dict()
         if self._has_adapter:
             save_adapter(self._root.adapted, folder / "adapter")
-            weights = merged_weights(self._root.adapted)
+            weights = MergedWeights(self._root.adapted)
         tied = self._kind.tied()
-        # a file cannot hold one tensor under two names
-        weights |= {name: weights[other].clone() for name, other in tied.items() if name not in weights}
         check_stored(self._kind.folder, weights, tied)
-        write_published(self._kind.folder, folder / "model", weights)
+        write_published(self._kind.folder, folder / "model", weights, tied)
 
     def _voice_vector(
         self, prompt: LoadedSample, loaded: LoadedSample, answers: Sequence[int]

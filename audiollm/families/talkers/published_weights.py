@@ -6,18 +6,24 @@ that the model does not have (of a codec, of an encoder) and all other files go 
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import atomic_path
 from audiollm.models.pretrained import StoredWeights, fill, weight_files
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+"""Types of weights by their names in the header of a safetensors file."""
 
 
 def load_published(
@@ -48,20 +54,32 @@ def load_published(
         if present in names:
             sources |= {end: [present] for end in (name, other) if end in expected}
     fill(model, sources, weights, dtype, where)
+    tie_weights(model, tied)
+
+
+def tie_weights(model: nn.Module, tied: Mapping[str, str]) -> None:
+    """Make weights of a model the same tensor as others.
+
+    Args:
+        tied: as `load_published` has it.
+    """
+    names = model.state_dict().keys()
     for name, other in tied.items():
-        if name not in expected:
-            continue
-        _owner(model, name).register_parameter(name.rpartition(".")[2], model.get_parameter(other))
+        if name in names:
+            _owner(model, name).register_parameter(name.rpartition(".")[2], model.get_parameter(other))
 
 
-def write_published(start: Path, target: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write a folder like the one that a training began from, with other weights.
+def write_published(
+    start: Path, target: Path, weights: Mapping[str, Tensor], tied: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Write a folder like the one that a training began from, with other weights; one tensor at a time is read.
 
     Args:
         weights: by name; each that is stored under this name takes the stored one's place.
+        tied: names under which the weight of another name may be stored, too.
 
     Raises:
-        ConfigError: a weight is stored under no name, and is no other's tied one.
+        ValueError: a weight has another shape than the stored one.
     """
     target.mkdir(parents=True, exist_ok=True)
     files = weight_files(start)
@@ -74,14 +92,9 @@ def write_published(start: Path, target: Path, weights: Mapping[str, Tensor]) ->
         else:
             shutil.copyfile(path, target / path.name)
     for path in files:
-        with safe_open(str(path), framework="pt") as opened:
-            metadata, names = opened.metadata(), list(opened.keys())
-            tensors = {name: opened.get_tensor(name) for name in names}
-        for name in names:
-            if name in weights:
-                tensors[name] = weights[name].detach().to("cpu", tensors[name].dtype).contiguous()
         with atomic_path(target / path.name) as temporary:
-            save_file(tensors, temporary, metadata=metadata)
+            shutil.copyfile(path, temporary)
+            _overwrite(temporary, weights, tied)
 
 
 def check_stored(start: Path, weights: Mapping[str, Tensor], tied: Mapping[str, str]) -> None:
@@ -103,3 +116,24 @@ def check_stored(start: Path, weights: Mapping[str, Tensor], tied: Mapping[str, 
 
 def _owner(model: nn.Module, name: str) -> nn.Module:
     return model.get_submodule(name.rpartition(".")[0])
+
+
+def _overwrite(path: Path, weights: Mapping[str, Tensor], tied: Mapping[str, str]) -> None:
+    """Put weights in the place of those of a safetensors file.
+
+    The file begins with the length of a header, 8 bytes, and the header, which has dtype, shape and place of each
+    tensor in what follows (https://huggingface.co/docs/safetensors).
+    """
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        for name, entry in header.items():
+            source = name if name in weights else tied.get(name, name)
+            if source not in weights:  # of a codec or an encoder, or what files say of themselves
+                continue
+            weight = weights[source].detach()
+            if list(weight.shape) != entry["shape"]:
+                raise ValueError(f"{name} is {list(weight.shape)}, and {entry['shape']} in {path.name}")
+            values = weight.to("cpu", DTYPES[entry["dtype"]]).contiguous().reshape(-1)
+            file.seek(8 + length + entry["data_offsets"][0])
+            file.write(values.view(torch.uint8).numpy().data)

@@ -95,15 +95,17 @@ def shrink_frozen(
             "",
             "train an adapter or patterns of names (`trained`), or leave frozen_weights out",
         )
-    before = _count_bytes(models)
+    before, num_layers = _count_bytes(models), len(planned[0])
     stored: dict[tuple[int, ...], StoredWeight] = {}
-    for frozen in (layer for layers in planned for layer in layers):
-        weight = frozen.layer.weight
-        key = (weight.data_ptr(), *weight.shape)
-        if key not in stored:
-            stored[key] = (HalfWeight if frozen.is_table else FORMATS[format])(weight)
-        place_stored(frozen, stored[key])
-    return StoredSizes(before, _count_bytes(models), len(planned[0]))
+    for layers in planned:
+        while layers:  # with the layer goes its weight, before the next one is stored
+            frozen = layers.pop(0)
+            weight = frozen.layer.weight
+            key = (weight.data_ptr(), *weight.shape)
+            if key not in stored:
+                stored[key] = (HalfWeight if frozen.is_table else FORMATS[format])(weight)
+            place_stored(frozen, stored[key])
+    return StoredSizes(before, _count_bytes(models), num_layers)
 
 
 def place_stored(frozen: FrozenLayer, stored: StoredWeight) -> None:

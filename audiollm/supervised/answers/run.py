@@ -1,9 +1,7 @@
-"""The stage `train` on a model that learns answers through its policy: its plan, and its work on every rank."""
+"""The stage `train` on a model that learns answers through its policy: its work on every rank."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,14 +13,14 @@ from audiollm.data.records.video_clips import PictureSettings
 from audiollm.devices import default_device
 from audiollm.errors import ConfigError, StageError
 from audiollm.families.frozen_weights import FrozenWeights
-from audiollm.families.model_sizes import frozen_bytes, num_records, planned_parameters
 from audiollm.families.policies import load_policy
 from audiollm.families.policy import has_depth
 from audiollm.families.target_logits import COMPARED_SAMPLES
 from audiollm.models.frozen.shrink import load_trained
 from audiollm.models.pretrained import model_folder
+from audiollm.processes import return_free_memory, return_tensors_at_once
 from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import StagePlan, planned_fact, required
+from audiollm.recipe.stages import required
 from audiollm.supervised.answers.batches import AnswerBatchMaker
 from audiollm.supervised.answers.task import AnswerTask, loss_figure
 from audiollm.supervised.corpus.sources import set_aside_of
@@ -30,6 +28,8 @@ from audiollm.train.loop.checkpoint import trained_weights
 from audiollm.train.loop.loop import train
 from audiollm.train.supervised_settings import TrainConfig
 
+LARGE_MODEL = 50_000_000
+"""Parameters from which on a step computes so much that giving memory back at once costs nothing beside."""
 OF_PACKS = (
     "text_tokenizer", "audio_in", "augment", "max_length", "too_long", "packing", "audio_reduction", "text_dropout",
     "speaker_dropout", "corrupt_codes", "silence_weight", "text_weight", "audio_weight", "max_codes_mb", "workers",
@@ -38,14 +38,6 @@ OF_PACKS = (
 """Settings of `train` that are for models which learn from packs alone."""
 LEARNING_RATE, ADAPTER_LEARNING_RATE = 1e-5, 1e-4
 """Learning rates of published weights, where none is set: of all or some weights, and of an adapter."""
-BASE_MB = 700
-"""Python, torch, and the context of a device."""
-TRAINED_BYTES, FROZEN_BYTES = 16, 4
-"""Bytes of a parameter in float32: with gradient and two moments of AdamW, and without."""
-ADAPTER_SHARE = 0.02
-"""Assumed share of an adapter's parameters in those of its model."""
-ANSWER_ROWS = 200.0
-"""Positions of a sample, assumed: a recording of some seconds, a question and an answer."""
 
 
 def check_settings(config: TrainConfig) -> None:
@@ -80,35 +72,6 @@ def check_no_talker(config: TrainConfig, where: str) -> None:
             )
 
 
-def plan_answers(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    """Estimate from the sizes of the model's files; activations, which the samples' lengths decide, are left out.
-
-    Raises:
-        ConfigError: a setting that the model has no use for.
-    """
-    check_settings(config)
-    batch_size = required(config.batch_size)
-    records = sum(
-        planned_fact(plans, Path(source.path), "samples") or num_records(source.path)
-        for source in config.samples
-    )
-    steps = config.steps_for(records / batch_size) if records else config.steps
-    note = f"{config.budget_text()}, {batch_size} samples a step"
-    parameters = planned_parameters(required(config.start), plans)
-    trained = parameters * (ADAPTER_SHARE if config.trained == "adapter" else 1.0)
-    seconds = config.budget_seconds()
-    return StagePlan(
-        parameters=parameters,
-        memory_mb=BASE_MB
-        + (trained * TRAINED_BYTES + (parameters - trained) * frozen_bytes(config.frozen_weights)) / 1e6,
-        disk_mb=(parameters * FROZEN_BYTES + 2 * trained * (TRAINED_BYTES - FROZEN_BYTES)) / 1e6,
-        seconds=seconds,
-        flops=0.0 if seconds else 6.0 * parameters * (steps or 0) * batch_size * ANSWER_ROWS,
-        gradient_bytes=4.0 * trained * (steps or 0),
-        note=note,
-    )
-
-
 def train_on_answers(config: TrainConfig, context: Context) -> dict[str, Any]:
     """Train on the last turns of the conversations of the train split, and save to `model` (and to `adapter`).
 
@@ -122,6 +85,8 @@ def train_on_answers(config: TrainConfig, context: Context) -> dict[str, Any]:
     torch.manual_seed(config.seed)  # an adapter begins at random
     pictures = PictureSettings.beside(model_folder(start))
     policy = load_policy(start, config.trained, config.lora, pictures=pictures, prompt_mix=config.prompt_mix)
+    if sum(parameter.numel() for parameter in policy.root.parameters()) >= LARGE_MODEL:
+        return_tensors_at_once()
     if not has_depth(policy):
         check_no_talker(config, str(start))
     sources = [open_source(source.path) for source in config.samples]
@@ -151,12 +116,16 @@ def train_on_answers(config: TrainConfig, context: Context) -> dict[str, Any]:
     )
     task = AnswerTask(policy, batches, config.normalization, ranks, config.depth_weight)
     figures = train(task, loop, context.folder, context, task.device)
-    if ranks.first:  # through a policy made anew: the trained one may be spread over ranks
-        with frozen.begun_again():
-            fresh = load_policy(start, config.trained, config.lora, pictures=pictures)
-        load_trained(fresh.root, trained_weights(context.folder, "policy"), frozen.are_small)
-        fresh.save(context.folder)
-        del fresh
+    return_free_memory()
+    if ranks.first:
+        if ranks.world == 1 and not frozen.are_small:
+            policy.save(context.folder)
+        else:  # through a policy made anew: the trained one may be spread over ranks, or in fewer bytes
+            with frozen.begun_again():
+                fresh = load_policy(start, config.trained, config.lora, pictures=pictures)
+            load_trained(fresh.root, trained_weights(context.folder, "policy"), frozen.are_small)
+            fresh.save(context.folder)
+            del fresh
         frozen.compare_saved_policy(policy)
     ranks.barrier()
     named = {"sequences": counts["train"], "held_out": counts["test"], "set_aside": counts["bad"]}

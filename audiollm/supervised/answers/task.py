@@ -49,7 +49,7 @@ class AnswerTask:
         self._root: nn.Module = policy.root
         self._figure = loss_figure(policy)
         self._offsets: OffsetTable | None = None
-        """Made at the first evaluation, of a policy that gives offsets."""
+        """Of the last evaluation, of a policy that gives offsets."""
         self.device = next(policy.root.parameters()).device
 
     def modules(self) -> dict[str, nn.Module]:
@@ -101,7 +101,7 @@ class AnswerTask:
         return dict(zip(self._loss_names, [means[0] + self._depth_weight * means[1], *means], strict=True))
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
-        """A start whose labels were shifted when it was trained, told once."""
+        """Labels that are shifted, here or when the start was trained, told once."""
         sentence = "" if self._offsets is None else self._offsets.sentence()
         return {"shifted_labels": sentence} if sentence else {}
 
@@ -109,8 +109,9 @@ class AnswerTask:
         return self._policy.answer_logprobs(self._root, batch.to(self.device), TokenRequest(reference=False))
 
     def _compare_offsets(self) -> None:
-        """Make the table of offsets of the first held-out batch; the later evaluations keep it."""
-        if self._offsets is None and isinstance(self._policy, GivesOffsets):
+        """Make the table of offsets of the first held-out batch, until one shows labels that are shifted."""
+        is_shifted = self._offsets is not None and bool(self._offsets.shifted)
+        if not is_shifted and isinstance(self._policy, GivesOffsets):
             first = next(iter(next(self._batches.held_out()).batches))
             self._offsets = offset_table(self._policy, self._root, [first.to(self.device)])
 

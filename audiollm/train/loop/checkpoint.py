@@ -374,25 +374,33 @@ def _suggest_checkpoint_remedy(folder: Path) -> str:
 
 
 def _read_rank_share(readers: Readers, ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Piece]]:
-    """Return the tensors that this rank writes, in memory of its own on the CPU, and which of them are pieces.
+    """Return the tensors that this rank writes, on the CPU, and which of them are pieces.
+
+    Of those there already only what shares its memory with another one is copied, which no file may hold.
 
     It writes all of its pieces, also the empty ones (so that each file names every tensor that is in pieces), and every
     N-th of the tensors that all ranks hold.
     """
     tensors: dict[str, Tensor] = {}
     pieces: dict[str, Piece] = {}
+    storages: set[int] = set()
     for index, (name, read) in enumerate(readers.items()):
         held = read()
         if isinstance(held, Piece):
             pieces[name] = held
-            tensors[name] = _copy_on_cpu(held.values)
+            tensors[name] = _to_cpu(held.values, storages)
         elif index % ranks.world == ranks.rank:
-            tensors[name] = _copy_on_cpu(held)
+            tensors[name] = _to_cpu(held, storages)
     return tensors, pieces
 
 
-def _copy_on_cpu(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().clone().contiguous()
+def _to_cpu(tensor: Tensor, storages: set[int]) -> Tensor:
+    """The tensor on the CPU; copied where its memory is one of the storages, to which it is added."""
+    values = tensor.detach().cpu().contiguous()
+    if values.untyped_storage().data_ptr() in storages:
+        values = values.clone()
+    storages.add(values.untyped_storage().data_ptr())
+    return values
 
 
 def _name_part_file(name: str, ranks: Ranks) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from audiollm.data.packing import first_fit
 from audiollm.data.records.source import LoadedSample
 from audiollm.errors import BadSample, ConfigError
-from audiollm.families.adapters import adapter_off, merged_weights, save_adapter
+from audiollm.families.adapters import MergedWeights, adapter_off, save_adapter
 from audiollm.families.adapting import adapt_model
 from audiollm.families.family import PolicySettings
 from audiollm.families.frozen_weights import share_frozen_weights
@@ -171,7 +171,7 @@ class TalkerPolicy:
         if self._has_adapter:
             save_adapter(self._root.model, folder / "adapter")
             whole = Talker(self.config)
-            whole.load_state_dict(merged_weights(self._root.model))
+            whole.load_state_dict(MergedWeights(self._root.model))
             save_model(folder / "model", whole, MODEL_TYPE, self.config)
         else:
             save_model(folder / "model", self._root.model, MODEL_TYPE, self.config)

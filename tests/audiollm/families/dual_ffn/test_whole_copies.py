@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from audiollm.families.adapters import merged_weights
+from audiollm.families.adapters import MergedWeights
 from audiollm.families.dual_ffn.rollouts import DualFFNRollouts
 from audiollm.families.logprobs.token_figures import TokenRequest
 from audiollm.families.rollout import RolloutSettings
@@ -80,7 +80,7 @@ def train_and_copy(folder: Path, ranks: Ranks, strategy: StrategyName, trained: 
         state = {n: gathered(t, strategy) for n, t in policy.root.state_dict(keep_vars=True).items()}
         expected.root.load_state_dict(state)
         adapted = expected.root.adapted
-        true = expected.root.model.state_dict() if adapted is None else merged_weights(adapted)
+        true = expected.root.model.state_dict() if adapted is None else MergedWeights(adapted)
         (group,) = rollouts.sample(samples("codes")[:1], [[0, 1]], SETTINGS)
         (other,) = DualFFNRollouts(expected.root.model, policy.template).sample(
             samples("codes")[:1], [[0, 1]], SETTINGS
@@ -129,10 +129,10 @@ def test_alone_and_one_tensor_at_a_time(tmp_path: Path) -> None:
 
     fill_whole(policy.root.model, read, copy)
     assert most == 2  # both factors of an adapter; else one
-    assert digest(copy.state_dict()) == digest(merged_weights(policy.root.adapted))
+    assert digest(copy.state_dict()) == digest(MergedWeights(policy.root.adapted))
     fill_whole(policy.root.model, read, None)
     whole = WholeCopy(policy.root.model, copy)
     whole.fill()
-    assert digest(copy.state_dict()) == digest(merged_weights(policy.root.adapted))
+    assert digest(copy.state_dict()) == digest(MergedWeights(policy.root.adapted))
     with pytest.raises(ValueError, match="other tensors"):
         fill_whole(policy.root.model, read, nn.Linear(2, 2))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from audiollm.families.adapters import merged_weights
+from audiollm.families.adapters import MergedWeights
 from audiollm.files.atomic import read_jsonl
 from audiollm.rl.online.weight_copies import ReferenceRefresh
 from audiollm.train.loop.checkpoint import open_part
@@ -33,14 +33,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("trained", ["all", "adapter"])
-def test_a_refresh_mixes_the_merged_weights(folder: Path, trained: Any) -> None:
+def test_a_refresh_mixes_the_MergedWeights(folder: Path, trained: Any) -> None:
     policy = load(folder / "llm", trained)
     reference = load(folder / "llm").root.model
     with torch.no_grad():
         for number, parameter in enumerate(reference.parameters()):
             parameter.add_(0.1 * number)
     model = policy.root.adapted.get_base_model() if policy.root.adapted else policy.root.model  # type: ignore[operator]
-    whole = merged_weights(policy.root.adapted) if policy.root.adapted else model.state_dict()
+    whole = MergedWeights(policy.root.adapted) if policy.root.adapted else model.state_dict()
     expected = {name: 0.6 * whole[name] + 0.4 * value for name, value in reference.state_dict().items()}
     refresh = ReferenceRefresh(model, reference, 3, 0.6)
     assert [refresh.after(step) for step in range(3)] == [False, False, True]
