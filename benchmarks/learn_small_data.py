@@ -51,8 +51,18 @@ OPENING_S = 0.3
 ROOM_S, ROOM_DECAY_S = 0.4, 0.06
 """Length of the room's answer, and the time in which it falls to 1/e: some 0.4 s to -60 dB."""
 WORDS_BELOW, VOICE_BAR, MOST_LOST, NF4_BELOW = 0.03, 0.85, 0.03, 0.02
-CURVES = ("new words", "new voice", "old words", "old voice")
-COLOURS = {"full": "C0", "lora8": "C1", "lora32": "C2", "nf4": "C3"}
+CURVES = {
+    "new words": "words of the new voice",
+    "new voice": "likeness of the new voice",
+    "old words": "words of the old voices",
+    "old voice": "likeness of the old voices",
+}
+LABELS = {
+    "full": "all weights",
+    "lora8": "adapter of rank 8",
+    "lora32": "of rank 32",
+    "nf4": "of rank 32 over nf4",
+}
 LISTENER_LEFT, LISTENER_LOST = 0.5, 0.01
 
 Scores = dict[str, float]
@@ -206,26 +216,24 @@ def draw_curves(folder: Path, start: Sequence[Scores], scores: Mapping[str, Sequ
 
     spoken = {name: minutes_of(folder / "minutes" / f"{name}.jsonl") for name in MINUTES}
     figure = Figure(figsize=(10, 6.4), layout="constrained")
-    for axes, name in zip(figure.subplots(2, 2, sharex=True).flat, CURVES, strict=True):
-        for method in dict.fromkeys(arm.split("_")[0] for arm in scores):
-            for replay, style in (("replay", "-"), ("alone", "--")):
+    for axes, (name, title) in zip(figure.subplots(2, 2, sharex=True).flat, CURVES.items(), strict=True):
+        for number, (method, label) in enumerate(LABELS.items()):
+            for replay, style in (("replay", "o-"), ("alone", "x--")):
                 points = sorted(
                     (spoken[arm.split("_")[1]], statistics.mean(row[name] for row in rows))
                     for arm, rows in scores.items()
                     if arm.startswith(f"{method}_") and arm.endswith(replay)
                 )
                 if points:
-                    label = f"{method}, 30 % old samples" if replay == "replay" else f"{method}, none"
-                    axes.plot(
-                        *zip(*points, strict=True), style, marker="o", label=label, color=COLOURS[method]
-                    )
+                    text = label if replay == "replay" else f"{label}, no old samples"
+                    axes.plot(*zip(*points, strict=True), style, label=text, color=f"C{number}")
         if name.startswith("old"):
             axes.axhline(statistics.mean(row[name] for row in start), color="0.6", label="before")
-        axes.set(title=f"{name}: right", xlabel="minutes of the new voice", xscale="log", ylim=(0, 1.03))
-        axes.set_xticks([0.25, 0.5, 1, 2, 3], ["¼", "½", "1", "2", "3"])
+        axes.set(title=title, xlabel="minutes of the new voice", xscale="log", ylim=(0, 1.03))
+        axes.set_xticks([0.25, 0.5, 1, 2], ["¼", "½", "1", "2"])
         axes.minorticks_off()
         axes.grid(alpha=0.3)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(folder / "curves.svg", metadata={"Date": None})
 
 
