@@ -17,7 +17,7 @@ VALUES: dict[str, Any] = {
     "recordings": "digits", "source": "learn_tts", "segments": "sounds.jsonl", "events": [], "backdrops": [],
     "cpu_minutes": 2.0, "judged": "says_first_1/generated.jsonl", "codec": "codec", "autoencoder": "autoencoder",
     "voices": "segments.jsonl", "codes": "codes", "samples": [{"path": "shards", "weight": 1}], "lookup": "model",
-    "texts": "samples.jsonl",
+    "texts": "samples.jsonl", "published": "learn_published", "heard_in_room": "in_room",
 }  # fmt: skip
 """A value of each key that a program gives a chain."""
 BY_SEED = {seed: {"cpu_minutes": 2.0, "flow": "flow"} for seed in (1, 2)}
