@@ -44,6 +44,8 @@ BENCH, RECORDINGS = "learn_published", "fsdd/recordings"
 DATA, LISTENERS, CONTROL = f"{BENCH}_data", f"{BENCH}_listeners", f"{BENCH}_control"
 CHAINS = (DATA, BENCH, LISTENERS, CONTROL)
 TALKERS, HEARERS, CONTROLS = ("qwen3_tts", "higgs_v3", "csm"), ("higgs_v3_stt",), ("official",)
+CLAIMED_SEEDS = (2, 3, 4)
+"""The temperature was chosen with seed 1."""
 LEFT_OUT = "yweweler"
 """The sixth speaker: of learn_small_data.py."""
 BARS = {TEXT: 0.95, VOICE: 0.95}
@@ -53,7 +55,7 @@ MOST_OF_CONTROL = 0.5
 
 
 def main() -> None:
-    parser = proof_parser(__doc__)
+    parser = proof_parser(__doc__, CLAIMED_SEEDS)
     parser.add_argument("--source", type=Path, help="folder of learn_tts.py's run, with its tokenizer")
     parser.add_argument("--only", nargs="+", help=f"arms: {', '.join((*TALKERS, *HEARERS, *CONTROLS))}")
     options = parser.parse_args()

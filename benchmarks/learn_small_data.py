@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 from learn_published import BENCH as PUBLISHED
-from learn_published import CHAINS, LEFT_OUT, RECORDINGS, codec_of, digits_heard, train_arms
+from learn_published import CHAINS, CLAIMED_SEEDS, LEFT_OUT, RECORDINGS, codec_of, digits_heard, train_arms
 from proof import Proof, arms_of, check_data, json_lines, print_line, proof_parser, write_changed
 from scipy.signal import fftconvolve
 
@@ -69,7 +69,7 @@ Scores = dict[str, float]
 
 
 def main() -> None:
-    parser = proof_parser(__doc__)
+    parser = proof_parser(__doc__, CLAIMED_SEEDS)
     parser.add_argument("--source", type=Path, help="folder of learn_tts.py's run, with its tokenizer")
     parser.add_argument("--arms", nargs="+", help="full_one_replay and its like; by default all")
     options = parser.parse_args()
