@@ -279,11 +279,11 @@ def report_listeners(proof: Proof, first: Proof) -> None:
             before - after
             for before, after in zip(old_before, heard(proof.folder, f"others_heard_{arm}"), strict=True)
         ]
-        left = [after / max(1e-9, before) for before, after in zip(wrong_before, wrong, strict=True)]
+        error_shares = [after / max(1e-9, before) for before, after in zip(wrong_before, wrong, strict=True)]
         show(f"listener {arm}: wrong digits of the new speaker", wrong)
         show(
             f"listener {arm}: share of its errors that are left",
-            left,
+            error_shares,
             peer=LISTENER_LEFT,
             peer_is="the bar, at most",
         )

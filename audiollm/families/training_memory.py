@@ -61,7 +61,7 @@ class StackWork:
 
 @dataclass(frozen=True)
 class BatchWork:
-    """What a batch keeps in memory."""
+    """The sizes of the activations that a batch keeps for the backward pass."""
 
     stacks: Sequence[StackWork]
     head_numbers: float
@@ -77,12 +77,12 @@ class BatchWork:
         layers = [stack.kept_bytes(value_bytes) for stack in self.stacks]
         largest = max(layers)
         if is_recomputed:
-            kept = sum(stack.shape.num_layers * stack.input_bytes for stack in self.stacks) + largest
+            kept_bytes = sum(stack.shape.num_layers * stack.input_bytes for stack in self.stacks) + largest
         else:
-            kept = sum(
+            kept_bytes = sum(
                 stack.shape.num_layers * layer for stack, layer in zip(self.stacks, layers, strict=True)
             )
-        return kept + GRADIENT_SHARE * largest + 2 * 4 * self.head_numbers
+        return kept_bytes + GRADIENT_SHARE * largest + 2 * 4 * self.head_numbers
 
 
 @dataclass(frozen=True)

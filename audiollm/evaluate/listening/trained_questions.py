@@ -92,7 +92,7 @@ def _span(path: Path, start_s: float) -> Span:
 
 
 def _asked_about(sample: Sample) -> tuple[list[str], list[Span]]:
-    """What a sample's user says, and the spans of recordings that are heard there."""
+    """Return the texts of a sample's user turns, and the spans of recordings in them."""
     turns = [message for message in sample.messages if message.role == "user"]
     texts = [" ".join(part.text for part in turn.content if part.type == "text") for turn in turns]
     return texts, [_span(Path(part.path), part.start_s) for part in sample.audio("user")]

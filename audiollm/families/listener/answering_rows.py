@@ -32,7 +32,7 @@ MakeInputs = Callable[[AnswerRequest], Mapping[str, Tensor]]
 _JOINT_ARGUMENTS = frozenset(
     {*CACHE_NAMES, "input_ids", "position_ids", "attention_mask", "use_cache", "logits_to_keep"}
 )
-"""What a step of several rows gives a model."""
+"""Arguments of a forward pass that a step of several rows fills."""
 
 
 @dataclass
@@ -248,7 +248,7 @@ def draw_token(plan: GenerationPlan, ids_1N: Tensor, logits_1V: Tensor, generato
 
 
 def failed_answer(error: Exception) -> AnswerError:
-    """What a caller hears of an error of the model."""
+    """Return an error of the model as the one that its caller receives."""
     reason = " ".join(str(error).split())[:200]
     return AnswerError(f"failed: {type(error).__name__}: {reason}", "failed")
 

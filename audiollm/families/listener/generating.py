@@ -12,18 +12,18 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class GenerationPlan:
-    """What `generate` prepares for one prompt of L tokens before the model reads it."""
+    """The preparation of `generate` for one prompt of L tokens, before the model reads it."""
 
     ids_1L: Tensor
     """int64: ids of the prompt."""
     logits_processor: Callable[[Tensor, Tensor], Tensor]
-    """Of the ids so far and the next token's logits `[1, V]`: the generation config's penalties, top-p, ..."""
+    """Apply the generation config's penalties, top-p and their like to logits `[1, V]`, given the ids so far."""
     stopping_criteria: Callable[[Tensor, Any], Tensor]
-    """Of the ids so far: whether the answer is over, `[1]`."""
+    """Tell from the ids so far whether the answer is over, `[1]`."""
     config: Any
     """The `GenerationConfig` with all options."""
     arguments: dict[str, Any]
-    """Of the model's first forward pass: features, positions, an empty cache, ..."""
+    """Arguments of the model's first forward pass: features, positions, an empty cache and the like."""
 
 
 @torch.inference_mode()

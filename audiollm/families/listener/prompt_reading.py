@@ -76,12 +76,12 @@ class PromptReading:
 
     def _is_divisible(self, arguments: Mapping[str, Any]) -> bool:
         embedded, mask = arguments.get("inputs_embeds"), arguments.get("attention_mask")
-        others = [value for key, value in arguments.items() if key not in _PER_POSITION]
+        remaining_arguments = [value for key, value in arguments.items() if key not in _PER_POSITION]
         return (
             isinstance(embedded, Tensor)
             and embedded.shape[1] == self._length
             and (mask is None or (isinstance(mask, Tensor) and mask.ndim == 2 and bool(mask.all())))
-            and not any(isinstance(value, Tensor | list | tuple) for value in others)
+            and not any(isinstance(value, Tensor | list | tuple) for value in remaining_arguments)
         )
 
     def _last_logits(self, **arguments: Any) -> Tensor:

@@ -137,10 +137,10 @@ def _mean_vectors(
                 f"{both} differ in case alone, and names are looked up in lower case", "rename one", 2
             )
     if not sums:
-        wanted = " and sound" if kind.is_base else ""
+        sound = " and sound" if kind.is_base else ""
         raise StageError(
-            f"no sample has a speaker's name{wanted}",
-            f"give samples of the task tts with speakers{', tokenized with `sound: all`' if wanted else ''}",
+            f"no sample has a speaker's name{sound}",
+            f"give samples of the task tts with speakers{', tokenized with `sound: all`' if sound else ''}",
             2,
         )
     return {name: (total / count).float() for name, (total, count) in sorted(sums.items())}

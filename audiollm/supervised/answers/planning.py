@@ -43,7 +43,7 @@ ANSWER_ROWS = 200.0
 
 
 class BatchRows(NamedTuple):
-    """What goes through the model at once."""
+    """The rows of a batch, and the frames of speech among them."""
 
     rows: float
     frames: float

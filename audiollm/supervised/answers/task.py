@@ -49,7 +49,7 @@ class AnswerTask:
         self._root: nn.Module = policy.root
         self._figure = loss_figure(policy)
         self._offsets: OffsetTable | None = None
-        """Of the last evaluation, of a policy that gives offsets."""
+        """The table of offsets of the last evaluation; None: none was made, or the policy gives no offsets."""
         self.device = next(policy.root.parameters()).device
 
     def modules(self) -> dict[str, nn.Module]:
