@@ -9,8 +9,8 @@ done is not trained again. `--side` trains one side alone, so that sides can run
 Sides: `native`; `native-no-teacher`, the same without semantic distillation; `encodec-25hz`, EnCodec re-strided to
 hop 960 with 8 x 1024 codes (2 kbps); `encodec-75hz`, its stock strides with 3 x 1024 codes (2.25 kbps). The teacher
 of `native` is trained on the same files first, and its time is taken from `native`'s own. By `--side` alone:
-`native-split`, `native` with a codebook of its own for the semantic half, and `native-adversary`, with discriminators
-after a third of the steps.
+`native-split`, `native` with a codebook of its own for the semantic half, `native-adversary`, with discriminators after
+a third of the steps, and `native-random-start`, `native-no-teacher` without the start in closed form.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ from tokenizer.clips import ClipStore
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 from tokenizer.teacher.model import SemanticTeacher, load_teacher
 from tokenizer.teacher.training import TeacherTrainingConfig, train_teacher
+from tokenizer.training.linear_path import RULES
 from tokenizer.training.task import OUTPUT_WEIGHTS, TokenizerTask, TokenizerTaskConfig
 
 SIDES = ("native", "encodec-25hz", "native-no-teacher", "encodec-75hz")
-ALONE = ("native-split", "native-adversary")
+TAUGHT = ("native", "native-split", "native-adversary")
+ALONE = (*TAUGHT[1:], "native-random-start")
 """Sides that `--side` trains."""
-TAUGHT = ("native", *ALONE)
 BATCH = {"native": 16, "encodec": 4}
 """Crops of 0.96 s. EnCodec's step costs more, so it takes more and smaller ones."""
 LEARNING_RATE = {"native": 1.5e-3, "encodec": 2e-4}
@@ -110,10 +111,13 @@ def train_side(
         ema_decay=0.995,
         unused_parameters=True,  # the quantizer joins after the plain autoencoder
         checkpoint_seconds=60,
+        rules=RULES if has_linear_path(model) else (),
     )
     task = TokenizerTask(model, stores[0], stores[1], task_config, teacher)  # type: ignore[arg-type]
     if isinstance(model, EncodecBaseline):
         model.initialize(task.crops(step_generator(0, 0, "initialize")).samples)
+    if has_linear_path(model):
+        task.fit_linear_path()
     figures = train(task, loop, folder, context, CPU)
     started = time.process_time()
     task.refit_codebooks()
@@ -142,9 +146,17 @@ def build(side: str, semantic_dim: int) -> AudioTokenizer | EncodecBaseline:
     if side == "encodec-75hz":
         return EncodecBaseline(STOCK_RATIOS, num_codebooks=3)
     quantizer = "split_rvq" if side == "native-split" else "rvq"
-    return AudioTokenizer(
-        TokenizerConfig(semantic_dim=semantic_dim, quantizer=quantizer, harmonic_source=True)
+    shape = TokenizerConfig(
+        semantic_dim=semantic_dim,
+        quantizer=quantizer,
+        harmonic_source=True,
+        linear_path=side != "native-random-start",
     )
+    return AudioTokenizer(shape)
+
+
+def has_linear_path(model: AudioTokenizer | EncodecBaseline) -> bool:
+    return isinstance(model, AudioTokenizer) and model.config.linear_path
 
 
 def _family(side: str) -> str:

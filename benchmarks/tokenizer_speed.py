@@ -148,6 +148,7 @@ def _native(_: Path) -> Side:
             encoder_layers=rule.blocks[:2],
             decoder_layers=rule.blocks[2:],
             harmonic_source=True,
+            linear_path=True,
         )
     ).eval()
 

@@ -77,7 +77,7 @@ def new_tokenizer(scale: Scale) -> AudioTokenizer:
     rule = SIZES["1b"]
     config = TokenizerConfig(
         mel_hidden_size=rule.mel_hidden_size, hidden_size=rule.hidden_size, encoder_layers=rule.blocks[:2],
-        decoder_layers=rule.blocks[2:], harmonic_source=True,
+        decoder_layers=rule.blocks[2:], harmonic_source=True, linear_path=True,
     )  # fmt: skip
     if scale.tiny:
         config = replace(

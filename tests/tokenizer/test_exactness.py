@@ -41,11 +41,11 @@ def pieces(length: int, longest: int, dice: torch.Generator) -> list[int]:
     return cuts
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["free", "harmonic"])
+@pytest.fixture(scope="module", params=["free", "harmonic", "linear"])
 def model(request: pytest.FixtureRequest) -> AudioTokenizer:
     return build(
         mel_hidden_size=24, hidden_size=32, encoder_layers=(1, 2), decoder_layers=(2, 1), codebook_size=64,
-        latent_dim=16, step_frames=4, harmonic_source=request.param,
+        latent_dim=16, step_frames=4, harmonic_source=request.param != "free", linear_path=request.param == "linear",
     )  # fmt: skip
 
 

@@ -32,10 +32,17 @@ def codec(**changes: object) -> AudioTokenizer:
     return AudioTokenizer(replace(SMALL, **changes)).eval()  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("harmonic", [True, False])
-@pytest.mark.parametrize("quantizer", ["rvq", "split_rvq", "fsq"])
-def test_codes_and_sound_are_ours_whole_and_in_pieces(tmp_path: Path, quantizer: str, harmonic: bool) -> None:
-    ours = codec(quantizer=quantizer, harmonic_source=harmonic)
+@pytest.mark.parametrize(
+    ("quantizer", "harmonic", "linear"),
+    [
+        ("rvq", True, True), ("split_rvq", True, False), ("fsq", True, False),
+        ("rvq", False, False), ("split_rvq", False, True), ("fsq", False, False),
+    ],
+)  # fmt: skip
+def test_codes_and_sound_are_ours_whole_and_in_pieces(
+    tmp_path: Path, quantizer: str, harmonic: bool, linear: bool
+) -> None:
+    ours = codec(quantizer=quantizer, harmonic_source=harmonic, linear_path=linear)
     comparison = export_codec(ours, tmp_path)
     assert comparison.frames == 1500 and comparison.largest_difference < 1e-4
     exported = OnnxCodec(tmp_path)

@@ -3,7 +3,8 @@
 Everything after an input layer is causal, so both halves can run in pieces with carried context. The input layers
 look at neighbours on both sides; whoever calls in pieces supplies those (`tokenizer/native/streaming.py`).
 
-Shapes: B batch, C audio channels, N samples, T latent frames, M mel bands, D latent dimension.
+Shapes: B batch, C audio channels, N samples, T latent frames, R mel frames, M mel features, F frequency bins, D latent
+dimension.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tokenizer.native.layers import (
     TimeConv,
     Upsample,
 )
-from tokenizer.native.operations import frame
+from tokenizer.native.operations import ExactLinear, frame
 from tokenizer.native.phase_band import BandInput, BandOutput, LappedTransform, PhaseBand
 from tokenizer.native.pitch import (
     LOWEST_HZ,
@@ -70,6 +71,8 @@ class AutoencoderShape:
     highest_pitch_hz: float = 0.0
     """Pitch salience joins the encoder's input, and the decoder mixes a harmonic source of at most this pitch in; 0:
     neither."""
+    linear_path: bool = False
+    """Latents are a linear map of log-mel and salience plus what the blocks add, and log-magnitudes one of latents."""
     phase_band: PhaseBand | None = None
     """The latents carry the waveform of this band, phase included; None: magnitudes alone."""
 
@@ -100,6 +103,9 @@ class Encoder(nn.Module):
         self.blocks = nn.ModuleList(ConvNeXtBlock(shape.hidden_size) for _ in range(after))
         last = nn.Linear(shape.hidden_size, latent_dim)
         self.output = nn.Sequential(nn.LayerNorm(shape.hidden_size), last)
+        self.linear: ExactLinear | None = None
+        if shape.linear_path:
+            self.linear = ExactLinear(shape.stride * features, latent_dim)
         self.band: BandInput | None = None
         if shape.phase_band is not None:
             if shape.hop_samples // 2 >= shape.context_samples:
@@ -123,20 +129,32 @@ class Encoder(nn.Module):
         `[B, C, context + T * hop + context]` each to `[B, T, D]`. All windows go through a layer before the
         next layer's weights are fetched: the same arithmetic as one after another, with fewer cache misses.
         """
-        x_BTC = _run_blocks(self.mel_blocks, [self.input(self._mel(window)) for window in windows_BCN], carry)
+        mels_BRM = [self.mels(window) for window in windows_BCN]
+        x_BTC = _run_blocks(self.mel_blocks, [self.input(mel) for mel in mels_BRM], carry)
         x_BTC = [self.downsample(x) for x in x_BTC]
         if self.band is None:
-            return [self.output(x) for x in _run_blocks(self.blocks, x_BTC, carry)]
-        surplus = self.shape.context_samples - self.shape.hop_samples // 2
-        bands_BTX = [self.band.coefficients(window[..., surplus:-surplus]) for window in windows_BCN]
-        x_BTC = [x + self.band.hidden(band) for x, band in zip(x_BTC, bands_BTX, strict=True)]
-        x_BTC = _run_blocks(self.blocks, x_BTC, carry)
-        return [self.output(x) + self.band.output(band) for x, band in zip(x_BTC, bands_BTX, strict=True)]
+            latents_BTD = [self.output(x) for x in _run_blocks(self.blocks, x_BTC, carry)]
+        else:
+            surplus = self.shape.context_samples - self.shape.hop_samples // 2
+            bands_BTX = [self.band.coefficients(window[..., surplus:-surplus]) for window in windows_BCN]
+            x_BTC = [x + self.band.hidden(band) for x, band in zip(x_BTC, bands_BTX, strict=True)]
+            x_BTC = _run_blocks(self.blocks, x_BTC, carry)
+            latents_BTD = [
+                self.output(x) + self.band.output(band) for x, band in zip(x_BTC, bands_BTX, strict=True)
+            ]
+        if self.linear is None:
+            return latents_BTD
+        linear_BTD = [self.linear(self.own_mels(mels)) for mels in mels_BRM]
+        return [latent + own for latent, own in zip(latents_BTD, linear_BTD, strict=True)]
 
-    def _mel(self, samples_BCN: Tensor) -> Tensor:
-        """`[B, T, C * M]`."""
+    def mels(self, samples_BCN: Tensor) -> Tensor:
+        """What the input layer sees of a window, `MEL_CONTEXT` frames more on each side: `[B, R, C * M]`."""
         mel_RTM = self.mel.valid(samples_BCN.flatten(0, 1))
         return mel_RTM.unflatten(0, (-1, self.shape.channels)).transpose(1, 2).flatten(2)
+
+    def own_mels(self, mels_BRM: Tensor) -> Tensor:
+        """Of what `mels` gives, the frames that each latent frame covers: `[B, T, stride * C * M]`."""
+        return mels_BRM[:, MEL_CONTEXT:-MEL_CONTEXT].unflatten(1, (-1, self.shape.stride)).flatten(2)
 
 
 class Decoder(nn.Module):
@@ -169,6 +187,9 @@ class Decoder(nn.Module):
             shape.sample_rate,
             bands,
         )
+        self.linear: ExactLinear | None = None
+        if shape.linear_path:
+            self.linear = ExactLinear(latent_dim, shape.stride * shape.channels * (shape.n_fft // 2 + 1))
         self.band: BandOutput | None = None
         if shape.phase_band is not None:
             self.band = BandOutput(
@@ -205,7 +226,9 @@ class Decoder(nn.Module):
             track = PitchTrack(torch.where(voiced_BF, given_BF.double(), read.hz_BF), voiced_BF.to(given_BF))
             excitation, _ = self.source.step(track, None, frames)
         features_BTC = self._features(padded_BTD, None)
-        samples: Tensor = self.head(features_BTC, excitation, self._band(padded_BTD, features_BTC))
+        samples: Tensor = self.head(
+            features_BTC, excitation, self._band(padded_BTD, features_BTC), self.linear_magnitudes(padded_BTD)
+        )
         loss = pitch_loss(PitchLogits(logits.pitch_BFS[:, :frames], logits.voicing_BF[:, :frames]), target)
         return samples, loss + self._share_loss(features_BTC, excitation, target, real_BCN)
 
@@ -235,7 +258,20 @@ class Decoder(nn.Module):
         """A piece with `PAST_FRAMES` more before and `FUTURE_FRAMES` more behind; the head's delay applies."""
         excitation = self._excitation(latent_BTD, carry) if self.pitch is not None else None
         features_BTC = self._features(latent_BTD, carry)
-        return self.head.step(features_BTC, carry, excitation, self._band(latent_BTD, features_BTC))
+        return self.head.step(
+            features_BTC,
+            carry,
+            excitation,
+            self._band(latent_BTD, features_BTC),
+            self.linear_magnitudes(latent_BTD),
+        )
+
+    def linear_magnitudes(self, padded_BTD: Tensor) -> Tensor | None:
+        """The log-magnitudes `[B, R, C, F]` that are a linear map of each latent frame."""
+        if self.linear is None:
+            return None
+        each_BTX = self.linear(padded_BTD[:, PAST_FRAMES : padded_BTD.shape[1] - FUTURE_FRAMES])
+        return each_BTX.unflatten(2, (self.shape.stride, self.shape.channels, -1)).flatten(1, 2)
 
     def _band(self, padded_BTD: Tensor, features_BTC: Tensor) -> Tensor | None:
         """The complex spectrum of the phase band, of latents with the decoder's context on both sides."""

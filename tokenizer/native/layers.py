@@ -177,10 +177,16 @@ class InverseSTFTHead(nn.Module):
             self.bands_PF: Tensor
 
     def forward(
-        self, x_BTC: Tensor, excitation: Excitation | None = None, band_BTCL: Tensor | None = None
+        self,
+        x_BTC: Tensor,
+        excitation: Excitation | None = None,
+        band_BTCL: Tensor | None = None,
+        linear_BTCF: Tensor | None = None,
     ) -> Tensor:
         carry: Carry = {}
-        return torch.cat([self.step(x_BTC, carry, excitation, band_BTCL), self.finish(carry)], dim=2)
+        return torch.cat(
+            [self.step(x_BTC, carry, excitation, band_BTCL, linear_BTCF), self.finish(carry)], dim=2
+        )
 
     def step(
         self,
@@ -188,14 +194,16 @@ class InverseSTFTHead(nn.Module):
         carry: Carry,
         excitation: Excitation | None = None,
         band_BTCL: Tensor | None = None,
+        linear_BTCF: Tensor | None = None,
     ) -> Tensor:
         """The samples `[B, channels, n]` that these frames complete.
 
         Args:
             band_BTCL: the complex spectrum of the lowest L bins of a phase band.
+            linear_BTCF: log-magnitudes that are added to those of the features.
         """
         first = self not in carry
-        spectrum_RTF = self._spectrum(x_BTC, excitation)
+        spectrum_RTF = self._spectrum(x_BTC, excitation, linear_BTCF)
         if band_BTCL is not None:
             band_RTL = band_BTCL.transpose(1, 2).flatten(0, 1)
             spectrum_RTF = spectrum_RTF + functional.pad(
@@ -219,10 +227,12 @@ class InverseSTFTHead(nn.Module):
         """Logits of the harmonic share of every channel and band where there is voice, `[B, T, C, P]`."""
         return at_least_float32(self.harmonic_share(x_BTC)).unflatten(2, (self.channels, -1))
 
-    def _spectrum(self, x_BTC: Tensor, excitation: Excitation | None) -> Tensor:
+    def _spectrum(self, x_BTC: Tensor, excitation: Excitation | None, linear_BTCF: Tensor | None) -> Tensor:
         """Complex, `[B * channels, T, F]`."""
         parts_BTCX = at_least_float32(self.project(x_BTC)).unflatten(2, (self.channels, self.n_fft + 2))
         log_magnitude, phase = parts_BTCX.chunk(2, dim=3)
+        if linear_BTCF is not None:
+            log_magnitude = log_magnitude + at_least_float32(linear_BTCF)
         magnitude_BTCF = torch.exp(log_magnitude.clamp_max(6.0))
         if excitation is None:
             spectrum_BTCF = torch.polar(magnitude_BTCF, phase)

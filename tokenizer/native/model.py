@@ -65,6 +65,9 @@ class TokenizerConfig:
     harmonic_source: bool = False
     """The decoder has a harmonic source, whose pitch the codes carry; False in tokenizers made before it."""
 
+    linear_path: bool = False
+    """A linear map beside the encoder's blocks, and one beside the decoder's; False in tokenizers made before them."""
+
     @property
     def hop_samples(self) -> int:
         return self.mel_hop_samples * self.stride
@@ -84,6 +87,7 @@ class TokenizerConfig:
             encoder_layers=self.encoder_layers,
             decoder_layers=self.decoder_layers,
             highest_pitch_hz=VOICE_HZ if self.harmonic_source else 0.0,
+            linear_path=self.linear_path,
         )
 
 

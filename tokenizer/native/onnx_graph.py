@@ -58,13 +58,17 @@ class EncoderGraph(nn.Module):
 
     def forward(self, window_1N: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         carry: Carry = dict(zip(self.convolutions, states, strict=True))
-        x_BTC = self.encoder.input(self._mel(window_1N))
+        mels_BRM = self._mel(window_1N)
+        x_BTC = self.encoder.input(mels_BRM)
         for block in self.encoder.mel_blocks:
             x_BTC = block(x_BTC, carry)
         x_BTC = self.encoder.downsample(x_BTC)
         for block in self.encoder.blocks:
             x_BTC = block(x_BTC, carry)
-        (codes_BKT,) = self.tokenizer.quantizer.encode([self.encoder.output(x_BTC)])
+        latent_BTD = self.encoder.output(x_BTC)
+        if self.encoder.linear is not None:
+            latent_BTD = latent_BTD + self.encoder.linear(self.encoder.own_mels(mels_BRM))
+        (codes_BKT,) = self.tokenizer.quantizer.encode([latent_BTD])
         return codes_BKT, *(carry[layer] for layer in self.convolutions)
 
     def _mel(self, window_1N: Tensor) -> Tensor:
@@ -137,7 +141,8 @@ class DecoderGraph(nn.Module):
         excitation = None
         if self.decoder.pitch is not None:
             excitation = self._excitation(latent_BTD, values)
-        both_XN = self._overlapped(self._spectrum(features_BRC, excitation))
+        linear_BRCF = self.decoder.linear_magnitudes(padded_BTD)
+        both_XN = self._overlapped(self._spectrum(features_BRC, excitation, linear_BRCF))
         overlap = self._overlap
         both_XN = torch.cat([both_XN[:, :overlap] + values["overlap"], both_XN[:, overlap:]], dim=1)
         values["overlap"] = both_XN[:, -overlap:]
@@ -171,11 +176,15 @@ class DecoderGraph(nn.Module):
         values["spectra"], values["voicing"] = spectra[:, -ready:], voicing[:, -voiced:]
         return Excitation(spectra[:, :-ready], voicing[:, :-voiced])
 
-    def _spectrum(self, features_BRC: Tensor, excitation: Excitation | None) -> Tensor:
+    def _spectrum(
+        self, features_BRC: Tensor, excitation: Excitation | None, linear_BRCF: Tensor | None
+    ) -> Tensor:
         """Real and imaginary parts `[C, R, 2 F]`."""
         head = self.decoder.head
         parts_BRCX = head.project(features_BRC).unflatten(2, (head.channels, head.n_fft + 2))
         log_magnitude, phase = parts_BRCX.chunk(2, dim=3)
+        if linear_BRCF is not None:
+            log_magnitude = log_magnitude + linear_BRCF
         magnitude = torch.exp(log_magnitude.clamp_max(6.0))
         voice: Tensor | float = 0.0
         source = torch.zeros(())

@@ -29,6 +29,7 @@ from tokenizer.rates import FRAME_RATE, SAMPLE_RATE
 from tokenizer.teacher.model import SemanticTeacher, load_teacher
 from tokenizer.teacher.training import TeacherTrainingConfig, fit_statistics, train_teacher
 from tokenizer.training.discriminators import TINY, DiscriminatorConfig
+from tokenizer.training.linear_path import RULES
 from tokenizer.training.losses import ReconstructionLoss
 from tokenizer.training.settings import TrainTokenizerConfig
 from tokenizer.training.task import TokenizerTask, TokenizerTaskConfig, evaluate_tokenizer
@@ -58,8 +59,15 @@ def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str,
         model, stores["train"], stores["test"], _make_tokenizer_task_config(config, model), teacher, ranks
     )
     # the quantizer joins after the plain autoencoder
-    loop = config.loop_config(steps, ema_decay=0.99, evaluations=5, unused_parameters=True)
-    figures = train(task, loop, context.folder, context, device)
+    linear_path = isinstance(model, AudioTokenizer) and model.config.linear_path
+    loop = config.loop_config(
+        steps, ema_decay=0.99, evaluations=5, unused_parameters=True, rules=RULES if linear_path else ()
+    )
+    fitted: dict[str, Any] = {}
+    if linear_path and start is None:
+        context.say("fitting the linear path in closed form")
+        fitted = task.fit_linear_path()
+    figures = fitted | train(task, loop, context.folder, context, device)
     task.refit_codebooks()
     found_bad = [bad for rank_bad in ranks.gather(stores["train"].bad) for bad in rank_bad]
     if ranks.first:
@@ -175,6 +183,7 @@ def _make_tokenizer_config(config: TrainTokenizerConfig, teacher: SemanticTeache
         decoder_layers=blocks[2:],
         semantic_dim=teacher.feature_dim if teacher else 0,
         harmonic_source=config.harmonic_source,
+        linear_path=config.linear_path,
     )
 
 

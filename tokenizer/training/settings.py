@@ -31,7 +31,7 @@ class TokenizerSizeRule:
 
 
 SIZES: dict[str, TokenizerSizeRule] = {
-    "tiny": TokenizerSizeRule(192, 320, (2, 4, 4, 3), 16, None, 22, 1.5e-3, 1.0),
+    "tiny": TokenizerSizeRule(192, 320, (2, 4, 4, 3), 16, None, 5, 1.5e-3, 1.0),
     "small": TokenizerSizeRule(256, 512, (3, 6, 6, 4), 16, 20_000, None, 1e-3),
     "300m": TokenizerSizeRule(384, 640, (3, 8, 8, 5), 64, 200_000, None, 5e-4),
     "1b": TokenizerSizeRule(384, 768, (3, 8, 8, 5), 64, 400_000, None, 3e-4),
@@ -67,6 +67,9 @@ class TrainTokenizerConfig(TrainingConfig):
     """ConvNeXt blocks: encoder at 100 Hz and 25 Hz, decoder at 25 Hz and 100 Hz."""
     harmonic_source: bool = True
     """For `native`: the codes carry pitch and voicing, and the decoder makes the harmonics of a voice from them."""
+    linear_path: bool = True
+    """For `native`: latents begin as principal components of log-mel frames, and magnitudes as a regression on them, in
+    closed form before the first step; words are understood from there on. What is trained adds to both."""
     pitch_weight: float = Field(1.0, gt=0)
     """Weight of the loss of pitch and voicing."""
     commitment_weight: float = Field(1.0, ge=0)

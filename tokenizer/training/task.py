@@ -24,6 +24,7 @@ from tokenizer.quantizers.residual import Quantizer, perplexity
 from tokenizer.training.adversary import Adversary
 from tokenizer.training.balancer import GradientBalancer, steps_measured
 from tokenizer.training.discriminators import TINY, DiscriminatorConfig
+from tokenizer.training.linear_path import FRAMES_FITTED, fit_linear_path
 from tokenizer.training.losses import WINDOWS, BatchShare, ReconstructionLoss
 
 if TYPE_CHECKING:
@@ -240,22 +241,37 @@ class TokenizerTask:
     def _initialize_codebooks(self, dice: torch.Generator) -> None:
         self.model.quantizer.initialize(self._latents(self.config.kmeans_batches, "kmeans"), dice)
 
+    def fit_linear_path(self) -> dict[str, float]:
+        """Before the first step: set the maps of a model with `linear_path` in closed form; the fit's figures."""
+        assert isinstance(self.model, AudioTokenizer)
+        own_batches = self._share.own_batches(self._batches_of(FRAMES_FITTED))
+        return fit_linear_path(self.model, self._crops_of_batches(own_batches, "linear path"))
+
     def refit_codebooks(self) -> None:
         """After the last step: fit the codebooks to the averaged encoder (they have followed the other one)."""
-        frames = REFIT_FRAMES_PER_CODE * self.model.codebook_size
-        batches = -(-frames // (self.config.batch_size * self.config.crop_frames))
+        batches = self._batches_of(REFIT_FRAMES_PER_CODE * self.model.codebook_size)
         dice = step_generator(self.config.seed, 0, "refit")
         self.model.quantizer.refit(self._latents(batches, "refit crops"), dice)
+
+    def _batches_of(self, frames: int) -> int:
+        """The batches that have so many frames."""
+        return -(-frames // (self.config.batch_size * self.config.crop_frames))
 
     @torch.no_grad()
     def _latents(self, batches: int, purpose: str) -> Tensor:
         """Latents of random training crops, `[S, D]`: those of the batches that this rank draws, `[0, D]` for none."""
-        own_batches, latents = self._share.own_batches(batches), []
-        for index in own_batches or range(1):
-            crops = self.crops(step_generator(self.config.seed, index, purpose))
-            crops_BN = crops.samples.to(self._device)
-            latents.append(at_least_float32(self.model.latent(crops_BN)).flatten(0, 1))
+        own_batches = self._share.own_batches(batches)
+        latents = [
+            at_least_float32(self.model.latent(crops_BN)).flatten(0, 1)
+            for crops_BN in self._crops_of_batches(own_batches or range(1), purpose)
+        ]
         return torch.cat(latents) if own_batches else latents[0][:0]
+
+    def _crops_of_batches(self, batches: range, purpose: str) -> Iterator[Tensor]:
+        """Global batches of random training crops, by their numbers, `[B, N]` each."""
+        for index in batches:
+            crops = self.crops(step_generator(self.config.seed, index, purpose))
+            yield crops.samples.to(self._device)
 
     def crops(self, generator: torch.Generator) -> Crops:
         """The crops of a global batch."""
