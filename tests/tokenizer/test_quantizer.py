@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from itertools import pairwise
 
 import pytest
@@ -224,6 +225,42 @@ def test_a_code_that_nothing_chooses_keeps_its_vector() -> None:
     for _ in range(400):
         quantizer(torch.ones(1, 4, 1))
     assert quantizer.vectors_KVD[0, :, 0].tolist() == pytest.approx([-70.0, 1.0], rel=1e-4)
+
+
+def test_codes_follow_codebooks_that_change_between_two_calls() -> None:
+    quantizer = started("rvq")
+    assert isinstance(quantizer, ResidualVectorQuantizer)
+    latent_BTD = latents(quantizer, 200, 5)
+
+    def fresh() -> Tensor:
+        again = ResidualVectorQuantizer(LEVELS, SIZE, DIM).double()
+        again.load_state_dict(quantizer.state_dict())
+        return again.encode([latent_BTD])[0]
+
+    seen = [quantizer.encode([latent_BTD])[0]]
+    assert torch.equal(quantizer.encode([latent_BTD])[0], seen[0])
+    quantizer.train()(latent_BTD + 0.5)  # an update of the statistics
+    seen.append(quantizer.eval().encode([latent_BTD])[0])
+    assert torch.equal(seen[-1], fresh())
+    quantizer.embed_sum_KVD[1] = 0.5 - quantizer.embed_sum_KVD[1]
+    seen.append(quantizer.encode([latent_BTD])[0])
+    assert torch.equal(seen[-1], fresh())
+    quantizer.load_state_dict(started("rvq", 9).state_dict())
+    seen.append(quantizer.encode([latent_BTD])[0])
+    assert torch.equal(seen[-1], fresh())
+    quantizer.refit(latent_BTD[0], seeded())
+    assert torch.equal(quantizer.encode([latent_BTD])[0], fresh())
+    copied = deepcopy(quantizer)
+    copied.usage_KV[0] *= torch.linspace(0.5, 2, SIZE)
+    assert not torch.equal(copied.encode([latent_BTD])[0], quantizer.encode([latent_BTD])[0])
+    assert torch.equal(quantizer.encode([latent_BTD])[0], fresh())
+    assert all(not torch.equal(one, other) for one, other in pairwise(seen))
+    with torch.inference_mode():
+        unseen = started("rvq", 3)  # its tensors count no versions
+        before = unseen.encode([latent_BTD])[0]
+        assert isinstance(unseen, ResidualVectorQuantizer)
+        unseen.embed_sum_KVD.mul_(-1)
+        assert not torch.equal(unseen.encode([latent_BTD])[0], before)
 
 
 def test_revived_codes_stay_in_use() -> None:

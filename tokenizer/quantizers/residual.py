@@ -130,6 +130,7 @@ class ResidualVectorQuantizer(ResidualLevels):
         self.register_buffer("embed_sum_KVD", torch.randn(num_codebooks, codebook_size, dim))
         self.register_buffer("usage_KV", torch.ones(num_codebooks, codebook_size))
         self.embed_sum_KVD: Tensor
+        self._prepared: tuple[list[tuple[Tensor, int]], list[Search]] | None = None
 
     @property
     def vectors_KVD(self) -> Tensor:
@@ -176,9 +177,23 @@ class ResidualVectorQuantizer(ResidualLevels):
 
     @torch.no_grad()
     def encode(self, pieces_BTD: Sequence[Tensor], num_codebooks: int | None = None) -> list[Tensor]:
-        """See `Quantizer`; the codebooks are prepared once for all pieces."""
-        searches = [search_of(vectors_VD) for vectors_VD in self.vectors_KVD[:num_codebooks]]
+        """See `Quantizer`; the codebooks are prepared once, until they change."""
+        searches = self._searches()[:num_codebooks]
         return [self._codes(piece_BTD, searches) for piece_BTD in pieces_BTD]
+
+    def _searches(self) -> list[Search]:
+        """The codebooks, prepared for searching: those of before where neither sums nor use were written since."""
+        state = self.embed_sum_KVD, self.usage_KV
+        if any(tensor.is_inference() for tensor in state):  # nobody counts what is written to them
+            return [search_of(vectors_VD) for vectors_VD in self.vectors_KVD]
+        prepared = self._prepared
+        if prepared is None or any(
+            tensor is not before or tensor._version != version
+            for tensor, (before, version) in zip(state, prepared[0], strict=True)
+        ):
+            versions = [(tensor, tensor._version) for tensor in state]
+            prepared = self._prepared = versions, [search_of(vectors_VD) for vectors_VD in self.vectors_KVD]
+        return prepared[1]
 
     def _codes(self, latent_BTD: Tensor, searches: Sequence[Search]) -> Tensor:
         residual_SD = at_least_float32(latent_BTD).flatten(0, 1)
