@@ -8,7 +8,8 @@ done is not trained again. `--side` trains one side alone, so that sides can run
 
 Sides: `native`; `native-no-teacher`, the same without semantic distillation; `encodec-25hz`, EnCodec re-strided to
 hop 960 with 8 x 1024 codes (2 kbps); `encodec-75hz`, its stock strides with 3 x 1024 codes (2.25 kbps). The teacher
-of `native` is trained on the same files first, and its time is taken from `native`'s own. By `--side` alone:
+of `native` is trained on the same files first; its time and that of the start in closed form are taken from `native`'s.
+By `--side` alone:
 `native-split`, `native` with a codebook of its own for the semantic half, `native-adversary`, with discriminators after
 a third of the steps, and `native-random-start`, `native-no-teacher` without the start in closed form.
 """
@@ -38,7 +39,7 @@ from tokenizer.clips import ClipStore
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 from tokenizer.teacher.model import SemanticTeacher, load_teacher
 from tokenizer.teacher.training import TeacherTrainingConfig, train_teacher
-from tokenizer.training.linear_path import RULES
+from tokenizer.training.linear_path import LINEAR_PATH_RULES
 from tokenizer.training.task import OUTPUT_WEIGHTS, TokenizerTask, TokenizerTaskConfig
 
 SIDES = ("native", "encodec-25hz", "native-no-teacher", "encodec-75hz")
@@ -88,9 +89,9 @@ def train_side(
         ClipStore([r.clip for r in recordings if r.held_out == held_out], 24_000)
         for held_out in (False, True)
     ]
-    cpu_minutes, teacher, teacher_s = 2 * minutes, None, 0.0
+    cpu_minutes, teacher, before_s = 2 * minutes, None, 0.0
     if side in TAUGHT:
-        teacher, teacher_s = _teacher(folder / "teacher", stores, TEACHER_SHARE * cpu_minutes, context)
+        teacher, before_s = _teacher(folder / "teacher", stores, TEACHER_SHARE * cpu_minutes, context)
     model = build(side, teacher.feature_dim if teacher else 0)
     crop_frames = CROP_SAMPLES // model.hop_samples
     task_config = TokenizerTaskConfig(
@@ -102,28 +103,30 @@ def train_side(
         pitch_weight=1.0 if _family(side) == "native" else 0.0,
         output_weights={**OUTPUT_WEIGHTS, "waveform": WAVEFORM_WEIGHT[_family(side)]},
     )
-    loop = LoopConfig(
-        seed=0,
-        steps=None,
-        minutes=None,
-        cpu_minutes=cpu_minutes - teacher_s / 60,
-        learning_rate=LEARNING_RATE[_family(side)],
-        ema_decay=0.995,
-        unused_parameters=True,  # the quantizer joins after the plain autoencoder
-        checkpoint_seconds=60,
-        rules=RULES if has_linear_path(model) else (),
-    )
     task = TokenizerTask(model, stores[0], stores[1], task_config, teacher)  # type: ignore[arg-type]
     if isinstance(model, EncodecBaseline):
         model.initialize(task.crops(step_generator(0, 0, "initialize")).samples)
     if has_linear_path(model):
+        started = time.process_time()
         task.fit_linear_path()
+        before_s += time.process_time() - started
+    loop = LoopConfig(
+        seed=0,
+        steps=None,
+        minutes=None,
+        cpu_minutes=cpu_minutes - before_s / 60,
+        learning_rate=LEARNING_RATE[_family(side)],
+        ema_decay=0.995,
+        unused_parameters=True,  # the quantizer joins after the plain autoencoder
+        checkpoint_seconds=60,
+        rules=LINEAR_PATH_RULES if has_linear_path(model) else (),
+    )
     figures = train(task, loop, folder, context, CPU)
     started = time.process_time()
     task.refit_codebooks()
     figures["cpu_seconds"] += time.process_time() - started
     _save_side(model, folder / "weights")
-    write_json(done, {"minutes": minutes, "teacher_cpu_seconds": teacher_s, **figures})
+    write_json(done, {"minutes": minutes, "before_cpu_seconds": before_s, **figures})
 
 
 def _teacher(
@@ -235,7 +238,7 @@ def _means(row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> dict[str, fl
 
 def _cpu_minutes(row: dict[str, Any]) -> float:
     trained = row["trained"]
-    return float(trained["cpu_seconds"] + trained["teacher_cpu_seconds"]) / 60
+    return float(trained["cpu_seconds"] + trained["before_cpu_seconds"]) / 60
 
 
 if __name__ == "__main__":

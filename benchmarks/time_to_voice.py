@@ -1,6 +1,6 @@
 """Time to voice: minutes from raw recordings to speech that an independent recognizer gets right.
 
-Runs the quickstart on the recordings with growing training budgets (everything before `train` runs once) and
+Runs the quickstart on the recordings, with one or several training budgets (everything before `train` runs once), and
 prints, for the first budget whose generated speech is recognized at least 0.95 as often as the held-out real
 recordings, the minutes of all stages from `annotate` to `generate`: by the clock, and in CPU-minutes over 2 cores,
 which do not depend on what else the machine does. The judges' time is not counted: they measure and make nothing.

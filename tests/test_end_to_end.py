@@ -53,7 +53,7 @@ def arguments(runs: Path, name: str, *overrides: str) -> list[str]:
 
 def code_of(runs: Path, name: str, *overrides: str) -> int:
     """Run the recipe in this process; the command's exit code."""
-    few_frames = patch.object(tokenizer_task, "REFIT_FRAMES_PER_CODE", 1)
+    few_frames = patch.multiple(tokenizer_task, REFIT_FRAMES_PER_CODE=1, FRAMES_FITTED=100)
     with few_frames, patch.object(sys, "argv", ["audiollm", *arguments(runs, name, *overrides)]):
         try:
             cli.main()

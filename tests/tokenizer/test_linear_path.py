@@ -1,8 +1,9 @@
-"""The closed-form start: against NumPy's own decompositions, on two ranks, in every quantizer, and through a kill."""
+"""The closed-form start: against NumPy's own decompositions, on two ranks, with a semantic half, and in the stage."""
 
 from __future__ import annotations
 
 import math
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,14 @@ from tokenizer.clips import Clip, ClipStore
 from tokenizer.native.autoencoder import FUTURE_FRAMES, PAST_FRAMES
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 from tokenizer.training import task as tokenizer_task
-from tokenizer.training.linear_path import RIDGE, SALIENCE_SHARE, _frames_of, fit_linear_path
+from tokenizer.training.linear_path import (
+    LINEAR_PATH_RULES,
+    RIDGE,
+    SALIENCE_SHARE,
+    _frames_of,
+    fit_linear_path,
+)
+from tokenizer.training.settings import TrainTokenizerConfig
 from tokenizer.training.task import TokenizerTask, TokenizerTaskConfig
 
 SHAPE = {
@@ -89,7 +97,7 @@ def test_each_latent_frame_has_its_own_mel_frames_and_magnitudes() -> None:
     model, samples_BN = new_model(harmonic_source=True), speech_like(2, 9_600)
     context = model.encoder.shape.context_samples
     around_BCN = torch.nn.functional.pad(samples_BN[:, None], (context, context))
-    own_BTX = model.encoder.own_mels(model.encoder.mels(around_BCN))
+    own_BTX = model.encoder.frames_of_latents(model.encoder.mels(around_BCN))
     torch.testing.assert_close(own_BTX.unflatten(2, (4, -1)).flatten(1, 2), model.encoder.mel(samples_BN))
     latent_BTD = torch.randn(2, 10, 8)
     padded_BTD = torch.nn.functional.pad(latent_BTD, (0, 0, PAST_FRAMES, FUTURE_FRAMES))
@@ -113,11 +121,15 @@ def test_a_semantic_half_has_no_components() -> None:
     model = new_model(quantizer="split_rvq")
     crop_BN = speech_like(2, 9_600)
     fit_linear_path(model, [speech_like(4, 9_600, seed) for seed in range(6)])
-    semantic_BTD, acoustic_BTD = model.latent(crop_BN).chunk(2, dim=2)
-    assert not semantic_BTD.any() and float(acoustic_BTD.detach().std()) > 0.3
+    with torch.no_grad():
+        semantic_BTD, acoustic_BTD = model.latent(crop_BN).chunk(2, dim=2)
+    assert model.encoder.linear is not None and not model.encoder.linear.weight[:8].any()
+    assert (
+        float(semantic_BTD.std()) > 0.01 and float(acoustic_BTD.std()) > 0.3
+    )  # what the blocks give; components
     alone = new_model()
     fit_linear_path(alone, [speech_like(4, 9_600, seed) for seed in range(6)])
-    torch.testing.assert_close(acoustic_BTD, alone.latent(crop_BN))
+    torch.testing.assert_close(acoustic_BTD, alone.latent(crop_BN).detach())
 
 
 def test_silence_gives_maps_of_numbers() -> None:
@@ -125,6 +137,26 @@ def test_silence_gives_maps_of_numbers() -> None:
     figures = fit_linear_path(model, [torch.zeros(2, 9_600)])
     assert all(math.isfinite(value) for value in figures.values())
     assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
+
+
+def test_only_the_two_maps_learn_slower() -> None:
+    patterns = [rule.pattern for rule in LINEAR_PATH_RULES]
+    names = [f"tokenizer.{name}" for name, _ in new_model(harmonic_source=True).named_parameters()]
+    slower = {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    maps = {
+        f"tokenizer.{half}.linear.{part}" for half in ("encoder", "decoder") for part in ("weight", "bias")
+    }
+    assert slower == maps
+
+
+@pytest.mark.parametrize(
+    ("settings", "passes"),
+    [({"teacher": "none"}, 5), ({"teacher": "own"}, 22), ({"teacher": "none", "linear_path": False}, 22)],
+)
+def test_a_start_in_closed_form_needs_fewer_passes(
+    tmp_path: Path, settings: dict[str, object], passes: int
+) -> None:
+    assert TrainTokenizerConfig(audio=str(tmp_path), **settings).passes == passes  # type: ignore[arg-type]
 
 
 def fit_on(folder: Path, ranks: Ranks) -> None:
@@ -192,5 +224,8 @@ def test_the_stage_fits_first_and_goes_on_from_what_it_made(
     assert "features_kept" not in train("second", f"start: {tmp_path / 'first' / 'train_tokenizer'}")
     assert AudioTokenizer.from_pretrained(tmp_path / "second" / "train_tokenizer").config.linear_path
     assert "features_kept" not in train("without", "linear_path: false")
+    earlier = f"start: {tmp_path / 'without' / 'train_tokenizer'}"
+    assert "features_kept" not in train("third", earlier)
+    assert not AudioTokenizer.from_pretrained(tmp_path / "third" / "train_tokenizer").config.linear_path
     without = AudioTokenizer.from_pretrained(tmp_path / "without" / "train_tokenizer")
     assert not without.config.linear_path and without.encoder.linear is None

@@ -175,13 +175,19 @@ def test_its_first_codebooks_are_a_codec_of_their_own(quantizer: str, tmp_path: 
 
 
 @pytest.mark.parametrize("size", ["tiny", "small", "1b"])
-def test_planned_parameters_are_the_real_ones(size: str) -> None:
+@pytest.mark.parametrize(("harmonic", "linear"), [(True, True), (False, True), (True, False), (False, False)])
+def test_planned_parameters_are_the_real_ones(size: str, harmonic: bool, linear: bool) -> None:
     mel_hidden, hidden, blocks = SIZES[size].mel_hidden_size, SIZES[size].hidden_size, SIZES[size].blocks
     shape = TokenizerConfig(
-        mel_hidden_size=mel_hidden, hidden_size=hidden, encoder_layers=blocks[:2], decoder_layers=blocks[2:]
+        mel_hidden_size=mel_hidden,
+        hidden_size=hidden,
+        encoder_layers=blocks[:2],
+        decoder_layers=blocks[2:],
+        harmonic_source=harmonic,
+        linear_path=linear,
     )
     with torch.device("meta"):
         encoder = Encoder(shape.shape, shape.latent_dim)
         decoder = Decoder(shape.shape, shape.latent_dim)
     real = sum(p.numel() for half in (encoder, decoder) for p in half.parameters())
-    assert tokenizer_parameters(mel_hidden, hidden, blocks) == real
+    assert tokenizer_parameters(mel_hidden, hidden, blocks, harmonic, linear) == real

@@ -251,7 +251,10 @@ def test_codes_follow_codebooks_that_change_between_two_calls() -> None:
     quantizer.refit(latent_BTD[0], seeded())
     assert torch.equal(quantizer.encode([latent_BTD])[0], fresh())
     copied = deepcopy(quantizer)
-    copied.usage_KV[0] *= torch.linspace(0.5, 2, SIZE)
+    while copied.usage_KV._version < quantizer.usage_KV._version:  # until the copy counts as many writes
+        copied.usage_KV[0] *= torch.linspace(0.8, 1.25, SIZE)
+    while copied.embed_sum_KVD._version < quantizer.embed_sum_KVD._version:
+        copied.embed_sum_KVD[1] *= -1
     assert not torch.equal(copied.encode([latent_BTD])[0], quantizer.encode([latent_BTD])[0])
     assert torch.equal(quantizer.encode([latent_BTD])[0], fresh())
     assert all(not torch.equal(one, other) for one, other in pairwise(seen))

@@ -65,6 +65,7 @@ def tone(path: Path, seconds: float, pitch: float = 220.0, rate: int = 16_000) -
 @pytest.fixture(autouse=True)
 def few_frames_of_the_last_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_task, "REFIT_FRAMES_PER_CODE", 1)
+    monkeypatch.setattr(tokenizer_task, "FRAMES_FITTED", 100)
 
 
 @pytest.fixture

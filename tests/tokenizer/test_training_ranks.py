@@ -216,6 +216,7 @@ def run_two(folder: Path, ranks: Ranks) -> None:
     few = {"batch_size": 2, "unit_batches": 2, "statistics_batches": 2}
     stage.TeacherTrainingConfig = partial(TeacherTrainingConfig, **few)  # type: ignore[misc,assignment]
     tokenizer_task.REFIT_FRAMES_PER_CODE = 1
+    tokenizer_task.FRAMES_FITTED = 100
     run_recipe(load_recipe(folder / "two.yaml", runs=folder), Console(quiet=True), ranks=ranks)
 
 
@@ -229,5 +230,6 @@ def test_the_stage_trains_a_tokenizer_on_two_ranks(tmp_path: Path) -> None:
     assert load_codec(stage / "model").encode(torch.randn(1, 5000) * 0.1).shape == (8, 6)
     result = read_json(stage / "stage.json")
     assert result["state"] == "done" and result["figures"]["set_aside"] == 1
+    assert 0 < result["figures"]["features_kept"] <= 1
     assert len([row for row in read_jsonl(stage / "metrics.jsonl") if "loss/discriminator" in row]) >= 1
     assert (stage / "teacher" / "model" / "model.safetensors").exists()

@@ -144,16 +144,16 @@ class Encoder(nn.Module):
             ]
         if self.linear is None:
             return latents_BTD
-        linear_BTD = [self.linear(self.own_mels(mels)) for mels in mels_BRM]
-        return [latent + own for latent, own in zip(latents_BTD, linear_BTD, strict=True)]
+        linear_BTD = [self.linear(self.frames_of_latents(mels)) for mels in mels_BRM]
+        return [latent + linear for latent, linear in zip(latents_BTD, linear_BTD, strict=True)]
 
     def mels(self, samples_BCN: Tensor) -> Tensor:
-        """What the input layer sees of a window, `MEL_CONTEXT` frames more on each side: `[B, R, C * M]`."""
+        """Mel frames of a window, as the input layer takes them: `MEL_CONTEXT` more on each side, `[B, R, C * M]`."""
         mel_RTM = self.mel.valid(samples_BCN.flatten(0, 1))
         return mel_RTM.unflatten(0, (-1, self.shape.channels)).transpose(1, 2).flatten(2)
 
-    def own_mels(self, mels_BRM: Tensor) -> Tensor:
-        """Of what `mels` gives, the frames that each latent frame covers: `[B, T, stride * C * M]`."""
+    def frames_of_latents(self, mels_BRM: Tensor) -> Tensor:
+        """The mel frames that each latent frame covers, side by side, of those of `mels`: `[B, T, stride * C * M]`."""
         return mels_BRM[:, MEL_CONTEXT:-MEL_CONTEXT].unflatten(1, (-1, self.shape.stride)).flatten(2)
 
 
@@ -270,8 +270,8 @@ class Decoder(nn.Module):
         """The log-magnitudes `[B, R, C, F]` that are a linear map of each latent frame."""
         if self.linear is None:
             return None
-        each_BTX = self.linear(padded_BTD[:, PAST_FRAMES : padded_BTD.shape[1] - FUTURE_FRAMES])
-        return each_BTX.unflatten(2, (self.shape.stride, self.shape.channels, -1)).flatten(1, 2)
+        magnitudes_BTY = self.linear(padded_BTD[:, PAST_FRAMES : padded_BTD.shape[1] - FUTURE_FRAMES])
+        return magnitudes_BTY.unflatten(2, (self.shape.stride, self.shape.channels, -1)).flatten(1, 2)
 
     def _band(self, padded_BTD: Tensor, features_BTC: Tensor) -> Tensor | None:
         """The complex spectrum of the phase band, of latents with the decoder's context on both sides."""

@@ -64,7 +64,6 @@ class TokenizerConfig:
     """Frames that the encoder computes at a time, always. Part of what the codes are: see `streaming.py`."""
     harmonic_source: bool = False
     """The decoder has a harmonic source, whose pitch the codes carry; False in tokenizers made before it."""
-
     linear_path: bool = False
     """A linear map beside the encoder's blocks, and one beside the decoder's; False in tokenizers made before them."""
 

@@ -67,7 +67,7 @@ class EncoderGraph(nn.Module):
             x_BTC = block(x_BTC, carry)
         latent_BTD = self.encoder.output(x_BTC)
         if self.encoder.linear is not None:
-            latent_BTD = latent_BTD + self.encoder.linear(self.encoder.own_mels(mels_BRM))
+            latent_BTD = latent_BTD + self.encoder.linear(self.encoder.frames_of_latents(mels_BRM))
         (codes_BKT,) = self.tokenizer.quantizer.encode([latent_BTD])
         return codes_BKT, *(carry[layer] for layer in self.convolutions)
 

@@ -6,7 +6,7 @@ Shapes: B batch, D latent dimension, T frames, S vectors, K codebooks, V codeboo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -177,14 +177,18 @@ class ResidualVectorQuantizer(ResidualLevels):
 
     @torch.no_grad()
     def encode(self, pieces_BTD: Sequence[Tensor], num_codebooks: int | None = None) -> list[Tensor]:
-        """See `Quantizer`; the codebooks are prepared once, until they change."""
+        """See `Quantizer`; the codebooks are prepared once, and again when they have changed."""
         searches = self._searches()[:num_codebooks]
         return [self._codes(piece_BTD, searches) for piece_BTD in pieces_BTD]
 
+    def __getstate__(self) -> dict[str, Any]:
+        # a copy counts the writes to its tensors anew
+        return {**self.__dict__, "_prepared": None}
+
     def _searches(self) -> list[Search]:
-        """The codebooks, prepared for searching: those of before where neither sums nor use were written since."""
+        """The codebooks prepared for searching; prepared anew where sums or use were written since the last call."""
         state = self.embed_sum_KVD, self.usage_KV
-        if any(tensor.is_inference() for tensor in state):  # nobody counts what is written to them
+        if any(tensor.is_inference() for tensor in state):  # such tensors do not count their writes
             return [search_of(vectors_VD) for vectors_VD in self.vectors_KVD]
         prepared = self._prepared
         if prepared is None or any(

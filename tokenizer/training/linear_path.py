@@ -1,8 +1,9 @@
 """The closed-form start of a tokenizer: a linear map to latents and one back, before the first training step.
 
 The encoder's map takes the principal components of the log-mel and salience frames that a latent frame covers; the
-decoder's gives, by ridge regression, the log-magnitudes of the same frames. What else the encoder computes begins at
-zero, so that the first step already starts from speech that is understood. Both maps then learn with the rest, slower.
+decoder's gives, by ridge regression, the log-magnitudes of the same frames. What the encoder's blocks add to the
+components begins at zero, so that the first step starts from speech that is understood. Both maps then learn with the
+rest, slower.
 
 Shapes: B crops, N samples, S latent frames, R mel frames of a latent frame, M features of a mel frame, X = R * M
 features and Y log-magnitudes of a latent frame, Z both, D components.
@@ -24,18 +25,18 @@ from tokenizer.quantizers.codebooks import sum_over_ranks
 FRAMES_FITTED = 12_000
 """Latent frames of random crops that the maps are fitted to."""
 LEAST_MAGNITUDE = 1e-3
-"""As in the reconstruction losses."""
+"""Smaller magnitudes count as this one, as in the reconstruction losses."""
 RIDGE = 1e-3
-"""Added to the mean variance of the components, which is 1."""
+"""Added to the variance of each component; their mean variance is 1."""
 SALIENCE_SHARE = 0.3
 """The variance of pitch salience beside that of the log-mels: so the pitch is among the components."""
-RULES = (ParameterRule("*coder.linear.*", rate_factor=0.1),)
-"""Both maps learn at a tenth of the rate: a step changes all of their rows in one direction."""
+LINEAR_PATH_RULES = (ParameterRule("*coder.linear.*", rate_factor=0.1),)
+"""Both maps learn at a tenth of the rate: at the full rate 20 steps undid what was fitted."""
 
 
 @torch.no_grad()
 def fit_linear_path(model: AudioTokenizer, crops_BN: Iterable[Tensor]) -> dict[str, float]:
-    """Fit both maps to crops of every rank; what the encoder's blocks add becomes zero.
+    """Fit both maps to crops of every rank; what the encoder's blocks add to the components becomes zero.
 
     Args:
         model: with `linear_path`.
@@ -47,27 +48,29 @@ def fit_linear_path(model: AudioTokenizer, crops_BN: Iterable[Tensor]) -> dict[s
     """
     encoder, decoder, components = model.encoder, model.decoder, model.config.latent_dim
     assert encoder.linear is not None and decoder.linear is not None
-    numbers = encoder.linear.in_features
+    num_features = encoder.linear.in_features
     mean_Z, covariance_ZZ = _joint_moments(model, crops_BN)
-    mean_X, mean_Y = mean_Z[:numbers], mean_Z[numbers:]
-    weight_X = _feature_weights(model, covariance_ZZ.diagonal()[:numbers])
-    weighted_XX = torch.outer(weight_X, weight_X) * covariance_ZZ[:numbers, :numbers]
+    mean_X, mean_Y = mean_Z[:num_features], mean_Z[num_features:]
+    weight_X = _feature_weights(model, covariance_ZZ.diagonal()[:num_features])
+    weighted_XX = torch.outer(weight_X, weight_X) * covariance_ZZ[:num_features, :num_features]
     variance_X, axes_XX = torch.linalg.eigh(weighted_XX)
     variance_X, axes_XD = variance_X.flip(0).clamp_min(0), axes_XX.flip(1)[:, :components]
     axes_XD = axes_XD * axes_XD.gather(0, axes_XD.abs().argmax(dim=0, keepdim=True)).sign()
     scale = (components / variance_X[:components].sum().clamp_min(1e-12)).sqrt()
     variance_D = scale.square() * variance_X[:components]
-    forth_XD = scale * weight_X[:, None] * axes_XD
-    joint_DY = forth_XD.T @ covariance_ZZ[:numbers, numbers:]
-    back_DY = joint_DY / (variance_D + RIDGE)[:, None]
-    _fill(encoder.linear, forth_XD.T, -mean_X @ forth_XD)
-    _fill(decoder.linear, back_DY.T, mean_Y)
+    analysis_XD = scale * weight_X[:, None] * axes_XD
+    joint_DY = analysis_XD.T @ covariance_ZZ[:num_features, num_features:]
+    synthesis_DY = joint_DY / (variance_D + RIDGE)[:, None]
+    _fill(encoder.linear, analysis_XD.T, -mean_X @ analysis_XD)
+    _fill(decoder.linear, synthesis_DY.T, mean_Y)
     for parameter in encoder.output[-1].parameters():
-        parameter.zero_()
-    explained = (2 * back_DY * joint_DY - back_DY.square() * variance_D[:, None]).sum()
+        parameter[-components:] = 0
+    explained = (2 * synthesis_DY * joint_DY - synthesis_DY.square() * variance_D[:, None]).sum()
     return {
         "features_kept": float(variance_X[:components].sum() / variance_X.sum().clamp_min(1e-12)),
-        "magnitudes_explained": float(explained / covariance_ZZ.diagonal()[numbers:].sum().clamp_min(1e-12)),
+        "magnitudes_explained": float(
+            explained / covariance_ZZ.diagonal()[num_features:].sum().clamp_min(1e-12)
+        ),
     }
 
 
@@ -75,8 +78,8 @@ def _feature_weights(model: AudioTokenizer, variance_X: Tensor) -> Tensor:
     """1 for log-mels, and for salience what gives all of it `SALIENCE_SHARE` of their variance."""
     variance_RM = variance_X.unflatten(0, (-1, model.encoder.mel.num_features))
     weight_RM, num_mels = torch.ones_like(variance_RM), model.config.num_mels
-    of_mels, of_salience = variance_RM[:, :num_mels].sum(), variance_RM[:, num_mels:].sum()
-    weight_RM[:, num_mels:] = (SALIENCE_SHARE * of_mels / of_salience.clamp_min(1e-12)).sqrt()
+    mel_variance, salience_variance = variance_RM[:, :num_mels].sum(), variance_RM[:, num_mels:].sum()
+    weight_RM[:, num_mels:] = (SALIENCE_SHARE * mel_variance / salience_variance.clamp_min(1e-12)).sqrt()
     return weight_RM.flatten()
 
 
@@ -100,7 +103,7 @@ def _frames_of(model: AudioTokenizer, samples_BN: Tensor) -> tuple[Tensor, Tenso
     """Features `[S, X]` and log-magnitudes `[S, Y]` of each latent frame."""
     encoder, shape = model.encoder, model.encoder.shape
     around_BCN = functional.pad(samples_BN[:, None], (shape.context_samples, shape.context_samples))
-    features_BTX = encoder.own_mels(encoder.mels(around_BCN))
+    features_BTX = encoder.frames_of_latents(encoder.mels(around_BCN))
     margin = (shape.n_fft - shape.mel_hop_samples) // 2
     padded_BN = functional.pad(samples_BN, (margin, shape.n_fft - shape.mel_hop_samples - margin))
     magnitude_BRF = magnitudes(padded_BN, encoder.mel.window_W, shape.mel_hop_samples)
@@ -110,7 +113,7 @@ def _frames_of(model: AudioTokenizer, samples_BN: Tensor) -> tuple[Tensor, Tenso
 
 
 def _fill(layer: nn.Linear, weight_OI: Tensor, bias_O: Tensor) -> None:
-    """Set the last outputs and inputs of a layer; a semantic half, which latents begin with, has none."""
+    """Set the last outputs and inputs of a layer, and the others to zero: the semantic half of `split_rvq`."""
     outputs, inputs = weight_OI.shape
     layer.weight.zero_()
     layer.bias.zero_()

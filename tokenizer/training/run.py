@@ -29,7 +29,7 @@ from tokenizer.rates import FRAME_RATE, SAMPLE_RATE
 from tokenizer.teacher.model import SemanticTeacher, load_teacher
 from tokenizer.teacher.training import TeacherTrainingConfig, fit_statistics, train_teacher
 from tokenizer.training.discriminators import TINY, DiscriminatorConfig
-from tokenizer.training.linear_path import RULES
+from tokenizer.training.linear_path import LINEAR_PATH_RULES
 from tokenizer.training.losses import ReconstructionLoss
 from tokenizer.training.settings import TrainTokenizerConfig
 from tokenizer.training.task import TokenizerTask, TokenizerTaskConfig, evaluate_tokenizer
@@ -61,10 +61,14 @@ def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str,
     # the quantizer joins after the plain autoencoder
     linear_path = isinstance(model, AudioTokenizer) and model.config.linear_path
     loop = config.loop_config(
-        steps, ema_decay=0.99, evaluations=5, unused_parameters=True, rules=RULES if linear_path else ()
+        steps,
+        ema_decay=0.99,
+        evaluations=5,
+        unused_parameters=True,
+        rules=LINEAR_PATH_RULES if linear_path else (),
     )
     fitted: dict[str, Any] = {}
-    if linear_path and start is None:
+    if config.starts_in_closed_form:
         context.say("fitting the linear path in closed form")
         fitted = task.fit_linear_path()
     figures = fitted | train(task, loop, context.folder, context, device)

@@ -16,6 +16,9 @@ FLOPS_PER_PARAMETER = 14.0
 measured for size tiny."""
 SECONDS_PER_AUDIO_SECOND, SECONDS_PER_CLIP = 0.035, 0.012
 """Core-seconds to encode with the codec of size tiny."""
+LATENT, MELS, SALIENCE_LAGS, HARMONIC_BANDS = 64, 100, 64, 7
+PITCH_PARAMETERS = 256 * (5 * LATENT + 1) + 256 * 257 + 404 * 257
+"""Of the net that reads pitch and voicing from five latents."""
 HIGGS_PARAMETERS = 200_343_777
 """Parameters of the published structure, 94 M of them the teacher's (a test compares with the model's)."""
 
@@ -33,17 +36,24 @@ def _tokenize(config: TokenizeConfig, context: Context) -> dict[str, Any]:
 
 
 def tokenizer_parameters(
-    mel_hidden: int, hidden: int, blocks: tuple[int, int, int, int], latent: int = 64, mels: int = 100
+    mel_hidden: int,
+    hidden: int,
+    blocks: tuple[int, int, int, int],
+    harmonic_source: bool = True,
+    linear_path: bool = True,
 ) -> int:
     """Trainable parameters of the native structure without a semantic head (a test compares with the model's)."""
     at_mel, at_frame = blocks[0] + blocks[3], blocks[1] + blocks[2]
+    features = MELS + (SALIENCE_LAGS if harmonic_source else 0)
     towers = sum(
         n * (6 * width * width + 15 * width) for n, width in ((at_mel, mel_hidden), (at_frame, hidden))
     )
-    inputs = 7 * mels * mel_hidden + mel_hidden + 7 * latent * hidden + hidden
+    inputs = 7 * features * mel_hidden + mel_hidden + 7 * LATENT * hidden + hidden
     strided = 8 * mel_hidden * hidden + hidden + 4 * mel_hidden
-    outputs = 2 * hidden + latent * (hidden + 1) + 2 * mel_hidden + (HOP_SAMPLES + 2) * (mel_hidden + 1)
-    return towers + inputs + strided + outputs
+    outputs = 2 * hidden + LATENT * (hidden + 1) + 2 * mel_hidden + (HOP_SAMPLES + 2) * (mel_hidden + 1)
+    source = PITCH_PARAMETERS + HARMONIC_BANDS * (mel_hidden + 1) if harmonic_source else 0
+    maps = LATENT * (4 * features + 1) + 4 * (HOP_SAMPLES // 2 + 1) * (LATENT + 1) if linear_path else 0
+    return towers + inputs + strided + outputs + source + maps
 
 
 def _plan_train(config: TrainTokenizerConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
@@ -52,7 +62,7 @@ def _plan_train(config: TrainTokenizerConfig, plans: Mapping[str, StagePlan]) ->
         required(config.hidden_size),
         required(config.blocks),
     )
-    parameters = tokenizer_parameters(mel_hidden, hidden, blocks)
+    parameters = tokenizer_parameters(mel_hidden, hidden, blocks, config.harmonic_source, config.linear_path)
     if config.preset == "higgs":
         parameters, mel_hidden, hidden = HIGGS_PARAMETERS, 1024, 2048  # widths: what its activations come to
     frames = required(config.batch_size) * config.crop_frames
