@@ -2,8 +2,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# waiting threads sleep
-export OMP_WAIT_POLICY ?= passive
 # what is compiled at its first import is kept, whatever the caller's environment says
 export PYTHONDONTWRITEBYTECODE :=
 READY := $(VENV)/.ready
@@ -34,7 +32,8 @@ quickstart: $(READY)  ## from raw audio to a spoken, scored sample: runs/quickst
 
 test: $(READY)  ## pass the tests
 	@echo "==> Running the tests"
-	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --durations=60
+	@# one process per core: waiting threads sleep
+	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --durations=60
 
 check: $(READY)  ## ruff, mypy and the import contract
 	@echo "==> ruff, mypy, import contract"

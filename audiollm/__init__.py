@@ -6,9 +6,12 @@ import os
 from importlib import import_module
 from typing import Any
 
-# Threads of a parallel region that wait for the others sleep: those that spin take the core of the one that they wait
+# Threads of a parallel region that wait for the others sleep, after spinning for some 20 microseconds: waking a thread
+# takes longer than the next region of a small model is away; those that spin on take the core of the one that they wait
 # for wherever anything else is at work (benchmarks/busy_neighbour.py). Read when torch is loaded; processes inherit it.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ["OMP_WAIT_POLICY"] = "passive"
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 __version__ = "0.1.0"
 
