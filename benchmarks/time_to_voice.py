@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, nargs="+", default=[100], help=steps_help)
     tokenizer_help = "steps of the tokenizer; 0: those of the recipe"
     parser.add_argument("--tokenizer-steps", type=int, default=100, help=tokenizer_help)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--name", default="time-to-voice")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     arguments = parse_options(parser, steps=[0], tokenizer_steps=0)
@@ -46,7 +47,7 @@ def main() -> None:
     for steps in arguments.steps:
         recipe = load_recipe(
             here / "recipes" / "quickstart.yaml",
-            [*overrides, *([f"train.steps={steps}"] if steps else [])],
+            [f"seed={arguments.seed}", *overrides, *([f"train.steps={steps}"] if steps else [])],
             name=arguments.name,
             runs=arguments.runs,
         )
