@@ -20,8 +20,8 @@ from tests.documented import ROOT, Snippet, blocks, command_line, documents, inl
 PACKAGES = ("audiollm", "tokenizer", "pipelines")
 ENTRY_POINT_GROUPS = frozenset(project()["entry-points"])
 TOP_FOLDERS = (*PACKAGES, "recipes", "benchmarks", "tests", "docs")
-READERS_FILES = re.compile(r"^my_\w+\.py$")
-"""Files that a document asks its reader to write."""
+READERS_FILES = re.compile(r"^my_\w+\.py$|^(runs|build)/")
+"""Files that a document asks its reader to write, and folders of what commands write."""
 FOREIGN_NAMES = frozenset(
     {
         "run_wer.py",

@@ -23,6 +23,8 @@ from audiollm.models.generation_config import read_generation
 PLAIN = SamplingConfig()
 TEXT_GUIDANCE, SPEAKER_GUIDANCE = 3.0, 2.0
 """Guidance weights of models whose training hid the text or the speaker at times."""
+PHRASE_TEMPERATURE = 0.4
+"""Temperature of models that say a text phrase by phrase: at 0.7 a third of the words were wrong, at 0.4 a quarter."""
 GIVEN_BY_USER = "given"
 DAMAGED_REMEDY = "mend it, or remove the file: then nothing is known of the training"
 
@@ -104,7 +106,8 @@ def read_defaults(folder: Path) -> Defaults:
     """Read the default sampling of a model's folder.
 
     Guidance is `TEXT_GUIDANCE` and `SPEAKER_GUIDANCE` where the training hid the text or the speaker at times, else
-    none; the rest is what `generation_config.json` says.
+    none; the rest is what `generation_config.json` says. Where that has no temperature and the training was on
+    phrases, it is `PHRASE_TEMPERATURE`.
 
     Raises:
         ConfigError: one of the two files is damaged, or says what cannot be.
@@ -114,8 +117,10 @@ def read_defaults(folder: Path) -> Defaults:
     for name, value in read_generation(folder).items():
         values[_FIELD_OF_KEY[name]], sources[_FIELD_OF_KEY[name]] = value, GENERATION_FILE
     trained = read_trained(folder)
-    guidance = guidance_of(trained.text_dropout, trained.speaker_dropout)
-    values, sources = values | guidance, sources | dict.fromkeys(guidance, TRAINED_FILE)
+    by_training = guidance_of(trained.text_dropout, trained.speaker_dropout)
+    if trained.phrase_words is not None and "temperature" not in values:
+        by_training["temperature"] = PHRASE_TEMPERATURE
+    values, sources = values | by_training, sources | dict.fromkeys(by_training, TRAINED_FILE)
     return Defaults(replace(PLAIN, **values), sources)
 
 

@@ -54,6 +54,14 @@ def test_guidance_needs_a_condition_that_was_hidden_in_training(
     assert (sampling.temperature, sampling.top_p, sampling.ras_window) == (0.7, 0.9, 0)
 
 
+def test_phrases_are_drawn_at_a_lower_temperature(tmp_path: Path) -> None:
+    write_json(tmp_path / "trained.json", {"phrase_words": 2})
+    defaults = read_defaults(tmp_path)
+    assert (defaults.sampling.temperature, defaults.sources) == (0.4, {"temperature": "trained.json"})
+    write_json(tmp_path / "generation_config.json", {"do_sample": True, "temperature": 0.6})
+    assert read_defaults(tmp_path).sampling.temperature == 0.6
+
+
 def test_the_authors_settings(tmp_path: Path) -> None:
     """The file is read as transformers writes it."""
     settings = transformers.GenerationConfig(
