@@ -89,16 +89,12 @@ def main() -> None:
                 (run_seconds(recipe, waiting, busy=False), run_seconds(recipe, waiting, busy=True))
                 for _ in range(options.pairs)
             ]
-            for part, what in enumerate(("CPU-seconds", "seconds")):
+            for part, unit, suffix in ((0, "CPU-seconds", ""), (1, "seconds", ", time")):
                 alone, beside = (
                     statistics.median(run[part] for run in runs) for runs in zip(*pairs, strict=True)
                 )
-                case = (
-                    f"{options.steps} steps, {waiting}"
-                    if part == 0
-                    else f"{options.steps} steps, {waiting}, time"
-                )
-                print_row("busy_neighbour", case, beside, alone, f"{what} beside / alone", digits=1)
+                case = f"{options.steps} steps, {waiting}{suffix}"
+                print_row("busy_neighbour", case, beside, alone, f"{unit} beside / alone", digits=1)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ SECONDS_PER_AUDIO_SECOND, SECONDS_PER_CLIP = 0.035, 0.012
 """Core-seconds to encode with the codec of size tiny."""
 LATENT, MELS, SALIENCE_LAGS, HARMONIC_BANDS = 64, 100, 64, 7
 PITCH_PARAMETERS = 256 * (5 * LATENT + 1) + 256 * 257 + 404 * 257
-"""Of the net that reads pitch and voicing from five latents."""
+"""Parameters of the network that reads pitch and voicing from five latents."""
 HIGGS_PARAMETERS = 200_343_777
 """Parameters of the published structure, 94 M of them the teacher's (a test compares with the model's)."""
 
