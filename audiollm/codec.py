@@ -71,6 +71,15 @@ class StreamedCodec(Protocol):
     def code_stream(self) -> CodeStream: ...
 
 
+@runtime_checkable
+class LocalCodec(Protocol):
+    """A codec whose decoder looks no further than some frames around each."""
+
+    @property
+    def decoder_reach(self) -> int:
+        """Frames before and behind a frame that its sound depends on."""
+
+
 class SampleStream(Protocol):
     """An encoder from samples to codes, piece by piece."""
 

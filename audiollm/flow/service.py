@@ -1,8 +1,9 @@
 """A service of models that stay loaded: requests wait in a queue, report each sampling step, can be stopped, and held
 until whoever made them is back.
 
-One thread does the work, one request at a time: two at once would each take twice as long. The commands `sound` and the
-studio use the same service.
+One thread makes sounds, one request at a time: two at once would each take twice as long. Requests that are answered in
+words, and do not use the model of sounds, have threads of their own: neither waits for the other. The commands `sound`
+and the studio use the same service.
 
 Shapes: C channels, N samples.
 """
@@ -36,6 +37,10 @@ from audiollm.flow.model.sampling import SamplerSettings
 from audiollm.models.pretrained import model_folder
 
 JobState = Literal["waiting", "running", "held", "done", "failed", "stopped"]
+Line = Literal["sounds", "words"]
+"""Kinds of requests: `sounds` run in the one thread that makes sounds, `words` in threads for answers in words."""
+WORDS_AT_ONCE = 4
+"""Requests in words that are carried out at once."""
 CLIPS_REMEMBERED = 16
 """Windows of videos whose encoded pictures are kept, and as many parts of tracks with their latents."""
 _MOST_FINISHED = 200
@@ -50,9 +55,10 @@ class Job:
     """One request: its place in the queue, its progress, and its end."""
 
     def __init__(
-        self, number: int, owner: str, title: str, work: Callable[[Job], Any], subject: str = ""
+        self, number: int, owner: str, title: str, work: Callable[[Job], Any], subject: str, line: Line
     ) -> None:
-        self.number, self.owner, self.title, self.subject = number, owner, title, subject
+        self.number, self.owner, self.title = number, owner, title
+        self.subject, self.line = subject, line
         self.state: JobState = "waiting"
         self.step, self.steps = 0, 0
         """Steps of the sampler that are done, and how many a window takes; 0: none is counted."""
@@ -158,7 +164,7 @@ class Job:
 
 
 class SoundService:
-    """A generator that stays loaded, and the queue of requests to it.
+    """A generator that stays loaded, and the queue of requests to it and of requests in words.
 
     Args:
         generator: None: there is no model, and only requests that need none are taken.
@@ -171,12 +177,18 @@ class SoundService:
             generator.tracks_remembered = CLIPS_REMEMBERED
         self._waiting: deque[Job] = deque()
         self._held: deque[Job] = deque()
-        self._running: Job | None = None
+        self._running: list[Job] = []
         self._finished: deque[Job] = deque(maxlen=_MOST_FINISHED)
         self._count, self._is_closed = 0, False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._work, name="sound service", daemon=True)
-        self._thread.start()
+        at_once: dict[Line, int] = {"sounds": 1, "words": WORDS_AT_ONCE}
+        self._threads = [
+            threading.Thread(target=self._work, args=[line], name=f"service of {line}", daemon=True)
+            for line, count in at_once.items()
+            for _ in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def has_model(self) -> bool:
@@ -197,13 +209,22 @@ class SoundService:
             )
         return self._generator
 
-    def submit(self, work: Callable[[Job], Any], owner: str = "", title: str = "", subject: str = "") -> Job:
+    def submit(
+        self,
+        work: Callable[[Job], Any],
+        owner: str = "",
+        title: str = "",
+        subject: str = "",
+        line: Line = "sounds",
+    ) -> Job:
         """Put a request at the end of the queue.
 
         Args:
-            work: called in the service's thread with its job; `Job.watched` gives settings that report steps, and
+            work: called in a thread of the service with its job; `Job.watched` gives settings that report steps, and
                 `Job.check_stop` is for work without them.
-            subject: what the request works on; see `stop_all_on`.
+            subject: what the request works on; see `stop_all_on`. Requests in words on one subject are carried out one
+                after the other.
+            line: `words`: the work does not use the generator.
 
         Raises:
             StageError: the service was closed.
@@ -212,16 +233,17 @@ class SoundService:
             if self._is_closed:
                 raise StageError("the service of sounds was closed", "start it anew")
             self._count += 1
-            job = Job(self._count, owner, title, work, subject)
+            job = Job(self._count, owner, title, work, subject, line)
             self._enqueue(job)
         return job
 
     def place(self, job: Job) -> int:
-        """Requests that are done before this one; 0: it runs, or has ended."""
+        """Requests of its line that came before this one and have not ended; 0: it runs, or has ended."""
         with self._changed:
             if job not in self._waiting:
                 return 0
-            return self._waiting.index(job) + (self._running is not None)
+            line = [each for each in (*self._running, *self._waiting) if each.line == job.line]
+            return line.index(job)
 
     def jobs(self, owner: str) -> list[Job]:
         """The requests of an owner, in their order; of finished ones the last."""
@@ -261,20 +283,20 @@ class SoundService:
                     self._cancel(job)
 
     def close(self) -> None:
-        """Stop all requests, and end the thread after the present step."""
+        """Stop all requests, and end the threads after their present steps."""
         with self._changed:
             self._is_closed = True
-            for job in [*self._waiting, *([self._running] if self._running else [])]:
+            for job in [*self._waiting, *self._running]:
                 job.stop()
             while self._held:
                 self._cancel(self._held.popleft())
             self._changed.notify_all()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def _all_jobs(self) -> list[Job]:
         with self._changed:
-            running = [self._running] if self._running is not None else []
-            return [*self._finished, *running, *self._waiting, *self._held]
+            return [*self._finished, *self._running, *self._waiting, *self._held]
 
     def _enqueue(self, job: Job) -> None:
         job.state = "waiting"
@@ -291,17 +313,27 @@ class SoundService:
         job.cancel()
         self._finished.append(job)
 
-    def _work(self) -> None:
+    def _work(self, line: Line) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._is_closed)
-                if not self._waiting:
+                self._changed.wait_for(lambda: self._next_in(line) or self._is_closed)
+                job = self._next_in(line)
+                if job is None:
                     return
-                self._running = job = self._waiting.popleft()
+                self._waiting.remove(job)
+                self._running.append(job)
             job.run()
             with self._changed:
-                self._running = None
+                self._running.remove(job)
                 self._put_away(job)
+
+    def _next_in(self, line: Line) -> Job | None:
+        """The first request that may begin."""
+        subjects = {job.subject for job in self._running if job.line == line}
+        for job in self._waiting:
+            if job.line == line and job.subject not in subjects:
+                return job
+        return None
 
     def _put_away(self, job: Job) -> None:
         """Give a request that no longer runs its place."""

@@ -15,11 +15,12 @@ from audiollm.audio import Waveform
 from audiollm.data.hearing.features import size_of
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.families.answering import AnsweringModel, AnswerRequest, BatchedAnswers, SteppedAnswers
+from audiollm.families.answering_engine import words_engine
 from audiollm.families.registry import load_speech_generator, open_model_folder
 from audiollm.generation.engine.defaults import read_trained
 from audiollm.generation.engine.request import AnswerKind, Limits, Request
 from audiollm.generation.engine.sampling import SamplingConfig
-from audiollm.generation.engine.step_engine import StepEngine, ThreadedEngine
+from audiollm.generation.engine.step_engine import StepEngine
 from audiollm.generation.service.lane import Lane
 from audiollm.generation.service.service import GenerationService
 from audiollm.generation.speaking.conversation import encode_turns
@@ -27,7 +28,6 @@ from audiollm.generation.speaking.speech_generator import SpeechGenerator
 from audiollm.generation.speaking.voice import Voice
 from audiollm.models.audio_llms.inputs import Turn
 from audiollm.models.frozen.formats import GenerationFormat
-from audiollm.serve.answering_engine import AnsweringEngine
 from audiollm.serve.errors import ApiError
 from audiollm.serve.limits import ServeLimits
 from audiollm.serve.voices import Reference
@@ -207,7 +207,8 @@ def load_served_model(
         if isinstance(answering, BatchedAnswers):
             model = serve_generator(answering.generator, name, service, limits, created)
         else:
-            lane = service.add_engine(lambda: words_engine(answering, limits))
+            sizes = limits.slots, limits.max_length, limits.prefill_positions
+            lane = service.add_engine(lambda: words_engine(answering, *sizes))
             model = ServerModel(name, lane, created, None, answering)
     model.tasks = None if tasks is None else frozenset(tasks)
     return model
@@ -222,14 +223,6 @@ def serve_generator(
         return generator.step_engine(limits.slots, limits.max_length, limits.prefill_positions)
 
     return ServerModel(name, service.add_engine(make_engine), created, generator)
-
-
-def words_engine(answering: AnsweringModel, limits: ServeLimits) -> StepEngine:
-    """Make the engine of a model that answers in words alone: side by side where its class allows it."""
-    engine = None
-    if isinstance(answering, SteppedAnswers):
-        engine = answering.step_engine(limits.slots, limits.max_length, limits.prefill_positions)
-    return AnsweringEngine(answering) if engine is None else ThreadedEngine(engine)
 
 
 def served_name(path: Path) -> str:

@@ -33,6 +33,7 @@ from pipelines.steps.step import Listener, Value
 
 if TYPE_CHECKING:
     from audiollm.audio import Waveform
+    from audiollm.generation.service.service import GenerationService
 
 Answer = TypeVar("Answer")
 _MAX_TOKENS = 1024
@@ -297,13 +298,19 @@ class ModelThinker:
             ) from None
 
 
-def model_thinker(model: str, asks: int) -> ModelThinker:
+def model_thinker(model: str, asks: int, service: GenerationService | None = None) -> ModelThinker:
     """A thinker by the folder of a model of transformers, or `endpoint=MODEL@URL`.
+
+    Args:
+        service: carries out the answers of a folder's model, so that several threads may ask it at once; None: one
+            thread asks it.
 
     Raises:
         ConfigError: it is neither, or does not load.
     """
     from audiollm.evaluate.subjects.chat import EndpointChat, FolderChat
+    from audiollm.evaluate.subjects.service_chat import ServiceChat
+    from audiollm.families.registry import open_model_folder
     from audiollm.models.pretrained import model_folder
 
     kind, _, where = model.partition("=")
@@ -314,9 +321,13 @@ def model_thinker(model: str, asks: int) -> ModelThinker:
                 f"{model!r} names no endpoint", "--model", "write endpoint=MODEL@http://HOST:PORT/v1"
             )
         return ModelThinker(EndpointChat(url, name, max_tokens=_MAX_TOKENS), asks)
-    folder = model_folder(Path(model))
-    chat = FolderChat.load(folder, _MAX_TOKENS)
-    return ModelThinker(chat, asks, pictures_of_model(model), chat.hears)
+    answering = open_model_folder(model_folder(Path(model))).answering_model()
+    chat = (
+        FolderChat(answering, _MAX_TOKENS)
+        if service is None
+        else ServiceChat(answering, _MAX_TOKENS, service)
+    )
+    return ModelThinker(chat, asks, pictures_of_model(model), answering.hears)
 
 
 def pictures_of_model(model: str) -> PictureSettings:

@@ -102,4 +102,4 @@ def open_studio(
         try:
             run_server(app, listening)
         finally:
-            editor.service.close()
+            editor.close()

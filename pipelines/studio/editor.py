@@ -31,6 +31,7 @@ from audiollm.flow.editing.tracks import copy_described, lost_in_wav, read_track
 from audiollm.flow.model.sampling import SamplerSettings
 from audiollm.flow.service import (
     Job,
+    Line,
     SoundOrder,
     SoundService,
     default_guidance,
@@ -38,6 +39,7 @@ from audiollm.flow.service import (
     extract_ordered,
     make_ordered,
 )
+from audiollm.generation.service.service import GenerationService
 from audiollm.video.decoders import VideoError
 from audiollm.video.writing import lost_by_replacing, replace_sound
 from pipelines.audiocot.thinking import Thinker, ThoughtRequest, understand
@@ -93,7 +95,9 @@ class SoundEditor:
 
     Args:
         thinker: writes chains of thought: a model, or measurements.
-        writer_understands: whether the thinker turns instructions into operations and looks at regions.
+        writer_understands: whether the thinker turns instructions into operations and looks at regions; several threads
+            then ask it at once.
+        answers: carries out the answers of a thinker that is a model of this machine; it is closed with the editor.
     """
 
     def __init__(
@@ -104,8 +108,9 @@ class SoundEditor:
         thinker: Thinker,
         writer_understands: bool,
         limits: StudioLimits,
+        answers: GenerationService | None = None,
     ) -> None:
-        self.service, self.store, self.regions = service, store, regions
+        self.service, self.store, self.regions, self._answers = service, store, regions, answers
         self.writer_understands = writer_understands
         self.run = secrets.token_hex(4)
         """The name of this start of the studio: a page may outlive it, and the numbers of requests begin anew."""
@@ -168,7 +173,8 @@ class SoundEditor:
                 "of_object": bool(region),
             }
 
-        return self._submit(project, work, owner, "writing the chain of thought")
+        line: Line = "words" if self.writer_understands else "sounds"  # measurements keep a processor busy
+        return self._submit(project, work, owner, "writing the chain of thought", line)
 
     def understand(
         self,
@@ -201,7 +207,7 @@ class SoundEditor:
             job.check_stop()
             return {"edits": [vars(plan) for plan in plans]}
 
-        return self._submit(project, work, owner, "understanding the instruction")
+        return self._submit(project, work, owner, "understanding the instruction", "words")
 
     def generate(self, project: StoredProject, owner: str, request: MakeRequest) -> Job:
         """Make a sound for the project's pictures, words and chain of thought: a new root of the tree.
@@ -336,10 +342,21 @@ class SoundEditor:
         except VideoError:
             raise _does_not_go(path.suffix) from None
 
+    def close(self) -> None:
+        """Stop all requests, and end the threads that carry them out."""
+        self.service.close()
+        if self._answers is not None:
+            self._answers.close()
+
     # Private
 
     def _submit(
-        self, project: StoredProject, work: Callable[[Job], dict[str, Any]], owner: str, title: str
+        self,
+        project: StoredProject,
+        work: Callable[[Job], dict[str, Any]],
+        owner: str,
+        title: str,
+        line: Line = "sounds",
     ) -> Job:
         """Put a request on a project at the end of the queue."""
 
@@ -347,7 +364,7 @@ class SoundEditor:
             self.store.check_there(project)  # a deletion stops what is in the queue, not what comes after it
             return work(job)
 
-        return self.service.submit(checked, owner, title, project.id)
+        return self.service.submit(checked, owner, title, project.id, line)
 
     def _check_edit(self, kind: EditKind, request: MakeRequest) -> None:
         """

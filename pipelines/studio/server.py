@@ -10,6 +10,7 @@ from typing import IO, Any
 from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.yamnet import checked_tagger
 from audiollm.flow.service import SoundService, load_generator
+from audiollm.generation.service.service import GenerationService
 from pipelines.audiocot.thinking import MeasuredThinker, model_thinker
 from pipelines.studio.editor import SoundEditor, Thinker
 from pipelines.studio.limits import StudioLimits
@@ -41,10 +42,12 @@ def load_editor(
     """
     tagger_path = None if tagger is None else checked_tagger(tagger)
     generator = load_generator(model, autoencoder) if model is not None else None
-    thinker: Thinker = MeasuredThinker(tagger_path) if writer is None else model_thinker(writer, 3)
+    answers = None if writer is None else GenerationService()
+    thinker: Thinker = MeasuredThinker(tagger_path) if writer is None else model_thinker(writer, 3, answers)
     regions = RegionFinder(Sam2Tracker(tracker) if tracker is not None else None)
     store = ProjectStore(folder, limits)
-    return SoundEditor(SoundService(generator), store, regions, thinker, writer is not None, limits)
+    service = SoundService(generator)
+    return SoundEditor(service, store, regions, thinker, writer is not None, limits, answers)
 
 
 def studio_app(editor: SoundEditor, runs: Path, data: tuple[Path, ...] = (), live: Path | None = None) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from audiollm.codec import Codec, codec_digest
 from audiollm.errors import ConfigError
+from audiollm.generation.engine.streaming import OverlappingWindows
 from tokenizer.higgs import HiggsTokenizer, published_config
 from tokenizer.higgs.acoustic import SPAN_STEPS, AcousticDecoder, AcousticEncoder, Snake, squared_sine
 from tokenizer.higgs.quantizer import HiggsQuantizer
@@ -210,6 +211,18 @@ def test_it_is_a_codec_and_names_bad_input(ours: HiggsTokenizer) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             ours.decode(codes)
+
+
+def test_pieces_decoded_within_its_reach_are_those_of_the_whole(ours: HiggsTokenizer) -> None:
+    codes_KT = torch.randint(0, 16, (ours.num_codebooks, 60), generator=torch.Generator().manual_seed(0))
+    codes_KT %= ours.codebook_size
+    whole_1N = ours.decode(codes_KT)
+    errors = {}
+    for reach in (ours.decoder_reach, 2):
+        stream = OverlappingWindows(ours, past=reach, future=reach, max_window=32)
+        parts = [stream.push(frame_K1) for frame_K1 in codes_KT.split(1, dim=1)]
+        errors[reach] = float((torch.cat([*parts, stream.flush()], dim=1) - whole_1N).abs().max())
+    assert errors[ours.decoder_reach] < 1e-5 * float(whole_1N.abs().max()) < errors[2]
 
 
 @pytest.mark.parametrize("length", [1, 7, 40, SPAN_STEPS // 8 + 3])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,9 @@ class HiggsTokenizer(nn.Module):
         self.quantizer = HiggsQuantizer(
             config.num_quantizers, hidden, config.codebook_size, config.codebook_dim
         )
+
+    decoder_reach: ClassVar[int] = 10
+    """See `LocalCodec`: how far the convolutions of the published decoder reach, at its upsampling ratios."""
 
     @property
     def hop_samples(self) -> int:

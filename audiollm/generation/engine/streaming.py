@@ -12,11 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from audiollm.codec import Codec, CodeStream, StreamedCodec
+from audiollm.codec import Codec, CodeStream, LocalCodec, StreamedCodec
 from audiollm.generation.engine.request import Answer, Event, Finished, Frames, TextPiece
 
 CHUNK_FRAMES = 4
 """Frames decoded at a time after the first sound: decoding one by one costs more."""
+WINDOW_FRAMES, MAX_WINDOW_S = 8, 1.0
+"""A window of a codec without a decoder of its own for streams: frames at first, and seconds once it has grown, while a
+listener has sound to play."""
+ATTENDED_FRAMES = 32
+"""Frames before a window with which it is decoded where nothing tells how far the codec looks back."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +74,17 @@ class EventSound:
         return pieces
 
 
-def code_stream(codec: Codec) -> CodeStream:
-    """Return the codec's own incremental decoder where it has one, else overlapping windows."""
-    return codec.code_stream() if isinstance(codec, StreamedCodec) else OverlappingWindows(codec)
+def code_stream(codec: Codec, max_window: int = WINDOW_FRAMES) -> CodeStream:
+    """Return the codec's own incremental decoder where it has one, else overlapping windows.
+
+    Args:
+        max_window: frames of a window at most.
+    """
+    if isinstance(codec, StreamedCodec):
+        return codec.code_stream()
+    if isinstance(codec, LocalCodec):
+        return OverlappingWindows(codec, codec.decoder_reach, codec.decoder_reach, max_window=max_window)
+    return OverlappingWindows(codec, max_window=max_window)
 
 
 class OverlappingWindows:
@@ -80,7 +93,8 @@ class OverlappingWindows:
     As good as decoding the whole where a frame's sound depends on no more than `past` frames before it and `future`
     behind; convolutional decoders at 12 to 75 frames per second reach 3 to 10 (Higgs's, EnCodec's), and what attends to
     all of its past (Mimi's) comes close. Costs `past + future` frames more to decode a window. The first window is a
-    frame, so that sound begins `future` frames after the codes.
+    frame, so that sound begins `future` frames after the codes; each of the next is `window` frames longer than the one
+    before, up to `max_window` (None: `window`).
     """
 
     _codes_KT: Tensor | None
@@ -88,14 +102,22 @@ class OverlappingWindows:
     """Kept frames whose sound has already been returned."""
     _next_window: int
 
-    def __init__(self, codec: Codec, past: int = 32, future: int = 10, window: int = 8) -> None:
-        self._codec, self._past, self._future, self._window = codec, past, future, window
+    def __init__(
+        self,
+        codec: Codec,
+        past: int = ATTENDED_FRAMES,
+        future: int = 10,
+        window: int = WINDOW_FRAMES,
+        max_window: int | None = None,
+    ) -> None:
+        self._codec, self._past, self._future = codec, past, future
+        self._window, self._max_window = window, max_window or window
         self._begin()
 
     @property
     def latency_s(self) -> float:
         """The longest time from a frame's codes to the end of its sound."""
-        return (self._window + self._future) / self._codec.frame_rate
+        return (self._max_window + self._future) / self._codec.frame_rate
 
     def push(self, codes_KT: Tensor) -> Tensor:
         """Add codes `[K, t]`; return the samples `[1, n]` of the windows that they complete."""
@@ -103,7 +125,7 @@ class OverlappingWindows:
         parts = [torch.zeros(1, 0)]
         while self._codes_KT.shape[1] - self._context >= self._next_window + self._future:
             parts.append(self._decode(self._next_window))
-            self._next_window = self._window
+            self._next_window = min(self._next_window + self._window, self._max_window)
         return torch.cat(parts, dim=1)
 
     def flush(self) -> Tensor:
@@ -133,7 +155,8 @@ class _Voice:
     """Decoder of the frames of one stretch of speech after the other."""
 
     def __init__(self, codec: Codec, chunk_frames: int) -> None:
-        self._decoder, self._chunk_frames = code_stream(codec), chunk_frames
+        max_window = max(WINDOW_FRAMES, round(MAX_WINDOW_S * codec.frame_rate))
+        self._decoder, self._chunk_frames = code_stream(codec, max_window), chunk_frames
         self._stretch = 0
         self._waiting: list[Tensor] = []
         self._sounded = self._began = False

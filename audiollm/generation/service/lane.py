@@ -11,7 +11,10 @@ from audiollm.generation.engine.step_engine import StepEngine, Unanswered
 from audiollm.generation.service.jobs import PlanJob
 
 MAX_AHEAD_S = 2.0
-"""Seconds of sound that are made ahead of a caller who does not take them."""
+"""Seconds of sound that are made ahead of a caller who does not take them, at most."""
+RESTING_AHEAD_S = 0.3
+"""Seconds from which on the requests of such a caller rest: one more piece, with the end of a codec's last window, is
+no longer than what is left of `MAX_AHEAD_S`."""
 
 
 class Lane:
@@ -73,7 +76,7 @@ class Lane:
             self._route(event)
 
     def _resumable(self) -> list[PlanJob]:
-        return [job for job in self.jobs if job.paused and job.ahead_s < MAX_AHEAD_S]
+        return [job for job in self.jobs if job.paused and job.ahead_s < RESTING_AHEAD_S]
 
     def _can_submit(self) -> bool:
         if not self._unsubmitted:
@@ -133,7 +136,7 @@ class Lane:
             job.answers[job.running.pop(event.request)] = event.answer
             if None not in job.answers:
                 self._ready.append(job)
-        if not job.paused and job.ahead_s >= MAX_AHEAD_S:
+        if not job.paused and job.ahead_s >= RESTING_AHEAD_S:
             self._pause(job, True)
 
     def _pause(self, job: PlanJob, paused: bool) -> None:

@@ -97,15 +97,23 @@ class GenerationService:
         self._thread.join()
 
     def _work(self) -> None:
-        while True:
-            with self._awake:
-                while not (self._is_closing or self._calls or any(lane.busy for lane in self.lanes)):
-                    self._awake.wait()
-                if self._is_closing:
-                    return
-                calls, lanes = [*self._calls], self.lanes
-                self._calls.clear()
-            for call in calls:
-                call()
-            for lane in lanes:
-                lane.turn()
+        while self._take_turn():
+            pass
+        for lane in self.lanes:  # an engine may have a thread of its own that would go on
+            for job in [*lane.jobs]:
+                lane.drop(job)
+
+    def _take_turn(self) -> bool:
+        """Wait for something to do and do it; return whether the service goes on."""
+        with self._awake:
+            while not (self._is_closing or self._calls or any(lane.busy for lane in self.lanes)):
+                self._awake.wait()
+            if self._is_closing:
+                return False
+            calls, lanes = [*self._calls], self.lanes
+            self._calls.clear()
+        for call in calls:
+            call()
+        for lane in lanes:
+            lane.turn()
+        return True

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from audiollm.errors import ConfigError
-from audiollm.flow.service import Job, JobStopped, SoundService
+from audiollm.flow.service import WORDS_AT_ONCE, Job, JobStopped, Line, SoundService
 
 
 def test_what_has_ended_keeps_none_of_its_sounds() -> None:
@@ -60,7 +60,8 @@ def test_a_request_that_waits_is_stopped_at_once() -> None:
     service.close()
 
 
-def test_requests_of_an_owner_are_held_and_go_on_where_they_were() -> None:
+@pytest.mark.parametrize("line", ["sounds", "words"])
+def test_requests_of_an_owner_are_held_and_go_on_where_they_were(line: Line) -> None:
     service, begun, go_on = SoundService(), threading.Event(), threading.Event()
 
     def work(job: Job) -> int:
@@ -70,7 +71,7 @@ def test_requests_of_an_owner_are_held_and_go_on_where_they_were() -> None:
             job.check_stop()
         return int(job.result)
 
-    running, waiting, stranger = (service.submit(work, owner) for owner in "aab")
+    running, waiting, stranger = (service.submit(work, owner, line=line) for owner in "aab")
     assert begun.wait(10)
     service.hold("a")
     while running.state != "held":
@@ -140,3 +141,62 @@ def test_the_queue_tells_places_and_keeps_nothing_of_what_failed() -> None:
     with pytest.raises(ConfigError, match="audiollm run recipes/thinksound/tiny.yaml"):
         _ = service.generator
     service.close()
+
+
+def test_words_wait_for_no_sound_and_no_sound_for_them() -> None:
+    """Requests in words go on beside each other, those on one subject in their order."""
+    service, go_on, together = SoundService(), threading.Event(), threading.Barrier(WORDS_AT_ONCE + 1)
+    written: list[int] = []
+
+    def wait(job: Job) -> None:
+        assert go_on.wait(60)
+
+    def write(job: Job) -> None:
+        together.wait(60)
+        written.append(job.number)
+        assert go_on.wait(60)
+
+    sounds = [service.submit(wait), service.submit(wait)]
+    words = [service.submit(write, subject=str(number), line="words") for number in range(WORDS_AT_ONCE)]
+    together.wait(60)  # as many as may run at once do, while a sound is made
+    last = [
+        service.submit(lambda job: written.append(job.number), subject=subject, line="words")
+        for subject in "0z0"
+    ]
+    assert [service.place(job) for job in (*sounds, *words, *last)] == [0, 1, *[0] * WORDS_AT_ONCE, 4, 5, 6]
+    go_on.set()
+    assert all(job.wait(60) and job.state == "done" for job in (*sounds, *words, *last))
+    assert written.index(last[0].number) < written.index(last[2].number)
+    service.close()
+
+
+def test_words_on_one_subject_wait_for_each_other_alone() -> None:
+    service, begun, go_on = SoundService(), threading.Event(), threading.Event()
+
+    def write(job: Job) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    first = service.submit(write, subject="p", line="words")
+    assert begun.wait(60)
+    second, other = (service.submit(lambda job: "done", subject=each, line="words") for each in "pq")
+    assert other.value() == "done" and second.state == "waiting" and first.state == "running"
+    go_on.set()
+    assert second.value() == "done"
+    service.close()
+
+
+def test_the_end_of_the_service_stops_words_and_ends_all_threads() -> None:
+    service, begun = SoundService(), threading.Event()
+
+    def write(job: Job) -> None:
+        begun.set()
+        while True:
+            job.check_stop()
+            time.sleep(0.005)
+
+    jobs = [service.submit(write, subject="p", line="words") for _ in range(2)]
+    assert begun.wait(60)
+    service.close()
+    assert [job.state for job in jobs] == ["stopped", "stopped"]
+    assert not any(thread.is_alive() for thread in service._threads)

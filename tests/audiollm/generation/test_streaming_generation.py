@@ -122,6 +122,21 @@ def test_overlapping_windows_decode_as_the_whole_where_the_codec_looks_no_furthe
     assert torch.equal(shorter, codec.decode(whole_KT)) is (frames < 7)  # the context does count
 
 
+def test_windows_grow_and_decode_as_the_whole() -> None:
+    """Sound as soon as without growth, in fewer and longer pieces; the last ones as long as they may be."""
+    codec, whole_KT = Smoothing(), codes(60)
+    lengths, growing = {}, OverlappingWindows(codec, past=3, future=2, window=4, max_window=10)
+    for name, decoder in (
+        ("even", OverlappingWindows(codec, past=3, future=2, window=4)),
+        ("growing", growing),
+    ):
+        parts = [decoder.push(frame_K1) for frame_K1 in whole_KT.split(1, dim=1)]
+        lengths[name] = [part.shape[1] // 40 for part in parts if part.shape[1]]
+        assert torch.equal(torch.cat([*parts, decoder.flush()], dim=1), codec.decode(whole_KT))
+    assert lengths == {"even": [1] + [4] * 14, "growing": [1, 5, 9, 10, 10, 10, 10]}
+    assert growing.latency_s == 12 / 25
+
+
 def test_a_codec_that_can_decode_in_pieces_does(codec: AudioTokenizer) -> None:
     assert isinstance(codec, StreamedCodec) and code_stream(codec).latency_s == pytest.approx(0.095)
     assert isinstance(code_stream(Smoothing()), OverlappingWindows)

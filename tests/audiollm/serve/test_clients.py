@@ -17,12 +17,12 @@ from audiollm.audio import Waveform, load_bytes
 from audiollm.audio.sound_encoder import SOUND_FORMATS, encode_sound, pcm16
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.families.answering import AnswerError, AnswerRequest, WrittenAnswer
+from audiollm.families.answering_engine import AnsweringEngine
 from audiollm.generation.engine.request import Limits, Request
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.generation.engine.streaming import stream_audio
 from audiollm.generation.service.service import GenerationService
 from audiollm.generation.speaking.dialogue import dialogue_stream, parse_script
-from audiollm.serve.answering_engine import AnsweringEngine
 from audiollm.serve.limits import ServeLimits
 from audiollm.serve.model import ServerModel
 from audiollm.serve.voices import Reference, VoiceStore

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from audiollm.audio import load, save
+from audiollm.families.answering_engine import AnsweringEngine
 from audiollm.generation.service.service import GenerationService
-from audiollm.serve.answering_engine import AnsweringEngine
 from audiollm.serve.limits import ServeLimits
 from audiollm.serve.model import ServerModel, serve_generator
 from pipelines.annotate.synthesizers.espeak import SAMPLE_RATE, Espeak

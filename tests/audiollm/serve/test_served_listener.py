@@ -10,18 +10,17 @@ from typing import Any
 
 import openai
 import pytest
-import torch
 
 from audiollm.audio import load_bytes
 from audiollm.families.answering import AnsweringModel, AnswerRequest
+from audiollm.families.answering_engine import AnsweringEngine
 from audiollm.families.listener.answering_rows import ListenerEngine
 from audiollm.families.registry import open_model_folder
 from audiollm.generation.engine.step_engine import ThreadedEngine
 from audiollm.models.audio_llms.inputs import Turn
-from audiollm.serve.answering_engine import AnsweringEngine
 from audiollm.serve.limits import ServeLimits
 from audiollm.serve.model import load_served_model
-from tests.audiollm.models.tiny_audio_llms import save_tiny
+from tests.audiollm.models.tiny_audio_llms import save_thinker, save_tiny
 from tests.audiollm.serve.running import RunningServer, running_server, voice_wav, wait_for
 
 LIMITS = ServeLimits(max_length=2048, answer_tokens=900, prefill_positions=32)
@@ -29,12 +28,7 @@ LIMITS = ServeLimits(max_length=2048, answer_tokens=900, prefill_positions=32)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("ears")
-    model, _ = save_tiny("qwen2_5_omni_thinker", place)
-    with torch.no_grad():
-        model.get_output_embeddings().weight.mul_(0.3)
-    model.save_pretrained(place)
-    return place
+    return save_thinker(tmp_path_factory.mktemp("ears"))
 
 
 @pytest.fixture(scope="module")

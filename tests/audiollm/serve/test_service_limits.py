@@ -89,7 +89,7 @@ def test_a_slow_reader_stops_its_own_stream_and_is_left_in_the_end(server: Runni
         (job,) = server.state.service.lanes[0].jobs or {None}
         if job is not None:
             wait_for(lambda: job.paused or job.is_over)
-            assert job.ahead_s < MAX_AHEAD_S + 0.5
+            assert job.ahead_s <= MAX_AHEAD_S
         wait_for(server.is_idle)  # after `stall_s`
         received = b""
         with pytest.raises((ConnectionError, EOFError)):

@@ -82,7 +82,7 @@ def test_a_chain_of_thought_that_a_person_changes_meanwhile_stays(tmp_path: Path
         SoundEditor(SoundService(), store, RegionFinder(), ScriptedWriter(), True, limits)
     ) as editor:
         project = opened(editor, write_recording(tmp_path / "sound.wav", 0.5))
-        editor.service.submit(lambda job: go_on.wait(10))
+        editor.service.submit(lambda job: go_on.wait(10), subject=project.id, line="words")
         job, mine = editor.think(project, "w"), ThoughtRecord(background=["rain"])
         store.keep_thought(project, mine)
         go_on.set()

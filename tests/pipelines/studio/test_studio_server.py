@@ -82,7 +82,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     editor = made_editor(folder / "work", tiny_generator(folder / "model"), limits)
     app = studio_app(editor, folder / "runs", (folder / "data",))
     yield editor, app
-    editor.service.close()
+    editor.close()
 
 
 def browser(app: Any) -> Any:
@@ -329,7 +329,7 @@ def test_a_window_that_outlives_the_server_takes_no_old_request_for_a_new_one(tm
         stopped = client.post(f"/studio/api/jobs/{job['number']}/stop?page={PAGE}", headers=CHANGES).json()
         assert stopped["key"] == job["key"]
         keys.append(job["key"].replace(f"-{job['number']}", ""))
-        editor.service.close()
+        editor.close()
     assert keys[0] != keys[1]
 
 

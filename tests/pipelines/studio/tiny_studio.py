@@ -80,7 +80,7 @@ def closing(editor: SoundEditor) -> Iterator[SoundEditor]:
     try:
         yield editor
     finally:
-        editor.service.close()
+        editor.close()
 
 
 def write_recording(path: Path, seconds: float = 2.0) -> Path:

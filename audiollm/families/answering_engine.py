@@ -1,4 +1,4 @@
-"""The engine of a model whose class answers one conversation after the other, as a service takes its steps."""
+"""The engine of a model that answers in words alone, as a service takes its steps."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from concurrent.futures import wait as wait_for
 
 import torch
 
-from audiollm.families.answering import AnsweringModel, AnswerRequest, WrittenAnswer
+from audiollm.families.answering import AnsweringModel, AnswerRequest, SteppedAnswers, WrittenAnswer
 from audiollm.generation.engine.request import Answer, Event, Finished, TextPiece
-from audiollm.generation.engine.step_engine import STEP_S, Unanswered
+from audiollm.generation.engine.step_engine import STEP_S, StepEngine, ThreadedEngine, Unanswered
 
 
 class AnswerCancelled(BaseException):
@@ -80,3 +80,16 @@ class AnsweringEngine:
 
     def pause(self, number: int, paused: bool = True) -> None:
         """See `StepEngine.pause`: words are no sound, whose listener could fall behind."""
+
+
+def words_engine(
+    answering: AnsweringModel, slots: int, max_length: int, prefill_positions: int
+) -> StepEngine:
+    """Make the engine of a model that answers in words alone: side by side where its class allows it.
+
+    Its steps are taken in a thread of its own. The numbers are those of `SteppedAnswers.step_engine`.
+    """
+    engine = None
+    if isinstance(answering, SteppedAnswers):
+        engine = answering.step_engine(slots, max_length, prefill_positions)
+    return AnsweringEngine(answering) if engine is None else ThreadedEngine(engine)
