@@ -97,9 +97,8 @@ def said_over(
     """
     ends_s = prompt.chunk_ends_s
     if len(texts) != len(ends_s):
-        raise BadSample(
-            prompt.prompted.place, prompt.sample.id, f"{len(texts)} actions for {len(ends_s)} chunks"
-        )
+        reason = f"{len(texts)} actions for {len(ends_s)} chunks"
+        raise BadSample(prompt.prompted.place, prompt.sample.id, reason, "not one action for each chunk")
     pieces = [
         SaidPiece(text.strip(), end_s, None, duration_s)
         for text, end_s, duration_s in zip(texts, ends_s, durations_s or [0.0] * len(texts), strict=True)

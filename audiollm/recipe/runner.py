@@ -255,6 +255,8 @@ def _run_stage(stage: RecipeStage, fingerprint: str, context: Context) -> StageR
                 stage.artifacts[artifact], context.recipe.folder / stage.stage.artifacts[artifact]
             )
         result = meter.write("done", figures=figures)
+    if aside := result.figures.get("set_aside"):
+        context.say(f"set aside: {aside}; why: {stage.folder / 'set_aside.jsonl'}")
     context.say(
         f"done in {result.seconds:.0f} s ({result.cpu_seconds / 60:.1f} CPU minutes), "
         f"peak memory {result.peak_memory_mb:.0f} MB"

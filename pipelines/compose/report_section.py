@@ -1,9 +1,8 @@
-"""The section on recordings: their number, their fate, a few segments, and all that was set aside."""
+"""The section on recordings: their number, their fate, and a few segments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from pathlib import Path
 
 from markupsafe import Markup
@@ -14,51 +13,37 @@ from audiollm.pages.blocks import (
     cards,
     clip,
     counted_reasons,
-    details,
     element,
     facts,
     heading,
     join,
     lines,
     notice,
-    set_aside_table,
     share_bar,
     small,
 )  # fmt: skip
 from audiollm.pages.clips import Gallery
 from audiollm.pages.page import Section
-from audiollm.pages.run_record import Row, RunRecord, StageRecord, pick_evenly
+from audiollm.pages.run_record import Row, StageRecord, pick_evenly
 from audiollm.pages.sections import ReportContext
 from audiollm.pages.stage_parts import Facts, facts_of
 from pipelines.review.corrections import PERSON
 
 SEGMENTS_SHOWN = 8
-SET_ASIDE_SHOWN = 200
-FEW_SET_ASIDE = 12
-"""So many rows are shown without a click."""
-SETTING_ASIDE = (
-    "train_tokenizer", "tokenize", "train", "train_preference", "train_reward", "train_policy", "train_interpreter",
-    "train_vae", "fit_mel_pca", "encode_latents", "encode_features", "train_flow", "generate_sound", "edit_sounds",
-)  # fmt: skip
-"""Stages that set recordings and samples aside, beside those that make samples."""
 QUALITIES = {"sig": "speech", "bak": "background", "ovr": "overall"}
 ABOUT_QUALITY = "DNSMOS, 1 (bad) to 5 (excellent); means of {n} segments, never a filter"
 
 
 def recordings_section(context: ReportContext) -> Section | None:
-    """Files, segments and samples as bars, segments to listen to, and the rows of `set_aside.jsonl`."""
-    run, composed = context.run, context.stages("compose")
-    annotated = run.last("annotate") or (composed[-1] if composed else None)
-    rows = set_aside_rows(run)
-    if annotated is None and not rows:
-        return None
+    """Files, segments and samples as bars, and segments to listen to."""
+    composed = context.stages("compose")
+    annotated = context.run.last("annotate") or (composed[-1] if composed else None)
     if annotated is None:
-        content = notice("This recipe has no stage annotate.")
-    elif annotated.figures is None:
+        return None
+    if annotated.figures is None:
         content = notice(annotated.absent)
     else:
         content = _recording_funnels(context, annotated, composed)
-    content = join(content, _set_aside(run, rows))
     return Section("recordings", "Recordings", content, "From recordings to samples")
 
 
@@ -170,51 +155,6 @@ def _collect_recording_facts(counts: Row, composed: Sequence[StageRecord]) -> Fa
         ("test_seconds", "to test on", lambda v: f"{v / 60:.1f} min"),
         ("text_agreement", "recognizer agrees with the given text", lambda v: f"{100 * v:.1f} %"),
     )
-
-
-def set_aside_rows(run: RunRecord) -> list[Row]:
-    """The set-aside rows of all stages, each once: the lists of stages `compose` begin with that of `annotate`."""
-
-    def listed(kind: str) -> Iterable[Row]:
-        return chain.from_iterable(stage.rows("set_aside.jsonl") for stage in run.stages(kind))
-
-    first, annotated = list(listed("compose")), run.last("annotate")
-    if not first and annotated is not None:
-        first = annotated.rows("set_aside.jsonl")
-    keys = ("stage", "place", "id", "kind", "reason")
-    rows = chain(first, *map(listed, SETTING_ASIDE))
-    return list({tuple(str(row.get(key)) for key in keys): row for row in rows}.values())
-
-
-def _set_aside(run: RunRecord, rows: Sequence[Row]) -> Markup | None:
-    if not rows:
-        return None
-    annotated = run.last("annotate")
-    source = annotated.result.settings.get("input") if annotated is not None and annotated.result else None
-    listed = [
-        {
-            "place": _shorten_recording_path(run, str(row.get("place", "")), source),
-            "id": row.get("id", ""),
-            "kind": row.get("kind", ""),
-            "reason": ""
-            if row.get("reason") == row.get("kind")
-            else run.shorten_paths(row.get("reason", "")),
-            "stage": row.get("stage", ""),
-        }
-        for row in rows[:SET_ASIDE_SHOWN]
-    ]
-    return details(
-        f"What was set aside, and why ({len(rows):,})",
-        set_aside_table(listed, len(rows) - len(listed)),
-        is_open=run.failed is not None or len(rows) <= FEW_SET_ASIDE,
-    )
-
-
-def _shorten_recording_path(run: RunRecord, path: str, source: object) -> str:
-    """A recording's path relative to the folder that was given."""
-    if source and path.startswith(f"{source}/"):
-        return path[len(str(source)) + 1 :]
-    return run.shorten_paths(path)
 
 
 def _segments(annotated: StageRecord, gallery: Gallery) -> Markup | None:

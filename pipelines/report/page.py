@@ -33,6 +33,7 @@ from audiollm.pages.page import Page, Section, Tile, build_section
 from audiollm.pages.run_record import Row, RunRecord
 from audiollm.pages.sections import ReportContext, load_sections
 from audiollm.recipe.runner import Context
+from pipelines.report.set_aside import set_aside_section
 from pipelines.report.settings import ReportConfig
 from pipelines.report.summary import seconds_and_memory, summarize_run
 
@@ -66,8 +67,8 @@ def write_run_report(config: ReportConfig, context: Context) -> dict[str, Any]:
 
 
 def build_sections(names: Sequence[str], report: ReportContext, context: Context) -> list[Section]:
-    """The sections of these names that the run has something for."""
-    builders = load_sections(names)
+    """The sections of these names that the run has something for, and what was set aside."""
+    builders = {**load_sections(names), "set_aside": set_aside_section}
     sections = []
     with context.progress("drawing", len(builders)) as progress:
         for name, builder in builders.items():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 
+from audiollm.hub_models.names import folder_label
 from audiollm.recipe.stages import InputPath, check_input, located
 from pipelines.annotate.execution.chain import STEPS
 from pipelines.annotate.execution.corpus import DuplicateConfig
@@ -20,6 +23,7 @@ from pipelines.steps.inputs import MANIFESTS
 from pipelines.steps.settings import StepsConfig
 
 _RECOGNIZER: TypeAdapter[RecognizerChoice] = TypeAdapter(RecognizerChoice)
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 PresetName = Literal["quickstart", "small", "emilia", "granary", "curator-asr", "curator-tts", "audioverse"]
 
 
@@ -143,14 +147,22 @@ class AnnotationConfig(StepsConfig):
         return Thresholds(**self.merge_thresholds(self.chosen_preset.thresholds))
 
     def recognizer_settings(self) -> list[RecognizerChoice]:
-        """Typed settings of the recognizers."""
-        recognizers = []
+        """Typed settings of the recognizers; of several of a kind, those with a model have its name."""
+        recognizers: list[RecognizerChoice] = []
         for place, choice in enumerate(self.recognizers):
             with located("recognizers", place):
                 recognizers.append(
                     _RECOGNIZER.validate_python({"kind": choice} if isinstance(choice, str) else choice)
                 )
-        return recognizers
+        kinds = Counter(recognizer.kind for recognizer in recognizers if not recognizer.name)
+        return [
+            recognizer.model_copy(
+                update={"name": _NOT_IN_NAMES.sub("-", folder_label(Path(recognizer.model)))}
+            )
+            if not recognizer.name and kinds[recognizer.kind] > 1 and hasattr(recognizer, "model")
+            else recognizer
+            for recognizer in recognizers
+        ]
 
     def step_settings(self, separated: Path = Path("separated")) -> dict[str, BaseModel]:
         """Typed settings of all steps but the recognizers.

@@ -344,6 +344,20 @@ def test_an_endpoint_that_refuses_every_request_ends_the_run_and_it_goes_on_late
     assert replies == []
 
 
+def test_recognizers_of_a_kind_have_the_names_of_their_models(tmp_path: Path) -> None:
+    folders = [tmp_path / "whisper-base", tmp_path / "whisper@tiny.en"]
+    for folder in folders:
+        folder.mkdir()
+    recognizers = [{"kind": "transformers", "model": str(folder)} for folder in folders]
+    config = AnnotationConfig(recognizers=[*recognizers, "pocketsphinx"])
+    assert [each.name for each in config.recognizer_settings()] == ["whisper-base", "whisper-tiny.en", None]
+    assert [each.name for each in AnnotationConfig(recognizers=recognizers[:1]).recognizer_settings()] == [
+        None
+    ]
+    with pytest.raises(ValidationError, match="same name"):
+        AnnotationConfig(recognizers=[recognizers[0], recognizers[0]])
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [

@@ -66,7 +66,7 @@ def test_the_page_holds_what_happened(whole: tuple[str, dict[str, Any]]) -> None
     assert labels == [f"{said}, step {n}" for n in (50, 150, 200, 1000)] + ["spectrogram of eight, step 50"]
     for text in (
         "240", "6 not audio", "231 set aside whole", "no speech found", "-71.5 dBFS, the limit is -60.0 dBFS",
-        "And 31 more in set_aside.jsonl", "7.00 M", "2 kbit/s", "first codebook alone", "11.00 M",
+        "231 set aside, beside 3 segments", "7.00 M", "2 kbit/s", "first codebook alone", "11.00 M",
         "step 1,000", "at 4 of 6 evaluations", "Audio loss by codebook",
         "75.0 %", "30.1 % to 95.4 %, n = 4", "0.750", "with a grammar of 2 texts", "99 clips", "✗ wrong", "25.0 %",
     ):  # fmt: skip

@@ -27,7 +27,7 @@ from audiollm.rl.online.report.browser import NO_ROLLOUTS, AnswerSounds, signed
 from audiollm.rl.online.report.history import FreshTraining
 from audiollm.rl.online.report.section import policies_section
 from audiollm.rl.report import comparison
-from pipelines.compose.report_section import recordings_section
+from pipelines.report.set_aside import set_aside_section
 from tests.audiollm.rl.online.prompt_records import OWN
 from tests.pipelines.report.report_run import HOSTILE, Node, Page, Run, beep, section_of, tree
 
@@ -176,8 +176,8 @@ def test_what_a_policy_set_aside_is_named(whole: Run) -> None:
         "train_policy", "questions.jsonl [3]", "cannot be read", "no such file: door.wav", "q3"
     )
     write_jsonl(whole.folder("first") / "set_aside.jsonl", [aside])
-    (row,) = section_of(whole, recordings_section).all("table", "list")[0].rows()
-    assert row == ["questions.jsonl [3] q3", "cannot be read", "no such file: door.wav", "train_policy"]
+    (row,) = section_of(whole, set_aside_section).all("table", "list")[0].rows()
+    assert row == ["cannot be read", "1", "questions.jsonl [3] q3 no such file: door.wav"]
 
 
 def test_curves_name_what_they_show(whole: Run) -> None:
