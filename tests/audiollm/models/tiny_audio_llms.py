@@ -274,6 +274,21 @@ def save_tiny(name: str, folder: Path) -> tuple[Any, Any]:
     return model, processor
 
 
+def save_thinker(folder: Path, **generation: Any) -> Path:
+    """Write a tiny thinker of Qwen2.5-Omni whose words are drawn from nearly equal shares.
+
+    Args:
+        generation: fields of its `generation_config.json`.
+    """
+    model, _ = save_tiny("qwen2_5_omni_thinker", folder)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(0.3)
+    for name, value in generation.items():
+        setattr(model.generation_config, name, value)
+    model.save_pretrained(folder)
+    return folder
+
+
 def save_processor(processor: Any, folder: Path, patch_size: int = 14) -> None:
     """Write a processor with the configuration of its parts for images and videos."""
     processor.save_pretrained(folder)

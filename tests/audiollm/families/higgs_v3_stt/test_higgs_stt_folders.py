@@ -93,6 +93,23 @@ def test_sizes_are_told_without_the_weights(folder: Path, tmp_path: Path) -> Non
     )
 
 
+def test_two_recordings_differ_in_a_new_model_from_the_first_step(tmp_path: Path) -> None:
+    """Their rows differ by a part of themselves, and not by a hundredth of what the positions add."""
+    from audiollm.models.audio_llms.higgs_v3_stt.model import HiggsAudio3Model
+
+    config = NewTranscriberConfig.model_construct(
+        **{name: field.default for name, field in NewTranscriberConfig.model_fields.items()}
+    )
+    write_transcriber(tmp_path, config, ["one two"])
+    model = HiggsAudio3Model.from_pretrained(tmp_path).eval()
+    generator = torch.Generator().manual_seed(0)
+    features_RMF = 0.5 * torch.randn(8, 128, 48, generator=generator)
+    with torch.no_grad():
+        rows_ND = model.audio_rows(features_RMF, torch.ones(8, 48))
+    rows_RPD = rows_ND.unflatten(0, (8, -1))
+    assert rows_RPD.std(dim=0).mean() > 0.1 * rows_RPD.std()
+
+
 def test_the_published_sizes_have_the_published_number_of_parameters(tmp_path: Path) -> None:
     """2.68 B by the model card of higgs-audio-v3-stt: Whisper-large-v3's encoder, Qwen3-1.7B with a head of its own."""
     text = {
