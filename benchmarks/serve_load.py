@@ -1,6 +1,6 @@
 """How many listeners at once a server of this machine holds: streamed speech at 1 to 64 callers, and hours of it.
 
-    python benchmarks/serve_load.py [--full] [--concurrency 1,4,16] [--requests 8] [--frames 100]
+    python benchmarks/serve_load.py [--full] [--concurrency 1,4,16] [--requests 8] [--frames 100] [--chart load.svg]
     python benchmarks/serve_load.py --hours 3
 
 `audiollm serve` and this client are processes on loopback; a random model of 256 x 6 says texts of 4 s, each caller the
@@ -21,7 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -40,6 +40,8 @@ BUFFER_S = 0.2
 SHARE_LEAVING = SHARE_SLOW = 0.1
 CALLERS_FOR_HOURS = 8
 SLOW_PAUSE_S = 0.5
+_SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10)
+"""Marks of the chart."""
 
 
 @dataclass
@@ -100,6 +102,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=8, help="of each caller")
     parser.add_argument("--concurrency", default="1,4,16")
     parser.add_argument("--hours", type=float, default=0.0)
+    parser.add_argument("--chart", type=Path, help="an SVG of the figures by callers")
     options = parse_options(parser, concurrency="1,2,4,8,16,32,64")
     with tempfile.TemporaryDirectory() as place:
         model, codec = write_folders(Path(place))
@@ -109,16 +112,21 @@ def main() -> None:
                 asyncio.run(run_hours(side, options))
                 return
             began, asked = time.monotonic(), 0
+            figures: dict[int, dict[str, Any]] = {}
             for callers in map(int, options.concurrency.split(",")):
                 asked += callers * options.requests
                 if asked > MOST_REQUESTS or time.monotonic() - began > MOST_S:
                     print(f"{callers} callers: left out, at most {MOST_REQUESTS} requests and {MOST_S:.0f} s")
                     break
-                asyncio.run(run_callers(side, callers, options, began + MOST_S))
+                figures[callers] = asyncio.run(run_callers(side, callers, options, began + MOST_S))
+            if options.chart:
+                draw_load(figures, options.chart)
 
 
-async def run_callers(side: Side, callers: int, options: argparse.Namespace, deadline: float) -> None:
-    """One concurrency: each caller listens to some streams, one after the other."""
+async def run_callers(
+    side: Side, callers: int, options: argparse.Namespace, deadline: float
+) -> dict[str, Any]:
+    """One concurrency: each caller listens to some streams, one after the other. Returns the figures."""
     load = Load(side, options.frames, count(), deadline)
     before_s = side.cpu_seconds()
 
@@ -133,18 +141,42 @@ async def run_callers(side: Side, callers: int, options: argparse.Namespace, dea
     sound_s = sum(listened.sound_s for listened in load.done)
     first_ms, whole_ms = ([1000 * getattr(one, name) for one in load.done] for name in ("first_s", "whole_s"))
     cost = (side.cpu_seconds() - before_s) / sound_s
-    print_row(
-        "serve_load",
-        f"streams, {callers} callers",
-        cost,
-        None,
-        "CPU-s per second of sound",
-        digits=3,
-        requests=len(load.done),
-        first_ms=_median_and_tail(first_ms),
-        whole_ms=_median_and_tail(whole_ms),
-        hold_real_time=round(statistics.fmean(listened.holds for listened in load.done), 3),
-    )
+    figures: dict[str, Any] = {
+        "requests": len(load.done),
+        "first_ms": _median_and_tail(first_ms),
+        "whole_ms": _median_and_tail(whole_ms),
+        "hold_real_time": round(statistics.fmean(listened.holds for listened in load.done), 3),
+    }
+    unit = "CPU-s per second of sound"
+    print_row("serve_load", f"streams, {callers} callers", cost, None, unit, digits=3, **figures)
+    return figures
+
+
+def draw_load(figures: Mapping[int, Mapping[str, Any]], path: Path) -> None:
+    """Write an SVG: the time to the first sound, and the share of streams that hold real time, by callers."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 2.6), layout="constrained")
+    waiting, holding = figure.subplots(1, 2)
+    callers = list(figures)
+    for place, name in enumerate(("median", "95th percentile")):
+        waiting.plot(
+            callers, [figures[each]["first_ms"][place] / 1000 for each in callers], marker="o", label=name
+        )
+    waiting.set_yscale("log")
+    waiting.set_yticks(_SECONDS, [f"{each:g}" for each in _SECONDS])
+    waiting.minorticks_off()
+    waiting.set_ylabel("seconds to the first sound")
+    waiting.legend(frameon=False)
+    holding.plot(callers, [figures[each]["hold_real_time"] for each in callers], marker="o")
+    holding.set_ylabel("streams that hold real time")
+    holding.set_ylim(-0.05, 1.05)
+    for axes in (waiting, holding):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(callers, [str(each) for each in callers])
+        axes.set_xlabel("callers at once")
+        axes.grid(alpha=0.3)
+    figure.savefig(path, metadata={"Date": None})
 
 
 async def run_hours(side: Side, options: argparse.Namespace) -> None:

@@ -193,6 +193,8 @@ def _equal_frames(codes_KT: Tensor, stopped: bool, rows_FK: Tensor, begin: int) 
     """Compare our codes with transformers' rows; of the frame that ends an answer, the first codebook alone.
 
     Where a limit ended ours, its last rows were made beside a forced EOS: only codes of rows before it are compared.
+    All that comes behind the first row that differs may differ: the parting is that of the first row, and not of the
+    first frame, whose later codebooks are drawn in later rows.
     """
     end, num_codebooks = begin + 1, len(codes_KT)
     peer_codes_KT = _undelayed(rows_FK, end)
@@ -201,12 +203,16 @@ def _equal_frames(codes_KT: Tensor, stopped: bool, rows_FK: Tensor, begin: int) 
     )
     num_rows = min(_valid_rows(rows_FK, begin), codes_KT.shape[1] + (num_codebooks if stopped else 0))
     num_frames = min(ours_KT.shape[1], peer_codes_KT.shape[1])
+    partings = []
     for frame in range(num_frames):
         is_end = end in (int(ours_KT[0, frame]), int(peer_codes_KT[0, frame]))
         for codebook in range(min(1 if is_end else num_codebooks, max(0, num_rows - frame))):
             codes = int(ours_KT[codebook, frame]), int(peer_codes_KT[codebook, frame])
             if codes[0] != codes[1]:
-                return _EqualFrames(frame, _Parting(frame + codebook, codebook, codes))
+                partings.append(_Parting(frame + codebook, codebook, codes))
+    if partings:
+        first_frame = min(parting.row - parting.codebook for parting in partings)
+        return _EqualFrames(first_frame, min(partings, key=lambda parting: parting.row))
     return _EqualFrames(max(0, min(num_frames, num_rows - num_codebooks + 1, codes_KT.shape[1])), None)
 
 
