@@ -1,20 +1,23 @@
-"""Augmentation of heard audio in training: level, tilt, shift in time, and masks over time and mel bins.
+"""Augmentation of heard audio in training: frequencies, level, tilt, shift in time, masks over time and mel bins.
 
-Masks are SpecAugment's (arXiv 1904.08779, section 2) without its warping, filled with the mean of the clip. The
-draws depend on the generator alone.
+Masks are SpecAugment's (arXiv 1904.08779, section 2) without its warping, filled with the mean of the clip. Frequencies
+are multiplied by one factor, as in vocal tract length perturbation (Jaitly and Hinton 2013), without its bend at the
+upper end: there the highest bin is repeated. The draws depend on the generator alone.
 
 Shapes: M mel bins, F mel frames of a clip.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from audiollm.data.hearing.augmentation import Augmentation
-from audiollm.data.hearing.features import FRAMES_PER_SECOND, ClipFeatures, FeatureShape
+from audiollm.data.hearing.features import FRAMES_PER_SECOND, SAMPLE_RATE, ClipFeatures, FeatureShape
 
 LOG_MEL_UNITS_PER_DB = 1 / 40
 """Change of a log-mel value per decibel: log-mels are (log10 of the power + 4) / 4."""
@@ -30,6 +33,9 @@ def augment_features(
     """
     mel_MF = torch.cat([window.mel_MF for window in clip.windows], dim=1)
     sound = min(mel_MF.shape[1], clip.rows * shape.frames_per_row)
+    if config.frequency_warp:
+        factor = 1 + config.frequency_warp * (2 * torch.rand((), generator=generator).item() - 1)
+        mel_MF = warp_frequencies(mel_MF, factor)
     mel_MF = mel_MF + _level_M1(len(mel_MF), config, generator)
     mel_MF[:, :sound] = _moved(mel_MF[:, :sound], config, generator)
     _mask(mel_MF, sound, config, generator)
@@ -42,7 +48,25 @@ def augment_features(
     return ClipFeatures(tuple(windows))
 
 
+def warp_frequencies(mel_MF: Tensor, factor: float) -> Tensor:
+    """Log-mels [M, F] of the same sound with all of its frequencies multiplied by a factor."""
+    centres_M = _bin_centres_hz(len(mel_MF))
+    bins_M = np.interp(centres_M / factor, centres_M, np.arange(len(centres_M)))
+    lower_M = torch.from_numpy(bins_M).floor().long()
+    share_M1 = (torch.from_numpy(bins_M) - lower_M)[:, None].to(mel_MF)
+    upper_M = (lower_M + 1).clamp(max=len(mel_MF) - 1)
+    return torch.lerp(mel_MF[lower_M], mel_MF[upper_M], share_M1)
+
+
 # Private
+
+
+@cache
+def _bin_centres_hz(bins: int) -> np.ndarray:
+    """Of the triangles of `WhisperFeatureExtractor`: Slaney's scale from 0 Hz to half of the sampling rate."""
+    from librosa import mel_frequencies
+
+    return mel_frequencies(bins + 2, fmin=0, fmax=SAMPLE_RATE / 2)[1:-1]
 
 
 def _level_M1(bins: int, config: Augmentation, generator: torch.Generator) -> Tensor:

@@ -27,3 +27,6 @@ class Augmentation(BaseModel):
     shift: float = Field(0.0, ge=0, le=1)
     """Later by up to this share of the clip, with its end moved to its beginning: 1 for sounds that may begin anywhere,
     0 for speech, whose words have an order."""
+    frequency_warp: float = Field(0.0, ge=0, lt=1)
+    """Frequencies higher or lower by up to this share, as of a shorter or longer vocal tract: other voices from few
+    ones. 0.15 to 0.2 for speech; 0 for sounds that are known by their pitch."""

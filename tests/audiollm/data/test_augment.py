@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from audiollm.audio import save
-from audiollm.data.hearing.augment import augment_features
+from audiollm.data.hearing.augment import augment_features, warp_frequencies
 from audiollm.data.hearing.augmentation import Augmentation
 from audiollm.data.hearing.features import ClipFeatures, FeatureShape, HeardClips, clip_features, mel_features
 from audiollm.data.records.opening import open_source
@@ -94,6 +94,36 @@ def test_levels_and_tilts_are_spread_over_what_is_asked_for() -> None:
         steps = tilt_db_M.diff()
         assert torch.allclose(steps, steps.mean().expand_as(steps), atol=1e-3)
         assert abs(tilt_db_M[0] + tilt_db_M[-1]) < 1e-3 and 0 < abs(tilt_db_M[-1]) <= 8
+
+
+@pytest.mark.parametrize("factor", [0.85, 1.0, 1.2])
+@pytest.mark.parametrize("tone_hz", [440.0, 1500.0, 3900.0])
+def test_warped_tones_are_tones_of_other_frequencies(factor: float, tone_hz: float) -> None:
+    """The loudest bin is that of a tone at the multiplied frequency, which the mel spectrogram itself says."""
+    shape = FeatureShape(80, 400, 2, False, 2)
+
+    def tone_mel(frequency_hz: float) -> Tensor:
+        seconds = torch.arange(16_000) / 16_000
+        samples = 0.3 * torch.sin(2 * torch.pi * frequency_hz * seconds)
+        return frames_of(mel_features(samples[None], shape))[:, 20:80].mean(dim=1, keepdim=True)
+
+    warped, asked_for = warp_frequencies(tone_mel(tone_hz), factor), tone_mel(tone_hz * factor)
+    assert abs(int(warped.argmax()) - int(asked_for.argmax())) <= 1
+    assert factor == 1 or abs(int(warped.argmax()) - int(tone_mel(tone_hz).argmax())) >= 2
+    if factor == 1:
+        assert torch.equal(warped, asked_for)
+
+
+def test_a_frequency_warp_is_one_for_the_whole_clip_and_spread_evenly() -> None:
+    clip = mel_features(sound(1.0), SHAPE)
+    plain = frames_of(clip)
+    factors = torch.tensor(
+        [1 + 0.2 * (2 * torch.rand((), generator=generator(seed)).item() - 1) for seed in range(20)]
+    )
+    assert factors.min() < 0.9 and factors.max() > 1.1
+    for seed, factor in enumerate(factors.tolist()):
+        warped = varied(clip, seed, frequency_warp=0.2)
+        torch.testing.assert_close(warped, warp_frequencies(plain, factor), atol=1e-5, rtol=0)
 
 
 def test_masks_are_as_many_and_as_wide_as_asked_for_and_hold_the_mean() -> None:
