@@ -177,16 +177,22 @@ def _undelayed(rows_FK: Tensor, end: int) -> Tensor:
 
 
 def _valid_rows(rows_FK: Tensor, begin: int) -> int:
-    """Rows before the first that our engine never draws: with BOS, or EOS in another codebook than the first.
+    """Rows before the first that our engine never draws, or that follows from one.
 
-    Rows begin with the BOS of the delay; behind the EOS of the first codebook all are valid.
+    Rows begin with the BOS of the delay. Before the end no code is BOS or EOS; behind the EOS of the first codebook
+    each row has one EOS more. transformers forces them a row late: where the model draws another code there, that row
+    is the last whose other codes can be compared.
     """
+    end, end_row = begin + 1, len(rows_FK)
     for row, codes_K in enumerate(rows_FK.tolist()):
-        if codes_K[0] == begin + 1:
-            return len(rows_FK) + len(codes_K)
-        if any(code >= begin for code in codes_K[: row + 1]):
+        if codes_K[0] == end and end_row > row:
+            end_row = row
+        ended = max(0, row - end_row + 1)
+        if any(code >= begin for code in codes_K[ended : row + 1]):
             return row
-    return len(rows_FK)
+        if any(code != end for code in codes_K[:ended]):
+            return row + 1
+    return len(rows_FK) + (rows_FK.shape[1] if end_row < len(rows_FK) else 0)
 
 
 def _equal_frames(codes_KT: Tensor, stopped: bool, rows_FK: Tensor, begin: int) -> _EqualFrames:

@@ -179,6 +179,23 @@ def test_an_export_that_answers_otherwise_is_removed(
     assert not (tmp_path / "out").exists()
 
 
+def test_rows_are_compared_until_transformers_ends_an_answer_in_another_way() -> None:
+    """Three codebooks, BOS 8, EOS 9. The codes of the frames are 1, those behind the end what the model draws."""
+    rows = [[1, 8, 8], [1, 1, 8], [1, 1, 1], [9, 1, 1], [9, 9, 1], [9, 9, 9]]
+
+    def valid_rows(**changed: list[int]) -> int:
+        changes = {int(row[3:]): codes for row, codes in changed.items()}
+        rows_FK = torch.tensor([changes.get(row, codes) for row, codes in enumerate(rows)])
+        return transformers_check._valid_rows(rows_FK, 8)
+
+    assert valid_rows() == len(rows) + 3
+    assert valid_rows(row4=[9, 1, 1]) == 5  # the second codebook goes on for a row
+    assert valid_rows(row5=[9, 9, 1]) == 6
+    assert valid_rows(row2=[1, 9, 1]) == valid_rows(row2=[1, 1, 8]) == 2  # our engine draws none of these
+    assert valid_rows(row3=[9, 9, 1]) == 3
+    assert valid_rows(row4=[9, 9, 9]) == 4
+
+
 def test_a_folder_that_holds_something_stays(run: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("mine")
