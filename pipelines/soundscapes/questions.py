@@ -105,8 +105,9 @@ def _plan_which(draw: Draw) -> PlannedQuestion:
     names = draw.inventory.names
     right = draw.turn(names)
     wrong = draw.names(min(draw.config.options, len(names)) - 1, without=right)
-    choices = draw.place(right, wrong, len(names))
-    return _ask("which", draw.events([right]), choices, right)
+    takes = draw.inventory.takes[right]
+    take = takes[draw.number // len(names) % len(takes)]  # every recording as often as the others
+    return _ask("which", [draw.event(take)], draw.place(right, wrong, len(names)), right)
 
 
 def _plan_presence(draw: Draw) -> PlannedQuestion:

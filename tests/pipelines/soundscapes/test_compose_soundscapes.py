@@ -25,6 +25,9 @@ from pipelines.soundscapes.stage import run_compose_soundscapes
 from tests.pipelines.soundscapes.clip_inputs import LABELS, RATE, tone, write_inputs
 
 
+NAMES = {label.split(" - ")[1].lower() for label in LABELS}
+
+
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return write_inputs(tmp_path_factory.mktemp("inputs"))
@@ -92,6 +95,18 @@ def test_answers_and_thoughts_follow_from_the_events(samples: list[Sample]) -> N
         assert answer in sample.metadata["choices"] and sample.metadata["heard"] == list(dict.fromkeys(names))
         assert sample.metadata["thought"].startswith(f"I hear {names[0]}")
         assert answer == true_answer(sample), sample
+
+
+def test_recordings_take_turns_where_one_sound_is_asked_about(samples: list[Sample]) -> None:
+    """So that as many held-out questions as there are recordings ask about each recording once."""
+    recordings: dict[str, Counter[str]] = defaultdict(Counter)
+    for sample in samples:
+        if sample.metadata["category"] == "which" and not sample.is_held_out:
+            [event] = sample.metadata["events"]
+            recordings[event["name"]][event["recording"]] += 1
+    counts = [list(counter.values()) for name, counter in recordings.items() if name in NAMES]
+    assert len(counts) == len(NAMES)
+    assert all(max(each) - min(each) <= 1 and len(each) == 3 for each in counts)
 
 
 def test_sounds_are_where_and_as_loud_as_the_metadata_says(samples: list[Sample]) -> None:
