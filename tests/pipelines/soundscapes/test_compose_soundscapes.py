@@ -24,7 +24,6 @@ from pipelines.soundscapes.settings import ComposeSoundscapesConfig, Kind
 from pipelines.soundscapes.stage import run_compose_soundscapes
 from tests.pipelines.soundscapes.clip_inputs import LABELS, RATE, tone, write_inputs
 
-
 NAMES = {label.split(" - ")[1].lower() for label in LABELS}
 
 
