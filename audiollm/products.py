@@ -236,5 +236,14 @@ def _weight_gradient(library: str, grad_RO: Tensor, x_RI: Tensor) -> Tensor:
 
 
 def _multiply_by_onednn(x_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    weight_OI = without_gaps(weight_OI)
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x_RI, weight_OI, bias_O, "none", [], "")
     return product
+
+
+def without_gaps(weight_OI: Tensor) -> Tensor:
+    """The weight itself where it or its transpose is contiguous, else a copy: with a part of a larger tensor as weight
+    oneDNN takes its reference loops, which are some thousand times slower."""
+    if weight_OI.is_contiguous() or weight_OI.T.is_contiguous():
+        return weight_OI
+    return weight_OI.contiguous()

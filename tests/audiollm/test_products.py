@@ -1,10 +1,12 @@
 """Products by oneDNN are those of PyTorch, with their gradients, and are left alone where they cannot be."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from audiollm import products
 from audiollm.products import Linear, accelerate_products, input_gradient, multiply, weight_gradient
@@ -88,6 +90,45 @@ def test_onednn_computes_all_three_products(
     module = Linear(INPUTS, OUTPUTS)
     module(torch.randn(ROWS, INPUTS, requires_grad=True)).sum().backward()
     assert calls == [(ROWS, INPUTS, OUTPUTS), (ROWS, OUTPUTS, INPUTS), (OUTPUTS, ROWS, INPUTS)]
+
+
+class OperatorWeights(TorchDispatchMode):
+    """Records the weights that oneDNN's operator is called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.mkldnn._linear_pointwise.default:
+            self.weights.append(args[1])
+        return func(*args, **(kwargs or {}))
+
+
+def test_parts_of_larger_tensors_are_copied_before_onednn_has_them_as_weights(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With gaps between its rows a weight is multiplied some thousand times slower."""
+    monkeypatch.setattr(products, "BLOCK", 7 * INPUTS)
+    torch.manual_seed(2)
+    x, weight, grad = (
+        torch.randn(ROWS, 3, INPUTS),
+        torch.randn(3, OUTPUTS, INPUTS),
+        torch.randn(ROWS, 3, OUTPUTS),
+    )
+    weight = weight.transpose(0, 1)
+    close = {"rtol": 1e-5, "atol": 1e-4}
+    with OperatorWeights() as calls:
+        out = multiply(x[:, 1], weight[:, 1])
+        input_change = input_gradient(grad[:, 1], weight[:, 1])
+        weight_change = weight_gradient(grad[:, 1], x[:, 1])
+        total = weight_gradient(grad[:, 1], x[:, 1], total_OI=torch.ones(OUTPUTS, INPUTS))
+    assert all(each.is_contiguous() or each.T.is_contiguous() for each in calls.weights)
+    assert library != "onednn" or len(calls.weights) > 3
+    torch.testing.assert_close(out, x[:, 1] @ weight[:, 1].T, **close)
+    torch.testing.assert_close(input_change, grad[:, 1] @ weight[:, 1], **close)
+    torch.testing.assert_close(weight_change, grad[:, 1].T @ x[:, 1], **close)
+    torch.testing.assert_close(total, 1 + grad[:, 1].T @ x[:, 1], **close)
 
 
 @pytest.mark.parametrize("case", ["small", "large", "bfloat16", "float64", "autocast", "subclass"])
