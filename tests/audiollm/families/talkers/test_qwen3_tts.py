@@ -87,7 +87,7 @@ def check_prompts(folder: Path, prompts: Sequence[SpeechPrompt], place: Path) ->
             depth_JV = torch.cat(
                 [model.through_rest_head(depth_FKC[:, book], book) for book in range(1, BOOKS)]
             )
-            torch.testing.assert_close(depth_JV, seen["depth"], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(depth_JV, seen["depth"], atol=2e-5, rtol=1e-5)
 
 
 def test_prompts_of_named_voices_are_the_published_ones(named: Path, tmp_path: Path) -> None:
