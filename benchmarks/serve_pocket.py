@@ -67,11 +67,11 @@ def main() -> None:
             for number in range(options.requests + 1):
                 text = TEXTS[number % len(TEXTS)]
                 body = speech_body(text, options.frames) | {"stream_format": "audio"}
-                heard = {
+                measurements = {
                     "ours": listen(ours, SPEECH, 0, json=body),
                     "peer": listen(theirs, "/tts", WAV_HEADER_BYTES, data={"text": text}),
                 }
-                for name, figure in heard.items():
+                for name, figure in measurements.items():
                     figures[name] += [figure] if number else []
     for column, (case, unit) in enumerate((("first sound", "ms"), ("a stream", "CPU-s per second of sound"))):
         mine, other = (statistics.median(each[column] for each in figures[name]) for name in ("ours", "peer"))

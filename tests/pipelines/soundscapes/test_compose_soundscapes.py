@@ -97,7 +97,7 @@ def test_answers_and_thoughts_follow_from_the_events(samples: list[Sample]) -> N
 
 
 def test_recordings_take_turns_where_one_sound_is_asked_about(samples: list[Sample]) -> None:
-    """So that as many held-out questions as there are recordings ask about each recording once."""
+    """Then as many held-out questions as there are recordings ask about each recording once."""
     recordings: dict[str, Counter[str]] = defaultdict(Counter)
     for sample in samples:
         if sample.metadata["category"] == "which" and not sample.is_held_out:
