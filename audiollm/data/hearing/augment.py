@@ -63,8 +63,8 @@ def warp_frequencies(mel_MF: Tensor, factor: float) -> Tensor:
 
 @cache
 def _bin_centres_hz(bins: int) -> np.ndarray:
-    """Centre frequencies of the mel bins, as `WhisperFeatureExtractor` has them: Slaney's scale from 0 Hz to half of the
-    sampling rate."""
+    """Centre frequencies of the mel bins, as `WhisperFeatureExtractor` has them: Slaney's scale from 0 Hz to half of
+    the sampling rate."""
     from librosa import mel_frequencies
 
     return mel_frequencies(bins + 2, fmin=0, fmax=SAMPLE_RATE / 2)[1:-1]
