@@ -137,13 +137,19 @@ def test_reasoner_and_preferences_run_from_random_weights(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_voice_says_sentences_in_phrases_and_whisper_hears_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "voices"),
+    [("small", "synthesizer: hibari"), ("small_voices", "synthesizer: espeak, voices: 5, test_voices: 2")],
+)
+def test_a_voice_says_sentences_in_phrases_and_whisper_hears_it(
+    tmp_path: Path, name: str, voices: str
+) -> None:
     """All stages with a few sentences and steps: the model speaks in phrases, and the named judge hears it."""
     (whisper,) = folders("whisper-tiny.en")
     (tmp_path / "texts.txt").write_text("\n".join(SENTENCES[:40]))
-    corpus = f"{{synthesizer: hibari, texts: {tmp_path / 'texts.txt'}, test_texts: 4}}"
+    corpus = f"{{{voices}, texts: {tmp_path / 'texts.txt'}, test_texts: 4}}"
     recipe = load_recipe(
-        ROOT / "recipes" / "voice" / "small.yaml",
+        ROOT / "recipes" / "voice" / f"{name}.yaml",
         [
             f"judge={whisper}", f"corpus={corpus}", "codec_steps=12", "minutes=0.2", "compose.min_seconds=10",
             "train.batch_size=4", "train.eval_audio_samples=0", "generate.max_prompts=2", "generate.max_duration_s=3",
@@ -160,4 +166,5 @@ def test_a_voice_says_sentences_in_phrases_and_whisper_hears_it(tmp_path: Path) 
     figures = read_json(folder / "evaluate" / "stage.json")["figures"]
     assert figures["recognizer"] == "whisper-tiny.en"
     assert figures["recognizer_real_word_error_rate"] < 0.5 < figures["recognizer_generated_word_error_rate"]
+    assert figures.get("new_voices") == (2 if name == "small_voices" else None), "voices of the test alone"
     assert (folder / "report.html").is_file()

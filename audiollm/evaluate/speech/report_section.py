@@ -228,8 +228,16 @@ def _voice_measures(stage: JudgedStage) -> list[tuple[str, ...]]:
         for name, table in sets.items()
     ]
     voiced = [voicing.get(name) or {} for name in sets]
+    found = stage.scores.get("new_voices") or {"voices": [], "sets": {}}
+    of_new = [found["sets"].get(name) or {} for name in sets]
+    about_new = f"{len(found['voices'])} voices that no training recording has"
+    new_voices = [
+        (f"nearest to its own of {about_new}", *(percent_or_dash(of.get("accuracy")) for of in of_new)),
+        (f"word error rate in {about_new}", *(percent_or_dash(of.get("word_error_rate")) for of in of_new)),
+    ]
     return [
         ("clips", *(f"{table.get('n', 0):,}" for table in tables)),
+        *(new_voices if found["voices"] else []),
         ("voiced frames", *(percent_or_dash(of.get("voiced_share")) for of in voiced)),
         (
             "mean pitch within 2 semitones of the speaker's own",
@@ -268,6 +276,13 @@ def _only_stage_tiles(figures: Row) -> list[Tile | None]:
         real = percent_or_dash(figures.get("speaker_real_accuracy"))
         about = f"classifier of the voices: {real} on real takes"
         tiles.append(Tile(percent_or_dash(voice), "right voice", about))
+    new_voice = figures.get("new_voice_generated_accuracy")
+    if new_voice is not None:
+        real = percent_or_dash(figures.get("new_voice_real_accuracy"))
+        about = (
+            f"nearest to its own of {figures.get('new_voices')} voices never trained on: {real} of real takes"
+        )
+        tiles.append(Tile(percent_or_dash(new_voice), "right new voice", about))
     return tiles
 
 

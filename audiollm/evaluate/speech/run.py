@@ -23,6 +23,7 @@ from audiollm.evaluate.judges.judging import JudgedClip, LoopRefused, SpeechClip
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import confusion, lengths, ratio, share, shares_by
 from audiollm.evaluate.report.text_errors import word_error_rate
+from audiollm.evaluate.speech.new_voices import new_voice_scores, new_voices
 from audiollm.evaluate.speech.settings import EvaluationConfig, words_prefix
 from audiollm.evaluate.speech.trained_judges import BAR, gather_judges
 from audiollm.evaluate.speech.voices import voicing_scores
@@ -65,8 +66,12 @@ def evaluate_speech(config: EvaluationConfig, context: Context) -> dict[str, Any
         judges, facts = gather_judges(
             config, context, train, [clip for clips in sets.values() for clip in clips]
         )
+        has_new_voices = judges.voices is not None and bool(
+            new_voices(real, judges.classifiers["speaker"].labels)
+        )
         judged_clips = {
-            name: judge_all(clips, judges, context, f"hearing {name} clips") for name, clips in sets.items()
+            name: judge_all(clips, judges, context, f"hearing {name} clips", embedded=has_new_voices)
+            for name, clips in sets.items()
         }
     scores = {name: score(sets[name], judged_clips[name], judges, may_fail=name != "real") for name in sets}
     recognizer = required(judges.recognizer).name
@@ -79,6 +84,8 @@ def evaluate_speech(config: EvaluationConfig, context: Context) -> dict[str, Any
             context.say(f"note: {warning}")
         result["warnings"] = warnings
     result["voicing"] = voicing_scores(sets, context)
+    if has_new_voices and (tables := _score_new_voices(sets, judged_clips, judges)):
+        result["new_voices"] = tables
     result["relative"] = {judge: _relative_score(scores, judge) for judge in judges.names}
     rows = clip_rows(sets["generated"], judged_clips["generated"], judges, context.folder)
     write_jsonl(context.folder / "clips.jsonl", rows)
@@ -149,13 +156,21 @@ def _as_speech_clip(sample: Sample) -> SpeechClip:
 
 
 def judge_all(
-    clips: Sequence[SpeechClip], judges: SpeechJudges, context: Context, description: str
+    clips: Sequence[SpeechClip],
+    judges: SpeechJudges,
+    context: Context,
+    description: str,
+    embedded: bool = False,
 ) -> list[JudgedClip]:
-    """Every judge's answer to every clip; a clip that cannot be read is reported and answered with its problem."""
+    """Every judge's answer to every clip; a clip that cannot be read is reported and answered with its problem.
+
+    Args:
+        embedded: whether the judge of voices embeds it.
+    """
     judged = []
     with context.progress(description, len(clips)) as progress:
         for clip in clips:
-            judged.append(judges.judge(clip, embedded=False))
+            judged.append(judges.judge(clip, embedded))
             if judged[-1].problem:
                 context.say(f"cannot be heard: {clip.id}: {judged[-1].file_problem}")
             progress.advance(BAR)
@@ -212,6 +227,25 @@ def _score_judge(
         result["by_text"] = shares_by([row[0].text for row in judged_cases], correct)
         result["confusion"] = confusion(expected, got, labels)
     result["by_speaker"] = shares_by([row[0].speaker or "(unknown)" for row in judged_cases], correct)
+    return result
+
+
+def _score_new_voices(
+    sets: Mapping[str, Sequence[SpeechClip]],
+    judged_clips: Mapping[str, Sequence[JudgedClip]],
+    judges: SpeechJudges,
+) -> dict[str, Any]:
+    """The tables of `new_voice_scores`, each with the `word_error_rate` of its clips."""
+    result = new_voice_scores(sets, judged_clips, judges.classifiers["speaker"].labels)
+    for name, table in result["sets"].items() if result else ():
+        pairs = [
+            (clip, judged)
+            for clip, judged in zip(sets[name], judged_clips[name], strict=True)
+            if clip.speaker in result["voices"] and not (name == "real" and judged.problem)
+        ]
+        table["word_error_rate"] = _score_judge(pairs, required(judges.recognizer).name, judges)[
+            "word_error_rate"
+        ]
     return result
 
 
@@ -278,6 +312,12 @@ def speech_figures(result: Mapping[str, Any]) -> dict[str, Any]:
         flat[f"{words}{name}_word_error_rate"] = tables[recognizer]["word_error_rate"]
         flat[f"{name}_voiced_share"] = result["voicing"][name]["voiced_share"]
         flat[f"{name}_pitch_right"] = result["voicing"][name]["pitch_right"]
+    if "new_voices" in result:
+        flat["new_voices"] = len(result["new_voices"]["voices"])
+        for name, table in result["new_voices"]["sets"].items():
+            flat[f"new_voice_{name}_accuracy"] = table["accuracy"]
+            flat[f"new_voice_{name}_interval"] = [table["low"], table["high"]]
+            flat[f"new_voice_{name}_word_error_rate"] = table["word_error_rate"]
     flat["not_stopped"] = result["sets"]["generated"]["not_stopped"]
     flat["unreadable"] = len(result["sets"]["generated"]["unreadable"])
     if result.get("warnings"):
@@ -322,6 +362,10 @@ def _print_scores(result: Mapping[str, Any], context: Context) -> None:
             cells.append(f"{'-' if value is None else f'{value:.3f}'} ({table['n']})")
         last = "-" if relative is None else f"{relative:.3f}"
         context.say("".join([f"{judge:<14}", *(f"{cell:>18}" for cell in cells), f"{last:>12}"]))
+    if "new_voices" in result:
+        tables = [result["new_voices"]["sets"][name] for name in sets]
+        numbers = ["-" if table["n"] == 0 else f"{table['accuracy']:.3f} ({table['n']})" for table in tables]
+        context.say("".join([f"{'new voices':<14}", *(f"{number:>18}" for number in numbers)]))
     for title, key in (("voiced share", "voiced_share"), ("pitch right", "pitch_right")):
         values = [result["voicing"][name][key] for name in sets]
         numbers = ["-" if value is None else f"{value:.3f}" for value in values]

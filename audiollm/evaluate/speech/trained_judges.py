@@ -29,14 +29,17 @@ from audiollm.evaluate.judges.features import Clip
 from audiollm.evaluate.judges.judging import Recognizer, SpeechClip, SpeechJudges, load_span
 from audiollm.evaluate.judges.pretrained import PretrainedRecognizer
 from audiollm.evaluate.judges.recognizers import choose_grammar
+from audiollm.evaluate.speech.new_voices import AnchorVoices
 from audiollm.evaluate.speech.settings import EvaluationConfig
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 
-MAX_LABELS = 60
+MAX_TEXTS = 60
+MAX_SPEAKERS = 300
 MIN_CLIPS_PER_LABEL = 5
 MAX_JUDGED_CLIP_S = 60.0
-MAX_TRAINING_CLIP_S = 15.0
+MAX_TRAINING_CLIP_S = {"classifier": 15.0, "speaker": 4.0}
+"""Seconds of a clip that a judge is trained on: a text is heard whole, a voice in any part."""
 JUDGE_RATE = 16_000
 BAR = TaskID(0)
 
@@ -79,8 +82,9 @@ def gather_judges(
             context.say(f"no {name} judge: {facts[name]['left_out']}")
     recognizer, grammar, note = _choose_words_judge(config, judged_clips)
     facts[recognizer.name] = {"grammar": grammar, "note": note}
+    voices = AnchorVoices(classifiers["speaker"]) if "speaker" in classifiers else None
     judges = SpeechJudges(
-        recognizer, None, classifiers, grammar, max_clip_s=MAX_JUDGED_CLIP_S, sample_rate=JUDGE_RATE
+        recognizer, voices, classifiers, grammar, max_clip_s=MAX_JUDGED_CLIP_S, sample_rate=JUDGE_RATE
     )
     return judges, facts
 
@@ -118,8 +122,8 @@ def _choose_words_judge(
 def why_no_text_judge(train: Sequence[SpeechClip], judged_clips: Sequence[SpeechClip]) -> str:
     """Why the texts are not a closed set that a classifier can learn; empty where they are."""
     counts = Counter(clip.text for clip in train)
-    if not 2 <= len(counts) <= MAX_LABELS:
-        return f"{len(counts)} different training texts; a closed set has 2 to {MAX_LABELS}"
+    if not 2 <= len(counts) <= MAX_TEXTS:
+        return f"{len(counts)} different training texts; a closed set has 2 to {MAX_TEXTS}"
     rarest = min(counts, key=lambda text: (counts[text], text))
     if counts[rarest] < MIN_CLIPS_PER_LABEL:
         return f"only {counts[rarest]} training clips of {rarest!r}; each text needs at least {MIN_CLIPS_PER_LABEL}"
@@ -130,9 +134,9 @@ def why_no_text_judge(train: Sequence[SpeechClip], judged_clips: Sequence[Speech
 def why_no_speaker_judge(train: Sequence[SpeechClip]) -> str:
     """Why no classifier of speakers can be trained; empty where one can."""
     number = len(_known_speakers(train))
-    if 2 <= number <= MAX_LABELS:
+    if 2 <= number <= MAX_SPEAKERS:
         return ""
-    return f"{number} speakers with {MIN_CLIPS_PER_LABEL} or more training clips; 2 to {MAX_LABELS} can be told apart"
+    return f"{number} speakers with {MIN_CLIPS_PER_LABEL} or more training clips; 2 to {MAX_SPEAKERS} can be told apart"
 
 
 def _known_speakers(train: Sequence[SpeechClip]) -> set[str]:
@@ -206,7 +210,7 @@ def _train_judge(
     labels: list[str] = []
     for clip, label in pairs:
         try:
-            wave = _load_judge_clip(clip)
+            wave = _load_judge_clip(clip, MAX_TRAINING_CLIP_S[folder.name])
         except AudioError as error:
             context.say(f"judge {folder.name}: left out of its training: {error}")
             continue
@@ -221,5 +225,5 @@ def _train_judge(
     judge.save(folder)
 
 
-def _load_judge_clip(clip: SpeechClip) -> Waveform:
-    return load_span(required(clip.path), clip.start_s, clip.end_s, MAX_TRAINING_CLIP_S, JUDGE_RATE)
+def _load_judge_clip(clip: SpeechClip, max_s: float) -> Waveform:
+    return load_span(required(clip.path), clip.start_s, clip.end_s, max_s, JUDGE_RATE)

@@ -6,12 +6,13 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 from torch import Tensor
 
@@ -25,7 +26,10 @@ from audiollm.evaluate.judges.classifier import (
     train_classifier,
 )
 from audiollm.evaluate.judges.judging import JudgedClip, SpeechClip, SpeechJudges
+from audiollm.evaluate.report.metric_error import MetricError
+from audiollm.evaluate.report.statistics import share
 from audiollm.evaluate.speech import trained_judges as judges_module
+from audiollm.evaluate.speech.new_voices import new_voice_scores
 from audiollm.evaluate.speech.run import _deaf_judges, judge_all, score, speech_figures
 from audiollm.evaluate.speech.settings import EvaluationConfig
 from audiollm.evaluate.speech.stage import STAGE, run_evaluation
@@ -37,11 +41,11 @@ from tests.audiollm.generation.melodies import JUDGE_STEPS, RATE, SPEAKERS, TEXT
 from tests.pipelines.annotate.steps.tiny_recognizers import ctc_folder
 
 
-def write_corpus(folder: Path) -> None:
+def write_corpus(folder: Path, new_speakers: Sequence[str] = ()) -> None:
     samples = []
     for text in TEXTS:
-        for speaker in SPEAKERS:
-            for take in range(13):
+        for speaker in (*SPEAKERS, *new_speakers):
+            for take in range(3 if speaker in new_speakers else 13):
                 name = f"{text}_{speaker}_{take}"
                 path = folder / "real" / f"{name}.wav"
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,15 +60,18 @@ def write_corpus(folder: Path) -> None:
     write_samples(folder / "samples.jsonl", samples)
 
 
-def write_generated(folder: Path, name: str, heard_text: dict[str, str]) -> Path:
-    """Clips that say `heard_text[text]` where `text` is asked for, in the asked voice."""
+def write_generated(
+    folder: Path, name: str, heard_text: dict[str, str], heard_speaker: Mapping[str, str] | None = None
+) -> Path:
+    """Clips that say `heard_text[text]` where `text` is asked for, in the asked voice or in another."""
     rows = []
     for text in TEXTS:
-        for speaker in SPEAKERS:
+        for speaker in heard_speaker or SPEAKERS:
             for take in range(3):
                 path = folder / name / "audio" / f"{text}_{speaker}_{take}.wav"
                 path.parent.mkdir(parents=True, exist_ok=True)
-                save(path, melody(heard_text[text], speaker, 100 + take), RATE)
+                heard = heard_speaker[speaker] if heard_speaker else speaker
+                save(path, melody(heard_text[text], heard, 100 + take), RATE)
                 row = {
                     "id": path.stem,
                     "path": f"audio/{path.name}",
@@ -284,6 +291,52 @@ def test_an_unknown_voice_is_not_judged() -> None:
     heard = [JudgedClip(0.5, words="", labels={"speaker": "anna"})] * 2
     table = score(takes, heard, judges, may_fail=True)["speaker"]
     assert (table["accuracy"], table["n"], table["not_judged"]) == (1.0, 1, 1)
+
+
+def test_voices_of_the_test_alone_are_told_apart_without_training_on_them(tmp_path: Path) -> None:
+    """Two new voices are as different in what they are like as the two that the judge was trained on."""
+    write_corpus(tmp_path, ["carl", "dora"])
+    right = {text: text for text in TEXTS}
+    true_voices = write_generated(tmp_path, "true", right, {"carl": "carl", "dora": "dora", "anna": "anna"})
+    found = evaluate(tmp_path, true_voices, "evaluate")
+    assert found["new_voices"] == 2
+    assert found["new_voice_real_accuracy"] == found["new_voice_generated_accuracy"] == 1.0
+    scores = read_json(tmp_path / "evaluate" / "scores.json")
+    counts = {name: table["n"] for name, table in scores["new_voices"]["sets"].items()}
+    assert counts == {"real": 18, "generated": 18}, "known voices are not among them"
+    rates = {name: table["word_error_rate"] for name, table in scores["new_voices"]["sets"].items()}
+    assert 0 <= rates["generated"] == found["new_voice_generated_word_error_rate"]
+    whole = scores["sets"]["real"]["pocketsphinx"]["word_error_rate"]
+    assert rates["real"] >= 0 and rates["real"] != whole, "of the clips of new voices alone"
+    fork(tmp_path, "wrong_voice")
+    same_voice = write_generated(tmp_path, "same", right, {"carl": "carl", "dora": "carl"})
+    found = evaluate(tmp_path, same_voice, "wrong_voice")
+    assert found["new_voice_generated_accuracy"] == 0.5
+
+
+def test_a_real_clip_of_a_new_voice_is_compared_without_itself() -> None:
+    def heard(*directions: Sequence[float] | None) -> list[JudgedClip]:
+        return [
+            JudgedClip(embedding=MetricError("silent") if at is None else torch.tensor(at))
+            for at in directions
+        ]
+
+    def of(*speakers: str) -> list[SpeechClip]:
+        return [SpeechClip(f"{number}", "one", speaker=name) for number, name in enumerate(speakers)]
+
+    east, north, west = (1.0, 0.0), (0.0, 1.0), (-1.0, 0.0)
+    sets = {"real": of("a", "a", "a", "a", "b", "b", "known"), "generated": of("a", "b", "b", "known")}
+    judged = {
+        "real": heard(east, east, east, west, north, north, east),
+        "generated": heard(east, north, None, east),
+    }
+    scores = new_voice_scores(sets, judged, {"known"})
+    assert scores["voices"] == ["a", "b"]
+    assert scores["sets"]["real"] == share([True, True, True, False, True, True]), (
+        "west is nearest to north, not to east"
+    )
+    assert scores["sets"]["generated"] == share([True, True, False]), "a clip without voice is wrong"
+    assert new_voice_scores(sets, judged, {"known", "b"}) == {}, "one voice alone is told from nothing"
 
 
 def test_the_stage_is_found_fast_and_plans() -> None:
