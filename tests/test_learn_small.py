@@ -42,11 +42,28 @@ def test_a_control_is_at_chance_where_its_interval_reaches_it(tmp_path: Path) ->
     assert not proof.is_met(proof.measure(tmp_path))
 
 
+def required_keys(recipe: Path) -> list[str]:
+    keys = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    of_base = required_keys(recipe.parent / keys["base"]) if "base" in keys else []
+    return [*of_base, *(key for key, value in keys.items() if value == "???")]
+
+
+def test_new_voices_have_to_be_understood_and_to_be_themselves(tmp_path: Path) -> None:
+    figures = {
+        "new_voice_generated_word_error_rate": 0.2,
+        "new_voice_generated_accuracy": 0.7,
+        "new_voice_generated_interval": [0.6, 0.8],
+    }
+    write_json(tmp_path / "evaluate" / "stage.json", {"figures": figures})
+    words, likeness = learn_small.CASES["voices"].proofs
+    assert words.is_met(words.measure(tmp_path))
+    assert not likeness.is_met(likeness.measure(tmp_path)) and likeness.measure(tmp_path).high == 0.8
+
+
 @pytest.mark.parametrize("name", learn_small.CASES)
 def test_proofs_read_stages_of_their_recipe(name: str) -> None:
     case = learn_small.CASES[name]
     path = learn_small.RECIPES / case.recipe
-    keys = yaml.safe_load(path.read_text(encoding="utf-8"))
-    overrides = [f"{key}=/not/there" for key, value in keys.items() if value == "???"]
+    overrides = [f"{key}=/not/there" for key in required_keys(path)]
     stages = {stage.name for stage in load_recipe(path, overrides, absent=[]).stages}
     assert {stage for proof in case.proofs for stage in proof.stages} <= stages

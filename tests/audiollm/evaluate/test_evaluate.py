@@ -324,16 +324,16 @@ def test_a_real_clip_of_a_new_voice_is_compared_without_itself() -> None:
     def of(*speakers: str) -> list[SpeechClip]:
         return [SpeechClip(f"{number}", "one", speaker=name) for number, name in enumerate(speakers)]
 
-    east, north, west = (1.0, 0.0), (0.0, 1.0), (-1.0, 0.0)
-    sets = {"real": of("a", "a", "a", "a", "b", "b", "known"), "generated": of("a", "b", "b", "known")}
+    east, south, between, away = (1.0, 0.0), (0.0, -1.0), (0.8, -0.6), (-0.6, -0.8)
+    sets = {"real": of("a", "a", "b", "b", "known"), "generated": of("a", "b", "b", "known")}
     judged = {
-        "real": heard(east, east, east, west, north, north, east),
-        "generated": heard(east, north, None, east),
+        "real": heard(east, south, between, between, east),
+        "generated": heard(away, between, None, east),
     }
     scores = new_voice_scores(sets, judged, {"known"})
     assert scores["voices"] == ["a", "b"]
-    assert scores["sets"]["real"] == share([True, True, True, False, True, True]), (
-        "west is nearest to north, not to east"
+    assert scores["sets"]["real"] == share([False, False, True, True]), (
+        "the other clip of a is farther than those of b"
     )
     assert scores["sets"]["generated"] == share([True, True, False]), "a clip without voice is wrong"
     assert new_voice_scores(sets, judged, {"known", "b"}) == {}, "one voice alone is told from nothing"
