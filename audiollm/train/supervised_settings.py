@@ -151,7 +151,7 @@ class SourceSettings(LoopSettings):
     """The training data, and the model to start from."""
 
     samples: list[SourceConfig] = Field(min_length=1)
-    """A path, or a list of paths and of `{path, weight}`."""
+    """A path, or a list of paths and of `{path, weight}`; an entry whose path is null is left out."""
     shape: ShapeConfig = ShapeConfig()
     """Of a model from scratch; what is not given is by the size."""
     start: InputModel | None = None
@@ -170,7 +170,10 @@ class SourceSettings(LoopSettings):
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         items = value if isinstance(value, list) else [value]
-        return [{"path": item} if isinstance(item, (str, Path)) else item for item in items]
+        entries = [{"path": item} if isinstance(item, (str, Path)) else item for item in items]
+        return [
+            entry for entry in entries if not isinstance(entry, dict) or entry.get("path", "missing") is not None
+        ]
 
 
 class PackingSettings(LoopSettings):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from pydantic import ValidationError
 
 from audiollm.supervised.corpus.batches import Batching
 from audiollm.supervised.run import _batching
@@ -77,3 +78,13 @@ def test_audio_of_evaluations_is_incidental(tmp_path: Path) -> None:
 def test_an_unknown_setting_of_the_loop_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="evaluationz"):
         changed(tmp_path).loop_config(None, evaluationz=3)
+
+
+def test_a_source_without_a_path_is_left_out(tmp_path: Path) -> None:
+    """So a recipe can name one that is optional; without any other there is nothing to train on."""
+    config = TrainConfig(samples=cast(Any, [str(tmp_path), {"path": None, "weight": 0.1}]))
+    assert [source.path for source in config.samples] == [str(tmp_path)]
+    with pytest.raises(ValidationError, match="samples"):
+        TrainConfig(samples=cast(Any, [{"path": None, "weight": 0.1}]))
+    with pytest.raises(ValidationError, match=r"samples\.0\.path"):
+        TrainConfig(samples=cast(Any, [{"weight": 0.1}]))
