@@ -157,7 +157,7 @@ class ComposeConfig(StageConfig):
     tasks_file: InputPath | None = None
     """Tasks of your own, in YAML (`audiollm/data/chat/tasks.yaml` shows how they read)."""
     tasks: dict[str, float] = Field(default={"tts": 1.0})
-    """Task -> relative weight. The task of the largest weight is made of every segment that has its fields; another is
+    """A task's name, or task -> relative weight. The task of the largest weight is made of every segment that has its fields; another is
     made of a share of its segments, its weight over the largest."""
     balance: dict[str, Balance] = Field(default={})
     """Task -> a limit to its training samples of one speaker, file, text, answer or label. Which ones stay is drawn by
@@ -180,6 +180,11 @@ class ComposeConfig(StageConfig):
     """Write numbers as words of the segment's language, and sounds such as [laugh] as Higgs's tags."""
     seed: int = 0
     """Seed of phrasings, splits and limits."""
+
+    @field_validator("tasks", mode="before")
+    @classmethod
+    def _one_task_by_its_name(cls, tasks: Any) -> Any:
+        return {tasks: 1.0} if isinstance(tasks, str) else tasks
 
     @field_validator("tasks")
     @classmethod
