@@ -157,8 +157,8 @@ class ComposeConfig(StageConfig):
     tasks_file: InputPath | None = None
     """Tasks of your own, in YAML (`audiollm/data/chat/tasks.yaml` shows how they read)."""
     tasks: dict[str, float] = Field(default={"tts": 1.0})
-    """A task's name, or task -> relative weight. The task of the largest weight is made of every segment that has its fields; another is
-    made of a share of its segments, its weight over the largest."""
+    """A task's name, or task -> relative weight. The task of the largest weight is made of every segment that has its
+    fields; another is made of a share of its segments, its weight over the largest."""
     balance: dict[str, Balance] = Field(default={})
     """Task -> a limit to its training samples of one speaker, file, text, answer or label. Which ones stay is drawn by
     a hash of seed and id."""

@@ -52,6 +52,14 @@ def _compose(
     return STAGE.run(config, Context(folder, recipe, Console(quiet=True), {})), folder
 
 
+def test_one_task_is_given_by_its_name(tmp_path: Path) -> None:
+    rows: list[Any] = [_segment(index, split="test" if index < 2 else "train") for index in range(6)]
+    figures, _ = _compose(tmp_path, rows, tasks="clone")
+    assert figures["tasks"] == {"clone": 6}
+    with pytest.raises(ValidationError, match="no such task: 'clon'; did you mean 'clone'"):
+        _compose(tmp_path, rows, tasks="clon")
+
+
 def test_a_speech_sample_is_the_chat_it_should_be(tmp_path: Path) -> None:
     rows: list[Any] = [
         _segment(7, split="train"),
