@@ -23,7 +23,9 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if not use_liger(x):
-            return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+            # torch computes bf16 beside a float32 weight in float32 as well, and warns of it
+            wide = x.to(torch.promote_types(x.dtype, self.weight.dtype))
+            return functional.rms_norm(wide, self.weight.shape, self.weight, self.eps).to(x.dtype)
         from liger_kernel.ops.rms_norm import LigerRMSNormFunction  # type: ignore[import-not-found]
 
         # not in place: its backward would write over gradients that the residual path still needs

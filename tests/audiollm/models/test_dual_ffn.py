@@ -285,6 +285,18 @@ def test_layers_without_an_audio_feed_forward_take_that_of_text(
         replace(CONFIG, audio_ffn_layers=(2,))
 
 
+def test_a_norm_of_bf16_is_computed_in_float32_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    norm = RMSNorm(96, 1e-5)
+    torch.nn.init.normal_(norm.weight)
+    x = torch.randn(5, 96).bfloat16()
+    found = norm(x)
+    assert not recwarn.list, "torch warns once a process of what it takes unfused kernels for"
+    wide = x.double()
+    wanted = wide / (wide.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt() * norm.weight
+    assert found.dtype == x.dtype
+    torch.testing.assert_close(found.double(), wanted, atol=0, rtol=2**-8)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_fused_kernels_compute_the_same() -> None:
     """Liger's against PyTorch's, values and gradients, in float32."""
