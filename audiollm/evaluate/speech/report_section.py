@@ -182,10 +182,10 @@ def _confusions(stage: JudgedStage) -> list[Markup]:
     pairs += [(judge, name) for judge in stage.judges for name in stage.sets if (judge, name) != pairs[0]]
     listed: list[Markup] = []
     for judge, name in pairs:
-        drawn, title = (
-            confusion_table((stage.sets[name].get(judge) or {}).get("confusion")),
-            f"{judge}, {SETS[name]} clips",
-        )
+        matrix = (stage.sets[name].get(judge) or {}).get("confusion")
+        if matrix and len(matrix["asked"]) > GROUPS_SHOWN:
+            continue
+        drawn, title = confusion_table(matrix), f"{judge}, {SETS[name]} clips"
         if drawn:
             first = join(heading("What was heard in place of what", title), drawn)
             listed.append(details(title, drawn) if listed else first)
