@@ -172,7 +172,9 @@ class SourceSettings(LoopSettings):
         items = value if isinstance(value, list) else [value]
         entries = [{"path": item} if isinstance(item, (str, Path)) else item for item in items]
         return [
-            entry for entry in entries if not isinstance(entry, dict) or entry.get("path", "missing") is not None
+            entry
+            for entry in entries
+            if not isinstance(entry, dict) or entry.get("path", "missing") is not None
         ]
 
 
