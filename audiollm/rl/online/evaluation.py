@@ -56,6 +56,7 @@ class HeldOutEvaluations:
         self._files, self._set_aside, self._ranks = files, set_aside, ranks
         self._learns_from_differences = config.learns_from_differences
         self._start_figures: Mapping[str, float] | None = None
+        self._start_prompts: int | None = None
         self.start: StartMeasure | None = None
         """The measure of the model that the training begins from, once `begin` was called."""
 
@@ -90,13 +91,15 @@ class HeldOutEvaluations:
             prompts, _ = self._prompts(0)
         self._fill()
         sampled = self._maker.sampled(prompts, 0)
-        greedy = self._start_figures
+        count = sum(self._ranks.gather(len(prompts)))
+        greedy, greedy_count = self._start_figures, self._start_prompts
         if greedy is None or not is_held_out:
-            greedy = step_means(self._maker.greedy(prompts, 0), self._ranks)
+            greedy, greedy_count = step_means(self._maker.greedy(prompts, 0), self._ranks), count
         figures = step_figures(sampled, self._ranks)
         flat = figures.pop("groups_without_variance")
-        count = sum(self._ranks.gather(len(prompts)))
-        return StartMeasure(reward_means(greedy), reward_means(figures), flat, count, is_held_out)
+        return StartMeasure(
+            reward_means(greedy), reward_means(figures), flat, count, is_held_out, greedy_count
+        )
 
     @torch.no_grad()
     def evaluate(self, step: int) -> Mapping[str, float]:
@@ -104,6 +107,8 @@ class HeldOutEvaluations:
         if not step and self._start_figures is not None:
             return self._start_figures
         prompts, bad = self._prompts.held_out_prompts(self._config.eval_prompts)
+        if not step:
+            self._start_prompts = sum(self._ranks.gather(len(prompts)))
         self._fill()
         rollout_step = self._maker.greedy(prompts, step)
         self._set_aside.add([*bad, *rollout_step.bad])

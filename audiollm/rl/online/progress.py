@@ -50,6 +50,8 @@ class StartMeasure:
     prompts: int
     is_held_out: bool
     """Whether the prompts are held out; a training without held-out prompts is measured on its first ones."""
+    greedy_prompts: int | None = None
+    """Number of prompts that were answered greedily, where that is another than `prompts`, which were sampled."""
 
     def write(self, folder: Path) -> None:
         """Write `start.json`."""
@@ -70,7 +72,10 @@ class StartMeasure:
             f"{name} {_format_reward(self.greedy, name)} greedy / {_format_reward(self.sampled, name)} sampled"
             for name in sorted(names, key=lambda name: name != "reward")
         )
-        return f"the start on {self.prompts} {self.origin} prompts: {figures}"
+        counts = f"{self.prompts} {self.origin} prompts"
+        if self.greedy_prompts not in (None, self.prompts):
+            counts = f"{self.greedy_prompts} {self.origin} prompts, {self.prompts} of them sampled"
+        return f"the start on {counts}: {figures}"
 
     @property
     def origin(self) -> str:

@@ -108,6 +108,14 @@ def test_a_start_that_is_not_fit_is_named() -> None:
     assert StartMeasure(fit, fit, 0.95, 16, True).fault(learns_from_differences=False) is None
 
 
+def test_the_start_says_how_many_prompts_were_answered_in_either_way() -> None:
+    shares = {"reward": 1.0}
+    figures = ": reward 1.000 greedy / 1.000 sampled"
+    assert StartMeasure(shares, shares, 0.2, 16, True).text() == f"the start on 16 held-out prompts{figures}"
+    more = StartMeasure(shares, shares, 0.2, 16, True, greedy_prompts=70).text()
+    assert more == f"the start on 70 held-out prompts, 16 of them sampled{figures}"
+
+
 def test_the_outcome_says_first_that_a_model_is_worse() -> None:
     changes = changes_since_start([*rows(0, [1.0, 1.0]), *rows(5, [2.0, 1.5]), *rows(10, [0.0, 0.5])])
     (warning,) = training_outcome(changes, None, None)["warnings"]
