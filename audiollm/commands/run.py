@@ -33,10 +33,8 @@ from audiollm.hub_models.names import hub_id
 from audiollm.hub_models.options import Download
 from audiollm.recipe.ranks import Ranks, join_ranks, launch, leave
 from audiollm.recipe.runner import run_recipe
-from audiollm.recipe.stages import Recipe, StagePlan, find_stage, load_recipe
+from audiollm.recipe.stages import ON_THIS_MACHINE, Recipe, StagePlan, find_stage, load_recipe
 
-ON_THIS_MACHINE = ("tiny", "small")
-"""Sizes of recipes that are planned for the machine in front of the user, whose speed is measured."""
 NOTE_WIDTH = 28
 """The narrowest column for what a stage does."""
 TRAINING_EXTRA, TRAINING_EXTRA_S = 1.2, 10.0

@@ -52,6 +52,8 @@ _HASHED_BYTES = 2**20
 
 Value = TypeVar("Value")
 Size = Literal["tiny", "small", "300m", "1b", "3b"]
+ON_THIS_MACHINE = ("tiny", "small")
+"""Sizes of recipes that are planned for the machine in front of the user, whose speed is measured."""
 
 
 def check_input(path: Path, info: ValidationInfo) -> Path:

@@ -25,6 +25,8 @@ TRANSCRIPTION = "asr"
 """The task whose answers are compared word by word."""
 SECONDS_PER_QUESTION = 0.015
 """Core-seconds of a short answer of a model of size tiny."""
+TINY_PARAMETERS = 9e6
+"""Of such a model; a larger one takes as many times longer."""
 TEST_SHARE = 1 / 6
 """Share of the samples that is held out, assumed."""
 MAX_CHOICES = 26
@@ -237,12 +239,15 @@ def _as_question(sample: Sample, choices: tuple[str, ...]) -> Question:
 
 
 def plan_listening(config: ListeningConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+    from audiollm.families.model_sizes import planned_parameters  # here: it reads the model's folder
+
     num_samples = planned_fact(plans, config.samples, "samples") or 2 * config.max_samples
     questions = min(TEST_SHARE * num_samples, 2 * config.max_samples)
+    times_longer = max(1.0, planned_parameters(config.model, plans) / TINY_PARAMETERS)
     return StagePlan(
         memory_mb=1500,
         disk_mb=5,
-        core_seconds=4 + SECONDS_PER_QUESTION * questions,
+        core_seconds=4 + SECONDS_PER_QUESTION * times_longer * questions,
         note=f"at most {config.max_samples} transcripts and as many answers",
     )
 

@@ -24,7 +24,7 @@ from audiollm.families.model_sizes import (
 from audiollm.families.registry import family_of, open_model_folder
 from audiollm.files.atomic import read_json
 from audiollm.models.pretrained import model_folder
-from audiollm.recipe.stages import StagePlan, planned_fact, required
+from audiollm.recipe.stages import ON_THIS_MACHINE, StagePlan, planned_fact, required
 from audiollm.rl.online.settings import PolicyTrainingConfig
 from audiollm.rl.placement.settings import ActorShare, PlacementChoice
 from audiollm.rl.preference.planning import ADAPTER_SHARE
@@ -33,7 +33,7 @@ from audiollm.rl.rewards.settings import ModelSettings
 ROWS_PER_SECOND = 25.0
 """Positions of a prompt per second that is heard, assumed."""
 TEXT_ANSWER_SHARE = 0.4
-"""Length of an answer in words over the longest that is allowed, on average, for the time of models of size tiny."""
+"""Length of an answer in words over the longest that is allowed, on average, for the time of small models."""
 DELAY_ROWS = 8
 """Rows that the delay pattern adds to speech."""
 MET_SHARE = 0.6
@@ -60,9 +60,9 @@ def plan_policy_training(config: PolicyTrainingConfig, plans: Mapping[str, Stage
     if model is None:
         return StagePlan(seconds=seconds, note=f"{note}; its model is not there yet")
     planned = _planned(config, model, plans)
-    rates = CPU if config.size == "tiny" else GPU
-    timed = planned
-    if config.size == "tiny" and config.answer == "text":
+    on_this_machine = config.size in ON_THIS_MACHINE
+    rates, timed = CPU if on_this_machine else GPU, planned
+    if on_this_machine and config.answer == "text":
         timed = replace(planned, answer_length=math.ceil(TEXT_ANSWER_SHARE * planned.answer_length))
 
     def seconds_on(devices: int, tflops: float) -> float:

@@ -15,7 +15,14 @@ from rich.console import Console
 from audiollm.audio import Waveform, load_bytes, save
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, VideoPart, write_samples
 from audiollm.errors import ConfigError, StageError
-from audiollm.evaluate.listening.stage import ListeningConfig, choices_of, run_listening
+from audiollm.evaluate.listening.stage import (
+    SECONDS_PER_QUESTION,
+    TINY_PARAMETERS,
+    ListeningConfig,
+    choices_of,
+    plan_listening,
+    run_listening,
+)
 from audiollm.evaluate.subjects import loading as subjects
 from audiollm.evaluate.subjects.folder_model import FolderSpeaker
 from audiollm.evaluate.subjects.loading import load_answerer
@@ -23,7 +30,7 @@ from audiollm.evaluate.subjects.protocols import Conversant, Subject
 from audiollm.families.answering import AnswerError
 from audiollm.files.atomic import read_json, read_jsonl
 from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import Recipe
+from audiollm.recipe.stages import Recipe, StagePlan
 from tests.audiollm.supervised.heard_samples import small_model, small_template, sound
 
 
@@ -236,3 +243,19 @@ def test_questions_with_options_of_their_own_are_asked(
         "high",
         "odd",
     ]
+
+
+def test_the_plan_of_a_larger_model_takes_longer(tmp_path: Path) -> None:
+    model, samples = tmp_path / "model", tmp_path / "samples.jsonl"
+    model.mkdir()
+    samples.touch()
+    made = {
+        size: StagePlan(
+            parameters=int(size), facts={"samples": 600}, artifacts={"model": model, "samples": samples}
+        )
+        for size in (TINY_PARAMETERS / 2, TINY_PARAMETERS, 20 * TINY_PARAMETERS)
+    }
+    config = ListeningConfig(model=model, samples=samples)
+    half, tiny, large = (plan_listening(config, {"train": plan}).core_seconds for plan in made.values())
+    assert half == tiny == pytest.approx(4 + 100 * SECONDS_PER_QUESTION)
+    assert large == pytest.approx(4 + 20 * 100 * SECONDS_PER_QUESTION)

@@ -91,6 +91,27 @@ def test_a_reward_model_is_in_the_memory_of_the_device_that_it_is_on(tmp_path: P
     assert told["auto", "tiny"].memory_mb == told["cpu", "tiny"].memory_mb  # trained on the CPU, too
 
 
+def test_a_small_recipe_is_timed_for_the_machine_in_front_of_the_user(tmp_path: Path) -> None:
+    """Its plan measures this machine, so nothing in it may be a GPU's."""
+    write_prompts(tmp_path)
+    start = save_model(tmp_path / "llm", "features")
+    bases, seconds = {}, {}
+    for size in ("tiny", "small", "1b"):
+        config = PolicyTrainingConfig(
+            samples=str(tmp_path / "prompts.jsonl"), start=start, rewards={"format": 1.0}, size=size, steps=10,
+            batch_size=8, max_tokens=4096,
+        )  # fmt: skip
+        plan = plan_policy_training(config, {})
+        assert plan.details is not None and plan.seconds_on is not None
+        bases[size], seconds[size] = "\n".join(plan.details(1, 0.05)), plan.seconds_on(1, 0.05)
+    assert {size: "H100" in basis for size, basis in bases.items()} == {
+        "tiny": False,
+        "small": False,
+        "1b": True,
+    }
+    assert seconds["small"] == seconds["tiny"]
+
+
 def test_time_follows_the_work() -> None:
     seconds = step_seconds(PLAN, 1, 400, GPU)
     assert list(seconds) == ["rollout", "score", "update"]
