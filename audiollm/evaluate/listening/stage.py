@@ -26,7 +26,7 @@ TRANSCRIPTION = "asr"
 SECONDS_PER_QUESTION = 0.015
 """Core-seconds of a short answer of a model of size tiny."""
 TINY_PARAMETERS = 9e6
-"""Of such a model; a larger one takes as many times longer."""
+"""Parameters of a model of size tiny; an answer of a model with n times as many takes n times as long."""
 TEST_SHARE = 1 / 6
 """Share of the samples that is held out, assumed."""
 MAX_CHOICES = 26

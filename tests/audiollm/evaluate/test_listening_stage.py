@@ -249,13 +249,15 @@ def test_the_plan_of_a_larger_model_takes_longer(tmp_path: Path) -> None:
     model, samples = tmp_path / "model", tmp_path / "samples.jsonl"
     model.mkdir()
     samples.touch()
-    made = {
+    plan_by_size = {
         size: StagePlan(
             parameters=int(size), facts={"samples": 600}, artifacts={"model": model, "samples": samples}
         )
         for size in (TINY_PARAMETERS / 2, TINY_PARAMETERS, 20 * TINY_PARAMETERS)
     }
     config = ListeningConfig(model=model, samples=samples)
-    half, tiny, large = (plan_listening(config, {"train": plan}).core_seconds for plan in made.values())
+    half, tiny, large = (
+        plan_listening(config, {"train": plan}).core_seconds for plan in plan_by_size.values()
+    )
     assert half == tiny == pytest.approx(4 + 100 * SECONDS_PER_QUESTION)
     assert large == pytest.approx(4 + 20 * 100 * SECONDS_PER_QUESTION)

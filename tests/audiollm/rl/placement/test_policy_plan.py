@@ -92,7 +92,7 @@ def test_a_reward_model_is_in_the_memory_of_the_device_that_it_is_on(tmp_path: P
 
 
 def test_a_small_recipe_is_timed_for_the_machine_in_front_of_the_user(tmp_path: Path) -> None:
-    """Its plan measures this machine, so nothing in it may be a GPU's."""
+    """The plan of a small recipe measures this machine, so it names no rate of a GPU."""
     write_prompts(tmp_path)
     start = save_model(tmp_path / "llm", "features")
     bases, seconds = {}, {}
